@@ -1,0 +1,1 @@
+"""tfamp: mixed precision for TensorFlow and Keras 3, chosen, verified, explained."""

@@ -1,0 +1,58 @@
+"""The table of precision modes. A mode has one spelling and no alias."""
+
+import difflib
+from typing import Literal, NamedTuple
+
+ModeName = Literal["float32", "tf32", "mixed_bfloat16", "mixed_float16"]
+
+
+class Mode(NamedTuple):
+    """What one precision mode means.
+
+    Attributes:
+      name: The mode's only spelling.
+      compute_format: Format that matrix products and convolutions run in.
+      policy: Name of the Keras dtype policy.
+      tensor_float_32: Whether float32 matrix work may use TF32. Mixed modes leave
+        it on for their float32 remainder, as TensorFlow does.
+      needs_loss_scale: Whether small gradients underflow without loss scaling.
+    """
+
+    name: str
+    compute_format: str
+    policy: str
+    tensor_float_32: bool
+    needs_loss_scale: bool
+
+
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode("float32", "float32", "float32", False, False),
+        Mode("tf32", "tf32", "float32", True, False),
+        Mode("mixed_bfloat16", "bfloat16", "mixed_bfloat16", True, False),
+        Mode("mixed_float16", "float16", "mixed_float16", True, True),
+    )
+}
+
+
+def get_mode(name: str) -> Mode:
+    """Returns a mode by its name.
+
+    Args:
+      name: "float32", "tf32", "mixed_bfloat16" or "mixed_float16".
+
+    Returns:
+      A `Mode`.
+
+    Raises:
+      ValueError: If there is no such mode; a near miss is suggested.
+    """
+    if isinstance(name, str) and name in MODES:
+        return MODES[name]
+    near = difflib.get_close_matches(str(name), MODES, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"Unknown precision mode. Received: mode={name!r}. Expected 'auto' where "
+        f"a choice is made, or one of {', '.join(map(repr, MODES))}.{hint}"
+    )

@@ -1,0 +1,66 @@
+"""The only writer of Keras' global dtype policy and TensorFlow's TF32 flag."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfamp import modes
+
+
+class PrecisionState(NamedTuple):
+    """The two globals: Keras' dtype policy and whether TF32 may be used."""
+
+    dtype_policy: keras.dtype_policies.DTypePolicy
+    tensor_float_32: bool
+
+
+def read() -> PrecisionState:
+    """Returns the globals as they stand (the policy of the calling thread)."""
+    return PrecisionState(
+        keras.config.dtype_policy(),
+        tf.config.experimental.tensor_float_32_execution_enabled(),
+    )
+
+
+def write(state: PrecisionState) -> None:
+    """Sets the globals, for example to what `read` returned before."""
+    keras.config.set_dtype_policy(state.dtype_policy)
+    tf.config.experimental.enable_tensor_float_32_execution(state.tensor_float_32)
+
+
+def apply(mode: modes.Mode) -> None:
+    """Sets the globals as a mode asks."""
+    write(PrecisionState(keras.dtype_policies.get(mode.policy), mode.tensor_float_32))
+
+
+@contextlib.contextmanager
+def policy_scope(mode: str) -> Iterator[modes.Mode]:
+    """Scopes layer construction: layers built inside follow `mode`.
+
+    Keras layers capture the dtype policy when they are constructed, not when they
+    are called, so a model built inside keeps its precision outside. Keras' policy
+    belongs to the calling thread; the TF32 flag is the process's.
+
+    Args:
+      mode: "float32", "tf32", "mixed_bfloat16" or "mixed_float16".
+
+    Yields:
+      The `Mode`.
+
+    Raises:
+      ValueError: If there is no such mode; nothing is changed then.
+
+    Example:
+      with tfamp.policy_scope("mixed_bfloat16"):
+          model = build_model()
+    """
+    chosen = modes.get_mode(mode)
+    before = read()
+    try:
+        apply(chosen)
+        yield chosen
+    finally:
+        write(before)

@@ -1,0 +1,68 @@
+"""The configuration that every task starts from; files in `configs/` are deltas."""
+
+from ml_collections import config_dict
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Returns the defaults shared by every task.
+
+    Returns:
+      A `ConfigDict`. Tasks fill in `task`, `data` and `model`; `tiny` holds what
+      `apply_tiny` overrides so that one step runs in seconds.
+    """
+    config = config_dict.ConfigDict()
+    config.name = ""  # Names the run's folder.
+    config.task = ""  # A key of `tasks.TASKS`.
+    config.seed = 0
+    config.epochs = 3
+    config.batch_size = 32
+    config.eval_batch_size = 256
+    # Share of the training data that selects the best checkpoint.
+    config.validation_fraction = 0.1
+    config.limit_examples = 0  # 0: all. Else the first so many of each split.
+    # None: as Keras decides (XLA on a GPU, none on a CPU).
+    config.jit_compile = config_dict.placeholder(bool)
+    config.optimizer = _optimizer()
+    config.precision = _precision()
+    config.data = config_dict.ConfigDict({"name": ""})
+    config.model = config_dict.ConfigDict({"name": ""})
+    config.tiny = config_dict.ConfigDict(
+        {"epochs": 1, "batch_size": 8, "limit_examples": 40}
+    )
+    return config
+
+
+def _optimizer():
+    """Adam or AdamW with an optional warm-up and decay."""
+    optimizer = config_dict.ConfigDict()
+    optimizer.name = "adam"  # "sgd", "adam" or "adamw".
+    optimizer.learning_rate = 1e-3
+    optimizer.schedule = "constant"  # "constant", "linear" or "cosine" decay to 0.
+    optimizer.warmup_fraction = 0.0  # Share of all steps with linear warm-up.
+    optimizer.weight_decay = 0.0  # AdamW only; none on biases and normalization.
+    optimizer.clip_global_norm = 0.0  # 0: no clipping. Done after unscaling.
+    return optimizer
+
+
+def _precision():
+    """The mode and the loss scale's settings, as `LossScaleOptimizer` names them."""
+    precision = config_dict.ConfigDict()
+    precision.mode = "auto"
+    precision.loss_scale = config_dict.ConfigDict()
+    precision.loss_scale.initial_scale = 2.0**15
+    precision.loss_scale.growth_interval = 2000
+    precision.loss_scale.growth_factor = 2.0
+    precision.loss_scale.backoff_factor = 0.5
+    precision.loss_scale.hysteresis = 1
+    precision.loss_scale.min_scale = 2.0**-14
+    precision.loss_scale.max_scale = config_dict.placeholder(float)
+    precision.loss_scale.dynamic = True
+    return precision
+
+
+def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+    """Returns a copy with the overrides of `config.tiny`: a run of seconds."""
+    small = config.copy_and_resolve_references()
+    small.update(config.tiny.to_dict())
+    small.name = f"{config.name}-tiny"
+    return small
