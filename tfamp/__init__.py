@@ -1,1 +1,32 @@
 """tfamp: mixed precision for TensorFlow and Keras 3, chosen, verified, explained."""
+
+from tfamp.control import disable, enable, status
+from tfamp.errors import (
+    DataError,
+    ExportError,
+    RunError,
+    TfampError,
+    UnsupportedModeError,
+)
+from tfamp.formats import float_format
+from tfamp.hardware import detect_support
+from tfamp.optimizer import LossScaleOptimizer, wrap_optimizer
+from tfamp.policy import policy_scope
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataError",
+    "ExportError",
+    "LossScaleOptimizer",
+    "RunError",
+    "TfampError",
+    "UnsupportedModeError",
+    "detect_support",
+    "disable",
+    "enable",
+    "float_format",
+    "policy_scope",
+    "status",
+    "wrap_optimizer",
+]

@@ -66,15 +66,23 @@ def float_format(dtype) -> FloatFormat:
       NVIDIA, "NVIDIA A100 Tensor Core GPU Architecture", 2020, for tf32: the
       exponent of float32 with the 10 fraction bits of float16.
     """
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
-    if name is None:
-        name = np.dtype(dtype).name
+    name = _dtype_name(dtype)
     if name not in FORMAT_NAMES:
         raise ValueError(
             f"Unknown floating-point format. Received: dtype={dtype!r}. "
             f"Expected one of {', '.join(FORMAT_NAMES)}."
         )
     return _tf32() if name == "tf32" else _from_finfo(name)
+
+
+def _dtype_name(dtype):
+    """A dtype's name; None if `dtype` is no dtype (NumPy takes None for float64)."""
+    if isinstance(dtype, str) or dtype is None:
+        return dtype
+    try:
+        return getattr(dtype, "name", None) or np.dtype(dtype).name
+    except TypeError:
+        return None
 
 
 @functools.cache

@@ -18,7 +18,7 @@ FAST_BF16_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 # Turing chips TU116 and TU117 report capability 7.5 but have no tensor cores:
 # mixed_float16 was measured 4 times slower there (tensorflow/tensorflow#44191).
 _NO_TENSOR_CORES = re.compile(
-    r"\bGTX 16\d\d|\bMX(450|550)\b|\bT(400|500|550|600|1000|1200)\b"
+    r"\bGTX 16\d\d|\bMX(450|550)\b|\bT(400|500|550|600|1000|1200|2000)\b"
 )
 
 
@@ -43,9 +43,11 @@ class DeviceDescription(NamedTuple):
     @property
     def label(self) -> str:
         """A short name for messages."""
-        capability = self.compute_capability
-        suffix = f" (compute capability {capability[0]}.{capability[1]})"
-        return (self.name or self.kind) + (suffix if capability else "")
+        name = self.name or self.kind
+        if self.compute_capability is None:
+            return name
+        major, minor = self.compute_capability
+        return f"{name} (compute capability {major}.{minor})"
 
 
 class PrecisionSupport(NamedTuple):
@@ -184,9 +186,7 @@ def choose_mode(devices: Sequence[DeviceDescription]) -> Decision:
     return Decision("float32", label, "; ".join(reasons))
 
 
-def format_support(
-    name: str, devices: Sequence[DeviceDescription]
-) -> PrecisionSupport:
+def format_support(name: str, devices: Sequence[DeviceDescription]) -> PrecisionSupport:
     """Returns a format's support on all training devices together.
 
     Args:

@@ -100,7 +100,11 @@ class LossScaleConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the constructor's keywords."""
-        return dataclasses.asdict(self)
+        # Plain numbers: NumPy's would not serialize.
+        return {
+            name: value.item() if hasattr(value, "item") else value
+            for name, value in dataclasses.asdict(self).items()
+        }
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, as Python numbers."""
@@ -178,11 +182,13 @@ def clamp_scale(config: LossScaleConfig, scale):
 
 def _check_number(name, value, kind):
     if isinstance(value, bool) or not isinstance(value, kind):
+        noun = "an integer" if kind is numbers.Integral else "a number"
         raise TypeError(
-            f"`{name}` must be a number. Received: {name}={value!r} "
+            f"`{name}` must be {noun}. Received: {name}={value!r} "
             f"of type {type(value).__name__}."
         )
-    if not math.isfinite(value):
+    # An integer is finite, and `isfinite` overflows on one beyond float64.
+    if not isinstance(value, numbers.Integral) and not math.isfinite(value):
         raise ValueError(f"`{name}` must be finite. Received: {name}={value}.")
 
 
@@ -199,15 +205,17 @@ def _largest_count() -> int:
 
 
 def _check_factors(config):
-    if config.growth_factor <= 1:
+    # A factor that float32 rounds to 1 would hold the scale for ever.
+    epsilon = formats.float_format("float32").epsilon
+    if config.growth_factor < 1 + epsilon:
         raise ValueError(
-            "`growth_factor` must be greater than 1. Received: "
+            "`growth_factor` must be greater than 1, also as a float32. Received: "
             f"growth_factor={config.growth_factor}. For a fixed scale use "
             "`dynamic=False`."
         )
-    if not 0 < config.backoff_factor < 1:
+    if not 0 < config.backoff_factor <= 1 - epsilon / 2:
         raise ValueError(
-            "`backoff_factor` must be in (0, 1). Received: "
+            "`backoff_factor` must be in (0, 1), also as a float32. Received: "
             f"backoff_factor={config.backoff_factor}. For a fixed scale use "
             "`dynamic=False`."
         )

@@ -50,7 +50,9 @@ def get_mode(name: str) -> Mode:
     """
     if isinstance(name, str) and name in MODES:
         return MODES[name]
-    near = difflib.get_close_matches(str(name), MODES, n=1, cutoff=0.4)
+    # By format first: by its letters, "float16" is nearer to "float32".
+    near = [mode.name for mode in MODES.values() if mode.compute_format == name]
+    near = near or difflib.get_close_matches(str(name), MODES, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"Unknown precision mode. Received: mode={name!r}. Expected 'auto' where "

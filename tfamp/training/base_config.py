@@ -13,6 +13,8 @@ def get_config() -> config_dict.ConfigDict:
     config = config_dict.ConfigDict()
     config.name = ""  # Names the run's folder.
     config.task = ""  # A key of `tasks.TASKS`.
+    config.data_dir = ""  # Folder of prepared (TFDS) or local data; "": default.
+    config.manual_dir = ""  # Folder with a TFDS data set's original files.
     config.seed = 0
     config.epochs = 3
     config.batch_size = 32
@@ -25,6 +27,7 @@ def get_config() -> config_dict.ConfigDict:
     config.optimizer = _optimizer()
     config.precision = _precision()
     config.data = config_dict.ConfigDict({"name": ""})
+    config.data.cache = True  # Keep the examples in memory after the first epoch.
     config.model = config_dict.ConfigDict({"name": ""})
     config.tiny = config_dict.ConfigDict(
         {"epochs": 1, "batch_size": 8, "limit_examples": 40}

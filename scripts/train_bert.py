@@ -1,0 +1,33 @@
+"""Trains a BERT text classifier in float32 and in mixed precision, and exports it.
+
+    python scripts/train_bert.py
+    python scripts/train_bert.py --config=configs/bert/sentences.py \\
+        --data_dir=FOLDER --preset=PRESET
+
+PRESET is a KerasHub name, `hf://...` or a local Hugging Face folder.
+"""
+
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # Read when TensorFlow starts.
+
+from absl import flags  # noqa: E402
+
+from tfamp.training import app  # noqa: E402
+
+CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "bert" / "docstrings.py"
+
+
+def main(argv):
+    """Puts the preset into the configuration and runs the job."""
+    del argv  # Unused: `app` refuses arguments that are no flags.
+    if flags.FLAGS.preset:
+        flags.FLAGS.config.model.preset = flags.FLAGS.preset
+    app.run_flags()
+
+
+if __name__ == "__main__":
+    app.define_flags(str(CONFIG))
+    flags.DEFINE_string("preset", "", "Pretrained weights for the encoder.")
+    app.run(main)

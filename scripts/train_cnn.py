@@ -1,0 +1,19 @@
+"""Trains a CNN in float32 and in mixed precision, and exports it for serving.
+
+python scripts/train_cnn.py
+python scripts/train_cnn.py --config=configs/cnn/mnist.py --job=compare
+python scripts/train_cnn.py --config.precision.mode=mixed_float16 --job=train
+"""
+
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # Read when TensorFlow starts.
+
+from tfamp.training import app  # noqa: E402
+
+CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "cnn" / "digits.py"
+
+if __name__ == "__main__":
+    app.define_flags(str(CONFIG))
+    app.run()

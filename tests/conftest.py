@@ -1,0 +1,62 @@
+"""Fixtures and markers that every test shares."""
+
+import os
+import pathlib
+import sys
+
+# Before TensorFlow and Keras are imported, which read them once.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import helpers  # noqa: E402
+import hypothesis  # noqa: E402
+import keras  # noqa: E402
+import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+# The same examples in every run, and no time limit on a shared machine.
+hypothesis.settings.register_profile(
+    "tfamp", derandomize=True, deadline=None, database=None, max_examples=50
+)
+hypothesis.settings.load_profile("tfamp")
+
+SEED = 20260101
+
+
+@pytest.fixture(autouse=True)
+def clean_globals():
+    """Seeds, turns TF32 off, and fails the test if it leaves a global changed."""
+    keras.utils.set_random_seed(SEED)
+    found = helpers.read_globals()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    before = helpers.read_globals()
+    yield
+    leaks = helpers.find_leaks(before, helpers.read_globals())
+    if leaks and "tfamp.control" in sys.modules:
+        sys.modules["tfamp.control"].disable()  # Its own record of being enabled.
+    helpers.write_globals(found)
+    if leaks:
+        pytest.fail("The test leaked:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture
+def shared_data():
+    """Returns a function: name of a data set -> its folder; skips if it is absent."""
+
+    def find(name: str) -> pathlib.Path:
+        root = os.environ.get("TFAMP_SHARED_DATA")
+        if not root:
+            pytest.skip(f"TFAMP_SHARED_DATA is not set; it should hold {name}/")
+        folder = pathlib.Path(root, name)
+        if not folder.exists():
+            pytest.skip(f"{folder} does not exist (TFAMP_SHARED_DATA={root})")
+        return folder
+
+    return find
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("requires_gpu") is None:
+        return
+    if not tf.config.list_physical_devices("GPU"):
+        pytest.skip(f"needs a GPU; detected {helpers.describe_support()}")

@@ -1,0 +1,218 @@
+"""enable, disable, status, and what they do to an unchanged Keras script."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfamp
+from tfamp import control, hardware, keras_hooks, policy
+
+V100 = hardware.DeviceDescription("GPU", "Tesla V100", (7, 0))
+A100 = hardware.DeviceDescription("GPU", "NVIDIA A100", (8, 0))
+CPU = hardware.DeviceDescription("CPU", "plain CPU")
+TPU = hardware.DeviceDescription("TPU")
+
+
+@pytest.fixture(autouse=True)
+def disabled_afterwards():
+    yield
+    tfamp.disable()
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Returns a function that makes the host look as if it had these devices."""
+
+    def pretend(*descriptions):
+        monkeypatch.setattr(hardware, "read_devices", lambda: list(descriptions))
+
+    return pretend
+
+
+def dense_model(**keywords):
+    layers = [keras.Input((4,)), keras.layers.Dense(8, **keywords)]
+    return keras.Sequential([*layers, keras.layers.Dense(1, dtype="float32")])
+
+
+def fit(model):
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    return model.fit(x, x[:, :1], batch_size=8, verbose=0).history["loss"]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "phrase"),
+    [
+        ([V100, CPU], "mixed_float16", "float16 tensor cores"),
+        ([A100, CPU], "mixed_bfloat16", "bfloat16 tensor cores"),
+        ([CPU], "float32", "no native bfloat16"),
+        ([TPU, CPU], "mixed_bfloat16", "TPU"),
+        ([], "float32", "no device"),
+    ],
+    ids=["V100", "A100", "CPU", "TPU", "none"],
+)
+def test_auto_sets_the_mode_for_the_device_and_says_why(
+    devices, found, expected, phrase
+):
+    devices(*found)
+    status = tfamp.enable()
+    assert (status.requested, status.effective) == ("auto", expected)
+    assert phrase in status.reason
+    assert keras.config.dtype_policy().name == expected
+    assert all(str(value) in str(status) for value in status)
+
+
+@pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_disable_restores_exactly_and_is_idempotent(mode):
+    before, compile_ = policy.read(), keras_hooks.trainer_class().compile
+    tfamp.enable(mode)
+    tfamp.enable("mixed_bfloat16")
+    tfamp.disable()
+    assert policy.read() == before
+    assert keras_hooks.trainer_class().compile is compile_
+    tfamp.disable()
+    assert tfamp.status().requested is None
+
+
+def test_plain_compile_trains_with_our_optimizer_under_mixed_float16():
+    tfamp.enable("mixed_float16", loss_scale={"growth_interval": 2})
+    model = dense_model()
+    model.compile("adam", "mse")
+    losses = fit(model)
+    assert type(model.optimizer) is tfamp.LossScaleOptimizer
+    assert model.optimizer.growth_interval == 2
+    assert np.isfinite(losses).all()
+    assert float(model.optimizer.loss_scale) > 1
+
+
+def test_stock_loss_scale_optimizer_is_left_alone():
+    tfamp.enable("mixed_float16")
+    model = dense_model()
+    stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    model.compile(stock, "mse")
+    assert model.optimizer is stock
+    assert type(stock.inner_optimizer) is keras.optimizers.Adam
+
+
+@pytest.mark.parametrize(
+    ("mode", "layer_dtype", "scaled"),
+    [
+        ("mixed_float16", None, True),
+        ("mixed_bfloat16", None, False),
+        ("mixed_bfloat16", "mixed_float16", True),
+        ("float32", "mixed_float16", True),
+        ("float32", None, False),
+    ],
+)
+def test_scaling_goes_where_a_float16_layer_trains(mode, layer_dtype, scaled):
+    tfamp.enable(mode)
+    model = dense_model(dtype=layer_dtype)
+    model.compile("adam", "mse")
+    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer) == scaled
+
+
+def test_scaling_finds_nested_and_wrapped_layers():
+    tfamp.enable("float32")
+    inner = dense_model(dtype="mixed_float16")
+    outer = keras.Sequential([keras.Input((4,)), inner])
+    outer.compile("adam", "mse")
+    assert isinstance(outer.optimizer, tfamp.LossScaleOptimizer)
+    half = keras.layers.Dense(2, dtype="mixed_float16")
+    wrapped = keras.Sequential(
+        [keras.Input((3, 4)), keras.layers.TimeDistributed(half, dtype="float32")]
+    )
+    wrapped.compile("adam", "mse")
+    assert isinstance(wrapped.optimizer, tfamp.LossScaleOptimizer)
+
+
+def test_loss_scale_false_turns_all_scaling_off():
+    tfamp.enable("mixed_float16", loss_scale=False)
+    model = dense_model()
+    model.compile("adam", "mse")
+    assert type(model.optimizer) is keras.optimizers.Adam
+
+
+def test_saved_model_of_an_unchanged_script_goes_on_after_disable(tmp_path):
+    tfamp.enable("mixed_float16", loss_scale={"growth_interval": 3})
+    model = dense_model()
+    model.compile("adam", "mse")
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    tfamp.disable()
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is tfamp.LossScaleOptimizer
+    assert float(loaded.optimizer.loss_scale) == float(model.optimizer.loss_scale)
+    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations)
+    np.testing.assert_allclose(fit(loaded), fit(model), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "phrase"),
+    [
+        ({"mode": "mixed_fp16"}, ValueError, "mixed_float16"),
+        ({"loss_scale": {"initial_scale": -1}}, ValueError, "initial_scale=-1"),
+        ({"loss_scale": {"init": 1}}, TypeError, "init"),
+        ({"loss_scale": True}, TypeError, "loss_scale=True"),
+        ({"on_unsupported": "ignore"}, ValueError, "ignore"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_change_nothing(keywords, error, phrase):
+    before, compile_ = policy.read(), keras_hooks.trainer_class().compile
+    with pytest.raises(error, match=phrase):
+        tfamp.enable(**keywords)
+    assert policy.read() == before
+    assert keras_hooks.trainer_class().compile is compile_
+    assert tfamp.status().requested is None
+
+
+def test_unsupported_mode_raises_or_falls_back_with_the_reason(devices):
+    devices(TPU)
+    with pytest.raises(tfamp.UnsupportedModeError, match="TPUs have no float16"):
+        tfamp.enable("mixed_float16")
+    with pytest.warns(UserWarning, match="TPUs have no float16"):
+        status = tfamp.enable("mixed_float16", on_unsupported="warn")
+    assert (status.requested, status.effective) == ("mixed_float16", "mixed_bfloat16")
+    assert "TPUs have no float16" in status.reason
+    devices(CPU)
+    with pytest.warns(UserWarning, match="float32 is the nearest"):
+        assert tfamp.enable("tf32", on_unsupported="warn").effective == "float32"
+
+
+def test_other_keras_backend_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(tfamp.UnsupportedModeError, match="KERAS_BACKEND=tensorflow"):
+        tfamp.enable()
+
+
+def test_status_tells_of_a_policy_changed_after_enable():
+    tfamp.enable("mixed_bfloat16")
+    keras.config.set_dtype_policy("float32")
+    status = tfamp.status()
+    assert status.requested == "mixed_bfloat16"
+    assert status.effective == "float32"
+    assert "changed from mixed_bfloat16 to float32" in status.reason
+
+
+def test_layers_built_before_are_named_in_a_warning():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="early")])
+    with pytest.warns(UserWarning, match="early"):
+        tfamp.enable("mixed_bfloat16")
+    assert model.layers[0].compute_dtype == "float32"
+
+
+def test_enabled_scope_restores_an_outer_enable():
+    tfamp.enable("mixed_float16", loss_scale={"growth_interval": 5})
+    with control.enabled("mixed_bfloat16") as status:
+        assert status.effective == "mixed_bfloat16"
+    assert tfamp.status().effective == "mixed_float16"
+    model = dense_model()
+    model.compile("adam", "mse")
+    assert model.optimizer.growth_interval == 5
+
+
+def test_enabled_scope_restores_on_an_exception():
+    before = policy.read()
+    with pytest.raises(KeyError), control.enabled("mixed_bfloat16"):
+        raise KeyError
+    assert policy.read() == before
+    assert tfamp.status().requested is None

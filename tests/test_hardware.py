@@ -1,0 +1,298 @@
+import pathlib
+import re
+from typing import NamedTuple
+
+import pytest
+import tensorflow as tf
+
+from tfamp import hardware
+
+
+def gpu(name, capability=None):
+    return hardware.DeviceDescription("GPU", name, capability)
+
+
+def cpu(*flags, onednn=True, name="Some CPU"):
+    flags = frozenset(("avx2", "avx512f", *flags))
+    return hardware.DeviceDescription("CPU", name, None, flags, onednn)
+
+
+GTX_1070 = gpu("NVIDIA GeForce GTX 1070", (6, 1))
+P100 = gpu("Tesla P100-PCIE-16GB", (6, 0))
+V100 = gpu("Tesla V100-SXM2-16GB", (7, 0))
+T4 = gpu("Tesla T4", (7, 5))
+GTX_1660_TI = gpu("NVIDIA GeForce GTX 1660 Ti", (7, 5))
+RTX_2080 = gpu("NVIDIA GeForce RTX 2080", (7, 5))
+A100 = gpu("NVIDIA A100-SXM4-40GB", (8, 0))
+H100 = gpu("NVIDIA H100 80GB HBM3", (9, 0))
+H200 = gpu("NVIDIA H200", (9, 0))
+AMD = gpu("AMD Instinct MI250X")
+TPU = hardware.DeviceDescription("TPU")
+PLAIN_CPU = cpu()
+
+
+class Case(NamedTuple):
+    """One device, its fast formats, what "auto" chooses, and the decisive fact."""
+
+    device: hardware.DeviceDescription
+    fast: set[str]
+    mode: str
+    fact: str
+
+
+CASES = {
+    "GTX_1070": Case(GTX_1070, set(), "float32", "no tensor cores (capability 6.1 <"),
+    "Tesla_P100": Case(P100, set(), "float32", "no tensor cores (capability 6.0 <"),
+    "V100": Case(V100, {"float16"}, "mixed_float16", "capability 7.0 >= 7.0"),
+    "T4": Case(T4, {"float16"}, "mixed_float16", "capability 7.5 >= 7.0"),
+    "GTX_1660_Ti": Case(
+        GTX_1660_TI, set(), "float32", "GTX 1660 Ti has no tensor cores despite 7.5"
+    ),
+    "RTX_2080": Case(RTX_2080, {"float16"}, "mixed_float16", "capability 7.5 >= 7.0"),
+    **{
+        name: Case(
+            device,
+            {"float16", "bfloat16", "tf32"},
+            "mixed_bfloat16",
+            f"bfloat16 tensor cores (capability {capability} >= 8.0)",
+        )
+        for name, device, capability in (
+            ("A100", A100, "8.0"),
+            ("H100", H100, "9.0"),
+            ("H200", H200, "9.0"),
+        )
+    },
+    "TPU": Case(TPU, {"bfloat16"}, "mixed_bfloat16", "TPU matrix units"),
+    "CPU_with_avx512_bf16": Case(
+        cpu("avx512_bf16"), {"bfloat16"}, "mixed_bfloat16", "avx512_bf16"
+    ),
+    "CPU_with_amx_bf16": Case(
+        cpu("amx_bf16"), {"bfloat16"}, "mixed_bfloat16", "amx_bf16"
+    ),
+    "CPU_with_bf16_but_oneDNN_off": Case(
+        cpu("avx512_bf16", onednn=False), set(), "float32", "oneDNN is off"
+    ),
+    "CPU_without_bf16": Case(PLAIN_CPU, set(), "float32", "no native bfloat16"),
+    "CPU_without_anything": Case(
+        cpu(onednn=False), set(), "float32", "no native bfloat16"
+    ),
+    "AMD_GPU": Case(AMD, set(), "float32", "the compute capability is unknown"),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@every_case
+def test_mode_and_reason_of_one_device(case):
+    decision = hardware.choose_mode([case.device])
+    assert decision.mode == case.mode
+    assert case.fact in decision.reason
+    assert decision.device == case.device.label
+
+
+@every_case
+def test_fast_formats_of_one_device(case):
+    support = hardware.describe_support(case.device)
+    assert {name for name, row in support.items() if row.fast} == case.fast
+
+
+@every_case
+def test_support_has_one_row_with_a_reason_for_each_format(case):
+    support = hardware.describe_support(case.device)
+    assert set(support) == {"float32", "tf32", "bfloat16", "float16"}
+    for name, row in support.items():
+        assert row.format == name
+        assert row.reason
+        assert row.supported or not row.fast
+
+
+@every_case
+def test_tf32_runs_only_where_it_is_fast(case):
+    tf32 = hardware.describe_support(case.device)["tf32"]
+    assert tf32.supported == tf32.fast
+
+
+@every_case
+def test_float16_runs_everywhere_but_on_a_tpu(case):
+    float16 = hardware.describe_support(case.device)["float16"]
+    assert float16.supported == (case.device.kind != "TPU")
+
+
+@pytest.mark.parametrize(
+    ("name", "has_tensor_cores"),
+    [
+        ("Tesla T4", True),
+        ("NVIDIA T4", True),
+        ("NVIDIA T4G", True),
+        ("NVIDIA TITAN RTX", True),
+        ("Quadro RTX 4000", True),
+        ("NVIDIA GeForce RTX 2060", True),
+        ("NVIDIA T400", False),
+        ("NVIDIA T400 4GB", False),
+        ("NVIDIA T550 Laptop GPU", False),
+        ("NVIDIA T600", False),
+        ("NVIDIA T1000 8GB", False),
+        ("Quadro T1000", False),
+        ("NVIDIA T1200 Laptop GPU", False),
+        ("Quadro T2000 with Max-Q Design", False),
+        ("NVIDIA GeForce GTX 1630", False),
+        ("NVIDIA GeForce GTX 1650", False),
+        ("NVIDIA GeForce GTX 1660 SUPER", False),
+        ("NVIDIA GeForce MX450", False),
+    ],
+)
+def test_turing_chips_without_tensor_cores_are_told_by_name(name, has_tensor_cores):
+    support = hardware.describe_support(gpu(name, (7, 5)))["float16"]
+    assert support.fast == has_tensor_cores
+    assert ("no tensor cores" in support.reason) != has_tensor_cores
+
+
+@pytest.mark.parametrize(
+    ("devices", "mode", "device", "fact"),
+    [
+        pytest.param([], "float32", "none", "no device was found", id="no_device"),
+        pytest.param(
+            [V100, A100],
+            "mixed_float16",
+            f"{V100.label}, {A100.label}",
+            "float16 tensor cores",
+            id="V100_and_A100",
+        ),
+        pytest.param(
+            [A100, GTX_1070],
+            "float32",
+            f"{A100.label}, {GTX_1070.label}",
+            "capability 6.1 < 7.0",
+            id="A100_and_GTX_1070",
+        ),
+        pytest.param(
+            [A100, A100],
+            "mixed_bfloat16",
+            f"2 x {A100.label}",
+            "bfloat16 tensor cores",
+            id="two_of_a_kind",
+        ),
+        pytest.param(
+            [cpu("amx_bf16"), GTX_1070],
+            "float32",
+            GTX_1070.label,
+            "no tensor cores",
+            id="fast_CPU_ignored_beside_a_GPU",
+        ),
+        pytest.param(
+            [PLAIN_CPU, H200],
+            "mixed_bfloat16",
+            H200.label,
+            "bfloat16 tensor cores",
+            id="slow_CPU_ignored_beside_a_GPU",
+        ),
+        pytest.param(
+            [PLAIN_CPU, TPU, TPU],
+            "mixed_bfloat16",
+            "2 x TPU",
+            "TPU matrix units",
+            id="CPU_ignored_beside_a_TPU",
+        ),
+    ],
+)
+def test_mode_and_reason_of_several_devices(devices, mode, device, fact):
+    decision = hardware.choose_mode(devices)
+    assert decision.mode == mode
+    assert decision.device == device
+    assert fact in decision.reason
+    assert hardware.device_label(devices) == device
+
+
+def test_reason_for_float32_covers_both_16_bit_formats():
+    reason = hardware.choose_mode([GTX_1070]).reason
+    assert "bfloat16 is emulated" in reason
+    assert "no tensor cores" in reason
+
+
+@pytest.mark.parametrize("devices", [[V100, A100], [A100, V100]], ids=["V_A", "A_V"])
+def test_support_of_several_devices_is_that_of_the_weakest(devices):
+    weakest = hardware.describe_support(V100)
+    assert hardware.format_support("bfloat16", devices) == weakest["bfloat16"]
+    assert hardware.format_support("tf32", devices) == weakest["tf32"]
+
+
+def test_an_unsupported_format_outweighs_a_slow_one():
+    devices = [GTX_1070, TPU]
+    assert hardware.format_support("float16", devices).supported is False
+    assert hardware.format_support("float32", devices).supported is True
+
+
+def test_without_devices_only_float32_is_supported():
+    assert hardware.format_support("float32", []).supported
+    assert not hardware.format_support("float16", []).supported
+    assert hardware.format_support("float16", []).reason == "no device was found"
+
+
+@pytest.mark.parametrize("kind", ["XPU", "gpu", ""])
+def test_unknown_kind_is_an_error(kind):
+    device = hardware.DeviceDescription(kind)
+    with pytest.raises(ValueError, match=re.escape(f"kind={kind!r}")) as caught:
+        hardware.describe_support(device)
+    for known in ("CPU", "GPU", "TPU"):
+        assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "label"),
+    [
+        (A100, "NVIDIA A100-SXM4-40GB (compute capability 8.0)"),
+        (AMD, "AMD Instinct MI250X"),
+        (PLAIN_CPU, "Some CPU"),
+        (TPU, "TPU"),
+        (gpu("", (7, 5)), "GPU (compute capability 7.5)"),
+    ],
+    ids=["A100", "no_capability", "CPU", "no_name", "capability_only"],
+)
+def test_label_names_the_device(device, label):
+    assert device.label == label
+
+
+def test_cpu_is_read_from_the_operating_system():
+    info = pathlib.Path("/proc/cpuinfo")
+    if not info.exists():
+        pytest.skip("/proc/cpuinfo does not exist: not Linux")
+    text = info.read_text()
+    (device,) = [d for d in hardware.read_devices() if d.kind == "CPU"]
+    name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
+    assert device.name == (name.group(1).strip() if name else "CPU")
+    assert device.cpu_flags == set(flags.group(1).split() if flags else ())
+    assert device.compute_capability is None
+
+
+def test_gpus_are_described_by_what_tensorflow_tells_of_them(monkeypatch):
+    # Physical GPUs cannot be made up through the public API of TensorFlow.
+    details = {
+        "GPU:0": {"device_name": "NVIDIA A100", "compute_capability": (8, 0)},
+        "GPU:1": {"device_name": "AMD Instinct"},
+    }
+    listed = {"CPU": [], "GPU": list(details), "TPU": ["TPU:0"]}
+    monkeypatch.setattr(tf.config, "list_physical_devices", listed.__getitem__)
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", details.__getitem__
+    )
+    assert hardware.read_devices() == [
+        gpu("NVIDIA A100", (8, 0)),
+        gpu("AMD Instinct"),
+        TPU,
+    ]
+
+
+def test_detected_support_has_one_entry_for_each_kind_of_device():
+    detected = hardware.detect_support()
+    devices = hardware.read_devices()
+    assert devices
+    assert list(detected) == list(dict.fromkeys(device.label for device in devices))
+    for device in devices:
+        assert detected[device.label] == hardware.describe_support(device)
+
+
+@pytest.mark.requires_gpu
+def test_each_gpu_has_a_name():
+    gpus = [d for d in hardware.read_devices() if d.kind == "GPU"]
+    assert len(gpus) == len(tf.config.list_physical_devices("GPU"))
+    assert all(device.name for device in gpus)

@@ -1,0 +1,102 @@
+"""Private or patched names of Keras that tfamp touches; fails when Keras moves them."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+
+from tfamp import keras_hooks
+
+
+def tiny_model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+@pytest.fixture
+def hooked():
+    """Installs a transform that notes its calls; removes it afterwards."""
+    calls = []
+
+    def transform(model, optimizer):
+        calls.append((model, optimizer))
+        return keras.optimizers.SGD(0.5)
+
+    keras_hooks.install_compile_hook(transform)
+    yield calls
+    keras_hooks.remove_compile_hook()
+
+
+def test_compile_is_defined_once_for_all_models():
+    trainer = keras_hooks.trainer_class()
+    assert "auto_scale_loss" in inspect.signature(trainer.compile).parameters
+    for kind in (keras.Model, keras.Sequential):
+        assert kind.compile is trainer.compile
+
+
+def test_hook_transforms_by_position_keyword_and_default(hooked):
+    model = tiny_model()
+    model.compile("adam", "mse")
+    model.compile(optimizer="adam", loss="mse")
+    model.compile(loss="mse")
+    assert [type(o).__name__ for _, o in hooked] == ["Adam", "Adam", "RMSprop"]
+    assert all(m is model for m, _ in hooked)
+    assert float(model.optimizer.learning_rate) == 0.5
+    assert model.get_compile_config()["optimizer"]["class_name"] == "SGD"
+
+
+def test_hook_leaves_no_optimizer_and_no_auto_scaling_alone(hooked):
+    model = tiny_model()
+    model.compile(None, "mse")
+    model.compile("adam", "mse", auto_scale_loss=False)
+    assert hooked == []
+    assert type(model.optimizer).__name__ == "Adam"
+
+
+def test_keras_adds_no_scaling_of_its_own_behind_the_hook(hooked):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="half")
+    model.dtype_policy = keras.dtype_policies.get("mixed_float16")
+    model.compile("adam", "mse")
+    assert type(model.optimizer) is keras.optimizers.SGD
+
+
+def test_loading_under_the_hook_still_compiles(hooked, tmp_path):
+    model = tiny_model()
+    model.compile("adam", "mse")
+    model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
+    model.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").compiled
+
+
+def test_removing_the_hook_restores_keras_own_function():
+    own = keras_hooks.trainer_class().compile
+    keras_hooks.install_compile_hook(lambda model, optimizer: optimizer)
+    keras_hooks.install_compile_hook(lambda model, optimizer: optimizer)
+    assert keras_hooks.trainer_class().compile is not own
+    keras_hooks.remove_compile_hook()
+    keras_hooks.remove_compile_hook()
+    assert keras_hooks.trainer_class().compile is own
+
+
+def test_all_layers_finds_wrapped_and_nested_layers():
+    wrapped = keras.layers.TimeDistributed(keras.layers.Dense(2, name="wrapped"))
+    inner = keras.Sequential([keras.Input((3, 4)), wrapped])
+    outer = keras.Sequential([keras.Input((3, 4)), inner])
+    names = [layer.name for layer in keras_hooks.all_layers(outer)]
+    assert outer.name in names and inner.name in names and "wrapped" in names
+
+
+def test_accumulation_names_exist():
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    assert callable(optimizer._backend_reset_gradient_accumulators)
+    assert optimizer._iterations.dtype == "int64"
+
+
+def test_seed_generator_state_is_a_variable_named_and_shaped_as_expected():
+    # training/callbacks.py finds dropout's state by this name.
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
+    states = [v for v in model.variables if v.name == "seed_generator_state"]
+    assert [s.shape for s in states] == [(2,)]
+    before = states[0].numpy()
+    model(np.ones((1, 2)), training=True)
+    np.testing.assert_array_equal(states[0].numpy() - before, [0, 1])

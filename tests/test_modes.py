@@ -1,0 +1,80 @@
+import re
+from typing import get_args
+
+import keras
+import pytest
+
+from tfamp import formats, modes
+
+# name, compute format, dtype policy, TF32, needs loss scaling
+TABLE = [
+    ("float32", "float32", "float32", False, False),
+    ("tf32", "tf32", "float32", True, False),
+    ("mixed_bfloat16", "bfloat16", "mixed_bfloat16", True, False),
+    ("mixed_float16", "float16", "mixed_float16", True, True),
+]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row[0])
+def test_mode_means(row):
+    assert modes.get_mode(row[0]) == modes.Mode(*row)
+
+
+def test_there_are_no_other_modes():
+    assert list(modes.MODES) == [row[0] for row in TABLE]
+    assert list(get_args(modes.ModeName)) == [row[0] for row in TABLE]
+
+
+@pytest.mark.parametrize("mode", modes.MODES.values(), ids=modes.MODES)
+def test_compute_format_is_what_layers_of_the_policy_compute_in(mode):
+    policy = keras.dtype_policies.get(mode.policy)
+    compute_dtype = "float32" if mode.name == "tf32" else mode.compute_format
+    assert policy.compute_dtype == compute_dtype
+    assert policy.variable_dtype == "float32"
+
+
+@pytest.mark.parametrize("mode", modes.MODES.values(), ids=modes.MODES)
+def test_loss_scale_is_needed_where_the_range_is_smaller_than_float32s(mode):
+    compute = formats.float_format(mode.compute_format)
+    float32 = formats.float_format("float32")
+    narrower = compute.smallest_normal > float32.smallest_normal
+    assert mode.needs_loss_scale == narrower
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fp16", "mixed_fp16", "float16", "half", "TF32", "Float32", " tf32", "auto", "",
+     None, 16, True, ["tf32"], b"tf32"],
+    ids=repr,
+)  # fmt: skip
+def test_no_alias_is_accepted(name):
+    with pytest.raises(ValueError, match=re.escape(f"mode={name!r}")) as caught:
+        modes.get_mode(name)
+    for mode in modes.MODES:
+        assert repr(mode) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("mixed_fp16", "mixed_float16"),
+        ("mixed-float16", "mixed_float16"),
+        ("mixed_bfloat", "mixed_bfloat16"),
+        ("bf16", "mixed_bfloat16"),
+        ("TF32", "tf32"),
+        ("flaot32", "float32"),
+        # By their letters these two would be nearest to float32.
+        ("float16", "mixed_float16"),
+        ("bfloat16", "mixed_bfloat16"),
+    ],
+)
+def test_near_miss_is_suggested(name, suggestion):
+    with pytest.raises(ValueError, match=f"Did you mean '{suggestion}'"):
+        modes.get_mode(name)
+
+
+@pytest.mark.parametrize("name", ["", None, "half", "O1"], ids=repr)
+def test_nothing_is_suggested_without_a_near_miss(name):
+    with pytest.raises(ValueError, match="Unknown precision mode") as caught:
+        modes.get_mode(name)
+    assert "Did you mean" not in str(caught.value)

@@ -1,0 +1,162 @@
+"""What the training scripts share: flags, one library call, one-line errors."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from tfamp import errors
+from tfamp.training import base_config, compare, run_files, trainer
+
+JOBS = ("compare", "train")
+# What a user can mend: reported in one line. Anything else is a bug: traceback.
+_USER_ERRORS = (errors.TfampError, ValueError, TypeError, ImportError, OSError)
+
+
+def define_flags(default_config: str) -> None:
+    """Defines the flags of a training script.
+
+    Args:
+      default_config: Path of the default configuration; must work offline.
+    """
+    with _one_line_errors(sys.argv):  # Overrides are applied while it is defined.
+        config_flags.DEFINE_config_file(
+            "config", default_config, "Configuration file.", lock_config=True
+        )
+    flags.DEFINE_string(
+        "workdir", None, "Folder of the run; default: runs/NAME-HASH of the settings."
+    )
+    flags.DEFINE_string("data_dir", "", "Folder of prepared (TFDS) or local data.")
+    flags.DEFINE_string("manual_dir", "", "Folder of a TFDS data set's original files.")
+    flags.DEFINE_enum(
+        "job", "compare", JOBS, "compare: float32 and the mixed mode; train: one mode."
+    )
+    flags.DEFINE_integer("seeds", 1, "How many seeds to compare over.", lower_bound=1)
+    flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
+    flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
+
+
+def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
+    """Parses the flags, runs the job, and exits with 1 and one line on an error.
+
+    Args:
+      main: Function of the command line; default: `run_job` with the flags.
+    """
+    main = main or (lambda argv: run_flags())
+    app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+
+
+def _parse(argv):
+    """absl's parser, with errors in one line and without the list of all flags."""
+    with _one_line_errors(argv):
+        return flags.FLAGS(argv)
+
+
+@contextlib.contextmanager
+def _one_line_errors(argv):
+    """Exits with one line where the command line or the configuration is wrong."""
+    try:
+        yield
+    except (flags.Error, KeyError, AttributeError, *_USER_ERRORS) as e:
+        if any(argument.startswith("--verbosity") for argument in argv):
+            raise
+        _exit(e)
+
+
+def _guarded(main, argv):
+    if not flags.FLAGS["verbosity"].present:
+        # TensorFlow tells of its own doings through absl at INFO.
+        logging.set_verbosity(logging.WARNING)
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
+        main(argv)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from here")
+        sys.exit(130)
+    except _USER_ERRORS as e:
+        if logging.get_verbosity() >= logging.DEBUG:
+            raise
+        _exit(e)
+
+
+def _exit(error):
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
+    text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+    line = " ".join(text.split()) or type(error).__name__
+    _say(f"error: {line} (--verbosity=1 shows the traceback)")
+    sys.exit(1)
+
+
+def run_flags() -> None:
+    """Runs the job that the flags describe and prints its table."""
+    values = flags.FLAGS
+    config = values.config
+    if values.tiny:
+        config = base_config.apply_tiny(config)
+        given = config_flags.get_override_values(flags.FLAGS["config"])
+        config.update_from_flattened_dict(given)  # What was asked for wins.
+    with config.unlocked():
+        config.data_dir, config.manual_dir = values.data_dir, values.manual_dir
+    workdir = pathlib.Path(values.workdir or default_workdir(config))
+    if values.overwrite:
+        run_files.delete_run(workdir)
+    _say(f"working directory: {workdir}")
+    print(run_job(values.job, config, workdir, values.seeds))
+
+
+def _say(line):
+    sys.stderr.write(f"{line}\n")
+
+
+def run_job(job: str, config, workdir: str | os.PathLike, seeds: int = 1) -> str:
+    """Runs a job and returns what a person wants to read of it.
+
+    Args:
+      job: "compare" or "train".
+      config: The resolved configuration.
+      workdir: Folder of the runs.
+      seeds: Seeds to compare over.
+
+    Returns:
+      A table and where the files are.
+
+    Raises:
+      ValueError: If the job is unknown, or several seeds are asked of one training.
+    """
+    if job not in JOBS:
+        raise ValueError(f"Unknown job. Received: {job!r}. Expected one of {JOBS}.")
+    if job == "train":
+        if seeds != 1:
+            raise ValueError(
+                f"--seeds belongs to --job=compare. Received: --seeds={seeds}."
+            )
+        result = trainer.train_and_evaluate(config, workdir)
+        lines = [f"{key}: {value}" for key, value in result._asdict().items()]
+        return "\n".join([*lines, f"files: {workdir}"])
+    comparison = compare.compare(config, workdir, seeds, report=_say)
+    exported = comparison.export
+    return "\n".join(
+        [
+            comparison.to_text(),
+            f"exported in float32, reloaded and verified: {exported['path']}",
+            f"report and figure: {pathlib.Path(workdir, 'report.md')}, "
+            f"{pathlib.Path(workdir, 'comparison.png')}",
+        ]
+    )
+
+
+def default_workdir(config) -> pathlib.Path:
+    """Returns runs/NAME-HASH: the same settings, the same folder, so runs resume."""
+    settings = run_files.plain_config(config)
+    for name in ("data_dir", "manual_dir"):
+        settings.pop(name)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    return pathlib.Path("runs", f"{config.name}-{digest.hexdigest()[:8]}")

@@ -1,0 +1,151 @@
+"""Keras callbacks: records of the run, exact resumption, per-epoch random seeds."""
+
+import json
+import os
+import pathlib
+import shutil
+import time
+
+import keras
+
+
+class EpochSeeds(keras.callbacks.Callback):
+    """Makes the random numbers of each epoch depend on the seed and epoch alone.
+
+    Keras does not save the state of `SeedGenerator`s (dropout), so without this a
+    resumed run would draw other numbers than the uninterrupted one.
+    """
+
+    def __init__(self, steps_per_epoch: int):
+        super().__init__()
+        self.steps_per_epoch = steps_per_epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Moves each generator's counter to where the epoch starts."""
+        for variable in self.model.variables:
+            if variable.name == "seed_generator_state":
+                seed = variable.numpy()
+                seed[1] = epoch * self.steps_per_epoch
+                variable.assign(seed)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Appends to `metrics.jsonl`: the loss over time, and a line for each epoch.
+
+    Adds `loss_scale` and `skipped_steps` to the logs of an epoch where the
+    optimizer has them, so that every later callback sees them. Reads from the
+    device only every `every` steps.
+
+    Lines: {"kind": "step", "step", "loss" (mean since the line before),
+    "loss_scale", "skipped_steps"} and {"kind": "epoch", "epoch", "loss", the
+    metrics, "steps_per_second"}. Steps and epochs count from 1. Numbers that are
+    not finite are written as null.
+    """
+
+    def __init__(self, path: pathlib.Path, steps_per_epoch: int, every: int):
+        super().__init__()
+        self.path = path
+        self.steps_per_epoch = steps_per_epoch
+        self.every = every
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Starts the clock and the running mean anew."""
+        self._epoch = epoch
+        self._sum, self._count = 0.0, 0
+        self._first = self._last = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Notes the time; every so many steps the loss and the loss scale, too."""
+        step = self._epoch * self.steps_per_epoch + batch + 1
+        if step % self.every == 0 and logs:
+            total = float(logs["loss"]) * (batch + 1)  # Keras logs a running mean.
+            loss = (total - self._sum) / (batch + 1 - self._count)
+            self._sum, self._count = total, batch + 1
+            self._write("step", step=step, loss=loss, **self._scaling())
+        self._last = (batch, time.perf_counter())
+        self._first = self._first or self._last
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Writes the epoch's line."""
+        logs = {} if logs is None else logs
+        logs.update(self._scaling())
+        speed = self._steps_per_second()
+        self._write("epoch", epoch=epoch + 1, **logs, steps_per_second=speed)
+
+    def _steps_per_second(self):
+        """Over the epoch, its first step and the validation left out."""
+        steps = self._last[0] - self._first[0]
+        seconds = self._last[1] - self._first[1]
+        return steps / seconds if steps else None
+
+    def _scaling(self):
+        optimizer = self.model.optimizer
+        values = {"loss_scale": getattr(optimizer, "dynamic_scale", None)}
+        values["skipped_steps"] = getattr(optimizer, "skipped_steps", None)
+        return {k: float(v) for k, v in values.items() if v is not None}
+
+    def _write(self, kind, **values):
+        clean = {k: _json_number(v) for k, v in values.items()}
+        with self.path.open("a") as file:
+            file.write(json.dumps({"kind": kind, **clean}) + "\n")
+
+
+def _json_number(value):
+    if value is None or isinstance(value, int):
+        return value
+    value = float(value)
+    return value if abs(value) < float("inf") else None  # NaN compares false
+
+
+class AtomicBackup(keras.callbacks.Callback):
+    """Keras' `BackupAndRestore`, safe against a kill at any instant.
+
+    The stock callback writes the weights in place and the epoch after them, so a
+    kill in between leaves a torn file, or weights that do not belong to the epoch.
+    Here it writes into a new folder, which then takes the old one's place.
+
+    Args:
+      folder: Where the backup is kept.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        super().__init__()
+        self.folder = folder
+        self._new = folder.with_name(folder.name + ".new")
+        self._old = folder.with_name(folder.name + ".old")
+
+    def restore(self, model: keras.Model) -> int:
+        """Loads the last backup into a compiled model and its optimizer.
+
+        Returns:
+          The number of finished epochs; 0 if there is no backup.
+        """
+        if not self.folder.exists() and self._old.exists():
+            os.replace(self._old, self.folder)  # Killed between two renames.
+        epoch = self.folder / "epoch.json"
+        if not epoch.exists():
+            return 0
+        stock = keras.callbacks.BackupAndRestore(str(self.folder))
+        stock.set_model(model)
+        stock.on_train_begin()
+        return json.loads(epoch.read_text())["finished_epochs"]
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Writes the backup and puts it in place."""
+        shutil.rmtree(self._new, ignore_errors=True)
+        self._new.mkdir(parents=True)
+        stock = keras.callbacks.BackupAndRestore(str(self._new))
+        stock.set_model(self.model)
+        stock.on_epoch_end(epoch)
+        text = json.dumps({"finished_epochs": epoch + 1})
+        (self._new / "epoch.json").write_text(text)
+        shutil.rmtree(self._old, ignore_errors=True)
+        if self.folder.exists():
+            os.replace(self.folder, self._old)
+        os.replace(self._new, self.folder)
+        shutil.rmtree(self._old, ignore_errors=True)
+
+    def delete(self) -> None:
+        """Removes the backup once the run's result is on disk."""
+        for folder in (self.folder, self._new, self._old):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,234 @@
+"""The same run in float32 and in a mixed mode, side by side."""
+
+import json
+import pathlib
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+from absl import logging
+
+from tfamp import control, export
+from tfamp.training import run_files, tasks, trainer
+
+_COLUMNS = (
+    "mode",
+    "steps/s",
+    "speed-up",
+    "final loss",
+    "test {score}",
+    "skipped steps",
+    "final loss scale",
+)
+
+
+class Comparison(NamedTuple):
+    """Runs of two modes over the same seeds, as plain data.
+
+    Attributes:
+      name: Name of the configuration.
+      results: The runs' `RunResult`s.
+      note: What a reader must know of the choice of modes; may be empty.
+      export: `ExportReport` of the first mixed run's model as a dict.
+      environment: Versions and devices, as in `environment.json`.
+    """
+
+    name: str
+    results: list[trainer.RunResult]
+    note: str
+    export: dict[str, Any]
+    environment: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what `comparison.json` holds."""
+        fields = self._asdict()
+        fields["results"] = [result._asdict() for result in self.results]
+        return {"schema_version": 1, **fields}
+
+    def by_mode(self) -> dict[str, list[trainer.RunResult]]:
+        """Returns the runs of each mode, in order of seeds."""
+        return {
+            mode: [r for r in self.results if r.mode == mode]
+            for mode in dict.fromkeys(r.mode for r in self.results)
+        }
+
+    def rows(self) -> list[list[str]]:
+        """Returns the table's cells, the head first; mean and deviation over seeds."""
+        groups = self.by_mode()
+        base = next(iter(groups.values()))
+        head = [column.format(score=base[0].score_name) for column in _COLUMNS]
+        return [head] + [_row(mode, runs, base) for mode, runs in groups.items()]
+
+    def to_text(self) -> str:
+        """Returns the table for a terminal, with the notes below."""
+        rows = self.rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+            )
+            for row in rows
+        ]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([*lines, *self.notes()])
+
+    def to_markdown(self) -> str:
+        """Returns `report.md`."""
+        head, *body = self.rows()
+        table = [head, ["---"] * len(head), *body]
+        lines = ["| " + " | ".join(row) + " |" for row in table]
+        notes = [f"- {note}" for note in self.notes()]
+        figure = "![Training loss and loss scale](comparison.png)"
+        title = f"# {self.name}: float32 and mixed precision side by side"
+        return "\n".join([title, "", *lines, "", *notes, "", figure, ""])
+
+    def notes(self) -> list[str]:
+        """Returns the lines below the table."""
+        packages = self.environment["packages"]
+        lines = [
+            self.results[0].description,
+            self.note,
+            _difference(self.by_mode()),
+            f"device: {self.environment['precision']['device']}; "
+            f"tensorflow {packages['tensorflow']}, keras {packages['keras']}",
+            "speed-up: runs one after the other on a machine that may be busy; "
+            "no benchmark",
+        ]
+        return [line for line in lines if line]
+
+
+def _row(mode, runs, base):
+    speed = [run.steps_per_second for run in runs]
+    ratio = [r.steps_per_second / b.steps_per_second for r, b in _pairs(runs, base)]
+    return [
+        mode,
+        _mean(speed, ".2f"),
+        _mean(ratio, ".2f"),
+        _mean([run.final_loss for run in runs], ".4f"),
+        _mean([run.score for run in runs], ".4f"),
+        _mean([run.skipped_steps for run in runs], ".0f"),
+        _mean([run.loss_scale for run in runs], ".0f"),
+    ]
+
+
+def _pairs(runs, base):
+    return zip(runs, base, strict=True)
+
+
+def _mean(values, form):
+    """Mean, and with several values the standard deviation; "-" where there is none."""
+    if any(value is None for value in values):
+        return "-"
+    text = format(statistics.fmean(values), form)
+    if len(values) > 1:
+        text += " ± " + format(statistics.stdev(values), form)
+    return text
+
+
+def _difference(groups):
+    base, mixed = groups.values()
+    points = [100 * (m.score - b.score) for m, b in _pairs(mixed, base)]
+    seeds = f" (mean and deviation of {len(points)} seeds)" if len(points) > 1 else ""
+    return (
+        f"{mixed[0].mode} minus {base[0].mode}: {_mean(points, '+.2f')} points of "
+        f"{base[0].score_name}{seeds}"
+    )
+
+
+def mixed_mode(requested: str) -> tuple[str, str]:
+    """Returns the mode to set beside float32, and a note on the choice.
+
+    Args:
+      requested: A mode or "auto"; where that comes to float32, mixed_bfloat16.
+
+    Returns:
+      (mode, note).
+
+    Raises:
+      ValueError: If the mode is unknown or not supported on this host.
+    """
+    chosen, reason = control.resolve_mode(requested)
+    mode = chosen.name
+    if mode == "float32":
+        return "mixed_bfloat16", (
+            f"float32 is the mode for this host ({reason}): mixed_bfloat16 is shown "
+            "for comparison and is slow here"
+        )
+    return mode, f"mode {mode}: {reason}"
+
+
+def compare(
+    config,
+    workdir,
+    seeds: int = 1,
+    report: Callable[[str], object] = logging.info,
+) -> Comparison:
+    """Trains in float32 and in the mixed mode, and exports the mixed model.
+
+    Both modes have the same seeds, data order and epochs. Finished runs in the
+    folder are not repeated. Writes `comparison.json`, `report.md`,
+    `comparison.png` and the SavedModel `export/`.
+
+    Args:
+      config: The configuration; `config.precision.mode` is the mixed mode.
+      workdir: Folder; the runs go to `MODE/seedN` inside.
+      seeds: How many seeds, from `config.seed` on.
+      report: Function that is told of each run before it starts.
+
+    Returns:
+      A `Comparison`.
+
+    Raises:
+      ValueError: If `seeds` is below 1; else as `train_and_evaluate`.
+    """
+    if seeds < 1:
+        raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")
+    mixed, note = mixed_mode(config.precision.mode)
+    folder = pathlib.Path(workdir)
+    folders = {
+        (mode, seed): folder / mode / f"seed{seed}"
+        for seed in range(config.seed, config.seed + seeds)
+        for mode in ("float32", mixed)
+    }
+    results = []
+    for (mode, seed), where in folders.items():
+        done = " (finished before)" if (where / "result.json").exists() else ""
+        report(f"run {len(results) + 1} of {len(folders)}: {mode}, seed {seed}{done}")
+        results.append(_run(config, mode, seed, where))
+    report("exporting the mixed model in float32")
+    last = folders[mixed, config.seed]
+    exported = _export(config, last, folder / "export")
+    environment = json.loads((last / "environment.json").read_text())
+    comparison = Comparison(config.name, results, note, exported, environment)
+    _write(comparison, folder, folders)
+    return comparison
+
+
+def _run(config, mode, seed, folder):
+    one = config.copy_and_resolve_references()
+    one.precision.mode, one.seed = mode, seed
+    return trainer.train_and_evaluate(one, folder)
+
+
+def _export(config, run, path):
+    """Exports a run's best model, verified on the task's own test examples."""
+    task = tasks.create(config, config.data_dir or None, config.manual_dir or None)
+    sample = next(iter(task.test.batch(8)))[0]
+    model = keras.models.load_model(run / "model.keras", compile=False)
+    report = export.export_float32(model, path, sample_inputs=sample, overwrite=True)
+    return report.to_dict()
+
+
+def _write(comparison, folder, folders):
+    text = json.dumps(comparison.to_dict(), indent=2)
+    run_files.write_text(folder / "comparison.json", text)
+    run_files.write_text(folder / "report.md", comparison.to_markdown())
+    curves = {key: run_files.read_metrics(run, "step") for key, run in folders.items()}
+    try:
+        from tfamp.training import plots
+    except ImportError:
+        logging.warning('No figure: pip install "tfamp[plot]".')
+        return
+    figure = plots.comparison_figure(comparison.name, curves)
+    figure.savefig(folder / "comparison.png", dpi=120)

@@ -1,0 +1,181 @@
+"""Data sets by name: scikit-learn's bundled digits, and anything in TFDS."""
+
+import os
+import pathlib
+import socket
+
+import numpy as np
+import tensorflow as tf
+
+from tfamp import errors
+
+_TFDS_HOST = "storage.googleapis.com"
+
+
+def hold_out(dataset: tf.data.Dataset, fraction: float):
+    """Splits off the last part of a dataset of known cardinality.
+
+    Args:
+      dataset: Examples in a fixed order that does not depend on the label.
+      fraction: Share in (0, 1) of the second part.
+
+    Returns:
+      (first part, second part), both of known cardinality and not empty.
+
+    Raises:
+      ValueError: If the fraction is not in (0, 1).
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(
+            "`validation_fraction` must be in (0, 1). "
+            f"Received: validation_fraction={fraction}."
+        )
+    total = int(dataset.cardinality())
+    held = min(max(1, round(total * fraction)), total - 1)
+    return dataset.take(total - held), dataset.skip(total - held)
+
+
+def limit(dataset: tf.data.Dataset, examples: int) -> tf.data.Dataset:
+    """Returns the first so many examples; all of them for 0."""
+    return dataset.take(examples) if examples else dataset
+
+
+def load_digits(image_size: int):
+    """Loads the 1797 real 8x8 digits that scikit-learn bundles; no download.
+
+    Args:
+      image_size: Side of the images, resized bilinearly.
+
+    Returns:
+      (train, test): datasets of (uint8 image [size, size, 1] in 0..255, int64
+      label), a stratified 80 : 20 split with a fixed seed.
+
+    References:
+      Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
+    """
+    try:
+        from sklearn import datasets, model_selection
+    except ImportError as e:
+        raise ImportError('Install scikit-learn: pip install "tfamp[data]".') from e
+    digits = datasets.load_digits()
+    images = digits.images[..., None] * (255 / digits.images.max())
+    images = tf.image.resize(images, (image_size, image_size))
+    images = np.clip(np.rint(images.numpy()), 0, 255).astype("uint8")
+    parts = model_selection.train_test_split(
+        images,
+        digits.target.astype("int64"),
+        test_size=0.2,
+        random_state=0,
+        stratify=digits.target,
+    )
+    train = tf.data.Dataset.from_tensor_slices((parts[0], parts[2]))
+    return train, tf.data.Dataset.from_tensor_slices((parts[1], parts[3]))
+
+
+def load_tfds(
+    name: str, data_dir: str | None, manual_dir: str | None
+) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
+    """Loads a supervised data set of TFDS, preparing it if that can work.
+
+    Args:
+      name: Name in TFDS, e.g. "mnist".
+      data_dir: Folder of prepared data; None for TFDS' own default.
+      manual_dir: Folder with the original files, for hosts without a network.
+
+    Returns:
+      (train, test, number of classes): unbatched (features, label), in a fixed
+      order.
+
+    Raises:
+      DataError: If the data set is unknown, not prepared with no way to prepare
+        it, has other files than expected, or no supervised classes.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as e:
+        raise ImportError('Install TFDS: pip install "tfamp[data]".') from e
+    builder = _builder(tfds, name, data_dir)
+    if not builder.is_prepared():
+        _prepare(tfds, builder, manual_dir)
+    keys = builder.info.supervised_keys
+    if not keys or not {"train", "test"} <= set(builder.info.splits):
+        raise errors.DataError(
+            f"Data set {name!r} has no supervised keys, or no train and test splits. "
+            f"Received: keys {keys}, splits {sorted(builder.info.splits)}."
+        )
+    train, test = (
+        builder.as_dataset(split=split, as_supervised=True, shuffle_files=False)
+        for split in ("train", "test")
+    )
+    return train, test, builder.info.features[keys[1]].num_classes
+
+
+def _builder(tfds, name, data_dir):
+    try:
+        return tfds.builder(name, data_dir=data_dir or None)
+    except tfds.core.registered.DatasetNotFoundError as e:
+        raise errors.DataError(
+            f"Unknown data set. Received: config.data.name={name!r}. Expected "
+            "'digits' or a name from https://www.tensorflow.org/datasets/catalog."
+        ) from e
+
+
+def _prepare(tfds, builder, manual_dir):
+    """Downloads and prepares, or says at once why that cannot work.
+
+    Without a network TFDS retries for more than three minutes first.
+    """
+    name, folder = builder.info.name, builder.data_dir
+    online = _network_reaches(_TFDS_HOST)
+    if manual_dir:
+        _check_manual_files(builder, manual_dir, online)
+    elif not online:
+        raise errors.DataError(
+            f"Data set {name!r} is not prepared in {folder}, and {_TFDS_HOST} cannot "
+            "be reached to download it. Pass --manual_dir with the original files, "
+            "or --data_dir with a folder prepared by TFDS on another host."
+        )
+    from tensorflow_datasets.core.download import download_manager, extractor
+
+    known = (
+        AssertionError,
+        OSError,
+        tfds.download.DownloadError,
+        download_manager.NonMatchingChecksumError,
+        extractor.ExtractError,
+    )
+    config = tfds.download.DownloadConfig(manual_dir=manual_dir or None)
+    try:
+        builder.download_and_prepare(download_config=config)
+    except known as e:
+        reason = str(e).strip().splitlines()[0]
+        raise errors.DataError(
+            f"Cannot prepare {name!r} in {folder} from {manual_dir or 'the network'}: "
+            f"{type(e).__name__}: {reason}"
+        ) from e
+
+
+def _check_manual_files(builder, manual_dir, online):
+    """Refuses a folder without the files, which TFDS would try to download."""
+    if not os.path.isdir(manual_dir):
+        raise errors.DataError(
+            f"`manual_dir` must be a folder. Received: {manual_dir!r}."
+        )
+    names = sorted({info.filename for info in builder.url_infos.values()})
+    missing = [n for n in names if not pathlib.Path(manual_dir, n).exists()]
+    # A builder with several configs registers the files of all of them.
+    enough = len(missing) < len(names) if builder.builder_config else not missing
+    if names and not enough and not online:
+        raise errors.DataError(
+            f"`manual_dir` lacks files of {builder.info.name!r}, and {_TFDS_HOST} "
+            f"cannot be reached. Received: {manual_dir!r}. Missing: "
+            f"{', '.join(missing[:5])}."
+        )
+
+
+def _network_reaches(host):
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""Batches whose order depends on the seed and the epoch alone."""
+
+import tensorflow as tf
+
+from tfamp import errors
+
+
+def steps_per_epoch(dataset: tf.data.Dataset, batch_size: int) -> int:
+    """Returns the number of whole batches in a dataset.
+
+    Raises:
+      DataError: If there is not one.
+    """
+    examples = int(dataset.cardinality())
+    if examples < batch_size:
+        raise errors.DataError(
+            f"The training data do not fill one batch. Received: {examples} examples, "
+            f"batch_size={batch_size}. Lower config.batch_size."
+        )
+    return examples // batch_size
+
+
+def training_batches(
+    dataset: tf.data.Dataset,
+    *,
+    batch_size: int,
+    seed: int,
+    first_epoch: int,
+    last_epoch: int,
+    buffer: int = 50_000,
+) -> tf.data.Dataset:
+    """Returns the batches of epochs [first_epoch, last_epoch), one after another.
+
+    Each epoch is shuffled with a seed of its own, so a run that resumes at epoch k
+    sees what the uninterrupted run saw from there on. What does not fill a batch
+    at the end of an epoch is left out of it; the next epoch shuffles anew.
+
+    Args:
+      dataset: Unbatched (features, label), of known cardinality and fixed order.
+      batch_size: Examples in a batch.
+      seed: The run's seed.
+      first_epoch: First epoch, from 0.
+      last_epoch: One more than the last epoch.
+      buffer: Examples in the shuffle buffer; all of a smaller dataset.
+
+    Returns:
+      A dataset of batches.
+    """
+    buffer = min(int(dataset.cardinality()), buffer)
+
+    def one_epoch(epoch):
+        # 2**20 epochs apart: no two runs of a seed list share an epoch's order.
+        shuffled = dataset.shuffle(
+            buffer, seed=seed * 2**20 + epoch, reshuffle_each_iteration=False
+        )
+        return shuffled.batch(batch_size, drop_remainder=True)
+
+    epochs = _chain([one_epoch(epoch) for epoch in range(first_epoch, last_epoch)])
+    return epochs.prefetch(tf.data.AUTOTUNE)
+
+
+def _chain(datasets):
+    """Concatenates datasets; halving keeps the nesting logarithmic."""
+    if len(datasets) == 1:
+        return datasets[0]
+    middle = len(datasets) // 2
+    return _chain(datasets[:middle]).concatenate(_chain(datasets[middle:]))
+
+
+def evaluation_batches(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+    """Returns a dataset in batches, in its own order, nothing left out."""
+    return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)

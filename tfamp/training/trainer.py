@@ -1,0 +1,212 @@
+"""One training run in one precision mode, for every task, over Keras `fit`."""
+
+import gc
+import importlib.util
+import json
+import pathlib
+import statistics
+import sys
+from typing import Any, NamedTuple
+
+import keras
+from absl import logging
+
+from tfamp import control
+from tfamp.training import callbacks, optimizers, pipeline, run_files, tasks
+
+CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
+
+
+class RunResult(NamedTuple):
+    """The outcome of one run; also `result.json`.
+
+    Attributes:
+      mode: Mode in force.
+      seed: The run's seed.
+      score: Value of the task's metric on the test split, best checkpoint.
+      score_name: Name of the metric.
+      test_loss: Loss on the test split, best checkpoint.
+      final_loss: Training loss of the last epoch.
+      best_validation_score: What the best checkpoint was chosen by.
+      steps_per_second: Median over the epochs, the first left out if there are
+        more.
+      skipped_steps: Steps skipped; None without loss scaling.
+      loss_scale: Loss scale after the last step; None without loss scaling.
+      description: The task's line.
+      reason: Why this mode.
+    """
+
+    mode: str
+    seed: int
+    score: float
+    score_name: str
+    test_loss: float
+    final_loss: float
+    best_validation_score: float
+    steps_per_second: float
+    skipped_steps: int | None
+    loss_scale: float | None
+    description: str
+    reason: str
+
+
+def train_and_evaluate(config, workdir) -> RunResult:
+    """Trains, selects the best checkpoint, and scores it once on the test split.
+
+    A killed run goes on after its last whole epoch, with the losses that the
+    uninterrupted run would have had; a finished one returns its result at once.
+    Writes `config.yaml`, `environment.json`, `metrics.jsonl`, TensorBoard events,
+    `best.weights.h5`, `model.keras` and `result.json`. The global dtype policy and
+    TF32 flag are restored at the end.
+
+    Args:
+      config: Configuration from `configs/`; `config.precision.mode` is the mode.
+      workdir: The run's folder.
+
+    Returns:
+      A `RunResult`.
+
+    Raises:
+      RunError: If the folder cannot be written or holds another run.
+      DataError: If the data are missing or malformed.
+      ValueError: If a setting makes no sense.
+    """
+    folder = run_files.open_folder(config, workdir)
+    finished = folder / "result.json"
+    if finished.exists():
+        return RunResult(**json.loads(finished.read_text()))
+    task = tasks.create(config, config.data_dir or None, config.manual_dir or None)
+    scaling = config.precision.loss_scale.to_dict()
+    with control.enabled(config.precision.mode, loss_scale=scaling) as status:
+        run_files.write_environment(folder, status)
+        result = _Run(config, folder, task).execute(status)
+    run_files.write_text(finished, json.dumps(result._asdict(), indent=2))
+    callbacks.AtomicBackup(folder / "backup").delete()
+    gc.collect()  # Models are reference cycles; the next run wants their memory.
+    return result
+
+
+class _Run:
+    """The steps of `train_and_evaluate` over one task."""
+
+    def __init__(self, config, folder: pathlib.Path, task: tasks.Task):
+        self.config, self.folder, self.task = config, folder, task
+        self.steps = pipeline.steps_per_epoch(task.train, config.batch_size)
+        self.total = self.steps * config.epochs
+        self.backup = callbacks.AtomicBackup(folder / "backup")
+        self.best = folder / "best.weights.h5"
+
+    def execute(self, status) -> RunResult:
+        keras.utils.set_random_seed(self.config.seed)
+        model = self._compiled_model()
+        first = self.backup.restore(model)
+        run_files.keep_metrics(self.folder, first, self.steps)
+        if first < self.config.epochs:
+            self._fit(model, first)
+        scaling = _scaling(model.optimizer)
+        model.load_weights(self.best)
+        test = pipeline.evaluation_batches(self.task.test, self.config.eval_batch_size)
+        scores = model.evaluate(test, verbose=0, return_dict=True)
+        model.save(self.folder / "model.keras")
+        return self._result(status, scores, scaling)
+
+    def _compiled_model(self):
+        model = self.task.build_model()
+        metrics = self.task.metrics()
+        self.score = metrics[0].name
+        jit = self.config.jit_compile
+        model.compile(
+            optimizers.create(self.config.optimizer, self.total),
+            loss=self.task.loss,
+            metrics=metrics,
+            jit_compile="auto" if jit is None else jit,
+        )
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def _fit(self, model, first):
+        config = self.config
+        model.fit(
+            pipeline.training_batches(
+                self._cached(self.task.train),
+                batch_size=config.batch_size,
+                seed=config.seed,
+                first_epoch=first,
+                last_epoch=config.epochs,
+            ),
+            steps_per_epoch=self.steps,
+            initial_epoch=first,
+            epochs=config.epochs,
+            validation_data=pipeline.evaluation_batches(
+                self._cached(self.task.validation), config.eval_batch_size
+            ),
+            callbacks=self._callbacks(),
+            shuffle=False,  # The pipeline has shuffled.
+            # A bar that moves on a terminal, a line for each epoch in a file.
+            verbose=1 if sys.stdout.isatty() else 2,
+        )
+
+    def _cached(self, dataset):
+        return dataset.cache() if self.config.data.cache else dataset
+
+    def _callbacks(self):
+        metrics = self.folder / "metrics.jsonl"
+        every = max(1, self.total // CURVE_POINTS)
+        return [
+            callbacks.EpochSeeds(self.steps),
+            callbacks.Recorder(metrics, self.steps, every),
+            keras.callbacks.ModelCheckpoint(
+                self.best,
+                monitor=f"val_{self.score}",
+                mode="max",
+                save_best_only=True,
+                save_weights_only=True,
+                initial_value_threshold=self._best_so_far(),
+            ),
+            *_tensorboard(self.folder),
+            self.backup,  # Last: what it stores includes the epoch's other files.
+        ]
+
+    def _best_so_far(self):
+        """The best validation score of the epochs before a resumption."""
+        epochs = run_files.read_metrics(self.folder, "epoch")
+        scores = [row[f"val_{self.score}"] for row in epochs]
+        return max((s for s in scores if s is not None), default=None)
+
+    def _result(self, status, scores, scaling) -> RunResult:
+        epochs = run_files.read_metrics(self.folder, "epoch")
+        speeds = [row["steps_per_second"] for row in epochs]
+        speeds = [s for s in speeds[1:] or speeds if s]
+        return RunResult(
+            mode=status.effective,
+            seed=self.config.seed,
+            score=scores[self.score],
+            score_name=self.score,
+            test_loss=scores["loss"],
+            final_loss=_number(epochs[-1]["loss"]),
+            best_validation_score=self._best_so_far(),
+            steps_per_second=statistics.median(speeds) if speeds else float("nan"),
+            **scaling,
+            description=self.task.description,
+            reason=status.reason,
+        )
+
+
+def _tensorboard(folder):
+    if importlib.util.find_spec("tensorboard") is None:
+        logging.warning('No TensorBoard events: pip install "tfamp[plot]".')
+        return []
+    return [keras.callbacks.TensorBoard(folder / "tensorboard", write_graph=False)]
+
+
+def _scaling(optimizer) -> dict[str, Any]:
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return {"skipped_steps": None, "loss_scale": None}
+    return {
+        "skipped_steps": int(optimizer.skipped_steps),
+        "loss_scale": float(optimizer.loss_scale),
+    }
+
+
+def _number(value):
+    return float("nan") if value is None else value
