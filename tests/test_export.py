@@ -5,13 +5,13 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from keras.src.models.functional import Functional
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tfamp import (
@@ -21,6 +21,7 @@ from tfamp import (
     float32_config,
     formats,
     model_inputs,
+    model_structure,
     policy,
     rebuild,
     saved_graph,
@@ -66,13 +67,15 @@ def token_dict():
     mask = keras.Input((None,), dtype="bool", name="mask")
     weight = keras.Input((1,), name="weight")
     x = layers.Embedding(7, 4)(ids)
-    x = layers.MultiHeadAttention(2, 2)(x, x, attention_mask=mask[:, None, :])
+    x = layers.MultiHeadAttention(2, 2)(
+        x, x, attention_mask=keras.ops.expand_dims(mask, 1)
+    )
     x = layers.LayerNormalization()(x)
     x = layers.Bidirectional(layers.LSTM(3, return_sequences=True))(x)
     x = layers.EinsumDense("bti,io->bto", (None, 2), bias_axes="o")(x)
     return keras.Model(
         {"ids": ids, "mask": mask, "weight": weight},
-        {"steps": x, "mean": keras.ops.mean(x, axis=1) * weight},
+        {"steps": x, "mean": keras.ops.multiply(keras.ops.mean(x, axis=1), weight)},
     )
 
 
@@ -89,9 +92,10 @@ def tied_embedding():
 
 def casts_and_constants():
     x = keras.Input((4,), dtype="float16")
-    low = keras.ops.cast(layers.Dense(4)(x), "bfloat16")
+    low: Any = keras.ops.cast(layers.Dense(4)(x), "bfloat16")
     low = low + tf.constant([[1.0, 2.0, 3.0, 4.0]], tf.bfloat16)
-    return keras.Model(x, keras.ops.cast(low, "float16") * np.float16(0.5))
+    half: Any = keras.ops.cast(low, "float16")
+    return keras.Model(x, half * np.float16(0.5))
 
 
 def per_layer_dtypes():
@@ -170,6 +174,26 @@ class Subclassed(keras.Model):
         return {**super().get_config(), "units": self.units}
 
 
+@keras.saving.register_keras_serializable("test_export")
+class Doubled(keras.Model):
+    """A functional model with a `call` that its graph does not show."""
+
+    def __init__(self, units, **kwargs):
+        x = keras.Input((4,))
+        super().__init__(x, layers.Dense(units)(x), **kwargs)
+        self.units = units
+
+    def call(self, inputs, training=None, mask=None):
+        return 2 * super().call(inputs, training=training, mask=mask)
+
+    def get_config(self):
+        return {"units": self.units, "name": self.name}
+
+
+def functional_with_its_own_call():
+    return Doubled(3)
+
+
 def subclassed():
     model = Subclassed()
     model(np.ones((5, 4), np.float32))
@@ -185,6 +209,7 @@ MODELS = [
     casts_and_constants,
     conv_net,
     frozen,
+    functional_with_its_own_call,
     layer_in_graph,
     masked_rnn,
     nested,
@@ -199,10 +224,14 @@ MODELS = [
     tied_embedding,
     token_dict,
 ]
+ALSO_IN_FLOAT16 = [conv_net, nested, policy_map, subclassed, token_dict]
 CASES = [
     pytest.param(build, mode, id=f"{build.__name__}-{mode}")
-    for build in MODELS
-    for mode in ("mixed_bfloat16", "mixed_float16")
+    for mode, builds in (
+        ("mixed_bfloat16", MODELS),
+        ("mixed_float16", ALSO_IN_FLOAT16),
+    )
+    for build in builds
 ]
 
 
@@ -226,13 +255,15 @@ def state_of(model):
         "values": [(v.path, v.dtype, v.numpy().tobytes()) for v in model.variables],
         "policies": [
             (layer.name, layer.dtype_policy.name, layer.trainable)
-            for layer in rebuild.flatten_layers(model)
+            for layer in model_structure.flatten_layers(model)
         ],
-        "nodes": [len(layer._inbound_nodes) for layer in rebuild.flatten_layers(model)],
+        "nodes": [
+            len(layer._inbound_nodes) for layer in model_structure.flatten_layers(model)
+        ],
         "states": [
             state.numpy().tolist()
-            for layer in rebuild.flatten_layers(model)
-            for state in rebuild.recurrent_states(layer)
+            for layer in model_structure.flatten_layers(model)
+            for state in model_structure.recurrent_states(layer)
         ],
         "compiled": (model.compiled, getattr(model, "optimizer", None)),
     }
@@ -260,8 +291,8 @@ def test_every_model_is_exported_in_float32_and_stays_as_it_was(build, mode, tar
 
 @pytest.mark.parametrize(
     "build",
-    [conv_net, layer_in_graph, masked_rnn, nested, normalization, stateful_rnn]
-    + [subclassed, tied_embedding, token_dict],
+    [conv_net, functional_with_its_own_call, layer_in_graph, masked_rnn, nested]
+    + [normalization, stateful_rnn, subclassed, tied_embedding, token_dict],
 )
 def test_export_computes_what_the_same_code_computes_in_float32(build, target):
     model = built(build)
@@ -339,7 +370,7 @@ def test_any_batch_size_can_be_served(build, target):
     report = export.export_float32(built(build), target)
     (tensor,) = report.inputs
     for batch in (1, 5):
-        x = tf.ones((batch, *tensor.shape[1:]))
+        x = tf.ones((batch, *(tensor.shape or ())[1:]))
         assert served(target, **{tensor.name: x})["output_0"].shape[0] == batch
 
 
@@ -406,15 +437,17 @@ def test_trained_model_with_a_loss_scale_is_exported_without_it_or_xla(target):
     with policy.policy_scope("mixed_float16"):
         model = sequential()
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
-    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=True)
-    model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)
+    compile_options: dict[str, Any] = {"loss": "mse", "jit_compile": True}
+    fit_options: dict[str, Any] = {"y": np.ones((4, 2)), "verbose": 0}
+    model.compile(optimizer, metrics=["mae"], **compile_options)
+    model.fit(np.ones((4, 4)), **fit_options)
     before = state_of(model)
     export.export_float32(model, target)
     assert state_of(model) == before and model.optimizer is optimizer
     assert (
         b"_XlaMustCompile\x12\x02(\x01" not in (target / "saved_model.pb").read_bytes()
     )
-    model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)
+    model.fit(np.ones((4, 4)), **fit_options)
 
 
 def test_policies_of_a_map_without_a_default_keep_their_names(target):
@@ -847,16 +880,18 @@ def test_report_is_plain_data_and_readable(target):
 # --- private names ----------------------------------------------------------------
 
 
-def test_keras_still_has_the_private_names_that_rebuild_uses():
+def test_keras_still_has_the_private_names_that_the_export_uses():
     x = keras.Input((2,))
     dense = layers.Dense(3)
     model = keras.Model(x, dense(x))
-    assert isinstance(model, Functional)
-    assert model._flatten_layers()[0] is model and dense in model._flatten_layers()
+    assert model_structure.is_plain_functional(model)
+    assert model_structure.flatten_layers(model)[0] is model
+    assert dense in model_structure.flatten_layers(model)
     seen = []
-    y = model._run_through_graph(
+    y = model_structure.run_graph(
+        model,
         keras.Input((2,)),
-        operation_fn=lambda operation: seen.append(operation) or operation,
-        call_fn=lambda operation, *args, **kwargs: operation(*args, **kwargs),
+        replace=lambda operation: seen.append(operation) or operation,
+        call=lambda operation, *args, **kwargs: operation(*args, **kwargs),
     )
     assert seen == [dense] and y.shape == (None, 3)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfamp import keras_hooks
+from tfamp import keras_hooks, model_structure
 
 
 def tiny_model():
@@ -78,11 +78,11 @@ def test_removing_the_hook_restores_keras_own_function():
     assert keras_hooks.trainer_class().compile is own
 
 
-def test_all_layers_finds_wrapped_and_nested_layers():
+def test_flatten_layers_finds_wrapped_and_nested_layers():
     wrapped = keras.layers.TimeDistributed(keras.layers.Dense(2, name="wrapped"))
     inner = keras.Sequential([keras.Input((3, 4)), wrapped])
     outer = keras.Sequential([keras.Input((3, 4)), inner])
-    names = [layer.name for layer in keras_hooks.all_layers(outer)]
+    names = [layer.name for layer in model_structure.flatten_layers(outer)]
     assert outer.name in names and inner.name in names and "wrapped" in names
 
 

@@ -22,6 +22,7 @@ LAYERS: dict[str, set[str]] = {
         "float32_config",
         "graph_rewrite",
         "loss_scale",
+        "model_structure",
         "overrides",
         "policy",
         "saved_graph",

@@ -8,6 +8,7 @@ from tfamp.errors import (
     TfampError,
     UnsupportedModeError,
 )
+from tfamp.export import export_float32
 from tfamp.formats import float_format
 from tfamp.hardware import detect_support
 from tfamp.optimizer import LossScaleOptimizer, wrap_optimizer
@@ -25,6 +26,7 @@ __all__ = [
     "detect_support",
     "disable",
     "enable",
+    "export_float32",
     "float_format",
     "policy_scope",
     "status",

@@ -9,7 +9,15 @@ from typing import Any, Literal, NamedTuple
 import keras
 from absl import logging
 
-from tfamp import errors, hardware, keras_hooks, modes, optimizer, policy
+from tfamp import (
+    errors,
+    hardware,
+    keras_hooks,
+    model_structure,
+    modes,
+    optimizer,
+    policy,
+)
 
 ON_UNSUPPORTED = ("raise", "warn")
 
@@ -232,7 +240,8 @@ def _transform(scaling):
 
 def _computes_in_float16(model):
     return any(
-        layer.compute_dtype == "float16" for layer in keras_hooks.all_layers(model)
+        layer.compute_dtype == "float16"
+        for layer in model_structure.flatten_layers(model)
     )
 
 

@@ -20,6 +20,7 @@ from tfamp import (
     errors,
     export_report,
     model_inputs,
+    model_structure,
     policy,
     rebuild,
     saved_graph,
@@ -142,9 +143,9 @@ def _check_model(model):
 def _state_kept(model):
     """Puts seeds, recurrent states and statistics back; inference may move them."""
     variables = list(model.non_trainable_variables)
-    for layer in rebuild.flatten_layers(model):
-        variables += rebuild.recurrent_states(layer)
-    before = [(variable, np.array(variable.value)) for variable in variables]
+    for layer in model_structure.flatten_layers(model):
+        variables += model_structure.recurrent_states(layer)
+    before = [(variable, np.asarray(variable).copy()) for variable in variables]
     try:
         yield
     finally:
@@ -175,7 +176,7 @@ def _write(model, specs, folder):
     def serve(inputs):
         return model(inputs, training=False)
 
-    archive = keras.export.ExportArchive()
+    archive: Any = keras.export.ExportArchive()
     archive.track(model)
     with rebuild.explained(model, "cannot be traced for export"):
         archive.add_endpoint("serve", serve, [specs])
@@ -230,5 +231,5 @@ def _shapes(outputs):
 
 
 def _policies(model):
-    names = {layer.dtype_policy.name for layer in rebuild.flatten_layers(model)}
+    names = {layer.dtype_policy.name for layer in model_structure.flatten_layers(model)}
     return tuple(sorted(names))

@@ -1,7 +1,7 @@
-"""The only place that touches private or patched names of Keras.
+"""The only place that patches Keras or calls private names of its optimizers.
 
 Each name is given with the Keras version it was read in and is guarded by
-tests/test_keras_contract.py.
+tests/test_keras_contract.py. `model_structure` reads private names of models.
 """
 
 import functools
@@ -65,11 +65,6 @@ def remove_compile_hook() -> None:
     if _original_compile is not None:
         trainer_class().compile = _original_compile
         _original_compile = None
-
-
-def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """Returns a layer and every layer inside it, wrapped ones included."""
-    return list(layer._flatten_layers())  # Keras 3.15; `layers` exists on models only
 
 
 def overwrites_with_gradient(variable) -> bool:

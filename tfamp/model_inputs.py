@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp import errors, float32_config, rebuild
+from tfamp import errors, float32_config, model_structure
 
 _BATCH, _OTHER = 2, 16  # Sizes of generated samples; 16 survives four 2x poolings.
 _SEED = 0
@@ -40,7 +40,7 @@ def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
     Raises:
       ExportError: If the inputs are not known, or `sample_inputs` does not fit them.
     """
-    declared = rebuild.declared_inputs(model)
+    declared = model_structure.declared_inputs(model)
     if declared is not None:
         specs = _specs(declared)
         if isinstance(model, keras.Sequential) and _reads_ids(model.layers[0]):
@@ -85,7 +85,7 @@ def _any_batch(tensor):
 def _recorded_specs(model):
     """Returns specs from the shapes of a subclassed model's first call."""
     shapes = (model.get_build_config() or {}).get("input_shape")
-    reads_ids = any(map(_reads_ids, rebuild.flatten_layers(model)))
+    reads_ids = any(map(_reads_ids, model_structure.flatten_layers(model)))
     if shapes is None or reads_ids:
         why = "reads integers" if reads_ids else "recorded no shape of one input"
         raise errors.ExportError(

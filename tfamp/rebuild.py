@@ -10,11 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Keras 3.15 exports no name for the class of `keras.Model(inputs, outputs)`;
-# guarded by tests/test_export.py, like `_run_through_graph` and `_flatten_layers`.
-from keras.src.models.functional import Functional
-
-from tfamp import errors, float32_config, policy
+from tfamp import errors, float32_config, model_structure, policy
 
 
 def rebuild_float32(model: keras.Model, sample_inputs: Any) -> keras.Model:
@@ -51,39 +47,6 @@ def rebuild_float32(model: keras.Model, sample_inputs: Any) -> keras.Model:
     return copy
 
 
-def recurrent_states(layer: keras.layers.Layer) -> list[Any]:
-    """Returns a stateful recurrent layer's states, which Keras counts nowhere."""
-    states = getattr(layer, "states", None) if _is_stateful(layer) else None
-    return [] if states is None else keras.tree.flatten(states)
-
-
-def _is_stateful(layer):
-    return bool(getattr(layer, "stateful", False))
-
-
-def declared_inputs(model: keras.Model) -> Any:
-    """Returns the symbolic inputs of a functional or sequential model, else None.
-
-    A sequential model without an input layer declares the batch size of its first
-    call; that is forgotten here, unless a recurrent layer keeps a state for it.
-    """
-    if isinstance(model, Functional):
-        return model.input
-    # A sequential model has no `inputs` before it is built.
-    if not isinstance(model, keras.Sequential) or not hasattr(model, "inputs"):
-        return None
-    tensor = model.inputs[0]
-    stateful = any(map(_is_stateful, flatten_layers(model)))
-    batch = tensor.shape[0] if stateful else None
-    shape = (batch, *tensor.shape[1:])
-    return keras.KerasTensor(shape, tensor.dtype, tensor.sparse, name=tensor.name)
-
-
-def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """Returns the layer and all layers in it, each once, parents first."""
-    return layer._flatten_layers()
-
-
 class _Copier:
     """Copies layers into float32; a layer met twice is copied once."""
 
@@ -106,11 +69,9 @@ class _Copier:
                 _check_same_values(source, target)
 
     def _rule(self, operation) -> Callable:
-        # A class with a `call` of its own computes more than its graph shows.
-        call = getattr(type(operation), "call", None)
-        if isinstance(operation, Functional) and call is Functional.call:
+        if model_structure.is_plain_functional(operation):
             return self._copy_functional
-        if isinstance(operation, keras.Sequential) and call is keras.Sequential.call:
+        if model_structure.is_plain_sequential(operation):
             return self._copy_sequential
         return self._copy_by_config
 
@@ -123,13 +84,11 @@ class _Copier:
                 for path, tensor in keras.tree.flatten_with_path(model.input)
             ],
         )
-        outputs = model._run_through_graph(
-            inputs, operation_fn=self.copy, call_fn=_call
-        )
+        outputs = model_structure.run_graph(model, inputs, self.copy, _call)
         return keras.Model(inputs, outputs, name=model.name)
 
     def _copy_sequential(self, model):
-        tensor = declared_inputs(model)
+        tensor = model_structure.declared_inputs(model)
         first = [] if tensor is None else [_float32_input(tensor, tensor.name)]
         layers = [self.copy(layer) for layer in model.layers]
         return keras.Sequential(first + layers, name=model.name)
@@ -142,8 +101,9 @@ class _Copier:
             "instead of lambdas"
         )
         with explained(operation, advice):
-            config = keras.saving.serialize_keras_object(operation)["config"]
-            copy = type(operation).from_config(float32_config.convert(config))
+            serialized: Any = keras.saving.serialize_keras_object(operation)
+            config = float32_config.convert(serialized["config"])
+            copy = type(operation).from_config(config)
             _copy_tables(operation, copy)
         if isinstance(operation, keras.layers.Layer):
             self._pairs.append((operation, copy))
@@ -165,21 +125,24 @@ def _float32_input(tensor, name):
 
 def _call(operation, *args, **kwargs):
     """Calls a copied operation on symbolic tensors and on constants of the graph."""
-    args, kwargs = keras.tree.map_structure(_float32_constant, (args, kwargs))
+    arguments: Any = keras.tree.map_structure(_float32_constant, (args, kwargs))
+    args, kwargs = arguments
     with explained(operation, "cannot be called in float32"):
         return operation(*args, **kwargs)
 
 
 def _float32_constant(value):
-    is_constant = isinstance(value, tf.Tensor | np.ndarray | np.generic)
-    if is_constant and float32_config.is_floating(tf.as_dtype(value.dtype).name):
-        return tf.cast(value, tf.float32)
+    if isinstance(value, tf.Tensor | np.ndarray | np.generic):
+        constant: Any = value
+        if float32_config.is_floating(tf.as_dtype(constant.dtype).name):
+            return tf.cast(constant, tf.float32)
     return value
 
 
 def _paired_layers(source, target):
     """Returns pairs of a layer, or a layer in it, and its copy."""
-    sources, targets = flatten_layers(source), flatten_layers(target)
+    sources = model_structure.flatten_layers(source)
+    targets = model_structure.flatten_layers(target)
     if [type(layer) for layer in sources] != [type(layer) for layer in targets]:
         raise ValueError(
             f"it holds other layers. Received: {_names(targets)}. Expected: "
@@ -194,7 +157,11 @@ def _copy_tables(source, target):
     if not isinstance(source, keras.layers.Layer):
         return
     pairs = [
-        [layer for layer in flatten_layers(each) if hasattr(layer, "save_assets")]
+        [
+            layer
+            for layer in model_structure.flatten_layers(each)
+            if hasattr(layer, "save_assets")
+        ]
         for each in (source, target)
     ]
     for old, new in zip(*pairs, strict=True):
@@ -210,7 +177,11 @@ def _copy_own_weights(source, target):
     store = {}
     source.save_own_variables(store)
     target.load_own_variables({key: np.asarray(store[key]) for key in store})
-    states = zip(recurrent_states(source), recurrent_states(target), strict=True)
+    states = zip(
+        model_structure.recurrent_states(source),
+        model_structure.recurrent_states(target),
+        strict=True,
+    )
     for old, new in states:
         new.assign(old)
     if source.trainable != target.trainable:
@@ -233,7 +204,7 @@ def _check_same_values(source, target):
 def _check_not_quantized(model):
     quantized = [
         layer
-        for layer in flatten_layers(model)
+        for layer in model_structure.flatten_layers(model)
         if layer.dtype_policy.quantization_mode is not None
     ]
     if quantized:
@@ -247,7 +218,7 @@ def _check_not_quantized(model):
 def _check_float32(model):
     wrong = [
         f"{layer.path} ({', '.join(sorted(dtypes))})"
-        for layer in flatten_layers(model)
+        for layer in model_structure.flatten_layers(model)
         if (dtypes := {name for name in _dtypes(layer) if _is_other_float(name)})
     ]
     if wrong:
@@ -260,7 +231,11 @@ def _check_float32(model):
 
 def _dtypes(layer):
     """Returns the dtypes of a layer without those of the layers in it."""
-    inner = {id(v) for child in flatten_layers(layer)[1:] for v in child.weights}
+    inner = {
+        id(v)
+        for child in model_structure.flatten_layers(layer)[1:]
+        for v in child.weights
+    }
     own = {v.dtype for v in layer.weights if id(v) not in inner}
     return own | {layer.compute_dtype, layer.variable_dtype}
 
@@ -271,7 +246,7 @@ def _is_other_float(name):
 
 def _custom_objects(model):
     """Scopes the model's own classes, so that wrappers find what they wrap."""
-    classes = {type(layer) for layer in flatten_layers(model)}
+    classes = {type(layer) for layer in model_structure.flatten_layers(model)}
     return keras.saving.custom_object_scope(
         {cls.__name__: cls for cls in classes if not cls.__module__.startswith("keras")}
     )
@@ -283,7 +258,7 @@ def _maps_kept(model):
 
     Keras 3.15's `DTypePolicyMap.get_config` takes the names of its policies away.
     """
-    policies = [layer.dtype_policy for layer in flatten_layers(model)]
+    policies = [layer.dtype_policy for layer in model_structure.flatten_layers(model)]
     maps = [p for p in policies if isinstance(p, keras.dtype_policies.DTypePolicyMap)]
     before = [(each, {key: each[key].name for key in each}) for each in maps]
     try:

@@ -1,6 +1,16 @@
 """Sentiment of review sentences (IMDb, Amazon, Yelp), from local tab-separated files.
 
-RESULTLINE
+    python scripts/train_bert.py --config=configs/bert/sentences.py \\
+        --data_dir=FOLDER --preset=PRESET
+
+FOLDER holds the three `*_labelled.txt` of the UCI "Sentiment Labelled Sentences"; 20 %
+are the test split. PRESET is a KerasHub name, `hf://...` or a Hugging Face folder;
+without it a small encoder is trained from nothing, which learns little from 2,162
+sentences.
+
+Expected with all-MiniLM-L6-v2: test accuracy 0.928 in float32 and 0.927 in
+mixed_bfloat16 (one seed each, 600 sentences, chance 0.52). Time: 7 minutes on 2 cores
+of an AMD EPYC shared with other jobs.
 """
 
 from tfamp.training import base_config

@@ -1,6 +1,14 @@
 """Sentiment of tweets (negative, neutral, positive), from local CSV files.
 
-RESULTLINE
+    python scripts/train_bert.py --config=configs/bert/tweets.py --data_dir=FOLDER
+
+FOLDER holds `train.csv` and `test.csv` with columns `text` and `sentiment` (27,480 and
+3,534 tweets; Kaggle's "Tweet Sentiment Extraction"). A small encoder is trained from
+nothing; a pretrained one wants a smaller step: --preset=PRESET (a KerasHub name,
+`hf://...` or a Hugging Face folder) --config.optimizer.learning_rate=1e-4.
+
+Expected without a preset: test accuracy 0.739 in float32 (one seed, chance 0.405; 23
+tweets are in both files). Time: 3 minutes on 2 shared cores of an AMD EPYC.
 """
 
 from tfamp.training import base_config
@@ -14,7 +22,7 @@ def get_config():
     config.epochs = 2
     config.batch_size = 32
     config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 1e-4
+    config.optimizer.learning_rate = 5e-4
     config.optimizer.schedule = "linear"
     config.optimizer.warmup_fraction = 0.1
     config.optimizer.weight_decay = 0.01

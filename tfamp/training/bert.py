@@ -44,17 +44,15 @@ def create(
     pretrained.require("keras_hub")  # Now, not after the corpus was read.
     corpus = text.limit(_load_corpus(config, data_dir), config.limit_examples)
     tokenizer = preset.tokenizer if preset else _train_tokenizer(corpus, config)
-    datasets, truncated = [], 0
-    for examples in (corpus.train, corpus.validation, corpus.test):
-        dataset, cut = _dataset(tokenizer, examples, config.data.sequence_length)
-        datasets.append(dataset)
-        truncated += cut
+    splits = (corpus.train, corpus.validation, corpus.test)
+    length = config.data.sequence_length
+    datasets, cut = zip(*(_dataset(tokenizer, s, length) for s in splits), strict=True)
     return tasks.Task(
         *datasets,
         build_model=lambda: build_model(config, len(corpus.classes), preset),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-        description=_describe(corpus, truncated, config),
+        description=_describe(corpus, sum(cut), config),
     )
 
 

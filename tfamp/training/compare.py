@@ -191,33 +191,44 @@ def compare(
         for seed in range(config.seed, config.seed + seeds)
         for mode in ("float32", mixed)
     }
+    finished = all((run / "result.json").exists() for run in folders.values())
+    if finished and (folder / "comparison.json").exists():
+        return _read(folder)
+    task = tasks.from_config(config)  # Once: reading a corpus can take a while.
     results = []
     for (mode, seed), where in folders.items():
         done = " (finished before)" if (where / "result.json").exists() else ""
         report(f"run {len(results) + 1} of {len(folders)}: {mode}, seed {seed}{done}")
-        results.append(_run(config, mode, seed, where))
+        results.append(_run(config, mode, seed, where, task))
     report("exporting the mixed model in float32")
     last = folders[mixed, config.seed]
-    exported = _export(config, last, folder / "export")
+    exported = _export(task, last, folder / "export")
     environment = json.loads((last / "environment.json").read_text())
     comparison = Comparison(config.name, results, note, exported, environment)
     _write(comparison, folder, folders)
     return comparison
 
 
-def _run(config, mode, seed, folder):
+def _run(config, mode, seed, folder, task):
     one = config.copy_and_resolve_references()
     one.precision.mode, one.seed = mode, seed
-    return trainer.train_and_evaluate(one, folder)
+    return trainer.train_and_evaluate(one, folder, task)
 
 
-def _export(config, run, path):
+def _export(task, run, path):
     """Exports a run's best model, verified on the task's own test examples."""
-    task = tasks.create(config, config.data_dir or None, config.manual_dir or None)
     sample = next(iter(task.test.batch(8)))[0]
     model = keras.models.load_model(run / "model.keras", compile=False)
     report = export.export_float32(model, path, sample_inputs=sample, overwrite=True)
     return report.to_dict()
+
+
+def _read(folder):
+    """Returns the comparison that a finished one left in its folder."""
+    fields = json.loads((folder / "comparison.json").read_text())
+    del fields["schema_version"]
+    fields["results"] = [trainer.RunResult(**row) for row in fields["results"]]
+    return Comparison(**fields)
 
 
 def _write(comparison, folder, folders):

@@ -91,18 +91,11 @@ def load(config: config_dict.ConfigDict) -> text.Corpus:
         for library, root in roots.items()
     }
     kept = _drop_near_duplicates(found, config.data.split_seed)
-    splits: dict[str, list[text.Example]] = {}
     dealt = [_deal(kept[library], config) for library in libraries]
-    for split in ("train", "validation", "test"):
-        texts = [part[split] for part in dealt]
-        count = min(map(len, texts))
-        _check_enough(count, split, texts, libraries)
-        examples = [
-            text.Example(item, label)
-            for label, items in enumerate(texts)
-            for item in items[:count]
-        ]
-        splits[split] = text.shuffle(examples, config.data.split_seed)
+    splits = {
+        split: text.shuffle(_balance(dealt, split, libraries), config.data.split_seed)
+        for split in ("train", "validation", "test")
+    }
     versions = ", ".join(f"{name} {_version(name)}" for name in libraries)
     notes = (f"docstrings of {versions}",)
     return text.Corpus(**splits, classes=libraries, notes=notes)
@@ -236,17 +229,23 @@ def _deal(items, config):
     return splits
 
 
-def _check_enough(count, split, texts, libraries):
-    """Raises if a class has no text in a split."""
-    if count:
-        return
-    sizes = ", ".join(
-        f"{name} {len(items)}" for name, items in zip(libraries, texts, strict=True)
-    )
-    raise errors.DataError(
-        f"Too few docstrings for the {split} split: {sizes}. Expected at least 1 of "
-        "each. Choose larger packages in config.data.libraries."
-    )
+def _balance(dealt, split, libraries):
+    """Returns equally many examples of each library in a split."""
+    texts = [part[split] for part in dealt]
+    count = min(map(len, texts))
+    if not count:
+        sizes = ", ".join(
+            f"{name} {len(items)}" for name, items in zip(libraries, texts, strict=True)
+        )
+        raise errors.DataError(
+            f"Too few docstrings for the {split} split: {sizes}. Expected at least 1 "
+            "of each. Choose larger packages in config.data.libraries."
+        )
+    return [
+        text.Example(item, label)
+        for label, items in enumerate(texts)
+        for item in items[:count]
+    ]
 
 
 def _hash(seed, path):
@@ -254,7 +253,7 @@ def _hash(seed, path):
     return hashlib.sha256(f"{seed}:{path}".encode()).digest()
 
 
-def _version(library):
+def _version(library: str) -> str:
     """Returns the installed version of a library, or "?"."""
     try:
         return importlib.metadata.version(_DISTRIBUTIONS.get(library, library))

@@ -42,20 +42,15 @@ TASKS = {
 }
 
 
-def create(
-    config: config_dict.ConfigDict,
-    data_dir: str | None = None,
-    manual_dir: str | None = None,
-) -> Task:
+def from_config(config: config_dict.ConfigDict) -> Task:
     """Loads a task's data and describes its model.
 
     Args:
-      config: The resolved configuration; `config.task` names the task.
-      data_dir: Folder of prepared (TFDS) or local data; None for the default.
-      manual_dir: Folder with a TFDS data set's original files.
+      config: The resolved configuration; `config.task` names the task,
+        `config.data_dir` and `config.manual_dir` say where its data are.
 
     Returns:
-      A `Task`.
+      A `Task`; nothing in it depends on the precision, the seed or the optimizer.
 
     Raises:
       ValueError: If there is no such task.
@@ -67,4 +62,4 @@ def create(
             f"Expected one of {', '.join(map(repr, TASKS))}."
         )
     module = importlib.import_module(TASKS[config.task])
-    return module.create(config, data_dir, manual_dir)
+    return module.create(config, config.data_dir or None, config.manual_dir or None)

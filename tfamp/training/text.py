@@ -3,7 +3,7 @@
 import csv
 import glob
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -145,7 +145,7 @@ def limit(corpus: Corpus, count: int) -> Corpus:
     )
 
 
-def text_key(text: str) -> Hashable:
+def text_key(text: str) -> str:
     """Returns what makes two texts the same: words, without case and spacing."""
     return " ".join(text.lower().split())
 
@@ -173,7 +173,10 @@ def _read_files(config, data_dir, pattern):
     bad: list[BadRow] = []
     for path in _find_files(data_dir, pattern):
         for item in _read_file(path, config.data):
-            (bad if isinstance(item, BadRow) else rows).append(item)
+            if isinstance(item, BadRow):
+                bad.append(item)
+            else:
+                rows.append(item)
     if not rows:
         raise errors.DataError(
             f"{pattern} in {data_dir} has no usable row. {_list_bad_rows(bad)}".strip()

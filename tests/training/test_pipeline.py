@@ -1,0 +1,61 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+from tfamp.training import pipeline
+
+
+def numbers(count):
+    return tf.data.Dataset.from_tensor_slices((tf.range(count), tf.range(count)))
+
+
+def read(dataset):
+    return [batch[0].tolist() for batch in dataset.as_numpy_iterator()]
+
+
+def epochs(first, last, seed=3):
+    batches = pipeline.training_batches(
+        numbers(10), batch_size=4, seed=seed, first_epoch=first, last_epoch=last
+    )
+    return read(batches)
+
+
+def test_epochs_differ_and_show_each_example_at_most_once():
+    batches = epochs(0, 3)
+    assert [len(batch) for batch in batches] == [4] * 6
+    first, second = sum(batches[:2], []), sum(batches[2:4], [])
+    assert first != second
+    assert len(set(first)) == len(set(second)) == 8
+
+
+@pytest.mark.parametrize("first", [1, 2, 6])
+def test_resumed_epochs_equal_those_of_the_uninterrupted_run(first):
+    keras.utils.set_random_seed(3)
+    whole = epochs(0, 7)
+    keras.utils.set_random_seed(3)
+    assert epochs(first, 7) == whole[2 * first :]
+
+
+def test_seeds_of_a_list_share_no_order():
+    assert epochs(1, 2, seed=0) != epochs(0, 1, seed=1)
+
+
+def test_evaluation_keeps_the_order_and_leaves_nothing_out():
+    batches = read(pipeline.evaluation_batches(numbers(10), 4))
+    assert sum(batches, []) == list(range(10))
+
+
+def test_data_that_fill_no_batch_are_refused():
+    with pytest.raises(tfamp.DataError, match="10 examples, batch_size=11"):
+        pipeline.steps_per_epoch(numbers(10), 11)
+    assert pipeline.steps_per_epoch(numbers(10), 10) == 1
+
+
+def test_many_epochs_stay_shallow():
+    batches = pipeline.training_batches(
+        numbers(4), batch_size=4, seed=0, first_epoch=0, last_epoch=300
+    )
+    assert sum(1 for _ in batches) == 300
+    np.testing.assert_array_equal(sorted(next(iter(batches))[0]), range(4))

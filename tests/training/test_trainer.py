@@ -1,0 +1,258 @@
+"""Whole runs, on a task of a hundred points, and on real digits where it matters."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+from tfamp import policy
+from tfamp.training import (
+    base_config,
+    callbacks,
+    compare,
+    run_files,
+    tasks,
+    train_and_evaluate,
+)
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def create_points(config, data_dir, manual_dir):
+    """A task: on which side of a line a point lies. With dropout, for its seeds."""
+    generator = np.random.default_rng(0)
+    points = generator.normal(size=(120, 4)).astype("float32")
+    labels = (points @ [1, -2, 3, 1] > 0).astype("int32")
+    whole = tf.data.Dataset.from_tensor_slices((points, labels))
+
+    def build():
+        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.3)]
+        head = keras.layers.Dense(2, dtype="float32")
+        return keras.Sequential([keras.Input((4,)), *layers, head])
+
+    return tasks.Task(
+        train=whole.take(80),
+        validation=whole.skip(80).take(20),
+        test=whole.skip(100),
+        build_model=build,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        description="points",
+    )
+
+
+@pytest.fixture
+def config(monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "points", __name__)
+    monkeypatch.setattr(sys.modules[__name__], "create", create_points, raising=False)
+    config = base_config.get_config()
+    config.name = config.task = "points"
+    config.epochs = 4
+    config.batch_size = 8
+    config.optimizer.learning_rate = 0.05
+    config.precision.mode = "float32"
+    return config
+
+
+def losses(folder):
+    return [row["loss"] for row in run_files.read_metrics(folder, "step")]
+
+
+def test_run_learns_and_writes_its_files(config, tmp_path):
+    before = policy.read()
+    result = train_and_evaluate(config, tmp_path / "run")
+    assert policy.read() == before
+    assert result.score > 0.7
+    assert (result.mode, result.seed, result.loss_scale) == ("float32", 0, None)
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {
+        "best.weights.h5",
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "model.keras",
+        "result.json",
+        "tensorboard",
+    }
+    environment = json.loads((tmp_path / "run/environment.json").read_text())
+    assert environment["precision"]["effective"] == "float32"
+    assert environment["packages"]["tensorflow"] == tf.__version__
+    loaded = keras.models.load_model(tmp_path / "run/model.keras")
+    task = create_points(config, None, None)
+    scores = loaded.evaluate(task.test.batch(20), verbose=0, return_dict=True)
+    assert scores["accuracy"] == pytest.approx(result.score)
+
+
+def test_finished_run_is_not_repeated(config, tmp_path):
+    first = train_and_evaluate(config, tmp_path)
+    stamp = (tmp_path / "model.keras").stat().st_mtime_ns
+    assert train_and_evaluate(config, tmp_path) == first
+    assert (tmp_path / "model.keras").stat().st_mtime_ns == stamp
+
+
+def test_same_seed_same_losses_and_other_seed_others(config, tmp_path):
+    train_and_evaluate(config, tmp_path / "a")
+    train_and_evaluate(config, tmp_path / "b")
+    config.seed = 1
+    train_and_evaluate(config, tmp_path / "c")
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert losses(tmp_path / "a") != losses(tmp_path / "c")
+
+
+@pytest.mark.parametrize("mode", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("killed_after", [1, 3, 4])
+def test_interrupted_run_goes_on_with_the_same_losses(
+    config, tmp_path, monkeypatch, mode, killed_after
+):
+    config.precision.mode = mode
+    config.precision.loss_scale.growth_interval = 7
+    whole = train_and_evaluate(config, tmp_path / "whole")
+    original = callbacks.AtomicBackup.on_epoch_end
+
+    def killed(self, epoch, logs=None):
+        if epoch + 1 == killed_after:
+            raise KeyboardInterrupt  # After the metrics, before the backup.
+        original(self, epoch, logs)
+
+    monkeypatch.setattr(callbacks.AtomicBackup, "on_epoch_end", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train_and_evaluate(config, tmp_path / "killed")
+    monkeypatch.setattr(callbacks.AtomicBackup, "on_epoch_end", original)
+    resumed = train_and_evaluate(config, tmp_path / "killed")
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert resumed._replace(steps_per_second=0) == whole._replace(steps_per_second=0)
+
+
+def test_torn_and_half_moved_backups_do_no_harm(config, tmp_path):
+    backup = callbacks.AtomicBackup(tmp_path / "backup")
+    model = create_points(config, None, None).build_model()
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    backup.set_model(model)
+    assert backup.restore(model) == 0
+    backup.on_epoch_end(0)
+    saved = model.get_weights()
+    (tmp_path / "backup.new").mkdir()
+    (tmp_path / "backup.new/latest.weights.h5").write_bytes(b"torn")
+    os.replace(tmp_path / "backup", tmp_path / "backup.old")
+    model.set_weights([weight + 1 for weight in saved])
+    assert backup.restore(model) == 1
+    for old, new in zip(saved, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    backup.on_epoch_end(1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["backup"]
+    backup.delete()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_of_another_run_is_refused_with_the_difference(config, tmp_path):
+    train_and_evaluate(config, tmp_path)
+    config.epochs = 5
+    with pytest.raises(tfamp.RunError, match="epochs: 4 -> 5"):
+        train_and_evaluate(config, tmp_path)
+    config.epochs, config.data_dir = 4, "elsewhere"  # Where data lie may change.
+    train_and_evaluate(config, tmp_path)
+
+
+def test_folder_that_cannot_be_written_is_refused(config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tfamp.RunError, match="--workdir"):
+        train_and_evaluate(config, tmp_path / "file" / "run")
+
+
+def test_overwrite_deletes_runs_only(config, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    with pytest.raises(tfamp.RunError, match="holds no config.yaml"):
+        run_files.delete_run(tmp_path / "mine")
+    train_and_evaluate(config, tmp_path / "run")
+    run_files.delete_run(tmp_path / "run")
+    run_files.delete_run(tmp_path / "run")
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_error_in_a_run_restores_the_policy(config, tmp_path):
+    before = policy.read()
+    config.precision.mode = "mixed_bfloat16"
+    config.optimizer.name = "lamb"
+    with pytest.raises(ValueError, match="lamb"):
+        train_and_evaluate(config, tmp_path)
+    assert policy.read() == before
+    assert tfamp.status().requested is None
+
+
+def test_unknown_task_is_refused(config):
+    config.task = "chess"
+    with pytest.raises(ValueError, match="config.task='chess'"):
+        tasks.from_config(config)
+
+
+def test_comparison_reports_both_modes_and_exports(config, tmp_path):
+    config.precision.mode = "mixed_float16"
+    config.precision.loss_scale.growth_interval = 10
+    said = []
+    comparison = compare.compare(config, tmp_path, seeds=2, report=said.append)
+    rows = comparison.rows()
+    assert [row[0] for row in rows] == ["mode", "float32", "mixed_float16"]
+    assert rows[1][-2:] == ["-", "-"]
+    assert "±" in rows[2][1] and float(rows[2][-1].split(" ±")[0]) > 1
+    assert [line.split(":")[0] for line in said[:4]] == [
+        f"run {i} of 4" for i in (1, 2, 3, 4)
+    ]
+    stored = json.loads((tmp_path / "comparison.json").read_text())
+    assert stored["schema_version"] == 1
+    assert [r["seed"] for r in stored["results"]] == [0, 0, 1, 1]
+    report = (tmp_path / "report.md").read_text()
+    assert report.count("| mixed_float16 |") == 1
+    assert (tmp_path / "comparison.png").stat().st_size > 10_000
+    served = tf.saved_model.load(str(tmp_path / "export"))
+    assert served.signatures["serving_default"].structured_outputs
+    modes = {(mode, seed) for mode in ("float32", "mixed_float16") for seed in (0, 1)}
+    for mode, seed in modes:
+        assert (tmp_path / mode / f"seed{seed}" / "result.json").exists()
+
+
+def test_comparison_says_what_mode_it_chose():
+    mode, note = compare.mixed_mode("float32")
+    assert mode == "mixed_bfloat16" and "slow here" in note
+    mode, note = compare.mixed_mode("mixed_float16")
+    assert mode == "mixed_float16" and "asked for" in note
+
+
+def test_killed_process_resumes(tmp_path):
+    """kill -9 in the middle of training on real digits, then the same command."""
+    command = [
+        *(sys.executable, str(ROOT / "scripts/train_cnn.py"), "--job=train"),
+        *("--tiny", "--config.limit_examples=0", "--config.epochs=5"),
+    ]
+
+    def start(folder):
+        return subprocess.Popen(
+            [*command, f"--workdir={folder}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+        )
+
+    killed = start(tmp_path / "killed")
+    deadline = time.monotonic() + 300
+    while len(run_files.read_metrics(tmp_path / "killed", "epoch")) < 2:
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not (tmp_path / "killed/result.json").exists()
+    for folder in ("killed", "whole"):
+        process = start(tmp_path / folder)
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
