@@ -10,7 +10,7 @@ PRESET is a KerasHub name, `hf://...` or a local Hugging Face folder.
 import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # Read when TensorFlow starts.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
 
 from absl import flags  # noqa: E402
 

@@ -8,7 +8,7 @@ python scripts/train_cnn.py --config.precision.mode=mixed_float16 --job=train
 import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # Read when TensorFlow starts.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
 
 from tfamp.training import app  # noqa: E402
 

@@ -1,6 +1,10 @@
 """What the tests share: the process' globals, and small models of the peers' rules."""
 
+import json
 import os
+import pathlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -200,3 +204,38 @@ def megatron_rule(
                 scale = scale * np.float32(growth_factor)
         rows.append((scale, growth_tracker, hysteresis_tracker))
     return rows
+
+
+# ---- Scripts ----
+
+
+class Finished(NamedTuple):
+    """How a script ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_scripts(cases: Iterable[tuple[str, list[str], str | os.PathLike]]):
+    """Runs scripts one after another; see run_scripts.py.
+
+    Args:
+      cases: (path of the script, arguments, working directory) of each.
+
+    Returns:
+      A list of `Finished`.
+    """
+    request = [
+        {"script": str(script), "arguments": arguments, "cwd": str(cwd)}
+        for script, arguments, cwd in cases
+    ]
+    done = subprocess.run(
+        [sys.executable, str(pathlib.Path(__file__).with_name("run_scripts.py"))],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=True,
+    )
+    return [Finished(**result) for result in json.loads(done.stdout)]

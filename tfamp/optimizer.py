@@ -211,24 +211,26 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             with keras.name_scope(self.name):
                 self.build(trainable_variables)
         grads = list(grads)
+        variables = list(trainable_variables or self._trainable_variables)
+        if len(grads) != len(variables):
+            raise ValueError(
+                "There must be one gradient (or None) for each variable. Received: "
+                f"{len(grads)} gradients and {len(variables)} variables."
+            )
         finite = self.check_finite(grads)
-        tf.cond(
-            finite,
-            lambda: self._apply_finite(grads, trainable_variables),
-            self._skip,
-        )
+        tf.cond(finite, lambda: self._apply_finite(grads, variables), self._skip)
         self._advance(finite)
 
-    def _apply_finite(self, grads, trainable_variables):
-        variables = trainable_variables or self._trainable_variables
-        inverse = 1.0 / self.dynamic_scale.value
+    def _apply_finite(self, grads, variables):
+        # Not times 1 / scale, which is subnormal, and flushed to 0, above 2**126.
+        scale = self.dynamic_scale.value
         unscaled = [
             grad
             if grad is None or keras_hooks.overwrites_with_gradient(variable)
-            else _multiply_f32(grad, inverse)
+            else _divide_f32(grad, scale)
             for grad, variable in zip(grads, variables, strict=True)
         ]
-        self.inner_optimizer.apply(unscaled, trainable_variables)
+        self.inner_optimizer.apply(unscaled, variables)
         return tf.constant(True)
 
     def _skip(self):
@@ -407,11 +409,11 @@ def check_replicas(strategy=None):
         )
 
 
-def _multiply_f32(grad, factor):
-    """Returns grad * factor in float32 (float64 stays), IndexedSlices kept sparse."""
+def _divide_f32(grad, scale):
+    """Returns grad / scale in float32 (float64 stays), IndexedSlices kept sparse."""
     if isinstance(grad, tf.IndexedSlices):
-        values = _multiply_f32(grad.values, factor)
+        values = _divide_f32(grad.values, scale)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     if grad.dtype == tf.float64:
-        return grad * tf.cast(factor, tf.float64)
-    return tf.cast(grad, tf.float32) * factor
+        return grad / tf.cast(scale, tf.float64)
+    return tf.cast(grad, tf.float32) / scale

@@ -11,18 +11,14 @@ from tfamp.training import base_config
 
 def get_config():
     """Returns the configuration."""
-    config = base_config.get_config()
+    config = base_config.get_cnn_config()
     config.name = "cifar10"
-    config.task = "image_classification"
     config.epochs = 30
     config.batch_size = 256
+    config.optimizer.warmup_fraction = 0.05
     config.data.name = "cifar10"
-    config.model.name = "cnn"
     config.model.blocks = ((64, 64), (128, 128), (256, 256))
     config.model.batch_norm = True
     config.model.dense = 512
     config.model.dropout = 0.5
-    config.optimizer.schedule = "cosine"
-    config.optimizer.warmup_fraction = 0.05
-    config.tiny.model = {"blocks": ((4,), (8,)), "dense": 16}
     return config

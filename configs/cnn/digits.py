@@ -12,19 +12,12 @@ from tfamp.training import base_config
 
 def get_config():
     """Returns the configuration."""
-    config = base_config.get_config()
+    config = base_config.get_cnn_config()
     config.name = "digits"
-    config.task = "image_classification"
-    config.epochs = 15
-    config.batch_size = 32
+    config.epochs = 10
     config.data.name = "digits"
     config.data.image_size = 32
-    config.model.name = "cnn"
-    config.model.blocks = ((32,), (128,), (256,))
-    config.model.batch_norm = False
+    config.model.blocks = ((32,), (128, 128), (256,))
     config.model.dense = 256
-    config.model.dropout = 0.3
-    config.optimizer.schedule = "cosine"
     config.tiny.data = {"image_size": 8}
-    config.tiny.model = {"blocks": ((4,), (8,)), "dense": 16}
     return config

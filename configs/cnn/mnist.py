@@ -11,17 +11,10 @@ from tfamp.training import base_config
 
 def get_config():
     """Returns the configuration."""
-    config = base_config.get_config()
+    config = base_config.get_cnn_config()
     config.name = "mnist"
-    config.task = "image_classification"
-    config.epochs = 4
+    config.epochs = 6
     config.batch_size = 128
     config.data.name = "mnist"
-    config.model.name = "cnn"
-    config.model.blocks = ((16,), (32,))
-    config.model.batch_norm = False
-    config.model.dense = 128
-    config.model.dropout = 0.3
-    config.optimizer.schedule = "cosine"
-    config.tiny.model = {"blocks": ((4,), (8,)), "dense": 16}
+    config.model.blocks = ((16,), (32,), (64,))
     return config

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import policy
+from tfamp import hardware, policy
 from tfamp.training import (
     base_config,
     callbacks,
@@ -219,6 +219,26 @@ def test_comparison_reports_both_modes_and_exports(config, tmp_path):
     modes = {(mode, seed) for mode in ("float32", "mixed_float16") for seed in (0, 1)}
     for mode, seed in modes:
         assert (tmp_path / mode / f"seed{seed}" / "result.json").exists()
+
+
+def test_finished_comparison_is_read_and_other_settings_are_refused(config, tmp_path):
+    config.precision.mode = "mixed_bfloat16"
+    first = compare.compare(config, tmp_path)
+    assert compare.compare(config, tmp_path).to_text() == first.to_text()
+    config.epochs = 2
+    with pytest.raises(tfamp.RunError, match="epochs: 4 -> 2"):
+        compare.compare(config, tmp_path)
+
+
+def test_comparison_with_a_mode_of_other_hardware_is_refused_first(
+    config, tmp_path, monkeypatch
+):
+    tpu = [hardware.DeviceDescription("TPU")]
+    monkeypatch.setattr(hardware, "read_devices", lambda: tpu)
+    config.precision.mode = "mixed_float16"
+    with pytest.raises(tfamp.UnsupportedModeError, match="TPUs have no float16"):
+        compare.compare(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_comparison_says_what_mode_it_chose():

@@ -142,13 +142,15 @@ def run_job(job: str, config, workdir: str | os.PathLike, seeds: int = 1) -> str
         lines = [f"{key}: {value}" for key, value in result._asdict().items()]
         return "\n".join([*lines, f"files: {workdir}"])
     comparison = compare.compare(config, workdir, seeds, report=_say)
-    exported = comparison.export
+    exported, *written = (
+        pathlib.Path(workdir, name)
+        for name in (comparison.export["path"], "report.md", "comparison.png")
+    )
     return "\n".join(
         [
             comparison.to_text(),
-            f"exported in float32, reloaded and verified: {exported['path']}",
-            f"report and figure: {pathlib.Path(workdir, 'report.md')}, "
-            f"{pathlib.Path(workdir, 'comparison.png')}",
+            f"exported in float32, reloaded and verified: {exported}",
+            f"report and figure: {', '.join(str(p) for p in written if p.exists())}",
         ]
     )
 

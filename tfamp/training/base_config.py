@@ -35,6 +35,71 @@ def get_config() -> config_dict.ConfigDict:
     return config
 
 
+def get_cnn_config() -> config_dict.ConfigDict:
+    """Returns the defaults of `configs/cnn/`; see `cnn.build_network`."""
+    config = get_config()
+    config.task = "image_classification"
+    config.optimizer.schedule = "cosine"
+    config.model.name = "cnn"
+    config.model.blocks = ((16,), (32,))
+    config.model.batch_norm = False
+    config.model.dense = 128
+    config.model.dropout = 0.3
+    config.tiny.model = {"blocks": ((4,), (8,)), "dense": 16}
+    return config
+
+
+def get_bert_config() -> config_dict.ConfigDict:
+    """Returns the defaults of `configs/bert/`; see `bert.create`.
+
+    The recipe is that of fine-tuning in Devlin et al., "BERT", 2019: AdamW, linear
+    warm-up over the first tenth and decay, gradients clipped at norm 1.
+    """
+    config = get_config()
+    config.task = "text_classification"
+    config.optimizer.name = "adamw"
+    config.optimizer.learning_rate = 5e-4
+    config.optimizer.schedule = "linear"
+    config.optimizer.warmup_fraction = 0.1
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.clip_global_norm = 1.0
+    config.data.split_seed = 0
+    config.data.test_fraction = 0.2  # Unused where there is a test file.
+    config.data.sequence_length = 64
+    config.model.name = "bert"
+    # Pretrained weights; the sizes below are those of a new encoder.
+    config.model.preset = ""
+    config.model.num_layers = 2
+    config.model.num_heads = 2
+    config.model.hidden_dim = 128
+    config.model.intermediate_dim = 512
+    config.model.dropout = 0.1
+    config.model.max_sequence_length = 64
+    config.model.vocabulary_size = 4096
+    config.tiny.model = {
+        "num_layers": 1,
+        "hidden_dim": 32,
+        "intermediate_dim": 64,
+        "vocabulary_size": 512,
+    }
+    return config
+
+
+def get_csv_config() -> config_dict.ConfigDict:
+    """Returns the defaults of text in local CSV or TSV files; see `text.load_csv`."""
+    config = get_bert_config()
+    config.data.name = "csv"
+    config.data.train_file = "train.csv"
+    config.data.test_file = ""  # "": a share of the training file is held out.
+    config.data.text_column = "text"
+    config.data.label_column = "label"
+    config.data.delimiter = ","
+    config.data.header = True
+    config.data.quoted = True
+    config.data.on_bad_rows = "raise"
+    return config
+
+
 def _optimizer():
     """Adam or AdamW with an optional warm-up and decay."""
     optimizer = config_dict.ConfigDict()

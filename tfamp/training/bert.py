@@ -1,6 +1,7 @@
 """Text classification with BERT: KerasHub's encoder, a float32 head of our own."""
 
 import collections
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -214,9 +215,10 @@ def _describe(corpus, truncated, config):
     sizes = [len(part) for part in (corpus.train, corpus.validation, corpus.test)]
     counts = np.bincount([e.label for e in corpus.test], minlength=len(corpus.classes))
     chance = counts.max() / counts.sum()
-    encoder = config.model.preset or (
-        f"new, {config.model.num_layers} layers of {config.model.hidden_dim}"
-    )
+    sizes_of_new = f"new, {config.model.num_layers} layers of {config.model.hidden_dim}"
+    # Of a folder only the last parts: the rest belongs to this host.
+    parts = pathlib.PurePath(config.model.preset).parts[-2:]
+    encoder = "/".join(parts) if config.model.preset else sizes_of_new
     parts = [
         f"Text classification, {len(corpus.classes)} classes "
         f"({', '.join(corpus.classes)})",

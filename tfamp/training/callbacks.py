@@ -52,18 +52,19 @@ class Recorder(keras.callbacks.Callback):
         """Starts the clock and the running mean anew."""
         self._epoch = epoch
         self._sum, self._count = 0.0, 0
-        self._first = self._last = None
+        self._times = []  # When the first and the last step had ended.
 
     def on_train_batch_end(self, batch, logs=None):
-        """Notes the time; every so many steps the loss and the loss scale, too."""
+        """Notes the loss and the loss scale now and then, and when the epoch ends."""
         step = self._epoch * self.steps_per_epoch + batch + 1
-        if step % self.every == 0 and logs:
+        if step % self.every == 0:
             total = float(logs["loss"]) * (batch + 1)  # Keras logs a running mean.
             loss = (total - self._sum) / (batch + 1 - self._count)
             self._sum, self._count = total, batch + 1
             self._write("step", step=step, loss=loss, **self._scaling())
-        self._last = (batch, time.perf_counter())
-        self._first = self._first or self._last
+        if batch in (0, self.steps_per_epoch - 1):
+            float(logs["loss"])  # Waits for the device, which may lag behind.
+            self._times.append(time.perf_counter())
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's line."""
@@ -74,9 +75,9 @@ class Recorder(keras.callbacks.Callback):
 
     def _steps_per_second(self):
         """Over the epoch, its first step and the validation left out."""
-        steps = self._last[0] - self._first[0]
-        seconds = self._last[1] - self._first[1]
-        return steps / seconds if steps else None
+        if len(self._times) < 2:
+            return None
+        return (self.steps_per_epoch - 1) / (self._times[1] - self._times[0])
 
     def _scaling(self):
         optimizer = self.model.optimizer

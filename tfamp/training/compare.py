@@ -191,15 +191,19 @@ def compare(
         for seed in range(config.seed, config.seed + seeds)
         for mode in ("float32", mixed)
     }
+    configs = {key: _config_of(config, *key) for key in folders}
+    for key, run in folders.items():
+        run_files.open_folder(configs[key], run)  # Refuses other settings at once.
     finished = all((run / "result.json").exists() for run in folders.values())
     if finished and (folder / "comparison.json").exists():
         return _read(folder)
     task = tasks.from_config(config)  # Once: reading a corpus can take a while.
     results = []
-    for (mode, seed), where in folders.items():
-        done = " (finished before)" if (where / "result.json").exists() else ""
+    for (mode, seed), run in folders.items():
+        done = " (finished before)" if (run / "result.json").exists() else ""
         report(f"run {len(results) + 1} of {len(folders)}: {mode}, seed {seed}{done}")
-        results.append(_run(config, mode, seed, where, task))
+        result = trainer.train_and_evaluate(configs[mode, seed], run, task)
+        results.append(result)
     report("exporting the mixed model in float32")
     last = folders[mixed, config.seed]
     exported = _export(task, last, folder / "export")
@@ -209,10 +213,10 @@ def compare(
     return comparison
 
 
-def _run(config, mode, seed, folder, task):
+def _config_of(config, mode, seed):
     one = config.copy_and_resolve_references()
     one.precision.mode, one.seed = mode, seed
-    return trainer.train_and_evaluate(one, folder, task)
+    return one
 
 
 def _export(task, run, path):
@@ -220,7 +224,7 @@ def _export(task, run, path):
     sample = next(iter(task.test.batch(8)))[0]
     model = keras.models.load_model(run / "model.keras", compile=False)
     report = export.export_float32(model, path, sample_inputs=sample, overwrite=True)
-    return report.to_dict()
+    return {**report.to_dict(), "path": path.name}  # Relative: folders get moved.
 
 
 def _read(folder):

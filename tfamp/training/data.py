@@ -126,7 +126,7 @@ def _prepare(tfds, builder, manual_dir):
     Without a network TFDS retries for more than three minutes first.
     """
     name, folder = builder.info.name, builder.data_dir
-    online = _network_reaches(_TFDS_HOST)
+    online = resolves(_TFDS_HOST)
     if manual_dir:
         _check_manual_files(builder, manual_dir, online)
     elif not online:
@@ -173,7 +173,8 @@ def _check_manual_files(builder, manual_dir, online):
         )
 
 
-def _network_reaches(host):
+def resolves(host: str) -> bool:
+    """Returns whether a host name resolves: whether there is a network at all."""
     try:
         socket.getaddrinfo(host, 443)
     except OSError:

@@ -27,7 +27,7 @@ def training_batches(
     seed: int,
     first_epoch: int,
     last_epoch: int,
-    buffer: int = 50_000,
+    buffer: int = 65_536,
 ) -> tf.data.Dataset:
     """Returns the batches of epochs [first_epoch, last_epoch), one after another.
 

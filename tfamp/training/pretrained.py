@@ -4,13 +4,13 @@ import importlib
 import json
 import os
 import pathlib
-import socket
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import keras
 
 from tfamp import errors
+from tfamp.training import data
 
 # What KerasHub reads of a Hugging Face folder.
 _FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json")
@@ -197,7 +197,7 @@ def _read_vocabulary(path):
 def _download_hf(preset):
     """Returns the folder of an hf:// name: downloaded, or as cached before."""
     hub = require("huggingface_hub")
-    offline = not _resolves("huggingface.co")  # Else the hub retries for 20 s.
+    offline = not data.resolves("huggingface.co")  # Else the hub retries for 20 s.
     try:
         folder = hub.snapshot_download(
             preset.removeprefix(_HF_PREFIX),
@@ -228,12 +228,3 @@ def _unusable(preset, error):
         f"The preset {preset!r} cannot be loaded: {type(error).__name__}: {reason}. "
         f"{_LOCAL_OPTION}"
     )
-
-
-def _resolves(host):
-    """Returns whether a host name resolves."""
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError:
-        return False
-    return True
