@@ -95,6 +95,13 @@ def test_script_commands_run(command, tmp_path, request):
     assert "mixed_" in done.stdout
 
 
+def test_figures_are_those_under_results():
+    """The table in README is the one that `results/` holds."""
+    report = (ROOT / "results/digits/report.md").read_text()
+    table = re.search(r"^\|.*?(?=\n\n)", report, flags=re.M | re.S)
+    assert table is not None and table.group() in TEXT
+
+
 def test_pip_commands_name_declared_extras():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")

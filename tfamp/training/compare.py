@@ -122,7 +122,7 @@ def _mean(values, form):
         return "-"
     text = format(statistics.fmean(values), form)
     if len(values) > 1:
-        text += " ± " + format(statistics.stdev(values), form)
+        text += " ± " + format(statistics.stdev(values), form.lstrip("+"))
     return text
 
 

@@ -7,6 +7,7 @@ except ImportError as e:
 
 # Blue and orange of Okabe and Ito's palette: told apart with any color vision.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+_WINDOW = 9  # Points of the loss curve that the bold line averages over.
 
 
 def comparison_figure(name: str, curves: dict) -> Figure:
@@ -33,20 +34,30 @@ def _draw_losses(axes, curves, colors):
     labelled = set()
     for (mode, _), rows in curves.items():
         rows = [row for row in rows if row["loss"] is not None]
+        steps = [row["step"] for row in rows]
+        losses = [row["loss"] for row in rows]
+        axes.plot(steps, losses, color=colors[mode], alpha=0.15, linewidth=0.8)
         axes.plot(
-            [row["step"] for row in rows],
-            [row["loss"] for row in rows],
+            steps,
+            _smooth(losses),
             color=colors[mode],
-            alpha=0.8,
-            linewidth=1.2,
+            linewidth=1.4,
             linestyle="-" if mode == "float32" else "--",
             label=None if mode in labelled else mode,
         )
         labelled.add(mode)
-    axes.set(xlabel="step", ylabel="training loss", title="Training loss")
+    title = f"Training loss (bold: mean of {_WINDOW} points)"
+    axes.set(xlabel="step", ylabel="training loss", title=title)
     axes.set_yscale("log")
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def _smooth(values):
+    """Mean of the points around each one; fewer at the ends."""
+    half = _WINDOW // 2
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
 
 
 def _draw_scales(axes, curves, colors):
