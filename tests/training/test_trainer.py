@@ -154,6 +154,25 @@ def test_torn_and_half_moved_backups_do_no_harm(config, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("resumed_after", [0, 3])
+def test_best_checkpoint_breaks_ties_by_the_loss(tmp_path, resumed_after):
+    path = tmp_path / "best.weights.h5"
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    nan = float("nan")
+    scores = [(0.5, nan), (0.9, 0.4), (0.8, 0.1), (0.9, 0.3), (0.9, 0.35), (0.7, nan)]
+    logs = [{"val_accuracy": a, "val_loss": loss} for a, loss in scores]
+    read = [{k: None if v != v else v for k, v in row.items()} for row in logs]
+    for first, last in ((0, resumed_after), (resumed_after, len(logs))):
+        callback = callbacks.BestCheckpoint(path, "accuracy", read[:first])
+        callback.set_model(model)
+        for epoch in range(first, last):
+            model.set_weights([np.full((1, 1), epoch), np.zeros(1)])
+            callback.on_epoch_end(epoch, logs[epoch])
+    model.load_weights(path)
+    assert model.get_weights()[0] == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["best.weights.h5"]
+
+
 def test_folder_of_another_run_is_refused_with_the_difference(config, tmp_path):
     train_and_evaluate(config, tmp_path)
     config.epochs = 5

@@ -98,6 +98,39 @@ def _json_number(value):
     return value if abs(value) < float("inf") else None  # NaN compares false
 
 
+class BestCheckpoint(keras.callbacks.Callback):
+    """Keeps the weights of the best epoch: highest score, then lowest loss.
+
+    Keras' `ModelCheckpoint` keeps the first of equal scores. On a small validation
+    split scores are often equal, and an early epoch would stay.
+
+    Args:
+      path: File to write, ending in ".weights.h5"; replaced in one step.
+      metric: Name of the score; higher is better.
+      epochs: Logs of the epochs before a resumption.
+    """
+
+    def __init__(self, path: pathlib.Path, metric: str, epochs: list[dict]):
+        super().__init__()
+        self.path = path
+        self.metric = metric
+        self._best = max(map(self._rank, epochs), default=None)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Writes the weights if the epoch is the best one."""
+        rank = self._rank(logs)
+        if self._best is None or rank > self._best:
+            new = self.path.with_name(f"new-{self.path.name}")
+            self.model.save_weights(new)
+            os.replace(new, self.path)
+            self._best = rank
+
+    def _rank(self, logs):
+        """Sorts epochs; what is not finite sorts first."""
+        loss = _json_number(logs["val_loss"])
+        return logs[f"val_{self.metric}"], -float("inf" if loss is None else loss)
+
+
 class AtomicBackup(keras.callbacks.Callback):
     """Keras' `BackupAndRestore`, safe against a kill at any instant.
 

@@ -157,23 +157,14 @@ class _Run:
         return [
             callbacks.EpochSeeds(self.steps),
             callbacks.Recorder(metrics, self.steps, every),
-            keras.callbacks.ModelCheckpoint(
+            callbacks.BestCheckpoint(
                 self.best,
-                monitor=f"val_{self.score}",
-                mode="max",
-                save_best_only=True,
-                save_weights_only=True,
-                initial_value_threshold=self._best_so_far(),
+                self.score,
+                run_files.read_metrics(self.folder, "epoch"),
             ),
             *_tensorboard(self.folder),
             self.backup,  # Last: what it stores includes the epoch's other files.
         ]
-
-    def _best_so_far(self):
-        """The best validation score of the epochs before a resumption."""
-        epochs = run_files.read_metrics(self.folder, "epoch")
-        scores = [row[f"val_{self.score}"] for row in epochs]
-        return max((s for s in scores if s is not None), default=None)
 
     def _result(self, status, scores, scaling) -> RunResult:
         epochs = run_files.read_metrics(self.folder, "epoch")
@@ -186,7 +177,7 @@ class _Run:
             score_name=self.score,
             test_loss=scores["loss"],
             final_loss=_number(epochs[-1]["loss"]),
-            best_validation_score=self._best_so_far(),
+            best_validation_score=max(row[f"val_{self.score}"] for row in epochs),
             steps_per_second=statistics.median(speeds) if speeds else float("nan"),
             **scaling,
             description=self.task.description,
