@@ -77,7 +77,9 @@ def enable(
     in an unchanged script. A `LossScaleOptimizer` that the user passes is never
     wrapped again. Layers built before keep their precision (a warning names them).
     Calling it again changes the mode; `disable` restores what stood before the
-    first call.
+    first call. Keras' policy belongs to a thread: enable and disable in the thread
+    that builds the models. Float16 layers that a model creates after `compile`, in
+    its `build`, are not seen: give such a model `wrap_optimizer`'s.
 
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
@@ -106,7 +108,8 @@ def _enable(mode, loss_scale, on_unsupported, warn_about_layers):
     chosen, reason = resolve_mode(mode, on_unsupported)
     if warn_about_layers:
         _warn_about_built_layers(chosen)
-    scaling = {} if loss_scale is None else loss_scale
+    # A copy: the caller's dict may change.
+    scaling = False if loss_scale is False else dict(loss_scale or {})
     before = _session.before if _session else policy.read()
     keras_hooks.install_compile_hook(_transform(scaling))
     policy.apply(chosen)

@@ -119,6 +119,17 @@ def _check_free(target, overwrite):
             f"There is something at `path` already. Received: path={target}. "
             "Choose another one, or pass `overwrite=True`."
         )
+    if os.path.lexists(target) and not _is_replaceable(target):
+        raise errors.ExportError(
+            "`overwrite=True` replaces a SavedModel or an empty folder only. Received: "
+            f"path={target}. Choose another one."
+        )
+
+
+def _is_replaceable(target):
+    if target.is_symlink() or not target.is_dir():
+        return False
+    return (target / "saved_model.pb").exists() or not any(target.iterdir())
 
 
 def _check_model(model):
@@ -157,6 +168,10 @@ def _state_kept(model):
 def _staged(target, overwrite) -> Iterator[pathlib.Path]:
     """Yields a folder beside the target; moves it there unless the block raises."""
     beside = next(parent for parent in target.parents if parent.exists())
+    if not beside.is_dir():
+        raise errors.ExportError(
+            f"`path` lies below a file. Received: path={target}; {beside} is no folder."
+        )
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside) as scratch:
         new, old = pathlib.Path(scratch, "new"), pathlib.Path(scratch, "old")
         yield new

@@ -222,13 +222,14 @@ def device_label(devices: Sequence[DeviceDescription]) -> str:
 
 
 def read_devices() -> list[DeviceDescription]:
-    """Describes this host's devices without initializing them.
+    """Describes this process' devices without initializing them.
 
     Returns:
-      A list of `DeviceDescription`, accelerators after the CPU.
+      A list of `DeviceDescription`, accelerators after the CPU; none that
+      `tf.config.set_visible_devices` hides.
     """
-    found = [_read_cpu() for _ in tf.config.list_physical_devices("CPU")[:1]]
-    for gpu in tf.config.list_physical_devices("GPU"):
+    found = [_read_cpu() for _ in tf.config.get_visible_devices("CPU")[:1]]
+    for gpu in tf.config.get_visible_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
         found.append(
             DeviceDescription(
@@ -237,7 +238,7 @@ def read_devices() -> list[DeviceDescription]:
                 compute_capability=details.get("compute_capability"),
             )
         )
-    found += [DeviceDescription("TPU") for _ in tf.config.list_physical_devices("TPU")]
+    found += [DeviceDescription("TPU") for _ in tf.config.get_visible_devices("TPU")]
     return found
 
 

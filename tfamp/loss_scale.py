@@ -135,7 +135,8 @@ def next_state(
     Hysteresis stays spent until the next growth, as in Megatron-LM: a finite step
     does not refill it. With hysteresis 1, factors 2.0 and 0.5 and wide bounds the
     scale's trajectory equals that of Keras 3 and of PyTorch's `GradScaler`.
-    With `dynamic=False` only the skip counters move.
+    With `dynamic=False` only the skip counters move. A scale that came from outside
+    the bounds (a restored checkpoint's, say) is clamped first.
 
     Args:
       config: A `LossScaleConfig`.
@@ -146,11 +147,11 @@ def next_state(
       A `LossScaleState` of scalar tensors: float32 and int64.
     """
     state = LossScaleState(
-        tf.convert_to_tensor(state.scale, "float32"),
+        clamp_scale(config, state.scale),
         *(tf.convert_to_tensor(field, COUNTER_DTYPE) for field in state[1:]),
     )
     finite = tf.convert_to_tensor(grads_finite, "bool")
-    skipped = tf.cast(~finite, COUNTER_DTYPE)
+    skipped = tf.cast(tf.logical_not(finite), COUNTER_DTYPE)
     counted = state._replace(
         skipped_steps=state.skipped_steps + skipped,
         consecutive_skipped_steps=(state.consecutive_skipped_steps + 1) * skipped,
@@ -160,8 +161,8 @@ def next_state(
     tracker = (state.growth_tracker + 1) * (1 - skipped)
     spent = tf.maximum(state.hysteresis_tracker - skipped, 0)
     # `>=`: a restored tracker may lie above a shorter new interval.
-    grow = finite & (tracker >= state.growth_interval)
-    back_off = ~finite & (spent <= 0)
+    grow = tf.logical_and(finite, tracker >= state.growth_interval)
+    back_off = tf.logical_and(tf.logical_not(finite), spent <= 0)
     scale = tf.where(grow, state.scale * config.growth_factor, state.scale)
     scale = tf.where(back_off, scale * config.backoff_factor, scale)
     return counted._replace(
@@ -174,10 +175,12 @@ def next_state(
 
 
 def clamp_scale(config: LossScaleConfig, scale):
-    """Returns `scale` within the bounds; float32 scalar tensor."""
+    """Returns `scale` within the bounds, NaN as the first one; float32 tensor []."""
     low = tf.constant(config.min_scale, "float32")
     high = tf.constant(config.upper_bound, "float32")
-    return tf.clip_by_value(scale, low, high)
+    first = tf.constant(config.initial_scale, "float32")
+    scale = tf.convert_to_tensor(scale, "float32")
+    return tf.clip_by_value(tf.where(tf.math.is_nan(scale), first, scale), low, high)
 
 
 def _check_number(name, value, kind):
@@ -212,6 +215,11 @@ def _check_factors(config):
             "`growth_factor` must be greater than 1, also as a float32. Received: "
             f"growth_factor={config.growth_factor}. For a fixed scale use "
             "`dynamic=False`."
+        )
+    if config.growth_factor > formats.float_format("float32").max:
+        raise ValueError(
+            "`growth_factor` must be a float32. Received: "
+            f"growth_factor={float(config.growth_factor):.4g}."
         )
     if not 0 < config.backoff_factor <= 1 - epsilon / 2:
         raise ValueError(

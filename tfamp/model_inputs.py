@@ -43,8 +43,10 @@ def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
     declared = model_structure.declared_inputs(model)
     if declared is not None:
         specs = _specs(declared)
-        if isinstance(model, keras.Sequential) and _reads_ids(model.layers[0]):
-            specs = tf.TensorSpec(specs.shape, tf.int32, specs.name)
+        # Keras declares a float where it had to guess: with no input layer.
+        if isinstance(model, keras.Sequential) and specs.dtype.is_floating:
+            if _reads_ids(_first_leaf(model)):
+                specs = tf.TensorSpec(specs.shape, tf.int32, specs.name)
     elif sample_inputs is not None:
         sample_inputs = keras.tree.map_structure(tf.convert_to_tensor, sample_inputs)
         specs = _specs(keras.tree.map_structure(_any_batch, sample_inputs))
@@ -99,6 +101,16 @@ def _recorded_specs(model):
             lambda shape: keras.KerasTensor((None, *shape[1:]), "float32"), shapes
         )
     )
+
+
+def _first_leaf(layer):
+    """Returns the first layer that computes, in models nested in one another."""
+    inner = [each for each in getattr(layer, "layers", []) if not _is_input(each)]
+    return _first_leaf(inner[0]) if inner else layer
+
+
+def _is_input(layer):
+    return isinstance(layer, keras.layers.InputLayer)
 
 
 def _reads_ids(layer):

@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfamp import keras_hooks, loss_scale
@@ -115,7 +116,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         ]
 
     def _add_scalar(self, name, value, dtype):
-        initializer = keras.initializers.Constant(value)
+        initializer: Any = keras.initializers.Constant(value)
         return self.add_variable((), initializer, dtype, name=name)
 
     @property
@@ -186,7 +187,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def scale_loss(self, loss):
         """Returns `loss` times the loss scale, in float32 or wider."""
-        return keras.ops.multiply(loss, self.dynamic_scale)
+        return keras.ops.multiply(loss, self._usable_scale())
+
+    def _usable_scale(self):
+        """The scale, within bounds whatever was restored or assigned."""
+        return loss_scale.clamp_scale(self._config, self.dynamic_scale.value)
 
     def apply(self, grads, trainable_variables=None):
         """Applies scaled gradients, or skips the step if one is not finite.
@@ -197,10 +202,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
           trainable_variables: Their variables; may be left out once built.
 
         Raises:
-          RuntimeError: In a `tf.distribute` strategy of several replicas.
+          RuntimeError: Under a `tf.distribute` strategy other than OneDeviceStrategy.
           ValueError: If the optimizer is not built and no variables are given.
         """
-        check_replicas()
+        check_strategy()
         if not self.built:
             if trainable_variables is None:
                 raise ValueError(
@@ -223,7 +228,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _apply_finite(self, grads, variables):
         # Not times 1 / scale, which is subnormal, and flushed to 0, above 2**126.
-        scale = self.dynamic_scale.value
+        scale = self._usable_scale()
         unscaled = [
             grad
             if grad is None or keras_hooks.overwrites_with_gradient(variable)
@@ -263,28 +268,30 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Settings given to this object win over saved ones: the growth interval and
         the hysteresis are its own, and a scale outside its bounds is clamped with
-        a warning.
-
-        Raises:
-          ValueError: If the number of variables fits none of the layouts.
+        a warning. A state that fits none of the layouts is left out whole, with a
+        warning, as in Keras: one saved by an optimizer of another kind, or loaded
+        before this one is built.
         """
         own, inner = self._variables, self.inner_optimizer.variables
-        layouts = {
-            len(targets): targets
-            for targets in (inner, own[:_STOCK_VARIABLES] + inner, own + inner)
-        }
-        targets = layouts.get(len(store.keys()))
-        if targets is None:
-            raise ValueError(
-                f"Cannot load the state of optimizer '{self.name}'. Received: "
-                f"{len(store.keys())} saved variables. Expected: "
-                f"{' or '.join(map(str, layouts))} (the inner optimizer's alone, "
-                "stock Keras' layout, tfamp's). Build the optimizer for the same "
-                "variables, with the same kind of inner optimizer, before loading."
-            )
-        for index, variable in enumerate(targets):
+        layouts = (own + inner, own[:_STOCK_VARIABLES] + inner, inner)
+        fitting = [targets for targets in layouts if _fits(store, targets)]
+        if not (self.built and fitting):
+            warnings.warn(self._why_not_loaded(store, layouts), stacklevel=2)
+            return
+        for index, variable in enumerate(fitting[0]):
             variable.assign(store[str(index)])
         self._fit_state_to_config()
+
+    def _why_not_loaded(self, store, layouts):
+        counts = " or ".join(str(len(targets)) for targets in layouts)
+        return (
+            f"The state of optimizer '{self.name}' was not loaded. Received: "
+            f"{len(store.keys())} saved variables. Expected: {counts} (tfamp's layout, "
+            "stock Keras', the inner optimizer's alone) of this optimizer's shapes"
+            f"{'' if self.built else '; it is not built yet'}. Compile with the same "
+            "kind of optimizer, call `optimizer.build(model.trainable_variables)`, "
+            "then load."
+        )
 
     def _fit_state_to_config(self):
         state = self._state_variables()
@@ -295,11 +302,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 tf.constant(self._config.hysteresis, loss_scale.COUNTER_DTYPE),
             )
         )
-        loaded = float(state.scale.value)
-        clamped = float(loss_scale.clamp_scale(self._config, loaded))
-        if not loaded == clamped:  # also true of NaN
+        loaded, clamped = float(state.scale.value), float(self._usable_scale())
+        if not loaded == clamped:  # Also true of NaN.
             low, high = self._config.min_scale, self._config.upper_bound
-            clamped = clamped if clamped == clamped else self._config.initial_scale
             warnings.warn(
                 f"The loaded loss scale {loaded} is outside [{low}, {high}]; "
                 f"it was set to {clamped}.",
@@ -394,19 +399,34 @@ def _check_inner(optimizer):
         )
 
 
-def check_replicas(strategy=None):
-    """Raises RuntimeError unless there is one replica; default: strategy in force."""
+def check_strategy(strategy=None):
+    """Raises RuntimeError for a strategy that loss scaling does not work under yet."""
     if tf.distribute.in_cross_replica_context():
         raise RuntimeError(
             "`apply` must be called in a replica context: inside `strategy.run`."
         )
-    strategy = strategy or tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync > 1:
-        raise RuntimeError(
-            "Loss scaling works on one replica. Received: "
-            f"{type(strategy).__name__} with {strategy.num_replicas_in_sync}. Train "
-            "on one device, or use mixed_bfloat16, which needs no loss scaling."
-        )
+    if strategy is None and tf.distribute.has_strategy():
+        strategy = tf.distribute.get_strategy()
+    if strategy is None or isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return
+    raise RuntimeError(
+        "Loss scaling works without a distribution strategy, or under "
+        f"OneDeviceStrategy. Received: {type(strategy).__name__} with "
+        f"{strategy.num_replicas_in_sync} replica(s). Train on one device, or use "
+        "mixed_bfloat16, which needs no loss scaling."
+    )
+
+
+def _fits(store, targets):
+    """Whether a saved state has as many variables, of these shapes and kinds."""
+    if len(store.keys()) != len(targets):
+        return False
+    saved = [store[str(index)] for index in range(len(targets))]
+    return all(
+        np.shape(value) == tuple(variable.shape)
+        and np.issubdtype(value.dtype, np.integer) == ("int" in variable.dtype)
+        for value, variable in zip(saved, targets, strict=True)
+    )
 
 
 def _divide_f32(grad, scale):

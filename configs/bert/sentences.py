@@ -20,7 +20,7 @@ def get_config():
     """Returns the configuration of the sentences task."""
     config = base_config.get_csv_config()
     config.name = "bert-sentences"
-    config.optimizer.learning_rate = 1e-4
+    config.optimizer.learning_rate = 2e-4
     config.data.train_file = "*_labelled.txt"  # IMDb, Amazon and Yelp.
     config.data.text_column = "0"  # Positions: the files have no header.
     config.data.label_column = "1"
@@ -28,4 +28,5 @@ def get_config():
     config.data.header = False
     config.data.quoted = False
     config.data.sequence_length = 48
+    config.model.pooling = "mean"  # As the sentence encoders were trained.
     return config

@@ -52,6 +52,7 @@ def bert_config(**data):
         "hidden_dim": 16,
         "intermediate_dim": 32,
         "dropout": 0.1,
+        "pooling": "cls",
         "max_sequence_length": LENGTH,
         "vocabulary_size": 200,
     }
@@ -211,14 +212,36 @@ def test_model_learns_a_word_that_tells_the_class(folder):
     assert model.evaluate(task.test.batch(20), verbose=0)[1] > 0.8
 
 
-def test_padding_does_not_change_the_logits(folder):
-    model = create(bert_config(), folder).build_model()
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_padding_does_not_change_the_logits(folder, pooling):
+    config = bert_config()
+    config.model.pooling = pooling
+    model = create(config, folder).build_model()
     tokenizer = bert.train_tokenizer(["the movie is good"], 60)
-    short, _ = bert.encode(tokenizer, ["the movie"], 8)
+    short, cut = bert.encode(tokenizer, ["the movie"], 12)
     padded, _ = bert.encode(tokenizer, ["the movie"], LENGTH)
+    assert cut == 0
     # Float32 sums in another order: a few roundings of values near 1.
     atol = 16 * np.finfo("float32").eps
     np.testing.assert_allclose(model(short), model(padded), rtol=0, atol=atol)
+
+
+def test_mean_pooling_is_the_mean_of_the_tokens_in_float32(folder):
+    config = bert_config()
+    config.model.pooling = "mean"
+    with policy.policy_scope("mixed_bfloat16"):
+        model = create(config, folder).build_model()
+    layer = model.get_layer("mean_pooling")
+    hidden = np.array([[[1.0], [2.0], [9.0]]], "float32")
+    pooled = layer(hidden, mask=np.array([[1, 1, 0]]))
+    assert pooled.dtype == tf.float32 and float(pooled[0, 0]) == 1.5
+
+
+def test_unknown_pooling_is_refused(folder):
+    config = bert_config()
+    config.model.pooling = "max"
+    with pytest.raises(ValueError, match="'max'"):
+        create(config, folder).build_model()
 
 
 def test_tokenizer_is_trained_on_the_training_split_only(folder, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,8 +179,9 @@ def test_folder_of_another_run_is_refused_with_the_difference(config, tmp_path):
     config.epochs = 5
     with pytest.raises(tfamp.RunError, match="epochs: 4 -> 5"):
         train_and_evaluate(config, tmp_path)
-    config.epochs, config.data_dir = 4, "elsewhere"  # Where data lie may change.
-    train_and_evaluate(config, tmp_path)
+    config.epochs, config.data_dir = 4, "elsewhere"  # Other data, for all one knows.
+    with pytest.raises(tfamp.RunError, match="data_dir: '' -> 'elsewhere'"):
+        train_and_evaluate(config, tmp_path)
 
 
 def test_folder_that_cannot_be_written_is_refused(config, tmp_path):
@@ -188,15 +190,85 @@ def test_folder_that_cannot_be_written_is_refused(config, tmp_path):
         train_and_evaluate(config, tmp_path / "file" / "run")
 
 
-def test_overwrite_deletes_runs_only(config, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.txt").write_text("years of work")
-    with pytest.raises(tfamp.RunError, match="holds no config.yaml"):
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["thesis.txt"],
+        ["config.yaml", "result.json", "thesis.txt"],
+        ["old/run/config.yaml", "thesis.txt"],
+        ["float32/seed0/config.yaml", "thesis.txt"],
+        ["float32/seed0/config.yaml", "float32/seed0/thesis.txt"],
+        ["float32/seed0/config.yaml", "float32/thesis.txt"],
+    ],
+    ids=str,
+)
+def test_overwrite_deletes_nothing_that_no_run_has_written(tmp_path, files):
+    for file in files:
+        path = tmp_path / "mine" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("years of work")
+    with pytest.raises(tfamp.RunError, match="thesis.txt|holds old"):
         run_files.delete_run(tmp_path / "mine")
+    assert all((tmp_path / "mine" / file).exists() for file in files)
+
+
+def test_overwrite_deletes_runs_and_comparisons(config, tmp_path):
     train_and_evaluate(config, tmp_path / "run")
     run_files.delete_run(tmp_path / "run")
     run_files.delete_run(tmp_path / "run")
-    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+    config.precision.mode = "mixed_bfloat16"
+    compare.compare(config, tmp_path / "comparison")
+    run_files.delete_run(tmp_path / "comparison")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overwrite_spares_the_current_directory(config, tmp_path, monkeypatch):
+    train_and_evaluate(config, tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run" / "tensorboard")
+    with pytest.raises(tfamp.RunError, match="current directory"):
+        run_files.delete_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("batch_size", -1),
+        ("eval_batch_size", 0),
+        ("limit_examples", -5),
+        ("limit_examples", 1),
+        ("validation_fraction", 1.0),
+        ("optimizer.learning_rate", -1.0),
+        ("optimizer.learning_rate", float("nan")),
+        ("optimizer.warmup_fraction", 2.0),
+        ("model.dropout", 1.0),
+    ],
+)
+def test_nonsensical_settings_are_refused_before_anything_is_written(
+    config, tmp_path, field, value
+):
+    config.model.dropout = 0.1
+    config.update_from_flattened_dict({field: value})
+    for job in (train_and_evaluate, compare.compare):
+        with pytest.raises(ValueError, match=f"config.{field} must be"):
+            job(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_rejected_settings_do_not_block_the_corrected_command(config, tmp_path):
+    config.precision.loss_scale.growth_interval = 0
+    with pytest.raises(ValueError, match="growth_interval"):
+        train_and_evaluate(config, tmp_path)
+    config.precision.loss_scale.growth_interval = 5
+    assert train_and_evaluate(config, tmp_path).mode == "float32"
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "just text"])
+def test_folder_with_other_yaml_is_refused(config, tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(tfamp.RunError, match="not the settings of a run"):
+        train_and_evaluate(config, tmp_path)
 
 
 def test_error_in_a_run_restores_the_policy(config, tmp_path):
@@ -249,6 +321,25 @@ def test_finished_comparison_is_read_and_other_settings_are_refused(config, tmp_
         compare.compare(config, tmp_path)
 
 
+def test_comparison_answers_the_question_that_is_asked(config, tmp_path):
+    """Other modes or seeds in the same folder: their own table, runs kept."""
+
+    def ask(mode, seeds):
+        config.precision.mode = mode
+        rows = compare.compare(config, tmp_path, seeds).results
+        return [(row.mode, row.seed) for row in rows]
+
+    bfloat16 = [("float32", 0), ("mixed_bfloat16", 0)]
+    assert ask("mixed_bfloat16", 1) == bfloat16
+    assert ask("mixed_float16", 1) == [("float32", 0), ("mixed_float16", 0)]
+    assert ask("mixed_bfloat16", 1) == bfloat16
+    assert len(ask("mixed_bfloat16", 2)) == 4
+    assert ask("mixed_bfloat16", 1) == bfloat16
+    shutil.rmtree(tmp_path / "export")
+    assert ask("mixed_bfloat16", 1) == bfloat16
+    assert (tmp_path / "export/saved_model.pb").exists()
+
+
 def test_comparison_with_a_mode_of_other_hardware_is_refused_first(
     config, tmp_path, monkeypatch
 ):
@@ -260,9 +351,17 @@ def test_comparison_with_a_mode_of_other_hardware_is_refused_first(
     assert not (tmp_path / "run").exists()
 
 
+def test_comparison_on_a_plain_cpu_says_that_the_mixed_mode_is_slow(monkeypatch):
+    plain = [hardware.DeviceDescription("CPU", "plain")]
+    monkeypatch.setattr(hardware, "read_devices", lambda: plain)
+    mode, note = compare.mixed_mode("auto")
+    assert mode == "mixed_bfloat16"
+    assert "float32 is the mode for this host" in note and "slow here" in note
+
+
 def test_comparison_says_what_mode_it_chose():
     mode, note = compare.mixed_mode("float32")
-    assert mode == "mixed_bfloat16" and "slow here" in note
+    assert mode == "mixed_bfloat16" and "the mode asked for" in note
     mode, note = compare.mixed_mode("mixed_float16")
     assert mode == "mixed_float16" and "asked for" in note
 

@@ -8,15 +8,27 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
+import tensorflow as tf
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tfamp import errors
-from tfamp.training import base_config, compare, run_files, trainer
+from tfamp import control, errors, optimizer
+from tfamp.training import base_config, compare, run_files, tasks, trainer
 
 JOBS = ("compare", "train")
 # What a user can mend: reported in one line. Anything else is a bug: traceback.
-_USER_ERRORS = (errors.TfampError, ValueError, TypeError, ImportError, OSError)
+_USER_ERRORS = (
+    errors.TfampError,
+    ValueError,
+    TypeError,
+    ImportError,
+    OSError,
+    tf.errors.OpError,  # A corrupt file of a prepared data set, say.
+)
+
+
+# The flags are not parsed yet where these are looked for.
+_VERBOSE = {"--verbosity=1", "--verbosity=2", "-v=1", "-v=2"}
 
 
 def define_flags(default_config: str) -> None:
@@ -40,6 +52,7 @@ def define_flags(default_config: str) -> None:
     flags.DEFINE_integer("seeds", 1, "How many seeds to compare over.", lower_bound=1)
     flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
     flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
+    flags.adopt_module_key_flags(sys.modules[__name__])  # For the script's --help.
 
 
 def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
@@ -63,8 +76,8 @@ def _one_line_errors(argv):
     """Exits with one line where the command line or the configuration is wrong."""
     try:
         yield
-    except (flags.Error, KeyError, AttributeError, *_USER_ERRORS) as e:
-        if any(argument.startswith("--verbosity") for argument in argv):
+    except (flags.Error, KeyError, AttributeError, SyntaxError, *_USER_ERRORS) as e:
+        if _VERBOSE.intersection(argv):
             raise
         _exit(e)
 
@@ -104,9 +117,12 @@ def run_flags() -> None:
         given = config_flags.get_override_values(flags.FLAGS["config"])
         config.update_from_flattened_dict(given)  # What was asked for wins.
     with config.unlocked():
-        config.data_dir, config.manual_dir = values.data_dir, values.manual_dir
+        # Absolute: part of what the run is, wherever it goes on from.
+        config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
+        config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
     workdir = pathlib.Path(values.workdir or default_workdir(config))
-    if values.overwrite:
+    if values.overwrite and workdir.exists():
+        check(config)  # Nothing is deleted for a command that cannot run.
         run_files.delete_run(workdir)
     _say(f"working directory: {workdir}")
     print(run_job(values.job, config, workdir, values.seeds))
@@ -114,6 +130,14 @@ def run_flags() -> None:
 
 def _say(line):
     sys.stderr.write(f"{line}\n")
+
+
+def check(config) -> None:
+    """Raises unless the settings make sense here and the data can be read."""
+    base_config.validate(config)
+    control.resolve_mode(config.precision.mode)
+    optimizer.check_keywords(**config.precision.loss_scale.to_dict())
+    tasks.from_config(config)
 
 
 def run_job(job: str, config, workdir: str | os.PathLike, seeds: int = 1) -> str:
@@ -158,7 +182,5 @@ def run_job(job: str, config, workdir: str | os.PathLike, seeds: int = 1) -> str
 def default_workdir(config) -> pathlib.Path:
     """Returns runs/NAME-HASH: the same settings, the same folder, so runs resume."""
     settings = run_files.plain_config(config)
-    for name in ("data_dir", "manual_dir"):
-        settings.pop(name)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     return pathlib.Path("runs", f"{config.name}-{digest.hexdigest()[:8]}")

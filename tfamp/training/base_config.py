@@ -1,5 +1,8 @@
 """The configuration that every task starts from; files in `configs/` are deltas."""
 
+import math
+from typing import Any
+
 from ml_collections import config_dict
 
 
@@ -67,6 +70,7 @@ def get_bert_config() -> config_dict.ConfigDict:
     config.data.test_fraction = 0.2  # Unused where there is a test file.
     config.data.sequence_length = 64
     config.model.name = "bert"
+    config.model.pooling = "cls"  # Or "mean": see `bert.build_model`.
     # Pretrained weights; the sizes below are those of a new encoder.
     config.model.preset = ""
     config.model.num_layers = 2
@@ -126,6 +130,43 @@ def _precision():
     precision.loss_scale.max_scale = config_dict.placeholder(float)
     precision.loss_scale.dynamic = True
     return precision
+
+
+# Field -> what it must satisfy, in words and as a predicate.
+_RULES = {
+    "epochs": ("at least 1", lambda v: v >= 1),
+    "batch_size": ("at least 1", lambda v: v >= 1),
+    "eval_batch_size": ("at least 1", lambda v: v >= 1),
+    "limit_examples": ("0 (all) or at least 2", lambda v: v == 0 or v >= 2),
+    "seed": ("at least 0", lambda v: v >= 0),
+    "validation_fraction": ("in (0, 1)", lambda v: 0 < v < 1),
+    "optimizer.learning_rate": ("positive and finite", lambda v: 0 < v < math.inf),
+    "optimizer.warmup_fraction": ("in [0, 1]", lambda v: 0 <= v <= 1),
+    "optimizer.weight_decay": ("finite, at least 0", lambda v: 0 <= v < math.inf),
+    "optimizer.clip_global_norm": ("finite, at least 0", lambda v: 0 <= v < math.inf),
+    "data.image_size": ("at least 4", lambda v: v >= 4),
+    "data.sequence_length": ("at least 3", lambda v: v >= 3),
+    "data.test_fraction": ("in (0, 1)", lambda v: 0 < v < 1),
+    "model.dropout": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "model.dense": ("at least 1", lambda v: v >= 1),
+    "model.blocks": (
+        "a tuple of tuples of channels, each at least 1",
+        lambda v: all(isinstance(b, tuple) and min(b, default=0) >= 1 for b in v),
+    ),
+}
+
+
+def validate(config: config_dict.ConfigDict) -> None:
+    """Raises ValueError, naming all fields at once, if a value makes no sense."""
+    wrong = []
+    for field, (words, holds) in _RULES.items():
+        part: Any = config
+        for name in field.split("."):
+            part = part.get(name) if part is not None else None
+        if part is not None and not holds(part):
+            wrong.append(f"config.{field} must be {words}. Received: {part!r}.")
+    if wrong:
+        raise ValueError(" ".join(wrong))
 
 
 def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:

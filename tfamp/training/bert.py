@@ -27,7 +27,9 @@ def create(
         `config.data.sequence_length` is the tokens of an example. `config.model` has
         preset: "" for a new encoder, else see `pretrained.find`;
         num_layers, num_heads, hidden_dim, intermediate_dim, max_sequence_length,
-        vocabulary_size: sizes of a new encoder, unused with a preset; dropout.
+        vocabulary_size: sizes of a new encoder, unused with a preset;
+        pooling: "cls" for BERT's pooled first token, "mean" for the mean of the last
+        hidden states; dropout.
       data_dir: Folder of local files; "docstrings" needs none.
       manual_dir: Unused.
 
@@ -80,7 +82,7 @@ def build_model(
         backbone = pretrained.build_backbone(preset, config.model.dropout)
     else:
         backbone = _new_backbone(config.model)
-    pooled = backbone.output["pooled_output"]
+    pooled = _pool(backbone, config.model.pooling)
     pooled = keras.layers.Dropout(config.model.dropout, name="pooled_dropout")(pooled)
     logits = keras.layers.Dense(
         num_classes,
@@ -89,6 +91,21 @@ def build_model(
         name="logits",
     )(pooled)
     return keras.Model(backbone.input, logits, name="text_classifier")
+
+
+def _pool(backbone, pooling):
+    """Returns one vector for each text."""
+    if pooling == "cls":
+        return backbone.output["pooled_output"]
+    if pooling != "mean":
+        raise ValueError(
+            "Unknown pooling. Received: config.model.pooling="
+            f"{pooling!r}. Expected 'cls' or 'mean'."
+        )
+    # In float32: a sum over the tokens loses bits in 16.
+    mean = keras.layers.GlobalAveragePooling1D(dtype="float32", name="mean_pooling")
+    mask = backbone.input["padding_mask"]
+    return mean(backbone.output["sequence_output"], mask=mask)
 
 
 def encode(

@@ -86,12 +86,13 @@ class Recorder(keras.callbacks.Callback):
         return {k: float(v) for k, v in values.items() if v is not None}
 
     def _write(self, kind, **values):
-        clean = {k: _json_number(v) for k, v in values.items()}
+        clean = {k: json_number(v) for k, v in values.items()}
         with self.path.open("a") as file:
             file.write(json.dumps({"kind": kind, **clean}) + "\n")
 
 
-def _json_number(value):
+def json_number(value):
+    """Returns a number as JSON can hold it: None where it is not finite."""
     if value is None or isinstance(value, int):
         return value
     value = float(value)
@@ -127,7 +128,7 @@ class BestCheckpoint(keras.callbacks.Callback):
 
     def _rank(self, logs):
         """Sorts epochs; what is not finite sorts first."""
-        loss = _json_number(logs["val_loss"])
+        loss = json_number(logs["val_loss"])
         return logs[f"val_{self.metric}"], -float("inf" if loss is None else loss)
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import keras
 from absl import logging
 
-from tfamp import control, export
-from tfamp.training import run_files, tasks, trainer
+from tfamp import control, export, hardware
+from tfamp.training import base_config, run_files, tasks, trainer
 
 _COLUMNS = (
     "mode",
@@ -100,7 +100,12 @@ class Comparison(NamedTuple):
 
 def _row(mode, runs, base):
     speed = [run.steps_per_second for run in runs]
-    ratio = [r.steps_per_second / b.steps_per_second for r, b in _pairs(runs, base)]
+    ratio = [
+        r.steps_per_second / b.steps_per_second
+        if r.steps_per_second and b.steps_per_second
+        else None
+        for r, b in _pairs(runs, base)
+    ]
     return [
         mode,
         _mean(speed, ".2f"),
@@ -150,12 +155,16 @@ def mixed_mode(requested: str) -> tuple[str, str]:
     """
     chosen, reason = control.resolve_mode(requested)
     mode = chosen.name
-    if mode == "float32":
-        return "mixed_bfloat16", (
-            f"float32 is the mode for this host ({reason}): mixed_bfloat16 is shown "
-            "for comparison and is slow here"
-        )
-    return mode, f"mode {mode}: {reason}"
+    if mode != "float32":
+        return mode, f"mode {mode}: {reason}"
+    devices = hardware.read_devices()
+    support = hardware.format_support("bfloat16", devices)
+    speed = "fast" if support.fast else "slow"
+    why = "the mode for this host" if requested == "auto" else "the mode asked for"
+    return "mixed_bfloat16", (
+        f"float32 is {why}; mixed_bfloat16 is shown for comparison and is {speed} "
+        f"here: {support.reason}"
+    )
 
 
 def compare(
@@ -184,6 +193,7 @@ def compare(
     """
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")
+    base_config.validate(config)
     mixed, note = mixed_mode(config.precision.mode)
     folder = pathlib.Path(workdir)
     folders = {
@@ -194,9 +204,9 @@ def compare(
     configs = {key: _config_of(config, *key) for key in folders}
     for key, run in folders.items():
         run_files.open_folder(configs[key], run)  # Refuses other settings at once.
-    finished = all((run / "result.json").exists() for run in folders.values())
-    if finished and (folder / "comparison.json").exists():
-        return _read(folder)
+    stored = _read(folder, folders)
+    if stored is not None:
+        return stored
     task = tasks.from_config(config)  # Once: reading a corpus can take a while.
     results = []
     for (mode, seed), run in folders.items():
@@ -227,12 +237,18 @@ def _export(task, run, path):
     return {**report.to_dict(), "path": path.name}  # Relative: folders get moved.
 
 
-def _read(folder):
-    """Returns the comparison that a finished one left in its folder."""
+def _read(folder, folders):
+    """Returns the comparison of just these runs if the folder holds it whole."""
+    written = [run / "result.json" for run in folders.values()]
+    written += [folder / name for name in ("comparison.json", "report.md", "export")]
+    if not all(path.exists() for path in written):
+        return None
     fields = json.loads((folder / "comparison.json").read_text())
     del fields["schema_version"]
     fields["results"] = [trainer.RunResult(**row) for row in fields["results"]]
-    return Comparison(**fields)
+    stored = Comparison(**fields)
+    same = [(row.mode, row.seed) for row in stored.results] == list(folders)
+    return stored if same else None
 
 
 def _write(comparison, folder, folders):

@@ -24,6 +24,7 @@ def hold_out(dataset: tf.data.Dataset, fraction: float):
 
     Raises:
       ValueError: If the fraction is not in (0, 1).
+      DataError: If there are fewer than two examples.
     """
     if not 0 < fraction < 1:
         raise ValueError(
@@ -31,6 +32,10 @@ def hold_out(dataset: tf.data.Dataset, fraction: float):
             f"Received: validation_fraction={fraction}."
         )
     total = int(dataset.cardinality())
+    if total < 2:
+        raise errors.DataError(
+            f"Too few examples to hold some out. Received: {total}. Expected 2 or more."
+        )
     held = min(max(1, round(total * fraction)), total - 1)
     return dataset.take(total - held), dataset.skip(total - held)
 

@@ -155,10 +155,17 @@ def _read_folder(name, folder):
             f"{folder / _FILES[0]} has hidden_act={activation!r}. Expected one of "
             f"{', '.join(_ACTIVATIONS)}."
         )
+    vocabulary = _read_vocabulary(folder / _FILES[2])
+    if len(vocabulary) > model.get("vocab_size", len(vocabulary)):
+        raise errors.DataError(
+            f"{folder / _FILES[2]} has {len(vocabulary)} tokens, more than the "
+            f"vocab_size={model['vocab_size']} of {_FILES[0]}. Expected the files of "
+            "one model."
+        )
     return Preset(
         name,
         str(folder),
-        _tokenizer_of(_read_vocabulary(folder / _FILES[2]), tokens),
+        _tokenizer_of(vocabulary, tokens),
         _ACTIVATIONS[activation],
         model.get("max_position_embeddings"),
     )
@@ -177,9 +184,14 @@ def _tokenizer_of(vocabulary, options):
 def _read_json(path):
     """Reads a JSON object."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise errors.DataError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise errors.DataError(
+            f"{path} must hold a JSON object. Received: {type(value).__name__}."
+        )
+    return value
 
 
 def _read_vocabulary(path):

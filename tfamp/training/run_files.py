@@ -6,20 +6,37 @@ import os
 import pathlib
 import platform
 import shutil
+import tempfile
 from typing import Any
 
 import yaml
 from ml_collections import config_dict
 
-from tfamp import control, errors, hardware
+from tfamp import control, errors, hardware, modes
 
 _PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
-# Where the data lie is no property of the run.
-_PATHS = ("data_dir", "manual_dir")
+# What a run, and what a comparison, writes; nothing else is ever deleted.
+_RUN_FILES = {
+    "backup",
+    "backup.new",
+    "backup.old",
+    "best.weights.h5",
+    "config.yaml",
+    "environment.json",
+    "metrics.jsonl",
+    "model.keras",
+    "new-best.weights.h5",
+    "result.json",
+    "tensorboard",
+}
+_COMPARISON_FILES = {"comparison.json", "comparison.png", "export", "report.md"}
 
 
 def open_folder(config: config_dict.ConfigDict, workdir: str | os.PathLike):
     """Creates a run's folder, or checks that it holds the same run.
+
+    The settings are written later, by `write_config`: a run whose settings or data
+    turn out to be wrong leaves no trace that the corrected one would stumble over.
 
     Args:
       config: The resolved configuration.
@@ -32,19 +49,37 @@ def open_folder(config: config_dict.ConfigDict, workdir: str | os.PathLike):
       RunError: If the folder cannot be written, or holds a run with other settings.
     """
     folder = pathlib.Path(workdir)
-    file = folder / "config.yaml"
-    settings = plain_config(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            _check_same(yaml.safe_load(file.read_text()), settings, folder)
-        write_text(file, yaml.safe_dump(settings, sort_keys=False))
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # The folder can be written.
+        if (folder / "config.yaml").exists():
+            _check_same(_read_config(folder), plain_config(config), folder)
     except OSError as e:
         raise errors.RunError(
             f"Cannot write the working directory. Received: {str(folder)!r}: "
             f"{e.strerror or e}. Pass --workdir with a folder that can be written."
         ) from e
     return folder
+
+
+def write_config(config: config_dict.ConfigDict, folder: pathlib.Path) -> None:
+    """Writes `config.yaml`: the resolved settings."""
+    text = yaml.safe_dump(plain_config(config), sort_keys=False)
+    write_text(folder / "config.yaml", text)
+
+
+def _read_config(folder):
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        settings = str(e).splitlines()[0]
+    if not isinstance(settings, dict):
+        raise errors.RunError(
+            f"{str(folder / 'config.yaml')!r} is not the settings of a run. Received: "
+            f"{settings!r}. Pass another --workdir."
+        )
+    return settings
 
 
 def plain_config(config: config_dict.ConfigDict) -> dict[str, Any]:
@@ -57,7 +92,7 @@ def _check_same(old, new, folder):
     changed = [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key not in _PATHS
+        if old.get(key) != new.get(key)
     ]
     if changed:
         raise errors.RunError(
@@ -133,18 +168,43 @@ def keep_metrics(folder: pathlib.Path, epochs: int, steps_per_epoch: int) -> Non
 
 
 def delete_run(workdir: str | os.PathLike) -> None:
-    """Deletes a folder of runs.
+    """Deletes a run's or a comparison's folder, and never anything else.
 
     Raises:
-      RunError: If the folder holds something else.
+      RunError: If the folder holds what no run has written, or is the current
+        directory or one above it.
     """
-    folder = pathlib.Path(workdir)
+    folder = pathlib.Path(workdir).absolute()
     if not folder.exists():
         return
-    holds_run = any(folder.rglob("config.yaml"))
-    if any(folder.iterdir()) and not holds_run:
+    here = pathlib.Path.cwd()
+    if folder.resolve() in (here, *here.parents) or folder.is_symlink():
+        reason = "is the current directory, one above it, or a link"
+    else:
+        foreign = _foreign_files(folder)
+        reason = f"holds {', '.join(foreign[:5])}" if foreign else ""
+    if reason:
         raise errors.RunError(
-            f"--overwrite deletes only folders of runs. Received: {str(folder)!r}, "
-            "which holds no config.yaml."
+            "--overwrite deletes only folders of runs. Received: "
+            f"{str(workdir)!r}, which {reason}. Pass another --workdir."
         )
     shutil.rmtree(folder)
+
+
+def _foreign_files(folder):
+    """Names of what neither a run nor a comparison writes into its folder."""
+    entries = {path.name for path in folder.iterdir()}
+    if "config.yaml" in entries:
+        return sorted(entries - _RUN_FILES)
+    foreign = []
+    for path in folder.iterdir():
+        if path.name in modes.MODES and path.is_dir():
+            runs = [run for run in path.iterdir() if run.name.startswith("seed")]
+            others = [run.name for run in path.iterdir() if run not in runs]
+            foreign += [f"{path.name}/{name}" for name in others]
+            for run in runs:
+                names = {each.name for each in run.iterdir()} - _RUN_FILES
+                foreign += [f"{path.name}/{run.name}/{name}" for name in names]
+        elif path.name not in _COMPARISON_FILES:
+            foreign.append(path.name)
+    return sorted(foreign)

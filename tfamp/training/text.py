@@ -42,6 +42,7 @@ class Corpus(NamedTuple):
 class Row(NamedTuple):
     """One row of a file; `number` counts from 1, the header included."""
 
+    file: str
     number: int
     text: str
     label: str
@@ -80,9 +81,8 @@ def load_csv(config: config_dict.ConfigDict, data_dir: str | None) -> Corpus:
     test_rows: list[Row] = []
     if config.data.test_file:
         test_rows, bad_test = _read_files(config, data_dir, config.data.test_file)
-        unknown = _unknown_labels(test_rows, classes, config.data.test_file)
-        numbers = {row.number for row in unknown}
-        test_rows = [row for row in test_rows if row.number not in numbers]
+        unknown = _unknown_labels(test_rows, classes)
+        test_rows = [row for row in test_rows if row.label in classes]
         bad = bad + bad_test + unknown
     _handle_bad_rows(bad, config.data.on_bad_rows)
     if len(classes) < 2:
@@ -254,14 +254,16 @@ def _parse(path, number, fields, columns, width):
         return BadRow(path, number, f"empty text in column {text_name!r}")
     if not label:
         return BadRow(path, number, f"no label in column {label_name!r}")
-    return Row(number, text, label)
+    return Row(path, number, text, label)
 
 
-def _unknown_labels(rows, classes, file):
+def _unknown_labels(rows, classes):
     """Returns the test rows whose class the training file does not have."""
     return [
         BadRow(
-            file, row.number, f"label {row.label!r} is not one of {', '.join(classes)}"
+            row.file,
+            row.number,
+            f"label {row.label!r} is not one of {', '.join(classes)}",
         )
         for row in rows
         if row.label not in classes

@@ -12,7 +12,14 @@ import keras
 from absl import logging
 
 from tfamp import control
-from tfamp.training import callbacks, optimizers, pipeline, run_files, tasks
+from tfamp.training import (
+    base_config,
+    callbacks,
+    optimizers,
+    pipeline,
+    run_files,
+    tasks,
+)
 
 CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
 
@@ -25,11 +32,11 @@ class RunResult(NamedTuple):
       seed: The run's seed.
       score: Value of the task's metric on the test split, best checkpoint.
       score_name: Name of the metric.
-      test_loss: Loss on the test split, best checkpoint.
-      final_loss: Training loss of the last epoch.
+      test_loss: Loss on the test split, best checkpoint; None if not finite.
+      final_loss: Training loss of the last epoch; None if not finite.
       best_validation_score: What the best checkpoint was chosen by.
       steps_per_second: Median over the epochs, the first left out if there are
-        more.
+        more; None for epochs of one step.
       skipped_steps: Steps skipped; None without loss scaling.
       loss_scale: Loss scale after the last step; None without loss scaling.
       description: The task's line.
@@ -40,10 +47,10 @@ class RunResult(NamedTuple):
     seed: int
     score: float
     score_name: str
-    test_loss: float
-    final_loss: float
+    test_loss: float | None
+    final_loss: float | None
     best_validation_score: float
-    steps_per_second: float
+    steps_per_second: float | None
     skipped_steps: int | None
     loss_scale: float | None
     description: str
@@ -73,6 +80,7 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
       DataError: If the data are missing or malformed.
       ValueError: If a setting makes no sense.
     """
+    base_config.validate(config)
     folder = run_files.open_folder(config, workdir)
     finished = folder / "result.json"
     if finished.exists():
@@ -80,8 +88,10 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
     task = task or tasks.from_config(config)
     scaling = config.precision.loss_scale.to_dict()
     with control.enabled(config.precision.mode, loss_scale=scaling) as status:
+        run = _Run(config, folder, task)
+        run_files.write_config(config, folder)
         run_files.write_environment(folder, status)
-        result = _Run(config, folder, task).execute(status)
+        result = run.execute(status)
     run_files.write_text(finished, json.dumps(result._asdict(), indent=2))
     callbacks.AtomicBackup(folder / "backup").delete()
     gc.collect()  # Models are reference cycles; the next run wants their memory.
@@ -175,10 +185,10 @@ class _Run:
             seed=self.config.seed,
             score=scores[self.score],
             score_name=self.score,
-            test_loss=scores["loss"],
-            final_loss=_number(epochs[-1]["loss"]),
+            test_loss=callbacks.json_number(scores["loss"]),
+            final_loss=epochs[-1]["loss"],
             best_validation_score=max(row[f"val_{self.score}"] for row in epochs),
-            steps_per_second=statistics.median(speeds) if speeds else float("nan"),
+            steps_per_second=statistics.median(speeds) if speeds else None,
             **scaling,
             description=self.task.description,
             reason=status.reason,
@@ -199,7 +209,3 @@ def _scaling(optimizer) -> dict[str, Any]:
         "skipped_steps": int(optimizer.skipped_steps),
         "loss_scale": float(optimizer.loss_scale),
     }
-
-
-def _number(value):
-    return float("nan") if value is None else value
