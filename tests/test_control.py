@@ -124,6 +124,16 @@ def test_scaling_finds_nested_and_wrapped_layers():
     assert isinstance(wrapped.optimizer, tfamp.LossScaleOptimizer)
 
 
+def test_settings_are_copied_from_the_callers_dict():
+    settings = {"growth_interval": 3}
+    tfamp.enable("mixed_float16", loss_scale=settings)
+    settings["growth_interval"] = -1
+    model = dense_model()
+    model.compile("adam", "mse")
+    assert model.optimizer.growth_interval == 3
+    assert "dynamic" in tfamp.status().loss_scaling
+
+
 def test_loss_scale_false_turns_all_scaling_off():
     tfamp.enable("mixed_float16", loss_scale=False)
     model = dense_model()

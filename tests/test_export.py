@@ -614,7 +614,7 @@ def test_failure_names_the_cause_and_leaves_no_trace(case, target):
     build, message = REFUSED[case]
     model = built(build)
     target.mkdir()
-    (target / "kept").write_text("before")
+    (target / "saved_model.pb").write_text("before")
     with policy.policy_scope("mixed_float16"):
         before = policy.read()
         with pytest.raises(errors.ExportError, match=message):
@@ -623,7 +623,7 @@ def test_failure_names_the_cause_and_leaves_no_trace(case, target):
             export.export_float32(model, target, overwrite=True)
         assert policy.read() == before
     assert os.listdir(target.parent) == ["exported"]
-    assert (target / "kept").read_text() == "before"
+    assert (target / "saved_model.pb").read_text() == "before"
 
 
 def test_keras_time_distributed_over_dynamic_time_is_caught(target):
@@ -642,9 +642,52 @@ def test_existing_target_is_refused_before_any_work(target, monkeypatch):
     assert target.read_text() == "a file"
 
 
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_overwrite_spares_what_is_no_saved_model(target, tmp_path, kind):
+    if kind == "file":
+        target.write_text("mine")
+    elif kind == "folder":
+        target.mkdir()
+        (target / "thesis.txt").write_text("mine")
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        target.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.ExportError, match="a SavedModel or an empty folder"):
+        export.export_float32(built(sequential), target, overwrite=True)
+    assert target.exists()
+    if kind == "folder":
+        assert (target / "thesis.txt").read_text() == "mine"
+
+
+def test_path_below_a_file_is_an_export_error(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(errors.ExportError, match="below a file"):
+        export.export_float32(built(sequential), tmp_path / "file" / "exported")
+
+
+def test_sequential_models_keep_the_dtype_of_their_input(tmp_path):
+    """Strings and 64-bit ids stay; a nested model's token ids are integers, too."""
+    texts = keras.layers.TextVectorization(vocabulary=["a", "b"])
+    ids = keras.layers.Embedding(5, 2)
+    nested = keras.Sequential([keras.layers.Embedding(5, 2), keras.layers.Flatten()])
+    models = {
+        "string": (
+            keras.Sequential([keras.Input((), dtype="string"), texts]),
+            np.array(["a b", "b c"], dtype=object),
+        ),
+        "int64": (keras.Sequential([keras.Input((3,), dtype="int64"), ids]), None),
+        "int32": (keras.Sequential([nested, keras.layers.Dense(1)]), None),
+    }
+    models["int32"][0](np.zeros((2, 3), "int32"))
+    for dtype, (model, sample) in models.items():
+        report = export.export_float32(model, tmp_path / dtype, sample_inputs=sample)
+        assert [tensor.dtype for tensor in report.inputs] == [dtype]
+
+
 def test_overwrite_replaces_the_target(target):
     target.mkdir()
     (target / "old").write_text("old")
+    (target / "saved_model.pb").write_text("an old SavedModel")
     export.export_float32(built(sequential), target, overwrite=True)
     assert not (target / "old").exists()
     assert (target / "saved_model.pb").exists()
@@ -654,6 +697,7 @@ def test_overwrite_replaces_the_target(target):
 def test_old_target_comes_back_if_it_cannot_be_replaced(target, monkeypatch):
     target.mkdir()
     (target / "old").write_text("old")
+    (target / "saved_model.pb").write_text("an old SavedModel")
     replace = os.replace
 
     def fail_on_new(source, destination):

@@ -271,7 +271,7 @@ def test_gpus_are_described_by_what_tensorflow_tells_of_them(monkeypatch):
         "GPU:1": {"device_name": "AMD Instinct"},
     }
     listed = {"CPU": [], "GPU": list(details), "TPU": ["TPU:0"]}
-    monkeypatch.setattr(tf.config, "list_physical_devices", listed.__getitem__)
+    monkeypatch.setattr(tf.config, "get_visible_devices", listed.__getitem__)
     monkeypatch.setattr(
         tf.config.experimental, "get_device_details", details.__getitem__
     )
@@ -296,3 +296,13 @@ def test_each_gpu_has_a_name():
     gpus = [d for d in hardware.read_devices() if d.kind == "GPU"]
     assert len(gpus) == len(tf.config.list_physical_devices("GPU"))
     assert all(device.name for device in gpus)
+
+
+def test_hidden_devices_do_not_count(monkeypatch):
+    """As after `tf.config.set_visible_devices([], "GPU")`."""
+    visible = tf.config.get_visible_devices("CPU")
+    monkeypatch.setattr(
+        tf.config, "get_visible_devices", lambda kind: visible if kind == "CPU" else []
+    )
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: visible)
+    assert [device.kind for device in hardware.read_devices()] == ["CPU"]

@@ -21,6 +21,12 @@ BAD = [
     ("train_cnn.py", ["--job=serve"], "--job=serve"),
     ("train_cnn.py", ["--seeds=0"], "--seeds=0"),
     ("train_cnn.py", ["stray"], "stray"),
+    ("train_cnn.py", ["--config.batch_size=0", "--verbosity=0"], "batch_size must be"),
+    (
+        "train_cnn.py",
+        ["--tiny", "--workdir=kept", "--overwrite", "--config.precision.mode=x"],
+        "Unknown precision mode",
+    ),
     (
         "train_bert.py",
         [f"--config={ROOT}/configs/bert/tweets.py", "--data_dir=absent"],
@@ -34,6 +40,8 @@ BAD = [
 def finished(tmp_path_factory):
     """How each command ended: dict from its text; `--tiny` twice, in one folder."""
     folder = tmp_path_factory.mktemp("scripts")
+    (folder / "kept").mkdir()
+    (folder / "kept/config.yaml").write_text("a: 1")
     commands = [*((script, given) for script, given, _ in BAD), VERBOSE, TINY, TINY]
     cases = [(ROOT / "scripts" / script, given, folder) for script, given in commands]
     results = helpers.run_scripts(cases)
@@ -55,6 +63,10 @@ def test_bad_input_is_one_line_and_exit_code_1(script, arguments, phrase, finish
     (line,) = [x for x in stderr.splitlines() if x.startswith("error: ")]
     assert phrase in line
     assert stdout == ""
+
+
+def test_command_that_cannot_run_deletes_nothing(finished):
+    assert (finished[0] / "kept/config.yaml").exists()
 
 
 def test_verbosity_shows_the_traceback(finished):

@@ -372,8 +372,23 @@ def test_folder_without_its_files_names_them(hf_folder, tmp_path, missing):
             "[PAD]\n[UNK]\nfirst\n",
             r"lacks the token\(s\) \[CLS\], \[SEP\]",
         ),
+        ("config.json", "[]", "config.json must hold a JSON object. Received: list"),
+        ("tokenizer_config.json", '"x"', "must hold a JSON object. Received: str"),
+        (
+            "vocab.txt",
+            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *map(str, range(99))]),
+            "103 tokens, more than the vocab_size",
+        ),
     ],
-    ids=["not JSON", "another model", "another activation", "vocabulary"],
+    ids=[
+        "not JSON",
+        "another model",
+        "another activation",
+        "vocabulary",
+        "a list",
+        "no options",
+        "long vocabulary",
+    ],
 )
 def test_malformed_folder_is_an_error(hf_folder, tmp_path, file, content, expected):
     copy = shutil.copytree(hf_folder, tmp_path / "copy")

@@ -148,6 +148,18 @@ def test_skipped_rows_are_counted_in_the_notes(tmp_path):
     assert corpus.notes == ("3 bad row(s) skipped",)
 
 
+def test_bad_row_of_one_test_file_costs_no_row_of_another(tmp_path):
+    (tmp_path / "train.csv").write_text(GOOD)
+    (tmp_path / "test_a.csv").write_text("text,label\nq,neg\nr,odd\n")
+    (tmp_path / "test_b.csv").write_text("text,label\ns,neg\nt,pos\n")
+    config = csv_config(test_file="test_*.csv")
+    with pytest.raises(errors.DataError, match="test_a.csv, row 3: label 'odd'"):
+        text.load_csv(config, str(tmp_path))
+    config.data.on_bad_rows = "skip"
+    corpus = text.load_csv(config, str(tmp_path))
+    assert {example.text for example in corpus.test} == {"q", "s", "t"}
+
+
 def test_unknown_way_of_handling_bad_rows_is_an_error(tmp_path):
     (tmp_path / "train.csv").write_text(GOOD)
     with pytest.raises(ValueError, match="'raise' or 'skip'"):
