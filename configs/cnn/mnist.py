@@ -3,7 +3,9 @@
     python scripts/train_cnn.py --config=configs/cnn/mnist.py --job=compare
 
 Without a network add `--manual_dir=FOLDER` with the four original `*-ubyte.gz`
-files. Expected: test accuracy of at least 0.99 in every mode.
+files. Expected: test accuracy 0.992 in float32, 0.991 in mixed_bfloat16 and in
+mixed_float16. Time: two minutes for float32 and mixed_bfloat16, five with mixed_float16
+(slow on CPUs), on 2 cores of an AMD EPYC with native bfloat16.
 """
 
 from tfamp.training import base_config
