@@ -252,7 +252,14 @@ def test_growth_interval_is_the_states_and_not_the_configs():
 
 @pytest.mark.parametrize(
     ("restored", "finite", "expected"),
-    [(64.0, True, 16.0), (64.0, False, 16.0), (0.5, False, 4.0), (0.5, True, 4.0)],
+    [
+        (64.0, True, 16.0),
+        (64.0, False, 8.0),  # The step was scaled by 16, and 16 overflowed.
+        (0.5, False, 4.0),
+        (0.5, True, 4.0),
+        (float("nan"), True, 8.0),  # The first scale.
+        (float("inf"), True, 16.0),
+    ],
 )
 def test_restored_scale_outside_the_bounds_is_brought_within(
     restored, finite, expected
