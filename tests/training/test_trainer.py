@@ -199,6 +199,8 @@ def test_folder_that_cannot_be_written_is_refused(config, tmp_path):
         ["float32/seed0/config.yaml", "thesis.txt"],
         ["float32/seed0/config.yaml", "float32/seed0/thesis.txt"],
         ["float32/seed0/config.yaml", "float32/thesis.txt"],
+        ["float32/seed0/config.yaml", "float32/seed_thesis.txt"],
+        ["report.md", "float32"],
     ],
     ids=str,
 )
@@ -207,7 +209,7 @@ def test_overwrite_deletes_nothing_that_no_run_has_written(tmp_path, files):
         path = tmp_path / "mine" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("years of work")
-    with pytest.raises(tfamp.RunError, match="thesis.txt|holds old"):
+    with pytest.raises(tfamp.RunError, match="thesis.txt|holds old|holds float32"):
         run_files.delete_run(tmp_path / "mine")
     assert all((tmp_path / "mine" / file).exists() for file in files)
 
@@ -218,6 +220,10 @@ def test_overwrite_deletes_runs_and_comparisons(config, tmp_path):
     run_files.delete_run(tmp_path / "run")
     config.precision.mode = "mixed_bfloat16"
     compare.compare(config, tmp_path / "comparison")
+    # What a kill can leave behind.
+    (tmp_path / "comparison/float32/seed0/metrics.jsonl.tmp").write_text("")
+    (tmp_path / "comparison/report.md.tmp").write_text("")
+    (tmp_path / "comparison/.export.abc/new").mkdir(parents=True)
     run_files.delete_run(tmp_path / "comparison")
     assert list(tmp_path.iterdir()) == []
 

@@ -193,18 +193,25 @@ def delete_run(workdir: str | os.PathLike) -> None:
 
 def _foreign_files(folder):
     """Names of what neither a run nor a comparison writes into its folder."""
-    entries = {path.name for path in folder.iterdir()}
-    if "config.yaml" in entries:
-        return sorted(entries - _RUN_FILES)
-    foreign = []
-    for path in folder.iterdir():
-        if path.name in modes.MODES and path.is_dir():
-            runs = [run for run in path.iterdir() if run.name.startswith("seed")]
-            others = [run.name for run in path.iterdir() if run not in runs]
-            foreign += [f"{path.name}/{name}" for name in others]
-            for run in runs:
-                names = {each.name for each in run.iterdir()} - _RUN_FILES
-                foreign += [f"{path.name}/{run.name}/{name}" for name in names]
-        elif path.name not in _COMPARISON_FILES:
-            foreign.append(path.name)
+    if (folder / "config.yaml").exists():
+        return _others(folder, _RUN_FILES)
+    kept = {p.name for p in folder.iterdir() if p.is_dir()} & modes.MODES.keys()
+    foreign = _others(folder, _COMPARISON_FILES | kept)
+    for mode in kept:
+        for run in (folder / mode).iterdir():
+            if run.is_dir() and run.name.startswith("seed"):
+                names = _others(run, _RUN_FILES)
+                foreign += [f"{mode}/{run.name}/{name}" for name in names]
+            else:
+                foreign.append(f"{mode}/{run.name}")
     return sorted(foreign)
+
+
+def _others(folder, known):
+    """Names in a folder but for known ones, and what a kill left of writing those."""
+    names = (path.name for path in folder.iterdir())
+    return sorted(
+        name
+        for name in names
+        if name.removesuffix(".tmp") not in known and not name.startswith(".export.")
+    )
