@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 import re
 from typing import Any
@@ -11,7 +12,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfamp import formats, loss_scale
+from tfamp import formats, growth_interval, loss_scale
 
 FLOAT32 = formats.float_format("float32")
 
@@ -242,12 +243,19 @@ def test_restored_tracker_above_a_shorter_interval_grows(wrap):
     assert int(state.growth_tracker) == 0
 
 
-def test_growth_interval_is_the_states_and_not_the_configs():
+@in_every_execution
+def test_step_is_held_against_the_states_growth_interval(wrap):
+    """A restored one gives way to the configuration's after the step."""
     config = loss_scale.LossScaleConfig(initial_scale=8.0, growth_interval=3)
-    state = config.initial_state()._replace(growth_interval=1)
-    state = loss_scale.next_state(config, state, True)
-    assert float(state.scale) == 16.0
-    assert int(state.growth_interval) == 1
+    state = helpers.as_tensors(config.initial_state()._replace(growth_interval=1))
+    step = wrap(lambda state: loss_scale.next_state(config, state, True))
+    intervals, scales = [], []
+    for _ in range(4):
+        state = step(state)
+        scales.append(float(state.scale))
+        intervals.append(int(state.growth_interval))
+    assert scales == [16, 16, 16, 32]
+    assert intervals == [3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -336,6 +344,29 @@ def test_every_field_survives_a_round_trip():
     assert all(settings[name] != default[name] for name in default)
 
 
+def test_schedule_survives_a_round_trip_as_plain_data():
+    schedule = growth_interval.PiecewiseGrowthInterval((2, 5), (1, 10, 100))
+    config = loss_scale.LossScaleConfig(growth_interval=schedule)
+    stored = json.loads(json.dumps(config.to_dict()))
+    loaded = growth_interval.schedule_from(stored.pop("growth_interval"))
+    assert loss_scale.LossScaleConfig(**stored, growth_interval=loaded) == config
+    assert config.schedule is schedule
+    assert config.initial_state().growth_interval == 1
+
+
+def test_integer_stands_for_a_constant_schedule_and_stays_an_integer():
+    config = loss_scale.LossScaleConfig(growth_interval=7)
+    assert config.schedule == growth_interval.ConstantGrowthInterval(7)
+    assert config.to_dict()["growth_interval"] == config.growth_interval == 7
+
+
+def test_static_scale_leaves_the_growth_interval_alone():
+    schedule = growth_interval.GeometricGrowthInterval(initial=150)
+    config = loss_scale.LossScaleConfig(growth_interval=schedule, dynamic=False)
+    for state in helpers.run_mask(config, helpers.parse_mask("+--+")):
+        assert state.growth_interval == 150
+
+
 def _numbers(name, *values):
     return [(name, value, ValueError) for value in values]
 
@@ -350,6 +381,8 @@ NONSENSE = [
     *_wrong_types("initial_scale", *_NOT_NUMBERS),
     *_numbers("growth_interval", 0, -1, 2**63, 10**400),
     *_wrong_types("growth_interval", 1.5, 2.0, math.inf, math.nan, *_NOT_NUMBERS),
+    # A serialized schedule; `growth_interval.schedule_from` takes it.
+    *_wrong_types("growth_interval", growth_interval.GrowthIntervalSchedule, {}),
     *_numbers("growth_factor", 0, -2.0, 1, 1.0, 0.5, math.inf, math.nan),
     # Rounds to 1.0 in float32, and would never grow.
     *_numbers("growth_factor", 1 + FLOAT32.epsilon / 4),

@@ -4,11 +4,13 @@ Each name is given with the Keras version it was read in and is guarded by
 tests/test_keras_contract.py. `model_structure` reads private names of models.
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
+import tensorflow as tf
 
 OptimizerTransform = Callable[[keras.Model, object], object]
 
@@ -72,6 +74,94 @@ def overwrites_with_gradient(variable) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)  # Keras 3.15
 
 
+def native(variable) -> tf.Variable:
+    """Returns the TensorFlow variable of a Keras variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers that apply gradients: a `MultiOptimizer`'s, or itself."""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return list(optimizer.optimizers)
+    return [optimizer]
+
+
+def is_stock(optimizer) -> bool:
+    """Whether an optimizer and its schedule are Keras' own, so that XLA compiles it."""
+    rate = optimizer._learning_rate  # Keras 3.15
+    return type(optimizer).__module__.startswith("keras.") and (
+        isinstance(rate, keras.Variable) or type(rate).__module__.startswith("keras.")
+    )
+
+
+@contextlib.contextmanager
+def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
+    """While an update is traced, its assignments keep the old value if not `mask`.
+
+    Keras' optimizers assign in several ways (their own `assign`, the variable's for
+    weight decay, constraints and counters); all end in these methods of the
+    TensorFlow variable, which are replaced on the objects for that time.
+
+    Args:
+      optimizer: A built Keras optimizer of stock kind.
+      variables: The trained variables.
+      mask: Bool scalar tensor.
+    """
+    written = [*map(native, variables), *_variables_within(optimizer)]
+    unique = {id(variable): variable for variable in written}.values()
+    try:
+        for variable in unique:
+            _mask_variable(variable, mask)
+        yield
+    finally:
+        for variable in unique:
+            for name in ("assign", "assign_add", "assign_sub"):
+                vars(variable).pop(name, None)
+
+
+def _mask_variable(variable, mask):
+    original = variable.assign
+
+    def assign(value, **kwargs):
+        value = tf.cast(value, variable.dtype)
+        return original(tf.where(mask, value, variable.read_value()), **kwargs)
+
+    def assign_add(delta, **kwargs):
+        return assign(variable + tf.cast(delta, variable.dtype), **kwargs)
+
+    def assign_sub(delta, **kwargs):
+        return assign(variable - tf.cast(delta, variable.dtype), **kwargs)
+
+    # On the object: the class is every other model's too.
+    variable.assign, variable.assign_add = assign, assign_add
+    variable.assign_sub = assign_sub
+
+
+def _variables_within(optimizer) -> list[tf.Variable]:
+    """All of an optimizer's variables, with those that Keras does not track.
+
+    Nadam's product of momentums is one (Keras 3.15): it is in no list.
+    """
+    found = list(optimizer.variables)
+    for member in [optimizer, *member_optimizers(optimizer)]:
+        found += [v for v in vars(member).values() if isinstance(v, keras.Variable)]
+    return [native(variable) for variable in found]
+
+
+@contextlib.contextmanager
+def without_gradient_reduction(optimizer) -> Iterator[None]:
+    """While an update is traced, Keras does not sum the gradients over replicas."""
+    members = member_optimizers(optimizer)
+    try:
+        for member in members:
+            # Keras 3.15; on the object, so that other optimizers are untouched.
+            object.__setattr__(member, "_all_reduce_sum_gradients", list)
+        yield
+    finally:
+        for member in members:
+            vars(member).pop("_all_reduce_sum_gradients", None)
+
+
 def drop_accumulation_window(optimizer) -> None:
     """Forgets the micro-batches that an optimizer has accumulated.
 
@@ -82,9 +172,9 @@ def drop_accumulation_window(optimizer) -> None:
       optimizer: A built Keras optimizer; nothing is done unless it has
         `gradient_accumulation_steps`.
     """
-    steps = optimizer.gradient_accumulation_steps
-    if not steps:
-        return
-    optimizer._backend_reset_gradient_accumulators()  # Keras 3.15
-    counter = optimizer._iterations  # Keras 3.15; counts micro-batches
-    counter.assign(keras.ops.floor_divide(counter, steps) * steps)
+    for member in member_optimizers(optimizer):
+        steps = member.gradient_accumulation_steps
+        if steps:
+            member._backend_reset_gradient_accumulators()  # Keras 3.15
+            counter = member._iterations  # Keras 3.15; counts micro-batches
+            counter.assign(keras.ops.floor_divide(counter, steps) * steps)

@@ -5,18 +5,18 @@ holds the variables and applies the rule.
 """
 
 import dataclasses
-import math
-import numbers
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
-from tfamp import formats
+from tfamp import checks, formats, growth_interval
 
 # apex.amp's ceiling; growth beyond it has no use and nears float32's infinity.
 DEFAULT_MAX_SCALE = 2.0**24
-# The integer dtype of Keras' own step counter on the TensorFlow backend.
-COUNTER_DTYPE = "int64"
+COUNTER_DTYPE = checks.COUNTER_DTYPE
+# Under another name: the configuration has a field called `growth_interval`.
+_Schedule = growth_interval.GrowthIntervalSchedule
 
 
 class LossScaleState(NamedTuple):
@@ -45,7 +45,8 @@ class LossScaleConfig:
 
     Attributes:
       initial_scale: Float. The first loss scale.
-      growth_interval: Int. Finite steps in a row before the scale grows.
+      growth_interval: Int, finite steps in a row before the scale grows; or a
+        `growth_interval.GrowthIntervalSchedule` that moves it.
       growth_factor: Float > 1. The scale is multiplied by it to grow.
       backoff_factor: Float in (0, 1). The scale is multiplied by it to back off.
       hysteresis: Int >= 1. Non-finite steps since the last growth before the
@@ -69,7 +70,7 @@ class LossScaleConfig:
     """
 
     initial_scale: float = 2.0**15
-    growth_interval: int = 2000
+    growth_interval: int | _Schedule = 2000
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     hysteresis: int = 1
@@ -79,15 +80,15 @@ class LossScaleConfig:
 
     def __post_init__(self):
         for name in ("initial_scale", "growth_factor", "backoff_factor", "min_scale"):
-            _check_number(name, getattr(self, name), numbers.Real)
-        for name in ("growth_interval", "hysteresis"):
-            _check_count(name, getattr(self, name))
+            checks.check_real(name, getattr(self, name))
+        growth_interval.check_setting(self.growth_interval)
+        checks.check_count("hysteresis", self.hysteresis)
         if not isinstance(self.dynamic, bool):
             raise TypeError(
                 f"`dynamic` must be True or False. Received: dynamic={self.dynamic!r}."
             )
         if self.max_scale is not None:
-            _check_number("max_scale", self.max_scale, numbers.Real)
+            checks.check_real("max_scale", self.max_scale)
         _check_factors(self)
         _check_bounds(self)
 
@@ -98,13 +99,15 @@ class LossScaleConfig:
             return max(DEFAULT_MAX_SCALE, self.initial_scale)
         return self.max_scale
 
+    @property
+    def schedule(self) -> _Schedule:
+        """`growth_interval` as a schedule: a constant one for an integer."""
+        return growth_interval.schedule_from(self.growth_interval)
+
     def to_dict(self) -> dict[str, Any]:
-        """Returns the constructor's keywords."""
-        # Plain numbers: NumPy's would not serialize.
-        return {
-            name: value.item() if hasattr(value, "item") else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        """Returns the constructor's keywords as plain data, a schedule serialized."""
+        fields = dataclasses.fields(self)
+        return {field.name: _plain(getattr(self, field.name)) for field in fields}
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, as Python numbers."""
@@ -112,7 +115,7 @@ class LossScaleConfig:
             scale=float(self.initial_scale),
             growth_tracker=0,
             hysteresis_tracker=self.hysteresis,
-            growth_interval=self.growth_interval,
+            growth_interval=self.schedule.initial_interval,
             skipped_steps=0,
             consecutive_skipped_steps=0,
         )
@@ -130,11 +133,14 @@ def next_state(
     non-finite step    growth_tracker = 0; both skip counters + 1
                        hysteresis_tracker - 1, not below 0
       at 0             scale = max(scale * backoff_factor, min_scale)
+    any step           growth_interval = schedule.next_interval(...), for the next
     ```
 
     Hysteresis stays spent until the next growth, as in Megatron-LM: a finite step
     does not refill it. With hysteresis 1, factors 2.0 and 0.5 and wide bounds the
     scale's trajectory equals that of Keras 3 and of PyTorch's `GradScaler`.
+    A step is held against the growth interval in `state`; the new one, by
+    `config.schedule`, counts from the next step on.
     With `dynamic=False` only the skip counters move. A scale that came from outside
     the bounds (a restored checkpoint's, say) is clamped first.
 
@@ -165,13 +171,22 @@ def next_state(
     back_off = tf.logical_and(tf.logical_not(finite), spent <= 0)
     scale = tf.where(grow, state.scale * config.growth_factor, state.scale)
     scale = tf.where(back_off, scale * config.backoff_factor, scale)
-    return counted._replace(
+    moved = counted._replace(
         scale=clamp_scale(config, scale),
         growth_tracker=tf.where(grow, tf.zeros_like(tracker), tracker),
         hysteresis_tracker=tf.where(
             grow, tf.constant(config.hysteresis, COUNTER_DTYPE), spent
         ),
     )
+    interval = config.schedule.next_interval(moved, grow, back_off)
+    return moved._replace(growth_interval=tf.convert_to_tensor(interval, COUNTER_DTYPE))
+
+
+def _plain(value):
+    """Python's numbers for NumPy's, which would not serialize."""
+    if isinstance(value, _Schedule):
+        return keras.saving.serialize_keras_object(value)
+    return value.item() if hasattr(value, "item") else value
 
 
 def clamp_scale(config: LossScaleConfig, scale):
@@ -181,30 +196,6 @@ def clamp_scale(config: LossScaleConfig, scale):
     first = tf.constant(config.initial_scale, "float32")
     scale = tf.convert_to_tensor(scale, "float32")
     return tf.clip_by_value(tf.where(tf.math.is_nan(scale), first, scale), low, high)
-
-
-def _check_number(name, value, kind):
-    if isinstance(value, bool) or not isinstance(value, kind):
-        noun = "an integer" if kind is numbers.Integral else "a number"
-        raise TypeError(
-            f"`{name}` must be {noun}. Received: {name}={value!r} "
-            f"of type {type(value).__name__}."
-        )
-    # An integer is finite, and `isfinite` overflows on one beyond float64.
-    if not isinstance(value, numbers.Integral) and not math.isfinite(value):
-        raise ValueError(f"`{name}` must be finite. Received: {name}={value}.")
-
-
-def _check_count(name, value):
-    _check_number(name, value, numbers.Integral)
-    if not 1 <= value <= _largest_count():
-        raise ValueError(
-            f"`{name}` must be an integer of at least 1. Received: {name}={value}."
-        )
-
-
-def _largest_count() -> int:
-    return tf.dtypes.as_dtype(COUNTER_DTYPE).max
 
 
 def _check_factors(config):

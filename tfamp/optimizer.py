@@ -1,17 +1,26 @@
 """Loss scaling around any Keras optimizer: variables around `loss_scale`'s rule."""
 
 import dataclasses
+import functools
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp import keras_hooks, loss_scale
+from tfamp import (
+    gated_update,
+    keras_hooks,
+    loss_scale,
+    optimizer_state,
+    overflow_counts,
+    replicas,
+)
+from tfamp import growth_interval as growth_intervals
 
 OVERFLOW_DROPS = ("microbatch", "window")
-_STOCK_VARIABLES = 4  # iteration, learning_rate, step_counter, dynamic_scale
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
@@ -19,7 +28,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """An optimizer that scales the loss so that float16 gradients do not underflow.
 
     A drop-in for `keras.optimizers.LossScaleOptimizer`: the same positional
-    arguments, attributes and saved format, plus bounds, separate factors,
+    arguments and attributes, plus bounds, separate factors,
     hysteresis, a static scale and counters. A step whose gradients are not all
     finite is skipped: no weight, slot, average, accumulator or counter of the
     inner optimizer changes, and the scale backs off. `loss_scale.next_state`
@@ -34,8 +43,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         averages and gradient accumulation are set there and see unscaled
         float32 gradients.
       initial_scale: Float. The first loss scale.
-      growth_interval: Int. Finite steps in a row before the scale grows. Keras'
-        name `dynamic_growth_steps` works too.
+      growth_interval: Int, finite steps in a row before the scale grows; or a
+        `GrowthIntervalSchedule` that moves it. Keras' name `dynamic_growth_steps`
+        works too.
       name: String. Name of the optimizer.
       growth_factor: Float > 1.
       backoff_factor: Float in (0, 1).
@@ -48,6 +58,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       overflow_drops: "microbatch" or "window". What a non-finite micro-batch
         costs under the inner optimizer's gradient accumulation: only itself (as
         in Keras), or everything accumulated since the last update.
+      jit_compile: "auto", True or False. Whether XLA compiles the update, which is
+        faster: "auto" for Keras' own optimizers on one device. Without effect in
+        eager mode, on sparse gradients and under accumulation.
       **kwargs: `dynamic_growth_steps`, and Keras' deprecated defaults.
 
     Raises:
@@ -74,12 +87,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         max_scale=None,
         dynamic=True,
         overflow_drops="microbatch",
+        jit_compile="auto",
         **kwargs,
     ):
         _check_inner(inner_optimizer)
         if "dynamic_growth_steps" in kwargs:
             growth_interval = kwargs.pop("dynamic_growth_steps")
-        config, overflow_drops = _validate(
+        config = _validate(
             initial_scale=initial_scale,
             growth_interval=growth_interval,
             growth_factor=growth_factor,
@@ -89,6 +103,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             max_scale=max_scale,
             dynamic=dynamic,
             overflow_drops=overflow_drops,
+            jit_compile=jit_compile,
         )
         super().__init__(
             inner_optimizer,
@@ -97,7 +112,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             name=name,
             **kwargs,
         )
-        self._config, self.overflow_drops = config, overflow_drops
+        self._config = config
+        self.overflow_drops, self.jit_compile = overflow_drops, jit_compile
+        # Not a list: TensorFlow would make it a part of its checkpoints.
+        self._unbuilt_inner = frozenset(
+            id(v) for v in inner_optimizer.variables if not inner_optimizer.built
+        )
+        self._restore_on_build = self._overflow_counts = None
         self._create_state()
 
     def _create_state(self):
@@ -130,17 +151,23 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self.dynamic_scale.assign(value)
 
     @property
-    def growth_interval(self) -> int:
-        """Finite steps in a row before the scale grows."""
+    def growth_interval(self) -> int | growth_intervals.GrowthIntervalSchedule:
+        """Finite steps in a row before the scale grows, or the schedule of them."""
         return self._config.growth_interval
 
     @growth_interval.setter
     def growth_interval(self, value):
         if self._change_config(growth_interval=value):
-            self._state_variables().growth_interval.assign(value)
+            first = self._config.schedule.initial_interval
+            self._state_variables().growth_interval.assign(first)
 
     @property
-    def dynamic_growth_steps(self) -> int:
+    def current_growth_interval(self):
+        """The growth interval of the next step: int64 variable of shape []."""
+        return self._state_variables().growth_interval
+
+    @property
+    def dynamic_growth_steps(self) -> int | growth_intervals.GrowthIntervalSchedule:
         """Keras' name of `growth_interval`."""
         return self.growth_interval
 
@@ -182,8 +209,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def build(self, var_list):
         """Builds the inner optimizer for a list of trainable variables."""
-        self.inner_optimizer.build(var_list)
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
+        if self._restore_on_build is not None:
+            restore, self._restore_on_build = self._restore_on_build, None
+            with tf.init_scope():  # Keras may build it while tracing a step.
+                restore()
 
     def scale_loss(self, loss):
         """Returns `loss` times the loss scale, in float32 or wider."""
@@ -193,19 +225,59 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """The scale, within bounds whatever was restored or assigned."""
         return loss_scale.clamp_scale(self._config, self.dynamic_scale.value)
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(
+        self, grads, trainable_variables=None, *, skip_gradients_aggregation=False
+    ):
         """Applies scaled gradients, or skips the step if one is not finite.
+
+        Under a strategy with several replicas the gradients are summed first, so
+        that all replicas take the same decision; clipping and accumulation in the
+        inner optimizer see the sum, unscaled.
 
         Args:
           grads: List of gradients of the scaled loss: tensors, `tf.IndexedSlices`
             or None.
           trainable_variables: Their variables; may be left out once built.
+          skip_gradients_aggregation: Bool. True if the gradients are summed over
+            the replicas already, as after an all-reduce in float16.
 
         Raises:
-          RuntimeError: Under a `tf.distribute` strategy other than OneDeviceStrategy.
+          RuntimeError: Under a strategy that loss scaling cannot work under, or
+            another one than the optimizer was created under.
           ValueError: If the optimizer is not built and no variables are given.
         """
-        check_strategy()
+        replicas.check_context(self._distribution_strategy)
+        grads = list(grads)
+        if not grads:
+            return  # As Keras does.
+        variables = self._check_variables(grads, trainable_variables)
+        if not replicas.must_agree():
+            self._apply_here(grads, variables)
+            return
+        if not skip_gradients_aggregation:
+            grads = replicas.sum_gradients(grads, variables)
+        with keras_hooks.without_gradient_reduction(self.inner_optimizer):
+            replicas.gate_together(
+                check=self.check_finite,
+                update=lambda grads: self._apply_inner(grads, variables),
+                skip=lambda on_one: self._skip(on_one, variables),
+                settle=self._advance,
+                grads=grads,
+            )
+
+    def apply_gradients(self, grads_and_vars, *, skip_gradients_aggregation=False):
+        """Applies pairs of scaled gradient and variable; see `apply`.
+
+        Returns:
+          `iterations`, as Keras 2 does.
+        """
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self.apply(
+            grads, variables, skip_gradients_aggregation=skip_gradients_aggregation
+        )
+        return self.iterations
+
+    def _check_variables(self, grads, trainable_variables):
         if not self.built:
             if trainable_variables is None:
                 raise ValueError(
@@ -215,33 +287,43 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             trainable_variables = list(trainable_variables)
             with keras.name_scope(self.name):
                 self.build(trainable_variables)
-        grads = list(grads)
         variables = list(trainable_variables or self._trainable_variables)
         if len(grads) != len(variables):
             raise ValueError(
                 "There must be one gradient (or None) for each variable. Received: "
                 f"{len(grads)} gradients and {len(variables)} variables."
             )
+        return variables
+
+    def _apply_here(self, grads, variables):
         finite = self.check_finite(grads)
-        tf.cond(finite, lambda: self._apply_finite(grads, variables), self._skip)
+        gated_update.gate(
+            finite,
+            update=lambda: self._apply_inner(grads, variables),
+            skip=lambda: self._skip(lambda function: function(grads), variables),
+            optimizer=self.inner_optimizer,
+            variables=variables,
+            compilable=gated_update.can_compile(
+                self.inner_optimizer, grads, variables, self.jit_compile
+            ),
+        )
         self._advance(finite)
 
-    def _apply_finite(self, grads, variables):
-        # Not times 1 / scale, which is subnormal, and flushed to 0, above 2**126.
-        scale = self._usable_scale()
-        unscaled = [
-            grad
-            if grad is None or keras_hooks.overwrites_with_gradient(variable)
-            else _divide_f32(grad, scale)
-            for grad, variable in zip(grads, variables, strict=True)
-        ]
+    def _apply_inner(self, grads, variables):
+        unscaled = gated_update.unscale(grads, variables, self._usable_scale())
         self.inner_optimizer.apply(unscaled, variables)
-        return tf.constant(True)
 
-    def _skip(self):
+    def _skip(self, on_one_replica, variables):
         if self.overflow_drops == "window":
             keras_hooks.drop_accumulation_window(self.inner_optimizer)
-        return tf.constant(False)
+        if self._overflow_counts is not None:
+            # Unscaled: below a scale of 1 they may overflow only there.
+            counts = on_one_replica(
+                lambda grads: overflow_counts.count(
+                    gated_update.unscale(grads, variables, self._usable_scale())
+                )
+            )
+            self._overflow_counts.record(counts, variables)
 
     def _advance(self, finite):
         variables = self._state_variables()
@@ -251,58 +333,90 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             variable.assign(value)
 
     def check_finite(self, grads):
-        """Returns whether every gradient is finite: bool tensor of shape [].
+        """Returns whether every gradient is finite once unscaled: bool tensor [].
 
         `tf.IndexedSlices` are checked on their `values`, without densifying.
         """
-        values = [
-            grad.values if isinstance(grad, tf.IndexedSlices) else grad
-            for grad in grads
-            if grad is not None
-        ]
-        each = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
-        return tf.reduce_all(each) if each else tf.constant(True)
+        return gated_update.all_finite(grads, self._usable_scale())
+
+    def count_overflows(self, enabled: bool = True) -> None:
+        """Counts the non-finite gradient elements of each variable in skipped steps.
+
+        Takes effect when the training step is traced next. The counts cost nothing
+        in a step that is not skipped, and are not part of the saved state.
+
+        Args:
+          enabled: False to stop counting.
+
+        Raises:
+          RuntimeError: If the optimizer is not built.
+        """
+        if not enabled:
+            self._overflow_counts = None
+            return
+        if not self.built:
+            raise RuntimeError(
+                "`count_overflows` needs a built optimizer. "
+                "Call `build(trainable_variables)` first."
+            )
+        with self._distribution_strategy.scope():
+            size = len(self._trainable_variables)
+            self._overflow_counts = overflow_counts.OverflowCounts(size)
+
+    def overflows(self) -> list[overflow_counts.Overflow]:
+        """Returns the variables with non-finite gradients in the last skipped step.
+
+        Reads from the device: call it between steps.
+
+        Raises:
+          RuntimeError: If `count_overflows` was not called.
+        """
+        if self._overflow_counts is None:
+            raise RuntimeError("Nothing was counted. Call `count_overflows` first.")
+        return self._overflow_counts.read()
 
     def load_own_variables(self, store):
         """Restores the state from our layout, stock Keras' or the bare inner one's.
 
-        Settings given to this object win over saved ones: the growth interval and
-        the hysteresis are its own, and a scale outside its bounds is clamped with
-        a warning. A state that fits none of the layouts is left out whole, with a
-        warning, as in Keras: one saved by an optimizer of another kind, or loaded
-        before this one is built.
-        """
-        own, inner = self._variables, self.inner_optimizer.variables
-        layouts = (own + inner, own[:_STOCK_VARIABLES] + inner, inner)
-        fitting = [targets for targets in layouts if _fits(store, targets)]
-        if not (self.built and fitting):
-            warnings.warn(self._why_not_loaded(store, layouts), stacklevel=2)
-            return
-        for index, variable in enumerate(fitting[0]):
-            variable.assign(store[str(index)])
-        self._fit_state_to_config()
+        Settings given to this object win over saved ones: a growth interval that
+        its schedule does not give, hysteresis beyond its own, and a scale outside
+        its bounds (with a warning). Before the optimizer is built, the state is
+        kept until it is.
 
-    def _why_not_loaded(self, store, layouts):
-        counts = " or ".join(str(len(targets)) for targets in layouts)
-        return (
-            f"The state of optimizer '{self.name}' was not loaded. Received: "
-            f"{len(store.keys())} saved variables. Expected: {counts} (tfamp's layout, "
-            "stock Keras', the inner optimizer's alone) of this optimizer's shapes"
-            f"{'' if self.built else '; it is not built yet'}. Compile with the same "
-            "kind of optimizer, call `optimizer.build(model.trainable_variables)`, "
-            "then load."
-        )
+        Raises:
+          ValueError: If the state is of an optimizer of another kind.
+        """
+        saved = {name: np.asarray(store[name]) for name in store.keys()}
+        if self.built:
+            self._restore(saved)
+        elif saved:
+            # Not as a dict, for TensorFlow would track it.
+            self._restore_on_build = functools.partial(self._restore, saved)
+
+    def _restore(self, saved):
+        inner = self.inner_optimizer.variables
+        head = [v for v in inner if id(v) in self._unbuilt_inner]
+        variables = optimizer_state.Variables(self._variables, inner, head)
+        targets = optimizer_state.match(saved, variables)
+        if targets is None:
+            raise ValueError(
+                f"The state of optimizer '{self.name}' was not loaded. "
+                f"{optimizer_state.describe(saved, variables)} Compile with the kind "
+                "of optimizer that was saved; or, to go on without its state, load "
+                "the weights before `compile`, or with `skip_mismatch=True`."
+            )
+        for index, variable in enumerate(targets):
+            variable.assign(saved[str(index)])
+        self._fit_state_to_config()
 
     def _fit_state_to_config(self):
         state = self._state_variables()
-        state.growth_interval.assign(self._config.growth_interval)
-        state.hysteresis_tracker.assign(
-            tf.minimum(
-                state.hysteresis_tracker.value,
-                tf.constant(self._config.hysteresis, loss_scale.COUNTER_DTYPE),
-            )
-        )
-        loaded, clamped = float(state.scale.value), float(self._usable_scale())
+        values = loss_scale.LossScaleState(*(v.value for v in state))
+        interval = self._config.schedule.next_interval(values, False, False)
+        state.growth_interval.assign(interval)
+        allowed = tf.constant(self._config.hysteresis, loss_scale.COUNTER_DTYPE)
+        state.hysteresis_tracker.assign(tf.minimum(values.hysteresis_tracker, allowed))
+        loaded, clamped = float(state.scale.numpy()), float(self._usable_scale())
         if not loaded == clamped:  # Also true of NaN.
             low, high = self._config.min_scale, self._config.upper_bound
             warnings.warn(
@@ -311,6 +425,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 stacklevel=2,
             )
             state.scale.assign(clamped)
+
+    def __dir__(self):
+        # Keras saves every optimizer found in `dir()` in a group of its own. The
+        # inner one's state is in ours; its group would double the file, and a file
+        # without it (a bare optimizer's) would load with a warning.
+        return [name for name in super().__dir__() if name != "inner_optimizer"]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's keywords, the inner optimizer serialized."""
@@ -321,6 +441,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             ),
             **self._config.to_dict(),
             "overflow_drops": self.overflow_drops,
+            "jit_compile": self.jit_compile,
         }
 
     @classmethod
@@ -330,6 +451,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner = keras.saving.deserialize_keras_object(
             config.pop("inner_optimizer"), custom_objects=custom_objects
         )
+        interval = config.get("growth_interval")
+        if isinstance(interval, Mapping):
+            schedule = growth_intervals.schedule_from(interval, custom_objects)
+            config["growth_interval"] = schedule
         return cls(inner, **config)
 
 
@@ -365,23 +490,28 @@ def check_keywords(**loss_scale_keywords) -> loss_scale.LossScaleConfig:
     if "dynamic_growth_steps" in keywords:
         keywords["growth_interval"] = keywords.pop("dynamic_growth_steps")
     known = [field.name for field in dataclasses.fields(loss_scale.LossScaleConfig)]
-    known.append("overflow_drops")
+    known += ["overflow_drops", "jit_compile"]
     unknown = sorted(set(keywords) - set(known))
     if unknown:
         raise TypeError(
             f"Unknown loss-scale keywords. Received: {', '.join(unknown)}. "
             f"Expected some of {', '.join(known)}."
         )
-    return _validate(**keywords)[0]
+    return _validate(**keywords)
 
 
-def _validate(overflow_drops="microbatch", **settings):
+def _validate(overflow_drops="microbatch", jit_compile="auto", **settings):
     if overflow_drops not in OVERFLOW_DROPS:
         raise ValueError(
             f"`overflow_drops` must be one of {OVERFLOW_DROPS}. "
             f"Received: overflow_drops={overflow_drops!r}."
         )
-    return loss_scale.LossScaleConfig(**settings), overflow_drops
+    if jit_compile not in gated_update.JIT_COMPILE:
+        raise ValueError(
+            f"`jit_compile` must be one of {gated_update.JIT_COMPILE}. "
+            f"Received: jit_compile={jit_compile!r}."
+        )
+    return loss_scale.LossScaleConfig(**settings)
 
 
 def _check_inner(optimizer):
@@ -397,43 +527,3 @@ def _check_inner(optimizer):
             f"{optimizer!r} of type {type(optimizer).__name__}. For a name such as "
             "'adam' use `tfamp.wrap_optimizer`."
         )
-
-
-def check_strategy(strategy=None):
-    """Raises RuntimeError for a strategy that loss scaling does not work under yet."""
-    if tf.distribute.in_cross_replica_context():
-        raise RuntimeError(
-            "`apply` must be called in a replica context: inside `strategy.run`."
-        )
-    if strategy is None and tf.distribute.has_strategy():
-        strategy = tf.distribute.get_strategy()
-    if strategy is None or isinstance(strategy, tf.distribute.OneDeviceStrategy):
-        return
-    raise RuntimeError(
-        "Loss scaling works without a distribution strategy, or under "
-        f"OneDeviceStrategy. Received: {type(strategy).__name__} with "
-        f"{strategy.num_replicas_in_sync} replica(s). Train on one device, or use "
-        "mixed_bfloat16, which needs no loss scaling."
-    )
-
-
-def _fits(store, targets):
-    """Whether a saved state has as many variables, of these shapes and kinds."""
-    if len(store.keys()) != len(targets):
-        return False
-    saved = [store[str(index)] for index in range(len(targets))]
-    return all(
-        np.shape(value) == tuple(variable.shape)
-        and np.issubdtype(value.dtype, np.integer) == ("int" in variable.dtype)
-        for value, variable in zip(saved, targets, strict=True)
-    )
-
-
-def _divide_f32(grad, scale):
-    """Returns grad / scale in float32 (float64 stays), IndexedSlices kept sparse."""
-    if isinstance(grad, tf.IndexedSlices):
-        values = _divide_f32(grad.values, scale)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    if grad.dtype == tf.float64:
-        return grad / tf.cast(scale, tf.float64)
-    return tf.cast(grad, tf.float32) / scale

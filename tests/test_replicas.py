@@ -1,0 +1,140 @@
+"""Several replicas: one decision for all, in `fit`, in custom loops, on two workers.
+
+Each test runs in fresh processes: logical devices must be set before TensorFlow
+starts. All have a time limit, so that a deadlock fails.
+"""
+
+import pytest
+import workers
+
+NAN = float("nan")
+
+
+def _mirrored():
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def _step_with_a_nan_on(bad_replica, strategy, inner=None, jit=False, **keywords):
+    """Applies [2, 2] on each replica, NaN on one; returns weights, scale and counts."""
+    import keras
+    import tensorflow as tf
+
+    import tfamp
+
+    with strategy.scope():
+        weight = keras.Variable([1.0, 2.0])
+        made = tfamp.LossScaleOptimizer(
+            inner or keras.optimizers.SGD(1.0), initial_scale=2.0, **keywords
+        )
+        made.build([weight])
+
+    @tf.function(jit_compile=jit)
+    def step(bad):
+        def on_replica():
+            context = tf.distribute.get_replica_context()
+            is_bad = tf.equal(context.replica_id_in_sync_group, bad)
+            made.apply([tf.constant([2.0, 2.0]) * tf.where(is_bad, NAN, 1.0)], [weight])
+
+        strategy.run(on_replica)
+
+    step(bad_replica)
+    return made, weight, step
+
+
+def _report(strategy, made, weight):
+    replicas = strategy.experimental_local_results(weight.value)
+    return {
+        "weights": [value.numpy().tolist() for value in replicas],
+        "scales": [
+            float(value.numpy())
+            for value in strategy.experimental_local_results(made.loss_scale.value)
+        ],
+        "skipped": int(made.skipped_steps.numpy()),
+        "iterations": int(made.iterations.numpy()),
+    }
+
+
+def nan_on_one_replica(bad_replica):
+    strategy = _mirrored()
+    made, weight, step = _step_with_a_nan_on(bad_replica, strategy)
+    skipped = _report(strategy, made, weight)
+    step(-1)
+    return [skipped, _report(strategy, made, weight)]
+
+
+@pytest.mark.parametrize("bad_replica", [0, 1])
+def test_nan_on_one_replica_skips_the_step_on_all(bad_replica):
+    """Stock Keras writes NaN into both when replica 1 is the bad one."""
+    results = workers.run(
+        nan_on_one_replica, (bad_replica,), workers=1, cpus=2, timeout=120
+    )
+    skipped, applied = results[0]
+    assert skipped["weights"] == [[1.0, 2.0]] * 2
+    assert set(skipped["scales"]) == {1.0}
+    assert (skipped["skipped"], skipped["iterations"]) == (1, 0)
+    # Scale 1, gradients [2, 2] summed over two replicas, learning rate 1.
+    assert applied["weights"] == [[-3.0, -2.0]] * 2
+    assert (applied["skipped"], applied["iterations"]) == (1, 1)
+
+
+def nan_on_one_worker():
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    made, weight, step = _step_with_a_nan_on(1, strategy)
+    skipped = _report(strategy, made, weight)
+    step(-1)
+    return [skipped, _report(strategy, made, weight)]
+
+
+def test_nan_on_one_worker_skips_the_step_on_all():
+    results = workers.run(nan_on_one_worker, workers=2, timeout=180)
+    assert len(results) == 2
+    for skipped, applied in results:
+        assert skipped["weights"] == [[1.0, 2.0]]
+        assert skipped["scales"] == [1.0] and skipped["skipped"] == 1
+        assert applied["weights"] == [[-3.0, -2.0]] and applied["iterations"] == 1
+
+
+def every_refusal():
+    import keras
+    import tensorflow as tf
+
+    import tfamp
+
+    strategy = _mirrored()
+    errors = {}
+
+    def note(name, function):
+        try:
+            function()
+            errors[name] = ""
+        except Exception as e:
+            errors[name] = f"{type(e).__name__}: {e}"
+
+    note("xla", lambda: _step_with_a_nan_on(-1, strategy, jit=True))
+    outside = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
+    weight = keras.Variable([1.0])
+    outside.build([weight])
+    grads = [tf.constant([1.0])]
+    note("scope", lambda: strategy.run(lambda: outside.apply(grads, [weight])))
+    with strategy.scope():
+        inside = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
+        note("cross-replica", lambda: inside.apply(grads, [weight]))
+    central = tf.distribute.experimental.CentralStorageStrategy()
+    with central.scope():
+        other = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
+        mine = tf.Variable([1.0])
+    note("central", lambda: central.run(lambda: other.apply(grads, [mine])))
+    return errors
+
+
+def test_what_cannot_work_says_so():
+    (errors,) = workers.run(every_refusal, workers=1, cpus=2, timeout=120)
+    assert "XLA over several replicas needs GPUs" in errors["xla"]
+    assert "created under no strategy" in errors["scope"]
+    assert "strategy.run" in errors["cross-replica"]
+    assert "Received: CentralStorageStrategy" in errors["central"]
+    assert all(e.startswith("RuntimeError") for e in errors.values())

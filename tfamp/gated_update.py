@@ -1,0 +1,157 @@
+"""Runs an optimizer's update only if its gradients are finite: check, unscale, gate.
+
+Three ways to gate, all with the same result:
+
+| traced for | update | why |
+|---|---|---|
+| eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
+| a graph | branch of `tf.cond`, compiled by XLA | one fused pass, not 10 kernels |
+| XLA | every assignment masked | a branch would copy every slot |
+
+The last two are for dense gradients of Keras' own optimizers on one device; the
+figures behind them are those of `benchmarks/loss_scale_step.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfamp import keras_hooks, tracing
+
+JIT_COMPILE = ("auto", True, False)
+
+
+def unscale(grads: Sequence, variables: Sequence, scale) -> list:
+    """Returns each gradient divided by the loss scale, in float32 (or float64).
+
+    Args:
+      grads: Tensors, `tf.IndexedSlices` (kept sparse) or None.
+      variables: Their variables. The gradient of one that Keras overwrites with it
+        (float8 scales) is returned as it is.
+      scale: Float32 scalar.
+    """
+    return [
+        grad
+        if grad is None or keras_hooks.overwrites_with_gradient(variable)
+        else _divide_f32(grad, scale)
+        for grad, variable in zip(grads, variables, strict=True)
+    ]
+
+
+def _divide_f32(grad, scale):
+    if isinstance(grad, tf.IndexedSlices):
+        values = _divide_f32(grad.values, scale)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    if grad.dtype == tf.float64:
+        return grad / tf.cast(scale, tf.float64)
+    # Not times 1 / scale, which is subnormal, and flushed to 0, above 2**126.
+    return tf.cast(grad, tf.float32) / scale
+
+
+def all_finite(grads: Sequence, scale):
+    """Returns whether every gradient is finite once unscaled; exact.
+
+    Below a scale of 1 a finite gradient may overflow when it is unscaled: that
+    counts. `tf.IndexedSlices` are checked on their `values`, without densifying.
+
+    On a CPU the sum of each gradient is looked at first: one pass that vectorizes,
+    where testing each element takes two. A finite sum has finite terms; a sum that
+    is not finite may be an overflow of finite ones, and is then decided exactly.
+
+    Args:
+      grads: Tensors, `tf.IndexedSlices` or None.
+      scale: Float32 scalar.
+
+    Returns:
+      Bool tensor of shape [].
+    """
+    values = [
+        grad.values if isinstance(grad, tf.IndexedSlices) else grad
+        for grad in grads
+        if grad is not None
+    ]
+    if not values:
+        return tf.constant(True)
+
+    def exact():
+        finite = [tf.math.is_finite(_divide_f32(value, scale)) for value in values]
+        return tf.reduce_all([tf.reduce_all(each) for each in finite])
+
+    if not tracing.on_one_cpu(values):
+        return exact()
+    sums = tf.stack([_sum_f32(value) for value in values])
+    clear = tf.logical_and(tf.reduce_all(tf.math.is_finite(sums)), scale >= 1)
+    return tf.cond(clear, lambda: tf.constant(True), exact)
+
+
+def _sum_f32(value):
+    value = tf.cast(value, tf.float32)  # A float16 sum would often overflow.
+    if len(value.shape) > 1:
+        value = tf.reduce_sum(value, axis=0)  # XLA vectorizes this one, on a CPU.
+    return tf.reduce_sum(value)
+
+
+def gate(
+    finite,
+    update: Callable[[], Any],
+    skip: Callable[[], Any],
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence,
+    compilable: bool,
+) -> None:
+    """Runs `update` if `finite`, else `skip`; nothing of a skipped update stays.
+
+    Args:
+      finite: Bool scalar.
+      update: Function of no argument that assigns to `variables` and to those of
+        the optimizer, and to no other.
+      skip: Function of no argument.
+      optimizer: The optimizer that `update` applies.
+      variables: The trained variables.
+      compilable: Whether XLA can, and may, compile `update`; see `can_compile`.
+    """
+    if compilable and tracing.in_xla():
+        with keras_hooks.masked_assignments(optimizer, variables, finite):
+            update()
+        tf.cond(finite, _nothing, lambda: _nothing(skip()))
+    elif compilable:
+        compiled = tf.function(update, jit_compile=True)
+        tf.cond(finite, lambda: _nothing(compiled()), lambda: _nothing(skip()))
+    else:
+        tf.cond(finite, lambda: _nothing(update()), lambda: _nothing(skip()))
+
+
+def _nothing(*_):
+    return tf.constant(0)
+
+
+def can_compile(optimizer, grads: Sequence, variables: Sequence, jit_compile) -> bool:
+    """Whether the update can be compiled by XLA, and is better for it.
+
+    Args:
+      optimizer: A built Keras optimizer.
+      grads: Its gradients.
+      variables: Their variables.
+      jit_compile: "auto": only what is known to compile, that is Keras' own
+        optimizers and schedules; True: any optimizer; False: none.
+    """
+    if not jit_compile or not tf.inside_function() or tf.distribute.has_strategy():
+        return False
+    if any(isinstance(grad, tf.IndexedSlices) for grad in grads):
+        return False
+    members = keras_hooks.member_optimizers(optimizer)
+    # The branch on the accumulation's last micro-batch copies every slot again.
+    if any(member.gradient_accumulation_steps for member in members):
+        return False
+    if not tracing.in_xla() and not _xla_works_on(optimizer, variables):
+        return False
+    return jit_compile is True or all(map(keras_hooks.is_stock, members))
+
+
+def _xla_works_on(optimizer, variables):
+    devices = {keras_hooks.native(v).device for v in variables}
+    devices |= {v.value.device for v in optimizer.variables}
+    # One device for all; and not every kernel of XLA is deterministic.
+    return tracing.xla_supports(devices) and not tracing.op_determinism()
