@@ -4,6 +4,8 @@ Each test runs in fresh processes: logical devices must be set before TensorFlow
 starts. All have a time limit, so that a deadlock fails.
 """
 
+import functools
+
 import pytest
 import workers
 
@@ -16,7 +18,7 @@ def _mirrored():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def _step_with_a_nan_on(bad_replica, strategy, inner=None, jit=False, **keywords):
+def _step_with_a_nan_on(bad_replica, strategy, inner=None, jit=False):
     """Applies [2, 2] on each replica, NaN on one; returns weights, scale and counts."""
     import keras
     import tensorflow as tf
@@ -25,9 +27,8 @@ def _step_with_a_nan_on(bad_replica, strategy, inner=None, jit=False, **keywords
 
     with strategy.scope():
         weight = keras.Variable([1.0, 2.0])
-        made = tfamp.LossScaleOptimizer(
-            inner or keras.optimizers.SGD(1.0), initial_scale=2.0, **keywords
-        )
+        optimizer = inner() if inner else keras.optimizers.SGD(1.0)
+        made = tfamp.LossScaleOptimizer(optimizer, initial_scale=2.0)
         made.build([weight])
 
     @tf.function(jit_compile=jit)
@@ -114,6 +115,10 @@ def every_refusal():
         except Exception as e:
             errors[name] = f"{type(e).__name__}: {e}"
 
+    accumulating = functools.partial(
+        keras.optimizers.SGD, gradient_accumulation_steps=2
+    )
+    note("accumulation", lambda: _step_with_a_nan_on(-1, strategy, accumulating))
     note("xla", lambda: _step_with_a_nan_on(-1, strategy, jit=True))
     outside = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
     weight = keras.Variable([1.0])
@@ -134,7 +139,68 @@ def every_refusal():
 def test_what_cannot_work_says_so():
     (errors,) = workers.run(every_refusal, workers=1, cpus=2, timeout=120)
     assert "XLA over several replicas needs GPUs" in errors["xla"]
+    assert "gradient_accumulation_steps=2 of SGD" in errors["accumulation"]
     assert "created under no strategy" in errors["scope"]
     assert "strategy.run" in errors["cross-replica"]
     assert "Received: CentralStorageStrategy" in errors["central"]
     assert all(e.startswith("RuntimeError") for e in errors.values())
+
+
+INNER = {
+    "adamw": lambda o: o.AdamW(0.1, weight_decay=0.1),
+    "ema": lambda o: o.SGD(0.1, use_ema=True, ema_momentum=0.5),
+    "nadam": lambda o: o.Nadam(0.1),
+    "lamb": lambda o: o.Lamb(0.1),
+    "multi": lambda o: o.MultiOptimizer(
+        o.OptimizerMap(o.SGD(0.1), {".*_1": o.Adam(0.1)})
+    ),
+}
+
+
+def _train(strategy, inner, bad_step):
+    """Returns the weights after four steps, an overflow before one of them."""
+    import keras
+    import tensorflow as tf
+
+    import tfamp
+
+    with strategy.scope():
+        weight = keras.Variable([1.0, 2.0])
+        made, scale = inner(keras.optimizers), 1.0
+        if bad_step is not None:
+            scale = 4.0
+            made = tfamp.LossScaleOptimizer(made, scale, dynamic=False)
+        made.build([weight])
+
+    @tf.function
+    def step(factor):
+        def on_replica():
+            context = tf.distribute.get_replica_context()
+            mine = tf.cast(context.replica_id_in_sync_group, tf.float32)
+            made.apply([factor * ([2.0, 1.0] + mine)], [weight])
+
+        strategy.run(on_replica)
+
+    for index in range(4):
+        if index == bad_step:
+            step(tf.constant(NAN))
+        step(tf.constant(scale))
+    return weight.numpy().tolist()
+
+
+def trajectories_over_two_replicas():
+    strategy = _mirrored()
+    return {
+        name: [_train(strategy, inner, bad_step) for bad_step in (None, 2)]
+        for name, inner in INNER.items()
+    }
+
+
+def test_every_kind_of_optimizer_takes_the_steps_it_takes_alone():
+    (weights,) = workers.run(
+        trajectories_over_two_replicas, workers=1, cpus=2, timeout=180
+    )
+    assert list(weights) == list(INNER)
+    for alone, scaled in weights.values():
+        assert scaled == pytest.approx(alone, rel=1e-6)
+        assert scaled != [1.0, 2.0]

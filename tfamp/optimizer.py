@@ -246,7 +246,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             another one than the optimizer was created under.
           ValueError: If the optimizer is not built and no variables are given.
         """
-        replicas.check_context(self._distribution_strategy)
+        replicas.check_context(self.inner_optimizer, self._distribution_strategy)
         grads = list(grads)
         if not grads:
             return  # As Keras does.

@@ -28,11 +28,12 @@ def must_agree() -> bool:
     )
 
 
-def check_context(created_under) -> None:
+def check_context(optimizer, created_under) -> None:
     """Raises RuntimeError where an update cannot be gated for all replicas at once.
 
     Args:
-      created_under: The strategy that the optimizer was created under.
+      optimizer: The inner optimizer.
+      created_under: The strategy that it was created under.
     """
     if tf.distribute.in_cross_replica_context():
         raise RuntimeError(
@@ -59,6 +60,22 @@ def check_context(created_under) -> None:
             f"{strategy.num_replicas_in_sync} replica(s). Use "
             "`compile(jit_compile=False)`, or `tf.function(jit_compile=False)`."
         )
+    if must_agree() and not tracing.replicas_without_merging():
+        _check_branches(optimizer)
+
+
+def _check_branches(optimizer):
+    """Keras 3.15 merges replicas in a branch for these, which TensorFlow refuses."""
+    for member in keras_hooks.member_optimizers(optimizer):
+        for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+            if getattr(member, option):
+                raise RuntimeError(
+                    f"Keras' `{option}` does not work over several replicas, with "
+                    f"or without loss scaling. Received: {option}="
+                    f"{getattr(member, option)} of {type(member).__name__}. "
+                    "Accumulate in a custom training loop, and use "
+                    "`keras.callbacks.SwapEMAWeights` for averages."
+                )
 
 
 def _name(strategy):

@@ -1,0 +1,232 @@
+"""Gating: what is finite, and that a skipped update leaves nothing behind."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+from tfamp import gated_update, keras_hooks
+
+NAN, INF = float("nan"), float("inf")
+LARGEST = float(np.finfo("float32").max)
+RUNNERS = {
+    "eager": lambda f: f,
+    "graph": tf.function,
+    "xla": lambda f: tf.function(f, jit_compile=True),
+}
+
+# ---- What is finite ----
+
+GRADIENTS = {
+    "clean": ([1.0, -2.0], True),
+    "inf": ([1.0, INF], False),
+    "-inf": ([-INF, 1.0], False),
+    "nan": ([NAN, 1.0], False),
+    "inf and -inf": ([INF, -INF], False),
+    "largest": ([LARGEST, LARGEST], True),  # Their sum is infinite.
+    "largest and NaN": ([LARGEST, LARGEST, NAN], False),
+    "empty": ([], True),
+}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("rank", [1, 3])
+def test_all_finite_is_exact(runner, name, rank):
+    values, expected = GRADIENTS[name]
+    shape = [1] * (rank - 1) + [len(values)]
+    grads = [tf.ones([2]), None, tf.reshape(tf.constant(values, tf.float32), shape)]
+    assert bool(RUNNERS[runner](gated_update.all_finite)(grads, 2.0)) is expected
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(("value", "expected"), [(LARGEST / 2, True), (LARGEST, False)])
+def test_gradient_that_overflows_when_unscaled_is_not_finite(runner, value, expected):
+    check = RUNNERS[runner](lambda g: gated_update.all_finite([g], 0.5))
+    assert bool(check(tf.constant([1.0, value]))) is expected
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_every_float_dtype_is_checked_in_its_own_range(runner, dtype):
+    check = RUNNERS[runner](lambda g: gated_update.all_finite([g], 1.0))
+    largest = tf.cast(tf.fill([4], tf.as_dtype(dtype).max), dtype)
+    assert bool(check(largest))
+    assert not bool(check(tf.concat([largest, tf.constant([INF], dtype)], 0)))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_duplicates_of_a_sparse_gradient_hide_no_overflow(runner):
+    """Keras densifies, and a finite duplicate may overwrite the infinite one."""
+
+    @RUNNERS[runner]
+    def check(values):
+        slices = tf.IndexedSlices(values, tf.constant([1, 1, 1]), tf.constant([9, 1]))
+        return gated_update.all_finite([slices], 1.0)
+
+    assert bool(check(tf.ones([3, 1])))
+    for position in range(3):
+        values = np.ones([3, 1], "float32")
+        values[position] = INF
+        assert not bool(check(tf.constant(values)))
+
+
+# ---- Nothing of a skipped update stays ----
+
+OPT = keras.optimizers
+SCHEDULE = OPT.schedules.ExponentialDecay(0.1, 2, 0.5)
+STOCK = {
+    "SGD": lambda: OPT.SGD(0.1),
+    "momentum": lambda: OPT.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: OPT.Adam(0.1, amsgrad=True),
+    "AdamW": lambda: OPT.AdamW(0.1, weight_decay=0.1),
+    "RMSprop": lambda: OPT.RMSprop(0.1, momentum=0.9, centered=True),
+    "Adagrad": lambda: OPT.Adagrad(0.1),
+    "Adadelta": lambda: OPT.Adadelta(0.1),
+    "Adafactor": lambda: OPT.Adafactor(0.1),
+    "Adamax": lambda: OPT.Adamax(0.1),
+    "Nadam": lambda: OPT.Nadam(0.1),
+    "Ftrl": lambda: OPT.Ftrl(0.1),
+    "Lion": lambda: OPT.Lion(0.1),
+    "Lamb": lambda: OPT.Lamb(0.1),
+    "Muon": lambda: OPT.Muon(0.1),
+    "ScheduleFreeAdamW": lambda: OPT.ScheduleFreeAdamW(0.1),
+    "schedule": lambda: OPT.SGD(SCHEDULE),
+    "decay": lambda: OPT.SGD(0.1, weight_decay=0.1),
+    "clipping": lambda: OPT.Adam(0.1, global_clipnorm=0.5),
+    "averages": lambda: OPT.SGD(0.1, use_ema=True, ema_momentum=0.5),
+    "averages that overwrite": lambda: OPT.SGD(
+        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "several": lambda: OPT.MultiOptimizer(
+        OPT.OptimizerMap(OPT.Adam(0.1), {".*second.*": OPT.SGD(0.1)})
+    ),
+}
+
+
+def variables():
+    first = np.linspace(-1.0, 1.0, 12, dtype="float32").reshape(4, 3)
+    return [
+        keras.Variable(first, name="first"),
+        keras.Variable([1.0, 2.0], name="second"),
+    ]
+
+
+def gradients(step, factor=1.0):
+    return [
+        factor * tf.random.stateless_normal(shape, [step, index])
+        for index, shape in enumerate([[4, 3], [2]])
+    ]
+
+
+def state(inner, weights):
+    found = [*map(keras_hooks.native, weights), *keras_hooks._variables_within(inner)]
+    return [variable.numpy() for variable in found]
+
+
+@pytest.mark.parametrize("runner", ["graph", "xla"])
+@pytest.mark.parametrize("name", STOCK)
+def test_compiled_update_skips_whole_steps_and_no_other(name, runner):
+    """Against the inner optimizer alone, which takes the finite steps only."""
+    weights, expected = variables(), variables()
+    alone = STOCK[name]()
+    made = tfamp.LossScaleOptimizer(STOCK[name](), 8.0, growth_interval=2)
+    alone.build(expected)
+    made.build(weights)
+    inner = made.inner_optimizer
+    compiled = []
+
+    @RUNNERS[runner]
+    def step(grads):
+        compiled.append(gated_update.can_compile(inner, grads, weights, "auto"))
+        made.apply([grad * made.loss_scale.value for grad in grads], weights)
+
+    apply_alone = tf.function(lambda grads: alone.apply(grads, expected))
+    for index, bad in enumerate([None, NAN, None, INF, -INF, None, None, None, NAN]):
+        before = state(inner, weights)
+        if bad is None:
+            step(gradients(index))
+            apply_alone(gradients(index))
+            for ours, theirs in zip(
+                state(inner, weights), state(alone, expected), strict=True
+            ):
+                np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+        else:
+            step([gradients(index)[0], tf.constant([1.0, bad])])
+            for old, new in zip(before, state(inner, weights), strict=True):
+                np.testing.assert_array_equal(old, new)
+    assert all(compiled)
+    assert int(made.skipped_steps) == 4
+
+
+def test_masks_are_gone_after_tracing():
+    made, weights = tfamp.LossScaleOptimizer(OPT.Adam(0.1)), variables()
+    made.build(weights)
+
+    @tf.function(jit_compile=True)
+    def step():
+        made.apply(gradients(0), weights)
+
+    step()
+    for variable in [*weights, *made.variables]:
+        assert "assign" not in vars(keras_hooks.native(variable))
+        variable.assign(tf.zeros_like(variable))
+        np.testing.assert_array_equal(variable, np.zeros(variable.shape))
+
+
+class Mine(OPT.SGD):
+    """A user's optimizer: it may do what XLA cannot compile."""
+
+
+@pytest.mark.parametrize(
+    ("inner", "jit_compile", "expected"),
+    [
+        (OPT.SGD, "auto", True),
+        (OPT.SGD, False, False),
+        (Mine, "auto", False),
+        (Mine, True, True),
+        (lambda: OPT.SGD(lambda: 0.1), "auto", False),
+        (lambda: OPT.SGD(gradient_accumulation_steps=2), True, False),
+    ],
+)
+def test_what_is_compiled(inner, jit_compile, expected):
+    made, weights = inner(), variables()
+    made.build(weights)
+    found = []
+
+    @tf.function
+    def trace():
+        found.append(gated_update.can_compile(made, gradients(0), weights, jit_compile))
+
+    trace()
+    assert found == [expected]
+    assert not gated_update.can_compile(made, gradients(0), weights, True)  # Eager.
+
+
+def test_sparse_gradients_and_two_devices_are_not_compiled():
+    weights = variables()
+    made = OPT.SGD()
+    made.build(weights)
+    slices = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1]), tf.constant([4, 3]))
+
+    @tf.function
+    def trace():
+        assert not gated_update.can_compile(made, [slices, None], weights, True)
+
+    trace()
+    devices = ["/job:localhost/replica:0/task:0/device:CPU:0", "/device:CPU:1"]
+    assert not gated_update.tracing.xla_supports(devices)
+    assert gated_update.tracing.xla_supports(devices[:1])
+
+
+def test_update_compiled_inside_several_steps_per_execution():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(tfamp.LossScaleOptimizer(OPT.Adam(0.1)), "mse", steps_per_execution=4)
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    x[33] = INF  # One batch of eight.
+    model.fit(x, x[:, :1], batch_size=8, verbose=0, shuffle=False)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert int(model.optimizer.iterations) == 7
+    assert all(np.isfinite(w).all() for w in model.get_weights())
