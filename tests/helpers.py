@@ -16,6 +16,8 @@ from tfamp import hardware, loss_scale
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 
+HOOKED = ("compile", "make_train_function")
+
 
 class Globals(NamedTuple):
     """What a test must leave as it found it.
@@ -25,15 +27,15 @@ class Globals(NamedTuple):
       tensor_float_32: Whether TF32 may be used.
       grappler: The options given to `tf.config.optimizer`.
       environ: A copy of `os.environ`.
-      compile: What each class above `keras.Model` defines as `compile`; None where
-        it defines nothing.
+      methods: What each class above `keras.Model` defines as one of `HOOKED`, by
+        (class, name); None where it defines nothing.
     """
 
     dtype_policy: keras.dtype_policies.DTypePolicy
     tensor_float_32: bool
     grappler: dict[str, Any]
     environ: dict[str, str]
-    compile: dict[type, Callable | None]
+    methods: dict[tuple[type, str], Callable | None]
 
 
 _SET_BY_PYTEST = "PYTEST_CURRENT_TEST"  # Differs between set-up, call and tear-down.
@@ -46,7 +48,11 @@ def read_globals() -> Globals:
         tf.config.experimental.tensor_float_32_execution_enabled(),
         tf.config.optimizer.get_experimental_options(),
         {k: v for k, v in os.environ.items() if k != _SET_BY_PYTEST},
-        {base: vars(base).get("compile") for base in keras.Model.__mro__},
+        {
+            (base, name): vars(base).get(name)
+            for base in keras.Model.__mro__
+            for name in HOOKED
+        },
     )
 
 
@@ -61,13 +67,13 @@ def write_globals(saved: Globals) -> None:
     for name in now.environ.keys() - saved.environ.keys():
         del os.environ[name]
     os.environ.update(saved.environ)
-    for base, function in saved.compile.items():
-        if vars(base).get("compile") is function:
+    for (base, name), function in saved.methods.items():
+        if vars(base).get(name) is function:
             continue
         if function is None:
-            delattr(base, "compile")
+            delattr(base, name)
         else:
-            base.compile = function  # pyright: ignore[reportAttributeAccessIssue]
+            setattr(base, name, function)
 
 
 def find_leaks(before: Globals, after: Globals) -> list[str]:
@@ -90,9 +96,9 @@ def find_leaks(before: Globals, after: Globals) -> list[str]:
             if old.get(key) != new.get(key)
         ]
     leaks += [
-        f"{base.__name__}.compile was replaced (call tfamp.disable())"
-        for base, function in before.compile.items()
-        if after.compile.get(base) is not function
+        f"{base.__name__}.{name} was replaced (call tfamp.disable())"
+        for (base, name), function in before.methods.items()
+        if after.methods.get((base, name)) is not function
     ]
     return leaks
 

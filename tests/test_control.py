@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfamp
 from tfamp import control, hardware, keras_hooks, policy
@@ -226,3 +227,145 @@ def test_enabled_scope_restores_on_an_exception():
         raise KeyError
     assert policy.read() == before
     assert tfamp.status().requested is None
+
+
+# ---- Where loss scaling applies ----
+
+
+def map_model():
+    policies = keras.dtype_policies.DTypePolicyMap("mixed_float16")
+    policies[".*head"] = keras.dtype_policies.DTypePolicy("float32")
+    with tfamp.policy_scope("float32"):
+        keras.config.set_dtype_policy(policies)
+        return keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(8, name="body"),
+                keras.layers.Dense(1, name="head"),
+            ]
+        )
+
+
+def test_policy_map_gets_loss_scaling():
+    """Stock Keras looks for a policy named mixed_float16; this is map_mixed_float16."""
+    tfamp.enable("float32")
+    model = map_model()
+    assert model.get_layer("body").compute_dtype == "float16"
+    model.compile("adam", "mse")
+    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+
+
+def test_model_built_under_one_policy_and_compiled_under_another():
+    tfamp.enable("mixed_float16")
+    model = dense_model()
+    with pytest.warns(UserWarning, match="were built before"):
+        tfamp.enable("float32")
+    model.compile("adam", "mse")
+    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+
+
+def test_float16_graph_rewrite_gets_loss_scaling_without_a_float16_layer(monkeypatch):
+    options = {"auto_mixed_precision": True}
+    monkeypatch.setattr(
+        control.graph_rewrite.tf.config.optimizer,
+        "get_experimental_options",
+        lambda: options,
+    )
+    tfamp.enable("float32")
+    model = dense_model()
+    model.compile("adam", "mse")
+    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+    options["auto_mixed_precision"] = False
+    model.compile("adam", "mse")
+    assert type(model.optimizer) is keras.optimizers.Adam
+
+
+class OwnCompile(keras.Model):
+    """Passes its optimizer on, as the Keras documentation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, dtype="mixed_float16", name="inner")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compile(self, optimizer, factor, **keywords):
+        super().compile(optimizer=optimizer, loss="mse", **keywords)
+        self.factor = factor
+
+
+class OwnOptimizers(OwnCompile):
+    """Keeps its optimizers to itself, as the GAN examples do."""
+
+    def compile(self, first, second):
+        super().compile(None, 1.0)
+        self.first_optimizer, self.others = first, [second]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.cast(self(x), tf.float32) - y)
+        weights = self.trainable_variables
+        self.first_optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_own_compile_that_passes_the_optimizer_on_is_scaled():
+    tfamp.enable("float32")
+    model = OwnCompile()
+    model.compile("adam", factor=2.0)
+    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+    assert np.isfinite(fit(model)).all()
+
+
+def test_own_compile_that_keeps_its_optimizers_is_warned_about_with_names():
+    tfamp.enable("float32")
+    model = OwnOptimizers()
+    model.compile(keras.optimizers.SGD(), keras.optimizers.Adam(name="second"))
+    with pytest.warns(UserWarning, match="without loss scaling") as caught:
+        fit(model)
+    (message,) = [str(w.message) for w in caught if "loss scaling" in str(w.message)]
+    assert "inner" in message and "others (second)" in message
+    assert "first_optimizer (sgd" in message
+    assert "tfamp.wrap_optimizer" in message
+
+
+class LateLayers(keras.Model):
+    """Creates its float16 layer after `compile`, in its `build`."""
+
+    def build(self, shape):
+        self.dense = keras.layers.Dense(1, dtype="mixed_float16", name="late")
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_float16_layer_created_after_compile_is_warned_about():
+    tfamp.enable("float32")
+    model = LateLayers()
+    model.compile("adam", "mse")
+    with pytest.warns(UserWarning, match="late"):
+        fit(model)
+
+
+@pytest.mark.parametrize("how", ["auto_scale_loss", "loss_scale"])
+def test_unscaled_float16_is_warned_about_unless_it_was_asked_for(how, recwarn):
+    tfamp.enable("mixed_float16", loss_scale=False if how == "loss_scale" else None)
+    model = dense_model()
+    model.compile("adam", "mse", auto_scale_loss=how == "loss_scale")
+    fit(model)
+    told = [w for w in recwarn if "without loss scaling" in str(w.message)]
+    assert len(told) == (1 if how == "auto_scale_loss" else 0)
+
+
+@pytest.mark.parametrize("mode", ["float32", "mixed_float16"])
+def test_what_needs_no_warning_gets_none(mode):
+    tfamp.enable(mode)
+    model = dense_model()
+    model.compile("adam", "mse")
+    fit(model)  # Warnings are errors.
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
+    fit(model)

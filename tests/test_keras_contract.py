@@ -22,9 +22,9 @@ def hooked():
         calls.append((model, optimizer))
         return keras.optimizers.SGD(0.5)
 
-    keras_hooks.install_compile_hook(transform)
+    keras_hooks.install(transform, lambda model: None)
     yield calls
-    keras_hooks.remove_compile_hook()
+    keras_hooks.remove()
 
 
 def test_compile_is_defined_once_for_all_models():
@@ -70,11 +70,11 @@ def test_loading_under_the_hook_still_compiles(hooked, tmp_path):
 
 def test_removing_the_hook_restores_keras_own_function():
     own = keras_hooks.trainer_class().compile
-    keras_hooks.install_compile_hook(lambda model, optimizer: optimizer)
-    keras_hooks.install_compile_hook(lambda model, optimizer: optimizer)
+    keras_hooks.install(lambda model, optimizer: optimizer, lambda model: None)
+    keras_hooks.install(lambda model, optimizer: optimizer, lambda model: None)
     assert keras_hooks.trainer_class().compile is not own
-    keras_hooks.remove_compile_hook()
-    keras_hooks.remove_compile_hook()
+    keras_hooks.remove()
+    keras_hooks.remove()
     assert keras_hooks.trainer_class().compile is own
 
 
@@ -100,3 +100,23 @@ def test_seed_generator_state_is_a_variable_named_and_shaped_as_expected():
     before = states[0].numpy()
     model(np.ones((1, 2)), training=True)
     np.testing.assert_array_equal(states[0].numpy() - before, [0, 1])
+
+
+def test_fit_builds_from_a_batch_in_a_method_of_its_own():
+    # training/distributed_fit.py calls it with a batch and then takes its place.
+    own = keras.Model._maybe_symbolic_build
+    assert list(inspect.signature(own).parameters) == ["self", "iterator", "data_batch"]
+    calls = []
+    model = tiny_model()
+    model.compile("sgd", "mse")
+    model._maybe_symbolic_build = lambda iterator=None, data_batch=None: calls.append(1)
+    model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
+    model.evaluate(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
+    assert len(calls) == 2
+
+
+def test_replicas_keep_moving_statistics_apart():
+    # "none": each its own. Otherwise training/callbacks.py need not average them.
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 2))
+    assert [w.aggregation for w in layer.non_trainable_weights] == ["none", "none"]

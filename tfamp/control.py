@@ -11,6 +11,7 @@ from absl import logging
 
 from tfamp import (
     errors,
+    graph_rewrite,
     hardware,
     keras_hooks,
     model_structure,
@@ -78,8 +79,11 @@ def enable(
     wrapped again. Layers built before keep their precision (a warning names them).
     Calling it again changes the mode; `disable` restores what stood before the
     first call. Keras' policy belongs to a thread: enable and disable in the thread
-    that builds the models. Float16 layers that a model creates after `compile`, in
-    its `build`, are not seen: give such a model `wrap_optimizer`'s.
+    that builds the models.
+
+    A model that trains float16 layers with an optimizer that does not scale the loss
+    gets a warning that names the layers: one whose own `compile` keeps optimizers to
+    itself, say, or that creates such layers after `compile`.
 
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
@@ -111,7 +115,7 @@ def _enable(mode, loss_scale, on_unsupported, warn_about_layers):
     # A copy: the caller's dict may change.
     scaling = False if loss_scale is False else dict(loss_scale or {})
     before = _session.before if _session else policy.read()
-    keras_hooks.install_compile_hook(_transform(scaling))
+    _install_hooks(scaling)
     policy.apply(chosen)
     _session = _Session(mode, chosen, reason, scaling, before)
     now = status()
@@ -126,7 +130,7 @@ def disable() -> None:
     optimizer.
     """
     global _session
-    keras_hooks.remove_compile_hook()
+    keras_hooks.remove()
     if _session is not None:
         policy.write(_session.before)
         _session = None
@@ -158,7 +162,7 @@ def enabled(
         disable()
         policy.write(state)
         if outer is not None:
-            keras_hooks.install_compile_hook(_transform(outer.scaling))
+            _install_hooks(outer.scaling)
             _session = outer
 
 
@@ -244,19 +248,68 @@ def _nearest_mode(chosen, devices):
     return "float32"
 
 
-def _transform(scaling):
+def _install_hooks(scaling):
     def transform(model, given):
-        if scaling is False or not _computes_in_float16(model):
+        if scaling is False or not _needs_loss_scale(model):
             return given
         return optimizer.wrap_optimizer(given, **scaling)
 
-    return transform
+    def check(model):
+        if scaling is not False:
+            _warn_about_unscaled_optimizers(model)
+
+    keras_hooks.install(transform, check)
 
 
-def _computes_in_float16(model):
-    return any(
-        layer.compute_dtype == "float16"
+def _needs_loss_scale(model):
+    return bool(_float16_layers(model)) or graph_rewrite.float16_requested()
+
+
+def _float16_layers(model):
+    return [
+        layer
         for layer in model_structure.flatten_layers(model)
+        if layer.compute_dtype == "float16"
+    ]
+
+
+def _warn_about_unscaled_optimizers(model):
+    """Names the float16 layers that train without loss scaling, and with what."""
+    unscaled = _unscaled_optimizers(model) if _needs_loss_scale(model) else []
+    if not unscaled:
+        return
+    trained = [x for x in _float16_layers(model) if x.trainable and x.weights]
+    # A model that holds such layers would say the same once more.
+    names = [layer.path for layer in trained if layer is not model]
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    warnings.warn(
+        f"Model '{model.name}' trains in float16 without loss scaling, so that small "
+        f"gradients become 0: {shown or 'the graph rewrite'}. Without it: "
+        f"{', '.join(unscaled)}. Pass an optimizer to `compile`, which is wrapped "
+        "there, or wrap it by `tfamp.wrap_optimizer`; in a `train_step` of your own "
+        "differentiate `optimizer.scale_loss(loss)`. `loss_scale=False` in "
+        "`tfamp.enable` says that none is wanted.",
+        stacklevel=4,
+    )
+
+
+def _unscaled_optimizers(model):
+    """Attributes of the model that hold optimizers without loss scaling."""
+    # Names with an underscore are Keras' and TensorFlow's lists of the same objects.
+    held = {n: v for n, v in vars(model).items() if not n.startswith(("_", "self_"))}
+    found = {}
+    for name, value in {"optimizer": model.optimizer, **held}.items():
+        values = value.values() if isinstance(value, dict) else value
+        several = isinstance(value, list | tuple | dict)
+        for each in values if several else [value]:
+            if _is_unscaled(each):
+                found.setdefault(id(each), f"{name} ({each.name})")
+    return list(found.values())
+
+
+def _is_unscaled(value):
+    return isinstance(value, keras.optimizers.Optimizer) and not isinstance(
+        value, keras.optimizers.LossScaleOptimizer
     )
 
 

@@ -19,3 +19,7 @@ class DataError(TfampError, ValueError):
 
 class RunError(TfampError, RuntimeError):
     """A training run cannot start in, or go on from, its working directory."""
+
+
+class LossScaleExhaustedError(TfampError, RuntimeError):
+    """Steps are skipped one after the other, and the loss scale cannot fall further."""

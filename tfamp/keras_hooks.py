@@ -8,44 +8,62 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 OptimizerTransform = Callable[[keras.Model, object], object]
 
-_original_compile = None
+# Attributes of Keras' classes that are replaced: (class, name) -> the original.
+_originals: dict[tuple[type, str], Any] = {}
 
 
-def trainer_class() -> type:
-    """Returns the class that defines `compile` for every Keras model.
+def trainer_class(name: str = "compile") -> type:
+    """Returns the class that defines a method for every Keras model.
 
     The attribute must be replaced there and nowhere below: on loading, Keras
     (<= 3.15) compares `model.__class__.compile` with it to tell whether a user
     overrode `compile`, and silently leaves a model uncompiled if so.
     """
-    return next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+    return next(base for base in keras.Model.__mro__ if name in vars(base))
 
 
-def install_compile_hook(transform: OptimizerTransform) -> None:
+def install(transform: OptimizerTransform, check: Callable[[Any], None]) -> None:
     """Passes each compiled model's optimizer through `transform` from now on.
 
     Keras' own automatic loss scaling is turned off for those calls, so that an
     optimizer is never scaled twice; `compile(auto_scale_loss=False)` is left
     alone. The optimizer that Keras records in the model's compile configuration
-    is the transformed one. Installing again replaces the transform.
+    is the transformed one. Installing again replaces both functions.
 
     Args:
       transform: Function of (model, optimizer) that returns an optimizer; called
         only with an optimizer, never with None.
+      check: Function of a model, called when its training step is first made, or
+        after the first step of a model that is not built before.
     """
-    global _original_compile
-    remove_compile_hook()
-    trainer = trainer_class()
-    original = trainer.compile
+    remove()
+    _replace(trainer_class(), "compile", lambda old: _compile_hook(old, transform))
+    name = "make_train_function"
+    _replace(trainer_class(name), name, lambda old: _train_hook(old, check))
+
+
+def remove() -> None:
+    """Puts Keras' own methods back; idempotent."""
+    while _originals:
+        (owner, name), original = _originals.popitem()
+        setattr(owner, name, original)
+
+
+def _replace(owner, name, wrap):
+    _originals[owner, name] = original = vars(owner)[name]
+    setattr(owner, name, functools.wraps(original)(wrap(original)))
+
+
+def _compile_hook(original, transform):
     signature = inspect.signature(original)
 
-    @functools.wraps(original)
     def compile(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
@@ -57,16 +75,37 @@ def install_compile_hook(transform: OptimizerTransform) -> None:
             given["auto_scale_loss"] = False
         return original(*call.args, **call.kwargs)
 
-    _original_compile = original
-    trainer.compile = compile
+    return compile
 
 
-def remove_compile_hook() -> None:
-    """Puts Keras' own `compile` back; idempotent."""
-    global _original_compile
-    if _original_compile is not None:
-        trainer_class().compile = _original_compile
-        _original_compile = None
+def _train_hook(original, check):
+    def make_train_function(self, *args, **kwargs):
+        is_new = self.train_function is None
+        original(self, *args, **kwargs)
+        if is_new and self.built:
+            check(self)
+        elif is_new:
+            self.train_function = _check_after_first_step(self, check)
+        return self.train_function
+
+    return make_train_function
+
+
+def _check_after_first_step(model, check):
+    """Returns a training function that puts Keras' own back after one call.
+
+    Without a strategy, Keras 3.15 builds a model while it traces the first step.
+    """
+    function = model.train_function
+
+    def first_step(iterator):
+        logs = function(iterator)
+        if model.train_function is first_step:
+            model.train_function = function
+        check(model)
+        return logs
+
+    return first_step
 
 
 def overwrites_with_gradient(variable) -> bool:

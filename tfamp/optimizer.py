@@ -162,6 +162,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._state_variables().growth_interval.assign(first)
 
     @property
+    def min_scale(self) -> float:
+        """The scale's floor."""
+        return self._config.min_scale
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale moves."""
+        return self._config.dynamic
+
+    @property
     def current_growth_interval(self):
         """The growth interval of the next step: int64 variable of shape []."""
         return self._state_variables().growth_interval
@@ -339,41 +349,30 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         return gated_update.all_finite(grads, self._usable_scale())
 
-    def count_overflows(self, enabled: bool = True) -> None:
-        """Counts the non-finite gradient elements of each variable in skipped steps.
-
-        Takes effect when the training step is traced next. The counts cost nothing
-        in a step that is not skipped, and are not part of the saved state.
-
-        Args:
-          enabled: False to stop counting.
+    def create_overflow_counts(self) -> overflow_counts.OverflowCounts:
+        """Returns counts, one for each variable, for `count_overflows`.
 
         Raises:
           RuntimeError: If the optimizer is not built.
         """
-        if not enabled:
-            self._overflow_counts = None
-            return
         if not self.built:
             raise RuntimeError(
-                "`count_overflows` needs a built optimizer. "
-                "Call `build(trainable_variables)` first."
+                "Overflows are counted for each variable, and the optimizer is not "
+                "built. Call `build(trainable_variables)` first."
             )
         with self._distribution_strategy.scope():
-            size = len(self._trainable_variables)
-            self._overflow_counts = overflow_counts.OverflowCounts(size)
+            return overflow_counts.OverflowCounts(len(self._trainable_variables))
 
-    def overflows(self) -> list[overflow_counts.Overflow]:
-        """Returns the variables with non-finite gradients in the last skipped step.
+    def count_overflows(self, counts: overflow_counts.OverflowCounts | None) -> None:
+        """Counts non-finite gradient elements by variable, in skipped steps only.
 
-        Reads from the device: call it between steps.
+        Takes effect when the training step is traced next. The counts are not part
+        of the saved state.
 
-        Raises:
-          RuntimeError: If `count_overflows` was not called.
+        Args:
+          counts: From `create_overflow_counts`; None: no more counting.
         """
-        if self._overflow_counts is None:
-            raise RuntimeError("Nothing was counted. Call `count_overflows` first.")
-        return self._overflow_counts.read()
+        self._overflow_counts = counts
 
     def load_own_variables(self, store):
         """Restores the state from our layout, stock Keras' or the bare inner one's.

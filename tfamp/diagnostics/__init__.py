@@ -1,0 +1,1 @@
+"""What a run's numbers show: monitors of training."""
