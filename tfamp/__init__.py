@@ -1,5 +1,6 @@
 """tfamp: mixed precision for TensorFlow and Keras 3, chosen, verified, explained."""
 
+from tfamp.checkpoint import load_model
 from tfamp.control import disable, enable, status
 from tfamp.diagnostics.loss_scale_monitor import LossScaleMonitor
 from tfamp.errors import (
@@ -42,6 +43,7 @@ __all__ = [
     "enable",
     "export_float32",
     "float_format",
+    "load_model",
     "policy_scope",
     "status",
     "wrap_optimizer",

@@ -250,7 +250,7 @@ def _nearest_mode(chosen, devices):
 
 def _install_hooks(scaling):
     def transform(model, given):
-        if scaling is False or not _needs_loss_scale(model):
+        if scaling is False or not needs_loss_scale(model):
             return given
         return optimizer.wrap_optimizer(given, **scaling)
 
@@ -261,7 +261,8 @@ def _install_hooks(scaling):
     keras_hooks.install(transform, check)
 
 
-def _needs_loss_scale(model):
+def needs_loss_scale(model: keras.Model) -> bool:
+    """Whether a float16 layer is in the model, or graphs are rewritten to float16."""
     return bool(_float16_layers(model)) or graph_rewrite.float16_requested()
 
 
@@ -275,7 +276,7 @@ def _float16_layers(model):
 
 def _warn_about_unscaled_optimizers(model):
     """Names the float16 layers that train without loss scaling, and with what."""
-    unscaled = _unscaled_optimizers(model) if _needs_loss_scale(model) else []
+    unscaled = _unscaled_optimizers(model) if needs_loss_scale(model) else []
     if not unscaled:
         return
     trained = [x for x in _float16_layers(model) if x.trainable and x.weights]

@@ -56,19 +56,37 @@ def remove() -> None:
         setattr(owner, name, original)
 
 
+@contextlib.contextmanager
+def transforming(transform: OptimizerTransform) -> Iterator[None]:
+    """Passes the optimizer of each model compiled meanwhile through `transform`.
+
+    In place of what `install` does in `compile`, which stands again afterwards. An
+    optimizer for which `compile(auto_scale_loss=False)` asks is passed on, too.
+    """
+    owner = trainer_class()
+    before = vars(owner)["compile"]
+    original = _originals.get((owner, "compile"), before)
+    hook = _compile_hook(original, transform, always=True)
+    owner.compile = functools.wraps(original)(hook)
+    try:
+        yield
+    finally:
+        owner.compile = before
+
+
 def _replace(owner, name, wrap):
     _originals[owner, name] = original = vars(owner)[name]
     setattr(owner, name, functools.wraps(original)(wrap(original)))
 
 
-def _compile_hook(original, transform):
+def _compile_hook(original, transform, always=False):
     signature = inspect.signature(original)
 
     def compile(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
         given = call.arguments
-        if given["auto_scale_loss"]:
+        if given["auto_scale_loss"] or always:
             optimizer = keras.optimizers.get(given["optimizer"])
             if optimizer is not None:
                 given["optimizer"] = transform(given["self"], optimizer)

@@ -219,6 +219,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def build(self, var_list):
         """Builds the inner optimizer for a list of trainable variables."""
+        if not var_list:
+            return  # Keras' loader of `.h5` files does that, and never again.
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
@@ -391,6 +393,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         elif saved:
             # Not as a dict, for TensorFlow would track it.
             self._restore_on_build = functools.partial(self._restore, saved)
+
+    def set_weights(self, weights):
+        """Sets the state from a list of arrays, in any of those layouts."""
+        self.load_own_variables({str(i): each for i, each in enumerate(weights)})
 
     def _restore(self, saved):
         inner = self.inner_optimizer.variables

@@ -57,6 +57,19 @@ def match(saved: Mapping, variables: Variables) -> Sequence | None:
     return next((targets for targets in layouts if _fits(saved, targets)), None)
 
 
+def is_scaled(saved: Mapping) -> bool:
+    """Whether a saved state starts with a loss scale's variables, built or not.
+
+    Args:
+      saved: Arrays, or HDF5 data sets, by "0", "1" and so on.
+    """
+    # Iteration, learning rate; step counter or inner iteration, scale or inner rate.
+    head = [saved[str(index)] for index in range(min(STOCK_VARIABLES, len(saved)))]
+    kinds = [np.issubdtype(value.dtype, np.integer) for value in head]
+    scalars = all(value.shape == () for value in head)
+    return scalars and kinds[:3] == [True, False, True]
+
+
 def describe(saved: Mapping, variables: Variables) -> str:
     """Returns what was received and what was expected, as sentences."""
     own, inner = len(variables.own), len(variables.inner)
