@@ -165,6 +165,16 @@ def test_float16_loss_is_scaled_without_overflow():
     assert float(scaled) == 10 * 2.0**20
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_loop_that_forgets_to_scale_the_loss_is_told_once(scaled, caplog):
+    made, variable = make()
+    if scaled:
+        made.scale_loss(tf.constant(1.0))
+    for _ in range(2):
+        made.apply([tf.constant([1.0, 1.0])], [variable])
+    assert caplog.text.count("`scale_loss` was not called") == (0 if scaled else 1)
+
+
 def test_none_and_sparse_gradients():
     table = keras.Variable(np.ones((4, 2), "float32"))
     unused = keras.Variable([1.0])

@@ -204,3 +204,51 @@ def test_every_kind_of_optimizer_takes_the_steps_it_takes_alone():
     for alone, scaled in weights.values():
         assert scaled == pytest.approx(alone, rel=1e-6)
         assert scaled != [1.0, 2.0]
+
+
+def train_with_the_recipe(reduce_in_float16, bad_replica):
+    """README's custom loop: scale, accumulate, reduce, unscale, clip, apply."""
+    import keras
+    import tensorflow as tf
+
+    import tfamp
+
+    strategy = _mirrored()
+    with strategy.scope():
+        weight = keras.Variable([1.0, 2.0])
+        inner = keras.optimizers.SGD(1.0, global_clipnorm=1.0)
+        made = tfamp.LossScaleOptimizer(inner, 1024.0)
+        made.build([weight])
+
+    def replica_step(factor):
+        context = tf.distribute.get_replica_context()
+        mine = context.replica_id_in_sync_group
+        total = tf.zeros_like(weight)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight * [0.75, 1.0]) / (2 * 2)
+                scaled = made.scale_loss(loss)
+            total += tape.gradient(scaled, weight.value)
+        total *= tf.where(tf.equal(mine, bad_replica), factor, 1.0)
+        if reduce_in_float16:
+            total = context.all_reduce("SUM", tf.cast(total, tf.float16))
+        made.apply([total], [weight], skip_gradients_aggregation=reduce_in_float16)
+
+    step = tf.function(lambda factor: strategy.run(replica_step, (factor,)))
+    step(tf.constant(float("inf")))
+    skipped = _report(strategy, made, weight)
+    step(tf.constant(1.0))
+    return [skipped, _report(strategy, made, weight)]
+
+
+@pytest.mark.parametrize("reduce_in_float16", [False, True])
+def test_recipe_for_custom_loops(reduce_in_float16):
+    arguments = (reduce_in_float16, 1)
+    results = workers.run(
+        train_with_the_recipe, arguments, workers=1, cpus=2, timeout=120
+    )
+    skipped, applied = results[0]
+    assert skipped["weights"] == [[1.0, 2.0]] * 2 and set(skipped["scales"]) == {512.0}
+    # The sum over replicas and micro-batches is [0.75, 1.0], of norm 1.25: clipped.
+    for weights in applied["weights"]:
+        assert weights == pytest.approx([1.0 - 0.6, 2.0 - 0.8], rel=1e-6)

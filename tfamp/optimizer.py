@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfamp import (
     gated_update,
@@ -119,6 +119,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             id(v) for v in inner_optimizer.variables if not inner_optimizer.built
         )
         self._restore_on_build = self._overflow_counts = None
+        self._scale_was_read = False
         self._create_state()
 
     def _create_state(self):
@@ -195,6 +196,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def loss_scale(self):
         """The scale of the next step: float32 variable of shape []."""
+        self._scale_was_read = True
         return self.dynamic_scale
 
     @property
@@ -231,6 +233,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def scale_loss(self, loss):
         """Returns `loss` times the loss scale, in float32 or wider."""
+        self._scale_was_read = True
         return keras.ops.multiply(loss, self._usable_scale())
 
     def _usable_scale(self):
@@ -263,6 +266,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not grads:
             return  # As Keras does.
         variables = self._check_variables(grads, trainable_variables)
+        self._look_for_an_unscaled_loss()
         if not replicas.must_agree():
             self._apply_here(grads, variables)
             return
@@ -306,6 +310,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"{len(grads)} gradients and {len(variables)} variables."
             )
         return variables
+
+    def _look_for_an_unscaled_loss(self):
+        """Keras 3 divides gradients that a custom loop forgot to scale, in silence."""
+        if not self._scale_was_read and self.initial_scale != 1:
+            self._scale_was_read = True  # Once.
+            logging.warning(
+                "%s.apply divides the gradients by the loss scale (%g at first), and "
+                "`scale_loss` was not called. In a training loop of your own, "
+                "differentiate `optimizer.scale_loss(loss)`.",
+                self.name,
+                self.initial_scale,
+            )
 
     def _apply_here(self, grads, variables):
         finite = self.check_finite(grads)
@@ -402,34 +418,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner = self.inner_optimizer.variables
         head = [v for v in inner if id(v) in self._unbuilt_inner]
         variables = optimizer_state.Variables(self._variables, inner, head)
-        targets = optimizer_state.match(saved, variables)
-        if targets is None:
-            raise ValueError(
-                f"The state of optimizer '{self.name}' was not loaded. "
-                f"{optimizer_state.describe(saved, variables)} Compile with the kind "
-                "of optimizer that was saved; or, to go on without its state, load "
-                "the weights before `compile`, or with `skip_mismatch=True`."
-            )
-        for index, variable in enumerate(targets):
-            variable.assign(saved[str(index)])
-        self._fit_state_to_config()
-
-    def _fit_state_to_config(self):
-        state = self._state_variables()
-        values = loss_scale.LossScaleState(*(v.value for v in state))
-        interval = self._config.schedule.next_interval(values, False, False)
-        state.growth_interval.assign(interval)
-        allowed = tf.constant(self._config.hysteresis, loss_scale.COUNTER_DTYPE)
-        state.hysteresis_tracker.assign(tf.minimum(values.hysteresis_tracker, allowed))
-        loaded, clamped = float(state.scale.numpy()), float(self._usable_scale())
-        if not loaded == clamped:  # Also true of NaN.
-            low, high = self._config.min_scale, self._config.upper_bound
-            warnings.warn(
-                f"The loaded loss scale {loaded} is outside [{low}, {high}]; "
-                f"it was set to {clamped}.",
-                stacklevel=2,
-            )
-            state.scale.assign(clamped)
+        optimizer_state.restore(saved, variables, self.name)
+        optimizer_state.fit_to_config(self._state_variables(), self._config)
 
     def __dir__(self):
         # Keras saves every optimizer found in `dir()` in a group of its own. The

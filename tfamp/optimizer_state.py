@@ -12,10 +12,14 @@ Of an optimizer that was never built, tfamp saves all but the slots, Keras only
 iteration and learning rate of both. Numbers and shapes tell the layouts apart.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
+
+from tfamp import loss_scale
 
 STOCK_VARIABLES = 4  # iteration, learning_rate, step_counter, dynamic_scale
 _UNBUILT_STOCK_VARIABLES = 2
@@ -70,14 +74,55 @@ def is_scaled(saved: Mapping) -> bool:
     return scalars and kinds[:3] == [True, False, True]
 
 
-def describe(saved: Mapping, variables: Variables) -> str:
-    """Returns what was received and what was expected, as sentences."""
-    own, inner = len(variables.own), len(variables.inner)
-    return (
-        f"Received: {len(saved.keys())} saved variables. Expected: {own + inner} "
-        f"(tfamp's layout), {STOCK_VARIABLES + inner} (stock Keras') or {inner} "
-        "(the inner optimizer's alone) of this optimizer's shapes."
-    )
+def restore(saved: Mapping, variables: Variables, name: str) -> None:
+    """Assigns a saved state in any of the layouts.
+
+    Args:
+      saved: Arrays by "0", "1" and so on.
+      variables: The optimizer's.
+      name: The optimizer's, for the error.
+
+    Raises:
+      ValueError: If the state fits no layout. Nothing is changed then.
+    """
+    targets = match(saved, variables)
+    if targets is None:
+        own, inner = len(variables.own), len(variables.inner)
+        raise ValueError(
+            f"The state of optimizer '{name}' was not loaded. Received: {len(saved)} "
+            f"saved variables. Expected: {own + inner} (tfamp's layout), "
+            f"{STOCK_VARIABLES + inner} (stock Keras') or {inner} (the inner "
+            "optimizer's alone) of this optimizer's shapes. Compile with the kind of "
+            "optimizer that was saved; or, to go on without its state, load the "
+            "weights before `compile`, or with `skip_mismatch=True`."
+        )
+    for index, variable in enumerate(targets):
+        variable.assign(saved[str(index)])
+
+
+def fit_to_config(
+    state: loss_scale.LossScaleState, config: loss_scale.LossScaleConfig
+) -> None:
+    """Brings a restored state in line with the settings, which win over it.
+
+    Args:
+      state: Variables.
+      config: The settings of the object that was restored.
+    """
+    values = loss_scale.LossScaleState(*(v.value for v in state))
+    interval = config.schedule.next_interval(values, False, False)
+    state.growth_interval.assign(interval)
+    allowed = tf.constant(config.hysteresis, loss_scale.COUNTER_DTYPE)
+    state.hysteresis_tracker.assign(tf.minimum(values.hysteresis_tracker, allowed))
+    loaded = float(state.scale.numpy())
+    clamped = float(loss_scale.clamp_scale(config, loaded))
+    if not loaded == clamped:  # Also true of NaN.
+        warnings.warn(
+            f"The loaded loss scale {loaded} is outside "
+            f"[{config.min_scale}, {config.upper_bound}]; it was set to {clamped}.",
+            stacklevel=2,
+        )
+        state.scale.assign(clamped)
 
 
 def _fits(saved, targets):
