@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 TESTS = pathlib.Path(__file__).resolve().parent
-GRACE = 10.0  # Seconds that the others have to end after one has failed.
+GRACE = 30.0  # Seconds that the others have to end after one has failed.
 
 
 class WorkersError(AssertionError):

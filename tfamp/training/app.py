@@ -13,7 +13,15 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from tfamp import control, errors, optimizer
-from tfamp.training import base_config, compare, run_files, tasks, trainer
+from tfamp.training import (
+    base_config,
+    compare,
+    distribution,
+    figures,
+    run_files,
+    tasks,
+    trainer,
+)
 
 JOBS = ("compare", "train")
 # What a user can mend: reported in one line. Anything else is a bug: traceback.
@@ -120,12 +128,22 @@ def run_flags() -> None:
         # Absolute: part of what the run is, wherever it goes on from.
         config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
         config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
+    base_config.validate(config)
+    strategy = distribution.create(config)  # Before anything uses TensorFlow.
     workdir = pathlib.Path(values.workdir or default_workdir(config))
-    if values.overwrite and workdir.exists():
+    if values.overwrite:
+        _delete_run(config, workdir, strategy)
+    _say(f"working directory: {workdir}")
+    text = run_job(values.job, config, workdir, values.seeds)
+    if distribution.is_chief(strategy):
+        print(text)
+
+
+def _delete_run(config, workdir, strategy):
+    if distribution.is_chief(strategy) and workdir.exists():
         check(config)  # Nothing is deleted for a command that cannot run.
         run_files.delete_run(workdir)
-    _say(f"working directory: {workdir}")
-    print(run_job(values.job, config, workdir, values.seeds))
+    distribution.wait(strategy)
 
 
 def _say(line):
@@ -136,7 +154,8 @@ def check(config) -> None:
     """Raises unless the settings make sense here and the data can be read."""
     base_config.validate(config)
     control.resolve_mode(config.precision.mode)
-    optimizer.check_keywords(**config.precision.loss_scale.to_dict())
+    scaling = base_config.loss_scale_keywords(config.precision.loss_scale)
+    optimizer.check_keywords(**scaling)
     tasks.from_config(config)
 
 
@@ -163,6 +182,8 @@ def run_job(job: str, config, workdir: str | os.PathLike, seeds: int = 1) -> str
                 f"--seeds belongs to --job=compare. Received: --seeds={seeds}."
             )
         result = trainer.train_and_evaluate(config, workdir)
+        if distribution.is_chief(distribution.create(config)):
+            figures.write_timeline(workdir, config.name, result.mode, result.seed)
         lines = [f"{key}: {value}" for key, value in result._asdict().items()]
         return "\n".join([*lines, f"files: {workdir}"])
     comparison = compare.compare(config, workdir, seeds, report=_say)

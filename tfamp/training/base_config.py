@@ -5,6 +5,11 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from tfamp import checks, growth_interval
+
+STRATEGIES = ("none", "mirrored", "multi_worker_mirrored")
+SCHEDULES = ("constant", "piecewise", "geometric")  # Of the growth interval.
+
 
 def get_config() -> config_dict.ConfigDict:
     """Returns the defaults shared by every task.
@@ -20,13 +25,17 @@ def get_config() -> config_dict.ConfigDict:
     config.manual_dir = ""  # Folder with a TFDS data set's original files.
     config.seed = 0
     config.epochs = 3
-    config.batch_size = 32
+    config.batch_size = 32  # Of all replicas together, as is the next.
     config.eval_batch_size = 256
     # Share of the training data that selects the best checkpoint.
     config.validation_fraction = 0.1
     config.limit_examples = 0  # 0: all. Else the first so many of each split.
     # None: as Keras decides (XLA on a GPU, none on a CPU).
     config.jit_compile = config_dict.placeholder(bool)
+    # Data-parallel replicas: "none"; "mirrored", on all GPUs, or on all logical CPU
+    # devices where there is none; "multi_worker_mirrored", on the devices of all
+    # processes that the environment variable TF_CONFIG names.
+    config.strategy = "none"
     config.optimizer = _optimizer()
     config.precision = _precision()
     config.data = config_dict.ConfigDict({"name": ""})
@@ -129,14 +138,84 @@ def _precision():
     precision.loss_scale.min_scale = 2.0**-14
     precision.loss_scale.max_scale = config_dict.placeholder(float)
     precision.loss_scale.dynamic = True
+    precision.loss_scale.schedule = _growth_interval_schedule()
     return precision
 
 
+def _growth_interval_schedule():
+    """What moves the growth interval: fields of `growth_interval`'s classes."""
+    schedule = config_dict.ConfigDict()
+    # "constant" (`growth_interval` throughout), "piecewise" or "geometric".
+    schedule.name = "constant"
+    schedule.boundaries = (1,)  # Piecewise; it has no use for `growth_interval`.
+    schedule.intervals = (100, 2000)
+    # Geometric. None: `growth_interval`, brought within the two bounds.
+    schedule.initial = config_dict.placeholder(int)
+    schedule.lengthen = 2.0
+    schedule.shorten = 0.75
+    schedule.min_interval = 100
+    schedule.max_interval = 2**14
+    return schedule
+
+
+def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
+    """Returns keywords of `LossScaleOptimizer`, the schedule as an object.
+
+    Args:
+      settings: The `precision.loss_scale` part of a configuration.
+
+    Raises:
+      ValueError: If the schedule makes no sense; TypeError if of another type.
+    """
+    keywords = settings.to_dict()
+    schedule = keywords.pop("schedule")
+    name = schedule["name"]
+    if name not in SCHEDULES:
+        raise ValueError(
+            "Unknown schedule of the growth interval. Received: "
+            f"config.precision.loss_scale.schedule.name={name!r}. "
+            f"Expected one of {SCHEDULES}."
+        )
+    if name == "piecewise":
+        keywords["growth_interval"] = growth_interval.PiecewiseGrowthInterval(
+            schedule["boundaries"], schedule["intervals"]
+        )
+    elif name == "geometric":
+        bounds = schedule["min_interval"], schedule["max_interval"]
+        initial = schedule["initial"]
+        if initial is None:
+            initial = min(max(keywords["growth_interval"], bounds[0]), bounds[1])
+        keywords["growth_interval"] = growth_interval.GeometricGrowthInterval(
+            initial, schedule["lengthen"], schedule["shorten"], *bounds
+        )
+    return keywords
+
+
+def _are_counts(values):
+    return all(checks.is_integer(value) and value >= 1 for value in values)
+
+
+def _rise(values):
+    return _are_counts(values) and list(values) == sorted(set(values))
+
+
+# Of `precision.loss_scale.schedule`; as below.
+_SCHEDULE_RULES = {
+    "name": (f"one of {SCHEDULES}", lambda v: v in SCHEDULES),
+    "boundaries": ("a rising tuple of integers of at least 1", _rise),
+    "intervals": ("a tuple of integers of at least 1", _are_counts),
+    "initial": ("at least 1", lambda v: v >= 1),
+    "lengthen": ("in [1, 2**53]", lambda v: 1 <= v <= 2**53),
+    "shorten": ("in (0, 1]", lambda v: 0 < v <= 1),
+    "min_interval": ("at least 1", lambda v: v >= 1),
+    "max_interval": ("in [1, 2**53]", lambda v: 1 <= v <= 2**53),
+}
 # Field -> what it must satisfy, in words and as a predicate.
 _RULES = {
     "epochs": ("at least 1", lambda v: v >= 1),
     "batch_size": ("at least 1", lambda v: v >= 1),
     "eval_batch_size": ("at least 1", lambda v: v >= 1),
+    "strategy": (f"one of {STRATEGIES}", lambda v: v in STRATEGIES),
     "limit_examples": ("0 (all) or at least 2", lambda v: v == 0 or v >= 2),
     "seed": ("at least 0", lambda v: v >= 0),
     "validation_fraction": ("in (0, 1)", lambda v: 0 < v < 1),
@@ -153,6 +232,8 @@ _RULES = {
         "a tuple of tuples of channels, each at least 1",
         lambda v: all(isinstance(b, tuple) and min(b, default=0) >= 1 for b in v),
     ),
+    "precision.loss_scale.growth_interval": ("at least 1", lambda v: v >= 1),
+    **{f"precision.loss_scale.schedule.{k}": v for k, v in _SCHEDULE_RULES.items()},
 }
 
 
@@ -165,8 +246,19 @@ def validate(config: config_dict.ConfigDict) -> None:
             part = part.get(name) if part is not None else None
         if part is not None and not holds(part):
             wrong.append(f"config.{field} must be {words}. Received: {part!r}.")
+    if not any("loss_scale" in line for line in wrong):
+        wrong += _schedule_errors(config)
     if wrong:
         raise ValueError(" ".join(wrong))
+
+
+def _schedule_errors(config):
+    """What is wrong between the fields of the growth interval's schedule."""
+    try:
+        loss_scale_keywords(config.precision.loss_scale)
+    except (TypeError, ValueError) as e:
+        return [f"config.precision.loss_scale.schedule: {e}"]
+    return []
 
 
 def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:

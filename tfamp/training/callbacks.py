@@ -7,39 +7,93 @@ import shutil
 import time
 
 import keras
+import tensorflow as tf
+
+from tfamp import model_structure
 
 
 class EpochSeeds(keras.callbacks.Callback):
     """Makes the random numbers of each epoch depend on the seed and epoch alone.
 
     Keras does not save the state of `SeedGenerator`s (dropout), so without this a
-    resumed run would draw other numbers than the uninterrupted one.
+    resumed run would draw other numbers than the uninterrupted one. Replicas of a
+    strategy would all draw the same; here each has numbers of its own.
     """
 
     def __init__(self, steps_per_epoch: int):
         super().__init__()
         self.steps_per_epoch = steps_per_epoch
 
+    def on_train_begin(self, logs=None):
+        """Finds the generators' states."""
+        states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+
+        def move(epoch):
+            context = tf.distribute.get_replica_context()
+            earlier = epoch * context.num_replicas_in_sync
+            first = (earlier + context.replica_id_in_sync_group) * self.steps_per_epoch
+            for state in states:
+                seed = state.value[0]
+                state.assign(tf.stack([seed, tf.cast(first, seed.dtype)]))
+
+        self._move = _on_replicas(self.model, move)
+
     def on_epoch_begin(self, epoch, logs=None):
-        """Moves each generator's counter to where the epoch starts."""
-        for variable in self.model.variables:
-            if variable.name == "seed_generator_state":
-                seed = variable.numpy()
-                seed[1] = epoch * self.steps_per_epoch
-                variable.assign(seed)
+        """Moves each generator's counter to where the replica's epoch starts."""
+        self._move(tf.constant(epoch))
+
+
+class ReplicaStatistics(keras.callbacks.Callback):
+    """Averages the moving statistics of normalization layers over the replicas.
+
+    Keras 3.15 lets each replica keep its own: an evaluation would mix them, and a
+    checkpoint hold the first one's. Without a strategy this does nothing.
+    """
+
+    def on_train_begin(self, logs=None):
+        """Finds what the layers that train move besides their weights."""
+        layers = model_structure.flatten_layers(self.model)
+        frozen = {id(w) for x in layers if not x.trainable for w in x.weights}
+        moving = [
+            weight.value
+            for weight in self.model.non_trainable_weights
+            if "float" in weight.dtype and id(weight) not in frozen
+        ]
+
+        def average():
+            context = tf.distribute.get_replica_context()
+            local = [tf.convert_to_tensor(weight) for weight in moving]
+            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
+            for weight, mean in zip(moving, means, strict=True):
+                weight.assign(mean)
+
+        one = self.model.distribute_strategy.num_replicas_in_sync == 1
+        needless = one or not moving
+        self._average = None if needless else _on_replicas(self.model, average)
+
+    def on_test_begin(self, logs=None):
+        """Averages before the validation."""
+        if self._average is not None:
+            self._average()
+
+
+def _on_replicas(model, function):
+    """Returns a function that runs another on each replica of the model's strategy."""
+    strategy = model.distribute_strategy
+    return tf.function(lambda *args: strategy.run(function, args), autograph=False)
 
 
 class Recorder(keras.callbacks.Callback):
     """Appends to `metrics.jsonl`: the loss over time, and a line for each epoch.
 
-    Adds `loss_scale` and `skipped_steps` to the logs of an epoch where the
-    optimizer has them, so that every later callback sees them. Reads from the
-    device only every `every` steps.
+    Adds `loss_scale`, `growth_interval` and `skipped_steps` to the logs of an epoch
+    where the optimizer has them, so that every later callback sees them. Reads from
+    the device only every `every` steps.
 
     Lines: {"kind": "step", "step", "loss" (mean since the line before),
-    "loss_scale", "skipped_steps"} and {"kind": "epoch", "epoch", "loss", the
-    metrics, "steps_per_second"}. Steps and epochs count from 1. Numbers that are
-    not finite are written as null.
+    "loss_scale", "growth_interval", "skipped_steps"} and {"kind": "epoch", "epoch",
+    "loss", the metrics, "steps_per_second"}. Steps and epochs count from 1. Numbers
+    that are not finite are written as null.
     """
 
     def __init__(self, path: pathlib.Path, steps_per_epoch: int, every: int):
@@ -82,13 +136,19 @@ class Recorder(keras.callbacks.Callback):
     def _scaling(self):
         optimizer = self.model.optimizer
         values = {"loss_scale": getattr(optimizer, "dynamic_scale", None)}
+        values["growth_interval"] = getattr(optimizer, "current_growth_interval", None)
         values["skipped_steps"] = getattr(optimizer, "skipped_steps", None)
-        return {k: float(v) for k, v in values.items() if v is not None}
+        return {k: read_number(v) for k, v in values.items() if v is not None}
 
     def _write(self, kind, **values):
         clean = {k: json_number(v) for k, v in values.items()}
         with self.path.open("a") as file:
             file.write(json.dumps({"kind": kind, **clean}) + "\n")
+
+
+def read_number(variable) -> float:
+    """Returns a scalar variable's value; `float` fails under a strategy."""
+    return float(keras.ops.convert_to_numpy(variable))
 
 
 def json_number(value):

@@ -10,7 +10,14 @@ import keras
 from absl import logging
 
 from tfamp import control, export, hardware
-from tfamp.training import base_config, run_files, tasks, trainer
+from tfamp.training import (
+    base_config,
+    distribution,
+    figures,
+    run_files,
+    tasks,
+    trainer,
+)
 
 _COLUMNS = (
     "mode",
@@ -194,6 +201,7 @@ def compare(
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")
     base_config.validate(config)
+    strategy = distribution.create(config)  # Before anything uses TensorFlow.
     mixed, note = mixed_mode(config.precision.mode)
     folder = pathlib.Path(workdir)
     folders = {
@@ -214,13 +222,15 @@ def compare(
         report(f"run {len(results) + 1} of {len(folders)}: {mode}, seed {seed}{done}")
         result = trainer.train_and_evaluate(configs[mode, seed], run, task)
         results.append(result)
-    report("exporting the mixed model in float32")
-    last = folders[mixed, config.seed]
-    exported = _export(task, last, folder / "export")
-    environment = json.loads((last / "environment.json").read_text())
-    comparison = Comparison(config.name, results, note, exported, environment)
-    _write(comparison, folder, folders)
-    return comparison
+    if distribution.is_chief(strategy):
+        report("exporting the mixed model in float32")
+        last = folders[mixed, config.seed]
+        exported = _export(task, last, folder / "export")
+        environment = json.loads((last / "environment.json").read_text())
+        comparison = Comparison(config.name, results, note, exported, environment)
+        _write(comparison, folder, folders)
+    distribution.wait(strategy)  # The others read what the chief has written.
+    return _read(folder, folders)
 
 
 def _config_of(config, mode, seed):
@@ -255,11 +265,4 @@ def _write(comparison, folder, folders):
     text = json.dumps(comparison.to_dict(), indent=2)
     run_files.write_text(folder / "comparison.json", text)
     run_files.write_text(folder / "report.md", comparison.to_markdown())
-    curves = {key: run_files.read_metrics(run, "step") for key, run in folders.items()}
-    try:
-        from tfamp.training import plots
-    except ImportError:
-        logging.warning('No figure: pip install "tfamp[plot]".')
-        return
-    figure = plots.comparison_figure(comparison.name, curves)
-    figure.savefig(folder / "comparison.png", dpi=120)
+    figures.write_comparison(folder, comparison.name, folders)

@@ -56,7 +56,7 @@ def training_batches(
         return shuffled.batch(batch_size, drop_remainder=True)
 
     epochs = _chain([one_epoch(epoch) for epoch in range(first_epoch, last_epoch)])
-    return epochs.prefetch(tf.data.AUTOTUNE)
+    return _shared_out(epochs.prefetch(tf.data.AUTOTUNE))
 
 
 def _chain(datasets):
@@ -69,4 +69,13 @@ def _chain(datasets):
 
 def evaluation_batches(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
     """Returns a dataset in batches, in its own order, nothing left out."""
-    return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+    return _shared_out(dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE))
+
+
+def _shared_out(dataset):
+    """Has each worker of a cluster take its part of every batch, not its files."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    return dataset.with_options(options)

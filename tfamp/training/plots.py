@@ -1,13 +1,17 @@
 """Figures of training runs. Each function takes plain data and returns a `Figure`."""
 
 try:
+    from matplotlib import ticker
     from matplotlib.figure import Figure
 except ImportError as e:
     raise ImportError('Install matplotlib: pip install "tfamp[plot]".') from e
 
-# Blue and orange of Okabe and Ito's palette: told apart with any color vision.
+# Okabe and Ito's palette: told apart with any color vision.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+_SEED_STYLES = ("-", "--", ":", "-.")
 _WINDOW = 9  # Points of the loss curve that the bold line averages over.
+_STEP_LABEL = "training step"
+_SCALE_RATIOS = (5, 3)  # Heights: loss scale, growth interval.
 
 
 def comparison_figure(name: str, curves: dict) -> Figure:
@@ -18,39 +22,85 @@ def comparison_figure(name: str, curves: dict) -> Figure:
       curves: Dict from (mode, seed) to the "step" lines of `metrics.jsonl`.
 
     Returns:
-      A `Figure` of two panels.
+      A `Figure`: the loss; the loss scale with the skipped steps, above the growth
+      interval in force where that was recorded.
     """
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
     figure.suptitle(f"{name}: the same run in each precision")
-    loss_axes, scale_axes = figure.subplots(1, 2)
+    left, right = figure.subfigures(1, 2, squeeze=False).flat
     modes = list(dict.fromkeys(mode for mode, _ in curves))
     colors = dict(zip(modes, _COLORS, strict=False))
+    loss_axes = left.subplots()
     _draw_losses(loss_axes, curves, colors)
-    _draw_scales(scale_axes, curves, colors)
+    loss_axes.set_xlabel(_STEP_LABEL)
+    loss_axes.legend()
+    scaled = {key: rows for key, rows in curves.items() if _is_scaled(rows)}
+    if not scaled:
+        _say_unscaled(right.subplots(), " and ".join(modes))
+        return figure
+    ratios = _SCALE_RATIOS if _has_intervals(scaled) else _SCALE_RATIOS[:1]
+    axes = right.subplots(len(ratios), 1, height_ratios=ratios, sharex=True)
+    _draw_scaling(right, _as_list(axes), scaled, colors)
     return figure
 
 
+def timeline_figure(title: str, mode: str, rows: list[dict]) -> Figure:
+    """Draws one run over its steps: loss, loss scale, skipped steps, growth interval.
+
+    Args:
+      title: Title.
+      mode: The run's mode.
+      rows: The "step" lines of `metrics.jsonl`.
+
+    Returns:
+      A `Figure` of panels one above the other; only the loss without loss scaling.
+    """
+    curves = {(mode, None): rows}
+    colors = {mode: _COLORS[1] if _is_scaled(rows) else _COLORS[0]}
+    ratios = [5]
+    if _is_scaled(rows):
+        ratios += _SCALE_RATIOS if _has_intervals(curves) else _SCALE_RATIOS[:1]
+    figure = Figure(figsize=(8, 1.2 + 0.5 * sum(ratios)), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(len(ratios), 1, height_ratios=ratios, sharex=True)
+    loss_axes, *scale_axes = _as_list(axes)
+    _draw_losses(loss_axes, curves, colors)
+    if scale_axes:
+        _draw_scaling(figure, scale_axes, curves, colors)
+    else:
+        loss_axes.set_xlabel(_STEP_LABEL)
+    return figure
+
+
+def _as_list(axes):
+    """What `subplots` returns of several rows, or of one."""
+    return list(getattr(axes, "flat", [axes]))
+
+
+def _has_intervals(curves):
+    return any("growth_interval" in row for rows in curves.values() for row in rows)
+
+
 def _draw_losses(axes, curves, colors):
-    labelled = set()
+    first, labelled = next(iter(colors)), set()
     for (mode, _), rows in curves.items():
         rows = [row for row in rows if row["loss"] is not None]
         steps = [row["step"] for row in rows]
         losses = [row["loss"] for row in rows]
-        axes.plot(steps, losses, color=colors[mode], alpha=0.15, linewidth=0.8)
+        axes.plot(steps, losses, color=colors[mode], alpha=0.25, linewidth=0.8)
         axes.plot(
             steps,
             _smooth(losses),
             color=colors[mode],
             linewidth=1.4,
-            linestyle="-" if mode == "float32" else "--",
+            linestyle="-" if mode == first else "--",
             label=None if mode in labelled else mode,
         )
         labelled.add(mode)
     title = f"Training loss (bold: mean of {_WINDOW} points)"
-    axes.set(xlabel="step", ylabel="training loss", title=title)
+    axes.set(ylabel="training loss", title=title)
     axes.set_yscale("log")
     axes.grid(alpha=0.3)
-    axes.legend()
 
 
 def _smooth(values):
@@ -60,40 +110,100 @@ def _smooth(values):
     return [sum(window) / len(window) for window in windows]
 
 
-def _draw_scales(axes, curves, colors):
-    axes.set(xlabel="step", ylabel="loss scale", title="Loss scale")
-    scaled = {key: rows for key, rows in curves.items() if _is_scaled(rows)}
-    if not scaled:
-        modes = " and ".join(dict.fromkeys(mode for mode, _ in curves))
-        text = f"no loss scaling:\n{modes} need none"
-        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
-        axes.set_xticks([])
-        axes.set_yticks([])
+def _say_unscaled(axes, modes):
+    axes.set_title("Loss scale")
+    text = f"no loss scaling:\n{modes} need none"
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _draw_scaling(figure, axes, curves, colors):
+    """Draws the loss scale on the first axes, the growth interval on any second."""
+    for number, (key, rows) in enumerate(curves.items()):
+        mode, seed = key
+        style = {
+            "color": colors[mode],
+            "linestyle": _SEED_STYLES[number % len(_SEED_STYLES)],
+        }
+        name = mode if seed is None else f"{mode}, seed {seed}"
+        label = f"{name}; skipped steps: {int(rows[-1]['skipped_steps'])}"
+        _draw_steps(axes[0], rows, "loss_scale", label, style)
+        for each in axes[1:]:
+            _draw_steps(each, rows, "growth_interval", None, style)
+    _mark_skips(axes[0], curves)
+    _finish_scale(axes[0])
+    for each in axes[1:]:
+        _finish_interval(each)
+    axes[-1].set_xlabel(_STEP_LABEL)
+    # Outside: no corner is free in every run.
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
+    )
+
+
+def _mark_skips(axes, curves):
+    """Marks the rows with steps skipped since the row before."""
+    skips = []
+    for rows in curves.values():
+        before = 0
+        for row in rows:
+            if row["skipped_steps"] > before:
+                skips.append((row["step"], row["loss_scale"]))
+            before = row["skipped_steps"]
+    if not skips:
         return
-    for (mode, seed), rows in scaled.items():
-        steps = [row["step"] for row in rows]
-        scales = [row["loss_scale"] for row in rows]
-        axes.step(
-            steps,
-            scales,
-            where="post",
-            color=colors[mode],
-            label=f"{mode}, seed {seed}",
-        )
-        _mark_skips(axes, rows, colors[mode])
-    axes.set_yscale("log", base=2)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    axes.plot(
+        *zip(*skips, strict=True),
+        linestyle="",
+        marker="x",
+        markersize=7,
+        markeredgewidth=1.6,
+        color="black",
+        label="skipped step",
+    )
+
+
+def _draw_steps(axes, rows, field, label, style):
+    """A value holds from the step that it was read after until the next one."""
+    rows = [row for row in rows if row.get(field) is not None]
+    steps = [row["step"] for row in rows]
+    values = [row[field] for row in rows]
+    axes.step(steps, values, where="post", linewidth=1.6, label=label, **style)
 
 
 def _is_scaled(rows):
     return any("loss_scale" in row for row in rows)
 
 
-def _mark_skips(axes, rows, color):
-    """Marks where steps were skipped since the row before."""
-    before = 0
-    for row in rows:
-        if row["skipped_steps"] > before:
-            axes.plot(row["step"], row["loss_scale"], "x", color=color, markersize=7)
-        before = row["skipped_steps"]
+def _finish_scale(axes):
+    axes.set(ylabel="loss scale", title="Loss scale and skipped steps")
+    axes.set_yscale("log", base=2)
+    _give_room(axes, 2)
+    axes.grid(alpha=0.3)
+
+
+def _finish_interval(axes):
+    axes.set(ylabel="finite steps", title="Growth interval in force")
+    axes.set_yscale("log")
+    low, high = _give_room(axes, 1.6)
+    axes.yaxis.set_major_locator(ticker.FixedLocator(_round_numbers(low, high)))
+    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.grid(alpha=0.3)
+
+
+def _give_room(axes, factor):
+    """Widens a logarithmic axis, which a constant value leaves without height."""
+    values = [value for line in axes.get_lines() for value in line.get_ydata()]
+    return axes.set_ylim(min(values) / factor, max(values) * factor)
+
+
+def _round_numbers(low, high):
+    """At most six of 1, 2, 5, 10, ... or sparser; Matplotlib's own ticks crowd."""
+    for digits, stride in (((1, 2, 5), 1), ((1, 3), 1), ((1,), 1), ((1,), 4)):
+        numbers = [d * 10**power for power in range(0, 20, stride) for d in digits]
+        numbers = [number for number in numbers if low <= number <= high]
+        if len(numbers) <= 6:
+            break
+    return numbers

@@ -28,6 +28,7 @@ _RUN_FILES = {
     "new-best.weights.h5",
     "result.json",
     "tensorboard",
+    "timeline.png",
 }
 _COMPARISON_FILES = {"comparison.json", "comparison.png", "export", "report.md"}
 
@@ -120,8 +121,16 @@ def write_text(path: pathlib.Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def write_environment(folder: pathlib.Path, status: control.Status) -> None:
-    """Writes `environment.json`: versions, devices, precision asked for and got."""
+def write_environment(
+    folder: pathlib.Path, status: control.Status, distribution: dict[str, Any]
+) -> None:
+    """Writes `environment.json`: versions, devices, precision asked for and got.
+
+    Args:
+      folder: The run's folder.
+      status: The precision.
+      distribution: What `distribution.describe` says of the strategy.
+    """
     support = {
         device: {name: each._asdict() for name, each in formats.items()}
         for device, formats in hardware.detect_support().items()
@@ -132,6 +141,7 @@ def write_environment(folder: pathlib.Path, status: control.Status) -> None:
         "cpu_count": os.cpu_count(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "precision": status._asdict(),
+        "distribution": distribution,
         "support": support,
     }
     write_text(folder / "environment.json", json.dumps(environment, indent=2))

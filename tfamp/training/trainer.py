@@ -15,6 +15,8 @@ from tfamp import control
 from tfamp.training import (
     base_config,
     callbacks,
+    distributed_fit,
+    distribution,
     optimizers,
     pipeline,
     run_files,
@@ -66,6 +68,12 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
     `best.weights.h5`, `model.keras` and `result.json`. The global dtype policy and
     TF32 flag are restored at the end.
 
+    Under `config.strategy` the replicas share each batch, and the losses are those of
+    one replica up to rounding, if the model has no dropout and no batch
+    normalization: each replica draws numbers of its own, and normalizes its own part
+    of the batch. In a cluster every worker calls this with the same arguments; all
+    return the result, and the chief writes the files.
+
     Args:
       config: Configuration from `configs/`; `config.precision.mode` is the mode.
       workdir: The run's folder.
@@ -81,19 +89,26 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
       ValueError: If a setting makes no sense.
     """
     base_config.validate(config)
-    folder = run_files.open_folder(config, workdir)
-    finished = folder / "result.json"
-    if finished.exists():
+    strategy = distribution.create(config)
+    shared = run_files.open_folder(config, workdir)
+    finished = shared / "result.json"
+    done = finished.exists()
+    distribution.check_same(strategy, "finished runs", int(done))
+    if done:
         return RunResult(**json.loads(finished.read_text()))
     task = task or tasks.from_config(config)
-    scaling = config.precision.loss_scale.to_dict()
-    with control.enabled(config.precision.mode, loss_scale=scaling) as status:
-        run = _Run(config, folder, task)
+    scaling = base_config.loss_scale_keywords(config.precision.loss_scale)
+    with (
+        control.enabled(config.precision.mode, loss_scale=scaling) as status,
+        distribution.worker_folder(strategy, shared) as folder,
+    ):
+        run = _Run(config, folder, task, strategy)
         run_files.write_config(config, folder)
-        run_files.write_environment(folder, status)
+        run_files.write_environment(folder, status, distribution.describe(strategy))
         result = run.execute(status)
-    run_files.write_text(finished, json.dumps(result._asdict(), indent=2))
-    callbacks.AtomicBackup(folder / "backup").delete()
+        text = json.dumps(result._asdict(), indent=2)
+        run_files.write_text(folder / "result.json", text)
+        run.backup.delete()
     gc.collect()  # Models are reference cycles; the next run wants their memory.
     return result
 
@@ -101,8 +116,9 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
 class _Run:
     """The steps of `train_and_evaluate` over one task."""
 
-    def __init__(self, config, folder: pathlib.Path, task: tasks.Task):
+    def __init__(self, config, folder: pathlib.Path, task: tasks.Task, strategy):
         self.config, self.folder, self.task = config, folder, task
+        self.strategy = strategy
         self.steps = pipeline.steps_per_epoch(task.train, config.batch_size)
         self.total = self.steps * config.epochs
         self.backup = callbacks.AtomicBackup(folder / "backup")
@@ -110,8 +126,10 @@ class _Run:
 
     def execute(self, status) -> RunResult:
         keras.utils.set_random_seed(self.config.seed)
-        model = self._compiled_model()
+        with distribution.scope(self.strategy):
+            model = self._compiled_model()
         first = self.backup.restore(model)
+        distribution.check_same(self.strategy, "finished epochs", first)
         run_files.keep_metrics(self.folder, first, self.steps)
         if first < self.config.epochs:
             self._fit(model, first)
@@ -134,6 +152,11 @@ class _Run:
             jit_compile="auto" if jit is None else jit,
         )
         model.optimizer.build(model.trainable_variables)
+        if self.strategy is not None:
+            distribution.sum_gradients_first(model.optimizer)
+            batch = next(iter(self.task.train.batch(1)))
+            workers = distribution.count_workers(self.strategy)
+            distributed_fit.prepare(model, batch, workers)
         return model
 
     def _fit(self, model, first):
@@ -154,9 +177,14 @@ class _Run:
             ),
             callbacks=self._callbacks(),
             shuffle=False,  # The pipeline has shuffled.
-            # A bar that moves on a terminal, a line for each epoch in a file.
-            verbose=1 if sys.stdout.isatty() else 2,
+            verbose=self._verbose(),
         )
+
+    def _verbose(self):
+        """A bar that moves on a terminal, a line for each epoch in a file."""
+        if not distribution.is_chief(self.strategy):
+            return 0
+        return 1 if sys.stdout.isatty() else 2
 
     def _cached(self, dataset):
         return dataset.cache() if self.config.data.cache else dataset
@@ -166,6 +194,7 @@ class _Run:
         every = max(1, self.total // CURVE_POINTS)
         return [
             callbacks.EpochSeeds(self.steps),
+            callbacks.ReplicaStatistics(),
             callbacks.Recorder(metrics, self.steps, every),
             callbacks.BestCheckpoint(
                 self.best,
@@ -206,6 +235,6 @@ def _scaling(optimizer) -> dict[str, Any]:
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return {"skipped_steps": None, "loss_scale": None}
     return {
-        "skipped_steps": int(optimizer.skipped_steps),
-        "loss_scale": float(optimizer.loss_scale),
+        "skipped_steps": int(callbacks.read_number(optimizer.skipped_steps)),
+        "loss_scale": callbacks.read_number(optimizer.loss_scale),
     }

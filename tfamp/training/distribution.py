@@ -1,0 +1,253 @@
+"""Data-parallel training: the `tf.distribute` strategy of a run, and its workers."""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfamp import errors, keras_hooks, replicas
+
+# What a run goes on from; the files of `run_files` that each worker needs.
+_RESUMED = ("backup", "backup.old", "best.weights.h5", "metrics.jsonl")
+_TF_CONFIG = (
+    '{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+
+
+def create(config) -> tf.distribute.Strategy | None:
+    """Creates the strategy of a run and checks the settings that it bears on.
+
+    "mirrored" has a replica on each visible GPU, or on each logical CPU device where
+    there is no GPU. "multi_worker_mirrored" joins the cluster of `TF_CONFIG`; the
+    process must not have used TensorFlow before, so call this first.
+
+    Args:
+      config: The resolved configuration.
+
+    Returns:
+      A strategy; None for "none".
+
+    Raises:
+      ValueError: If the batch does not divide evenly, or XLA is asked for.
+      RunError: If `TF_CONFIG` names no cluster, or TensorFlow has started already.
+    """
+    if config.strategy == "none":
+        return None
+    if config.strategy == "mirrored":
+        gpus = tf.config.list_logical_devices("GPU")
+        devices = gpus or tf.config.list_logical_devices("CPU")
+        strategy = _mirror(tuple(device.name for device in devices))
+    else:
+        strategy = _join_cluster()
+    _check(config, strategy)
+    return strategy
+
+
+@functools.cache
+def _mirror(devices):
+    """Returns the process' one strategy over these devices.
+
+    TensorFlow 2.21 gives the collectives of two mirrored strategies the same numbers,
+    and on CPUs mistakes one for the other.
+    """
+    return tf.distribute.MirroredStrategy(list(devices))
+
+
+@functools.cache
+def _join_cluster():
+    """Returns the process' one strategy of its cluster."""
+    text = os.environ.get("TF_CONFIG", "")
+    try:
+        jobs = set(json.loads(text)["cluster"])
+    except (ValueError, KeyError, TypeError):
+        jobs = set()
+    if "worker" not in jobs or not jobs <= {"chief", "worker"}:
+        raise errors.RunError(
+            "config.strategy='multi_worker_mirrored' needs a cluster of workers in the "
+            f"environment variable TF_CONFIG. Received: {text!r}. Expected, with the "
+            f"index of each process: {_TF_CONFIG}."
+        )
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except RuntimeError as e:
+        raise errors.RunError(
+            "config.strategy='multi_worker_mirrored' must be set up before anything "
+            "else in the process uses TensorFlow. Call "
+            "`tfamp.training.distribution.create(config)` at the start of the program. "
+            f"Received: {e}"
+        ) from e
+
+
+def _check(config, strategy):
+    count = strategy.num_replicas_in_sync
+    if config.batch_size % count:
+        raise ValueError(
+            "config.batch_size is that of all replicas together and must divide by "
+            f"their number. Received: batch_size={config.batch_size}, {count} "
+            "replicas."
+        )
+    gpus = all("GPU" in name for name in strategy.extended.worker_devices)
+    if config.jit_compile and count > 1 and not gpus:
+        raise ValueError(
+            "XLA cannot compile a step over several replicas on CPUs. Received: "
+            f"config.jit_compile=True, {count} replicas. Leave it unset or False."
+        )
+
+
+def scope(strategy: tf.distribute.Strategy | None) -> Any:
+    """Returns a context manager in which to build and compile the model."""
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def describe(strategy: tf.distribute.Strategy | None) -> dict[str, Any]:
+    """Returns what `environment.json` says of the strategy.
+
+    Returns:
+      {"strategy": as `config.strategy` names it, "replicas", "workers"}.
+    """
+    if strategy is None:
+        return {"strategy": "none", "replicas": 1, "workers": 1}
+    name = "multi_worker_mirrored" if is_multi_worker(strategy) else "mirrored"
+    count = strategy.num_replicas_in_sync
+    return {"strategy": name, "replicas": count, "workers": count_workers(strategy)}
+
+
+def count_workers(strategy: tf.distribute.Strategy | None) -> int:
+    """Returns the number of processes; 1 without a cluster."""
+    resolver = getattr(strategy, "cluster_resolver", None)
+    cluster = resolver.cluster_spec() if resolver else None
+    return sum(map(cluster.num_tasks, cluster.jobs)) if cluster else 1
+
+
+def is_multi_worker(strategy: tf.distribute.Strategy | None) -> bool:
+    """Whether this process is one of a cluster."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def is_chief(strategy: tf.distribute.Strategy | None) -> bool:
+    """Whether this process writes the run's files: the chief, or else worker 0."""
+    if not is_multi_worker(strategy):
+        return True
+    resolver = strategy.cluster_resolver
+    if "chief" in resolver.cluster_spec().jobs:
+        return resolver.task_type == "chief"
+    return resolver.task_id == 0
+
+
+def exchange(strategy: tf.distribute.Strategy | None, number: int) -> list[int]:
+    """Waits for all workers and returns the number that each replica's has brought.
+
+    Args:
+      strategy: The run's strategy; every worker must call.
+      number: An int32 of this worker.
+
+    Returns:
+      One number for each replica of the cluster; just the own one without a cluster.
+    """
+    if strategy is None or not is_multi_worker(strategy):
+        return [number]
+    return _gather(strategy)(tf.constant([number])).numpy().tolist()
+
+
+@functools.cache
+def _gather(strategy):
+    def gather(local):
+        return strategy.gather(strategy.run(tf.identity, (local,)), axis=0)
+
+    return tf.function(gather, autograph=False)
+
+
+def wait(strategy: tf.distribute.Strategy | None) -> None:
+    """Waits for all workers of the cluster; every worker must call."""
+    exchange(strategy, 0)
+
+
+def check_same(strategy: tf.distribute.Strategy | None, what: str, found: int) -> None:
+    """Raises RunError unless all workers have found the same in the run's folder.
+
+    Args:
+      strategy: The run's strategy; every worker must call.
+      what: What was counted, in words.
+      found: How many this worker has found.
+    """
+    numbers = exchange(strategy, found)
+    if len(set(numbers)) > 1:
+        raise errors.RunError(
+            "The workers do not see the same working directory. Received: "
+            f"{what} {numbers}, by replica. Pass all workers the same --workdir, on a "
+            "file system that they share."
+        )
+
+
+@contextlib.contextmanager
+def worker_folder(
+    strategy: tf.distribute.Strategy | None, folder: pathlib.Path
+) -> Iterator[pathlib.Path]:
+    """Scopes the folder that this worker writes to.
+
+    All workers save alike, since reading a variable may need all of them. Only the
+    chief's files are kept: the others write to a temporary folder, with a copy of
+    what the run goes on from. Nobody writes before all have copied, or goes on
+    before the chief has written all.
+
+    Yields:
+      The run's folder for the chief, else the temporary one.
+
+    Raises:
+      RunError: If a worker has ended meanwhile.
+    """
+    with contextlib.ExitStack() as stack:
+        own = folder
+        if not is_chief(strategy):
+            own = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            _copy(folder, own)
+        try:
+            wait(strategy)
+            yield own
+            wait(strategy)
+        except (tf.errors.AbortedError, tf.errors.UnavailableError) as e:
+            raise errors.RunError(
+                "Another worker of the cluster has ended. Start all of them again: "
+                "they go on after the last epoch that all had finished. Received: "
+                f"{type(e).__name__}."
+            ) from e
+
+
+def _copy(source, target):
+    for path in (source / name for name in _RESUMED):
+        if path.is_dir():
+            shutil.copytree(path, target / path.name)
+        elif path.exists():
+            shutil.copy2(path, target)
+
+
+def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes the optimizer clip the gradient of the whole batch.
+
+    Keras 3.15 clips each replica's gradient before they are summed; each is of a
+    part of the batch and has been divided by the number of replicas. With the sum
+    first, the number of replicas does not change the training.
+
+    Args:
+      optimizer: That of a compiled model; changed in place. A `LossScaleOptimizer`
+        sums first by itself.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return
+    apply = optimizer.apply
+
+    def sum_and_apply(grads, trainable_variables):
+        summed = replicas.sum_gradients(list(grads), trainable_variables)
+        with keras_hooks.without_gradient_reduction(optimizer):
+            return apply(summed, trainable_variables)
+
+    optimizer.apply = sum_and_apply  # pyright: ignore[reportAttributeAccessIssue]
