@@ -160,6 +160,15 @@ def test_model_trained_before_is_counted_too():
     )
 
 
+def test_model_built_by_its_first_step_is_counted_from_then_on():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(1, name="late")])
+    model.compile(tfamp.wrap_optimizer("adam"), "mse")
+    history = fit(model, *data(INF), tfamp.LossScaleMonitor()).history
+    assert history["skipped_steps"] == [1]
+    assert "late/kernel" in str(list(history))
+
+
 def test_model_without_loss_scaling_trains_with_a_note(caplog):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

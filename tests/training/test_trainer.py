@@ -93,6 +93,29 @@ def test_run_learns_and_writes_its_files(config, tmp_path):
     assert scores["accuracy"] == pytest.approx(result.score)
 
 
+def test_finite_guard_counts_without_scaling(config, tmp_path):
+    plain = train_and_evaluate(config, tmp_path / "plain")
+    config.precision.finite_guard = True
+    guarded = train_and_evaluate(config, tmp_path / "guarded")
+    assert (guarded.loss_scale, guarded.skipped_steps) == (1.0, 0)
+    np.testing.assert_allclose(
+        losses(tmp_path / "guarded"), losses(tmp_path / "plain"), rtol=1e-4
+    )
+    config.precision.mode = "mixed_float16"  # Scales the loss, as without the guard.
+    assert train_and_evaluate(config, tmp_path / "scaled").loss_scale == 2.0**15
+    assert plain.loss_scale is None
+
+
+def test_run_whose_loss_scale_is_exhausted_stops_with_the_reason(config, tmp_path):
+    config.precision.mode = "mixed_float16"
+    config.precision.loss_scale.dynamic = False
+    config.precision.loss_scale.initial_scale = 2.0**60  # Overflows in every step.
+    config.precision.loss_scale.max_scale = 2.0**60
+    config.epochs = 12
+    with pytest.raises(tfamp.LossScaleExhaustedError, match="dense"):
+        train_and_evaluate(config, tmp_path)
+
+
 def test_finished_run_is_not_repeated(config, tmp_path):
     first = train_and_evaluate(config, tmp_path)
     stamp = (tmp_path / "model.keras").stat().st_mtime_ns

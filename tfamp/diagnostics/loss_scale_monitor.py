@@ -85,17 +85,22 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self._optimizer = None
             return
         self._optimizer = found
-        if not found.built:
+        self._batch, self._warned = 0, False
+        self._latest, self._named = self._read(), {}
+        if not found.built and self.model.built:
             found.build(self.model.trainable_variables)
+        self._start_counting()
+
+    def _start_counting(self):
+        found = self._optimizer
+        if found is None or not found.built:
+            return  # Keras builds some models while it traces their first step.
         if self._counted_by is not found:
             self._counts, self._counted_by = found.create_overflow_counts(), found
         found.count_overflows(self._counts)
         if self.model.train_function is not self._function or self._function is None:
             self.model.make_train_function(force=True)
             self._function = self.model.train_function
-        self._batch = 0
-        self._warned = False
-        self._latest = self._read()
 
     def on_train_end(self, logs=None):
         """Stops counting."""
@@ -110,6 +115,8 @@ class LossScaleMonitor(keras.callbacks.Callback):
         """Reads every so many steps; adds the latest reading to the logs."""
         if self._optimizer is None:
             return
+        if self._counted_by is not self._optimizer:
+            self._start_counting()
         if batch + 1 - self._batch >= self.every:
             self._batch = batch + 1
             self._look()
@@ -137,7 +144,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         skipped = self._latest["skipped_steps"] - before["skipped_steps"]
         if skipped <= 0:
             return
-        overflows = self._counts.read()
+        overflows = self._counts.read() if self._counts else []
         for overflow in overflows[: self.variables]:
             if overflow.infs:
                 self._named[f"inf/{overflow.variable}"] = overflow.infs
@@ -182,7 +189,7 @@ def _explain(found, scale, skipped, overflows):
         "Every gradient of the loss is NaN or infinite at any scale: look for bad "
         "values in the data, a division by 0 or a logarithm of 0, or a learning rate "
         "that made the weights diverge."
-        if all(each.nans for each in overflows)
+        if overflows and all(each.nans for each in overflows)
         else "Try a lower learning rate or gradient clipping, `dtype='float32'` for "
         "the layers named here, a lower `min_scale`, or mixed_bfloat16, which has "
         "float32's range."

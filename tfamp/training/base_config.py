@@ -129,6 +129,9 @@ def _precision():
     """The mode and the loss scale's settings, as `LossScaleOptimizer` names them."""
     precision = config_dict.ConfigDict()
     precision.mode = "auto"
+    # Skip and count steps whose gradients are not finite in the modes without loss
+    # scaling, too.
+    precision.finite_guard = False
     precision.loss_scale = config_dict.ConfigDict()
     precision.loss_scale.initial_scale = 2.0**15
     precision.loss_scale.growth_interval = 2000

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import keras
 from absl import logging
 
-from tfamp import control
+from tfamp import control, optimizer
+from tfamp.diagnostics import loss_scale_monitor
 from tfamp.training import (
     base_config,
     callbacks,
@@ -146,7 +147,7 @@ class _Run:
         self.score = metrics[0].name
         jit = self.config.jit_compile
         model.compile(
-            optimizers.create(self.config.optimizer, self.total),
+            self._optimizer(model),
             loss=self.task.loss,
             metrics=metrics,
             jit_compile="auto" if jit is None else jit,
@@ -158,6 +159,12 @@ class _Run:
             workers = distribution.count_workers(self.strategy)
             distributed_fit.prepare(model, batch, workers)
         return model
+
+    def _optimizer(self, model):
+        made = optimizers.create(self.config.optimizer, self.total)
+        if self.config.precision.finite_guard and not control.needs_loss_scale(model):
+            return optimizer.wrap_optimizer(made, initial_scale=1.0, dynamic=False)
+        return made
 
     def _fit(self, model, first):
         config = self.config
@@ -175,7 +182,7 @@ class _Run:
             validation_data=pipeline.evaluation_batches(
                 self._cached(self.task.validation), config.eval_batch_size
             ),
-            callbacks=self._callbacks(),
+            callbacks=self._callbacks(model.optimizer),
             shuffle=False,  # The pipeline has shuffled.
             verbose=self._verbose(),
         )
@@ -189,12 +196,13 @@ class _Run:
     def _cached(self, dataset):
         return dataset.cache() if self.config.data.cache else dataset
 
-    def _callbacks(self):
+    def _callbacks(self, made):
         metrics = self.folder / "metrics.jsonl"
         every = max(1, self.total // CURVE_POINTS)
         return [
             callbacks.EpochSeeds(self.steps),
             callbacks.ReplicaStatistics(),
+            *_monitor(made, every),
             callbacks.Recorder(metrics, self.steps, every),
             callbacks.BestCheckpoint(
                 self.best,
@@ -224,6 +232,12 @@ class _Run:
         )
 
 
+def _monitor(made, every):
+    if not isinstance(made, optimizer.LossScaleOptimizer):
+        return []
+    return [loss_scale_monitor.LossScaleMonitor(every=every)]
+
+
 def _tensorboard(folder):
     if importlib.util.find_spec("tensorboard") is None:
         logging.warning('No TensorBoard events: pip install "tfamp[plot]".')
@@ -231,10 +245,10 @@ def _tensorboard(folder):
     return [keras.callbacks.TensorBoard(folder / "tensorboard", write_graph=False)]
 
 
-def _scaling(optimizer) -> dict[str, Any]:
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+def _scaling(made) -> dict[str, Any]:
+    if not isinstance(made, keras.optimizers.LossScaleOptimizer):
         return {"skipped_steps": None, "loss_scale": None}
     return {
-        "skipped_steps": int(callbacks.read_number(optimizer.skipped_steps)),
-        "loss_scale": callbacks.read_number(optimizer.loss_scale),
+        "skipped_steps": int(callbacks.read_number(made.skipped_steps)),
+        "loss_scale": callbacks.read_number(made.loss_scale),
     }
