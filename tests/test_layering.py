@@ -40,6 +40,7 @@ LAYERS: dict[str, set[str]] = {
         "keras_hooks",
         "model_inputs",
         "optimizer",
+        "optimizer_settings",
         "optimizer_state",
         "overflow_counts",
         "rebuild",

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import loss_scale, optimizer
+from tfamp import loss_scale, optimizer_settings
 
 NAN, INF = float("nan"), float("inf")
 RUNNERS = {
@@ -309,7 +309,7 @@ def test_wrap_optimizer_is_idempotent():
 
 def test_unknown_keywords_are_named():
     with pytest.raises(TypeError, match="growth_intervall"):
-        optimizer.check_keywords(growth_intervall=3)
+        optimizer_settings.check_keywords(growth_intervall=3)
 
 
 def test_unbuilt_optimizer_without_variables_is_refused():

@@ -10,7 +10,13 @@ import h5py
 import keras
 import numpy as np
 
-from tfamp import control, keras_hooks, optimizer, optimizer_state
+from tfamp import (
+    control,
+    keras_hooks,
+    optimizer,
+    optimizer_settings,
+    optimizer_state,
+)
 
 # Members of a `.keras` archive, and the group in its weights (Keras 3.15).
 _WEIGHTS, _OPTIMIZER_GROUP = "model.weights.h5", "optimizer/vars"
@@ -96,7 +102,7 @@ def load_model(
 
 def _check(loss_scale):
     if isinstance(loss_scale, Mapping):
-        optimizer.check_keywords(**loss_scale)
+        optimizer_settings.check_keywords(**loss_scale)
     elif loss_scale != "auto" and loss_scale is not False:
         raise TypeError(
             "`loss_scale` must be 'auto', a dict of LossScaleOptimizer keywords or "

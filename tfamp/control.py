@@ -17,6 +17,7 @@ from tfamp import (
     model_structure,
     modes,
     optimizer,
+    optimizer_settings,
     policy,
 )
 
@@ -317,7 +318,7 @@ def _is_unscaled(value):
 def _describe_scaling(mode, scaling):
     if scaling is False:
         return "off, as asked"
-    config = optimizer.check_keywords(**scaling)
+    config = optimizer_settings.check_keywords(**scaling)
     kind = "dynamic" if config.dynamic else "static"
     described = f"{kind} from {config.initial_scale:g}"
     if mode.needs_loss_scale:
@@ -347,7 +348,7 @@ def _check_arguments(scaling, on_unsupported):
             "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
             f"None. Received: loss_scale={scaling!r}."
         )
-    optimizer.check_keywords(**scaling)
+    optimizer_settings.check_keywords(**scaling)
 
 
 def _warn_about_built_layers(chosen):

@@ -20,8 +20,6 @@ import tensorflow as tf
 
 from tfamp import keras_hooks, tracing
 
-JIT_COMPILE = ("auto", True, False)
-
 
 def unscale(grads: Sequence, variables: Sequence, scale) -> list:
     """Returns each gradient divided by the loss scale, in float32 (or float64).

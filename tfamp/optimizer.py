@@ -14,13 +14,12 @@ from tfamp import (
     gated_update,
     keras_hooks,
     loss_scale,
+    optimizer_settings,
     optimizer_state,
     overflow_counts,
     replicas,
 )
 from tfamp import growth_interval as growth_intervals
-
-OVERFLOW_DROPS = ("microbatch", "window")
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
@@ -93,7 +92,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         _check_inner(inner_optimizer)
         if "dynamic_growth_steps" in kwargs:
             growth_interval = kwargs.pop("dynamic_growth_steps")
-        config = _validate(
+        config = optimizer_settings.validate(
             initial_scale=initial_scale,
             growth_interval=growth_interval,
             growth_factor=growth_factor,
@@ -469,44 +468,6 @@ def wrap_optimizer(optimizer, **loss_scale_keywords):
         return optimizer
     keywords = {"name": "loss_scale_optimizer", **loss_scale_keywords}
     return LossScaleOptimizer(optimizer, **keywords)
-
-
-def check_keywords(**loss_scale_keywords) -> loss_scale.LossScaleConfig:
-    """Validates keywords of `LossScaleOptimizer` without creating a variable.
-
-    Returns:
-      The `LossScaleConfig` that they stand for.
-
-    Raises:
-      TypeError: If a keyword is unknown. ValueError: If a value makes no sense.
-    """
-    keywords = dict(loss_scale_keywords)
-    keywords.pop("name", None)
-    if "dynamic_growth_steps" in keywords:
-        keywords["growth_interval"] = keywords.pop("dynamic_growth_steps")
-    known = [field.name for field in dataclasses.fields(loss_scale.LossScaleConfig)]
-    known += ["overflow_drops", "jit_compile"]
-    unknown = sorted(set(keywords) - set(known))
-    if unknown:
-        raise TypeError(
-            f"Unknown loss-scale keywords. Received: {', '.join(unknown)}. "
-            f"Expected some of {', '.join(known)}."
-        )
-    return _validate(**keywords)
-
-
-def _validate(overflow_drops="microbatch", jit_compile="auto", **settings):
-    if overflow_drops not in OVERFLOW_DROPS:
-        raise ValueError(
-            f"`overflow_drops` must be one of {OVERFLOW_DROPS}. "
-            f"Received: overflow_drops={overflow_drops!r}."
-        )
-    if jit_compile not in gated_update.JIT_COMPILE:
-        raise ValueError(
-            f"`jit_compile` must be one of {gated_update.JIT_COMPILE}. "
-            f"Received: jit_compile={jit_compile!r}."
-        )
-    return loss_scale.LossScaleConfig(**settings)
 
 
 def _check_inner(optimizer):

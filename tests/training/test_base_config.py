@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tfamp import growth_interval, optimizer
+from tfamp import growth_interval, optimizer_settings
 from tfamp.training import base_config
 
 PREFIX = "precision.loss_scale"
@@ -28,7 +28,10 @@ def interval_of(**changes):
 
 def test_default_is_the_optimizers():
     keywords = base_config.loss_scale_keywords(make_config().precision.loss_scale)
-    assert optimizer.check_keywords(**keywords) == optimizer.check_keywords()
+    assert (
+        optimizer_settings.check_keywords(**keywords)
+        == optimizer_settings.check_keywords()
+    )
     assert keywords["growth_interval"] == 2000
 
 

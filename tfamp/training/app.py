@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tfamp import control, errors, optimizer
+from tfamp import control, errors, optimizer_settings
 from tfamp.training import (
     base_config,
     compare,
@@ -155,7 +155,7 @@ def check(config) -> None:
     base_config.validate(config)
     control.resolve_mode(config.precision.mode)
     scaling = base_config.loss_scale_keywords(config.precision.loss_scale)
-    optimizer.check_keywords(**scaling)
+    optimizer_settings.check_keywords(**scaling)
     tasks.from_config(config)
 
 
