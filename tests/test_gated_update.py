@@ -121,8 +121,7 @@ def gradients(step, factor=1.0):
 
 
 def state(inner, weights):
-    found = [*map(keras_hooks.native, weights), *keras_hooks._variables_within(inner)]
-    return [variable.numpy() for variable in found]
+    return [variable.numpy() for variable in [*weights, *inner.variables]]
 
 
 @pytest.mark.parametrize("runner", ["graph", "xla"])
@@ -158,6 +157,26 @@ def test_compiled_update_skips_whole_steps_and_no_other(name, runner):
                 np.testing.assert_array_equal(old, new)
     assert all(compiled)
     assert int(made.skipped_steps) == 4
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_variable_that_keras_overwrites_gets_its_gradient_untouched(runner):
+    """As the scales of float8 layers do."""
+    weight, scale = keras.Variable([1.0]), keras.Variable([1.0])
+    scale.overwrite_with_gradient = True
+    made = tfamp.LossScaleOptimizer(OPT.SGD(1.0), initial_scale=8.0)
+    made.build([weight, scale])
+
+    @RUNNERS[runner]
+    def step(gradient, overwritten):
+        made.apply([gradient * made.loss_scale.value, overwritten], [weight, scale])
+
+    step(tf.constant([0.5]), tf.constant([3.0]))
+    assert (float(weight[0]), float(scale[0])) == (0.5, 3.0)
+    for bad in ([NAN], [2.0]), ([0.5], [INF]):
+        step(*map(tf.constant, bad))
+        assert (float(weight[0]), float(scale[0])) == (0.5, 3.0)
+    assert int(made.skipped_steps) == 2
 
 
 def test_masks_are_gone_after_tracing():

@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import config
 from tensorflow.python.util import _pywrap_util_port
 
-from tfamp import hardware
+from tfamp import hardware, tracing
 
 _READ_ONEDNN = """
 from tensorflow.python.util import _pywrap_util_port
@@ -30,3 +33,45 @@ def test_onednn_switch_follows_the_environment():
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["RESULT", "False"]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tracing_tells_xla_from_a_graph_also_inside_a_branch(jit_compile):
+    found = []
+
+    @tf.function(jit_compile=jit_compile)
+    def outer(x):
+        def branch():
+            found.append(tracing.in_xla())
+            return x
+
+        return tf.cond(x > 0, branch, lambda: x)
+
+    outer(tf.constant(1.0))
+    assert set(found) == {jit_compile}
+    assert not tracing.in_xla()
+
+
+def test_op_determinism_is_seen():
+    tf.config.experimental.enable_op_determinism()
+    try:
+        assert tracing.op_determinism()
+    finally:
+        config.disable_op_determinism()
+    assert not tracing.op_determinism()
+
+
+def test_methods_of_a_variable_can_be_replaced_on_the_object():
+    # keras_hooks.masked_assignments does.
+    variable = tf.Variable([1.0])
+    variable.assign = lambda value: "mine"
+    assert variable.assign([2.0]) == "mine"
+    del variable.assign
+    variable.assign([2.0])
+    assert variable.numpy() == [2.0]
+
+
+def test_merging_is_needed_outside_xla():
+    assert tracing.replicas_without_merging()  # No strategy, nothing to merge.
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        assert not tracing.replicas_without_merging()

@@ -164,7 +164,7 @@ def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
       variables: The trained variables.
       mask: Bool scalar tensor.
     """
-    written = [*map(native, variables), *_variables_within(optimizer)]
+    written = map(native, [*variables, *optimizer.variables])
     unique = {id(variable): variable for variable in written}.values()
     try:
         for variable in unique:
@@ -192,17 +192,6 @@ def _mask_variable(variable, mask):
     # On the object: the class is every other model's too.
     variable.assign, variable.assign_add = assign, assign_add
     variable.assign_sub = assign_sub
-
-
-def _variables_within(optimizer) -> list[tf.Variable]:
-    """All of an optimizer's variables, with those that Keras does not track.
-
-    Nadam's product of momentums is one (Keras 3.15): it is in no list.
-    """
-    found = list(optimizer.variables)
-    for member in [optimizer, *member_optimizers(optimizer)]:
-        found += [v for v in vars(member).values() if isinstance(v, keras.Variable)]
-    return [native(variable) for variable in found]
 
 
 @contextlib.contextmanager

@@ -27,15 +27,21 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """An optimizer that scales the loss so that float16 gradients do not underflow.
 
     A drop-in for `keras.optimizers.LossScaleOptimizer`: the same positional
-    arguments and attributes, plus bounds, separate factors,
-    hysteresis, a static scale and counters. A step whose gradients are not all
-    finite is skipped: no weight, slot, average, accumulator or counter of the
-    inner optimizer changes, and the scale backs off. `loss_scale.next_state`
-    documents the rule.
+    arguments and attributes, plus bounds, separate factors, hysteresis, growth
+    schedules, a static scale and counters. A step whose gradients are not all finite
+    is skipped: no weight, slot, average, accumulator or counter of the inner
+    optimizer changes, on any replica, and the scale backs off.
+    `loss_scale.next_state` documents the rule.
 
     Stock Keras' scale has no bounds: 160 overflows in a row drive it to 0, and
     the next good step then writes NaN into every weight. Here it stays within
     [`min_scale`, `max_scale`].
+
+    With `initial_scale=1, dynamic=False` it is a finite guard: it skips and counts
+    bad steps, and scales nothing, for bfloat16 and float32.
+
+    Works without a strategy and under OneDeviceStrategy, MirroredStrategy and
+    MultiWorkerMirroredStrategy; create it in the strategy's scope.
 
     Args:
       inner_optimizer: The Keras optimizer to wrap. Clipping, weight decay, moving
