@@ -21,7 +21,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
       reading, of every batch;
     - in an epoch with skipped steps, `inf/<variable>` and `nan/<variable>`: how many
       elements of the first few variables' gradients were not finite in the last
-      skipped step before a reading. Also a warning in the log.
+      skipped step before a reading. Also a line in absl's log.
 
     Reads from the device every `every` steps and at the end of an epoch, never
     inside a step. The counts of each variable exist only in training with this
@@ -150,7 +150,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
                 self._named[f"inf/{overflow.variable}"] = overflow.infs
             if overflow.nans:
                 self._named[f"nan/{overflow.variable}"] = overflow.nans
-        logging.warning(
+        logging.info(  # A growth too far is how the scale is found: no warning.
             "%d step(s) skipped since the last reading; the loss scale is %g; not "
             "finite in the last of them: %s.",
             skipped,
