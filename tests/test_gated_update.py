@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import gated_update, keras_hooks
+from tfamp import gated_update, keras_hooks, tracing
 
 NAN, INF = float("nan"), float("inf")
 LARGEST = float(np.finfo("float32").max)
@@ -223,7 +223,7 @@ def test_what_is_compiled(inner, jit_compile, expected):
     assert not gated_update.can_compile(made, gradients(0), weights, True)  # Eager.
 
 
-def test_sparse_gradients_and_two_devices_are_not_compiled():
+def test_sparse_gradients_are_not_compiled():
     weights = variables()
     made = OPT.SGD()
     made.build(weights)
@@ -234,9 +234,25 @@ def test_sparse_gradients_and_two_devices_are_not_compiled():
         assert not gated_update.can_compile(made, [slices, None], weights, True)
 
     trace()
-    devices = ["/job:localhost/replica:0/task:0/device:CPU:0", "/device:CPU:1"]
-    assert not gated_update.tracing.xla_supports(devices)
-    assert gated_update.tracing.xla_supports(devices[:1])
+
+
+@pytest.mark.parametrize(
+    ("devices", "kinds", "expected"),
+    [
+        (["CPU:0"], ["CPU"], True),
+        (["CPU:0", "CPU:1"], ["CPU"], False),
+        (["GPU:0"], ["CPU"], False),
+        (["GPU:0"], ["CPU", "GPU"], True),
+        (["GPU:0", "CPU:0"], ["CPU", "GPU"], False),
+        (["TPU:0"], ["CPU", "GPU"], False),
+    ],
+)
+def test_devices_that_one_compiled_function_can_serve(
+    devices, kinds, expected, monkeypatch
+):
+    monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: True)
+    names = [f"/job:localhost/replica:0/task:0/device:{device}" for device in devices]
+    assert tracing.xla_supports(names, kinds) is expected
 
 
 def test_update_compiled_inside_several_steps_per_execution():

@@ -4,8 +4,6 @@ Each test runs in fresh processes: logical devices must be set before TensorFlow
 starts. All have a time limit, so that a deadlock fails.
 """
 
-import functools
-
 import pytest
 import workers
 
@@ -27,7 +25,7 @@ def _step_with_a_nan_on(bad_replica, strategy, inner=None, jit=False):
 
     with strategy.scope():
         weight = keras.Variable([1.0, 2.0])
-        optimizer = inner() if inner else keras.optimizers.SGD(1.0)
+        optimizer = inner(keras.optimizers) if inner else keras.optimizers.SGD(1.0)
         made = tfamp.LossScaleOptimizer(optimizer, initial_scale=2.0)
         made.build([weight])
 
@@ -57,37 +55,35 @@ def _report(strategy, made, weight):
     }
 
 
-def nan_on_one_replica(bad_replica):
-    strategy = _mirrored()
-    made, weight, step = _step_with_a_nan_on(bad_replica, strategy)
+def _skip_then_apply(bad_replica, strategy, inner=None):
+    made, weight, step = _step_with_a_nan_on(bad_replica, strategy, inner)
     skipped = _report(strategy, made, weight)
     step(-1)
     return [skipped, _report(strategy, made, weight)]
 
 
-@pytest.mark.parametrize("bad_replica", [0, 1])
-def test_nan_on_one_replica_skips_the_step_on_all(bad_replica):
+def nan_on_each_replica():
+    strategy = _mirrored()
+    return [_skip_then_apply(bad, strategy) for bad in (0, 1)]
+
+
+def test_nan_on_one_replica_skips_the_step_on_all():
     """Stock Keras writes NaN into both when replica 1 is the bad one."""
-    results = workers.run(
-        nan_on_one_replica, (bad_replica,), workers=1, cpus=2, timeout=120
-    )
-    skipped, applied = results[0]
-    assert skipped["weights"] == [[1.0, 2.0]] * 2
-    assert set(skipped["scales"]) == {1.0}
-    assert (skipped["skipped"], skipped["iterations"]) == (1, 0)
-    # Scale 1, gradients [2, 2] summed over two replicas, learning rate 1.
-    assert applied["weights"] == [[-3.0, -2.0]] * 2
-    assert (applied["skipped"], applied["iterations"]) == (1, 1)
+    (reports,) = workers.run(nan_on_each_replica, workers=1, cpus=2, timeout=120)
+    assert len(reports) == 2
+    for skipped, applied in reports:
+        assert skipped["weights"] == [[1.0, 2.0]] * 2
+        assert set(skipped["scales"]) == {1.0}
+        assert (skipped["skipped"], skipped["iterations"]) == (1, 0)
+        # Scale 1, gradients [2, 2] summed over two replicas, learning rate 1.
+        assert applied["weights"] == [[-3.0, -2.0]] * 2
+        assert (applied["skipped"], applied["iterations"]) == (1, 1)
 
 
 def nan_on_one_worker():
     import tensorflow as tf
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    made, weight, step = _step_with_a_nan_on(1, strategy)
-    skipped = _report(strategy, made, weight)
-    step(-1)
-    return [skipped, _report(strategy, made, weight)]
+    return _skip_then_apply(1, tf.distribute.MultiWorkerMirroredStrategy())
 
 
 def test_nan_on_one_worker_skips_the_step_on_all():
@@ -115,9 +111,9 @@ def every_refusal():
         except Exception as e:
             errors[name] = f"{type(e).__name__}: {e}"
 
-    accumulating = functools.partial(
-        keras.optimizers.SGD, gradient_accumulation_steps=2
-    )
+    def accumulating(optimizers):
+        return optimizers.SGD(gradient_accumulation_steps=2)
+
     note("accumulation", lambda: _step_with_a_nan_on(-1, strategy, accumulating))
     note("xla", lambda: _step_with_a_nan_on(-1, strategy, jit=True))
     outside = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
@@ -206,14 +202,18 @@ def test_every_kind_of_optimizer_takes_the_steps_it_takes_alone():
         assert scaled != [1.0, 2.0]
 
 
-def train_with_the_recipe(reduce_in_float16, bad_replica):
+def train_with_the_recipe():
+    strategy = _mirrored()
+    return [_recipe(strategy, in_float16, 1) for in_float16 in (False, True)]
+
+
+def _recipe(strategy, reduce_in_float16, bad_replica):
     """README's custom loop: scale, accumulate, reduce, unscale, clip, apply."""
     import keras
     import tensorflow as tf
 
     import tfamp
 
-    strategy = _mirrored()
     with strategy.scope():
         weight = keras.Variable([1.0, 2.0])
         inner = keras.optimizers.SGD(1.0, global_clipnorm=1.0)
@@ -241,14 +241,39 @@ def train_with_the_recipe(reduce_in_float16, bad_replica):
     return [skipped, _report(strategy, made, weight)]
 
 
-@pytest.mark.parametrize("reduce_in_float16", [False, True])
-def test_recipe_for_custom_loops(reduce_in_float16):
-    arguments = (reduce_in_float16, 1)
-    results = workers.run(
-        train_with_the_recipe, arguments, workers=1, cpus=2, timeout=120
+def test_recipe_for_custom_loops():
+    (reports,) = workers.run(train_with_the_recipe, workers=1, cpus=2, timeout=120)
+    assert len(reports) == 2
+    for skipped, applied in reports:
+        assert skipped["weights"] == [[1.0, 2.0]] * 2
+        assert set(skipped["scales"]) == {512.0}
+        # The sum over replicas and micro-batches is [0.75, 1.0], of norm 1.25: clipped.
+        for weights in applied["weights"]:
+            assert weights == pytest.approx([1.0 - 0.6, 2.0 - 0.8], rel=1e-6)
+
+
+def nan_on_each_replica_without_merging():
+    """The path of XLA on GPUs, whose collectives a CPU runs in a plain graph."""
+    from tensorflow.python.distribute import mirrored_strategy
+
+    strategy = _mirrored()
+    mirrored_strategy.MirroredExtended._use_merge_call = lambda self: False
+    return [
+        _skip_then_apply(bad, strategy, inner)
+        for bad in (0, 1)
+        for inner in (None, INNER["multi"])
+    ]
+
+
+def test_replicas_that_run_on_their_own_take_one_decision():
+    (reports,) = workers.run(
+        nan_on_each_replica_without_merging, workers=1, cpus=2, timeout=180
     )
-    skipped, applied = results[0]
-    assert skipped["weights"] == [[1.0, 2.0]] * 2 and set(skipped["scales"]) == {512.0}
-    # The sum over replicas and micro-batches is [0.75, 1.0], of norm 1.25: clipped.
-    for weights in applied["weights"]:
-        assert weights == pytest.approx([1.0 - 0.6, 2.0 - 0.8], rel=1e-6)
+    assert len(reports) == 4
+    for skipped, applied in reports:
+        assert skipped["weights"] == [[1.0, 2.0]] * 2
+        assert set(skipped["scales"]) == {1.0}
+        assert (skipped["skipped"], skipped["iterations"]) == (1, 0)
+        assert applied["weights"][0] == applied["weights"][1] != [1.0, 2.0]
+        assert (applied["skipped"], applied["iterations"]) == (1, 1)
+    assert reports[0][1]["weights"] == [[-3.0, -2.0]] * 2

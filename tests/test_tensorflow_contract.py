@@ -55,10 +55,10 @@ def test_tracing_tells_xla_from_a_graph_also_inside_a_branch(jit_compile):
 def test_op_determinism_is_seen():
     tf.config.experimental.enable_op_determinism()
     try:
-        assert tracing.op_determinism()
+        assert tracing.deterministic()
     finally:
         config.disable_op_determinism()
-    assert not tracing.op_determinism()
+    assert not tracing.deterministic()
 
 
 def test_methods_of_a_variable_can_be_replaced_on_the_object():

@@ -132,8 +132,9 @@ def can_compile(optimizer, grads: Sequence, variables: Sequence, jit_compile) ->
       optimizer: A built Keras optimizer.
       grads: Its gradients.
       variables: Their variables.
-      jit_compile: "auto": only what is known to compile, that is Keras' own
-        optimizers and schedules; True: any optimizer; False: none.
+      jit_compile: "auto": only where it is known to work and to be faster, that is
+        for Keras' own optimizers and schedules, and not in a plain graph on a GPU,
+        whose user may have turned XLA off; True: wherever it can; False: nowhere.
     """
     if not jit_compile or not tf.inside_function() or tf.distribute.has_strategy():
         return False
@@ -143,13 +144,12 @@ def can_compile(optimizer, grads: Sequence, variables: Sequence, jit_compile) ->
     # The branch on the accumulation's last micro-batch copies every slot again.
     if any(member.gradient_accumulation_steps for member in members):
         return False
-    if not tracing.in_xla() and not _xla_works_on(optimizer, variables):
-        return False
-    return jit_compile is True or all(map(keras_hooks.is_stock, members))
-
-
-def _xla_works_on(optimizer, variables):
-    devices = {keras_hooks.native(v).device for v in variables}
-    devices |= {v.value.device for v in optimizer.variables}
-    # One device for all; and not every kernel of XLA is deterministic.
-    return tracing.xla_supports(devices) and not tracing.op_determinism()
+    known = jit_compile is True or all(map(keras_hooks.is_stock, members))
+    if tracing.in_xla():
+        return known
+    devices = {keras_hooks.native(v).device for v in [*variables, *optimizer.variables]}
+    kinds = ("CPU", "GPU") if jit_compile is True else ("CPU",)
+    # Not every kernel of XLA is deterministic.
+    return (
+        known and tracing.xla_supports(devices, kinds) and not tracing.deterministic()
+    )

@@ -195,6 +195,27 @@ def _mask_variable(variable, mask):
 
 
 @contextlib.contextmanager
+def held_iterations(optimizer) -> Iterator[list[keras.Variable]]:
+    """While an update is traced, it does not count itself.
+
+    Keras counts by the first replica's value, for which TensorFlow merges replicas:
+    not possible in a branch of a replica's own.
+
+    Yields:
+      The counters that would have been increased by one.
+    """
+    members = {id(each): each for each in [optimizer, *member_optimizers(optimizer)]}
+    counters = [member._iterations for member in members.values()]  # Keras 3.15
+    try:
+        for counter in counters:
+            object.__setattr__(counter, "assign_add", lambda value: None)
+        yield counters
+    finally:
+        for counter in counters:
+            vars(counter).pop("assign_add", None)
+
+
+@contextlib.contextmanager
 def without_gradient_reduction(optimizer) -> Iterator[None]:
     """While an update is traced, Keras does not sum the gradients over replicas."""
     members = member_optimizers(optimizer)

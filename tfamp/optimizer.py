@@ -64,8 +64,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         costs under the inner optimizer's gradient accumulation: only itself (as
         in Keras), or everything accumulated since the last update.
       jit_compile: "auto", True or False. Whether XLA compiles the update, which is
-        faster: "auto" for Keras' own optimizers on one device. Without effect in
-        eager mode, on sparse gradients and under accumulation.
+        faster: "auto" for Keras' own optimizers, on one CPU or where XLA compiles
+        the whole step. Without effect in eager mode, on sparse gradients and under
+        accumulation.
       **kwargs: `dynamic_growth_steps`, and Keras' deprecated defaults.
 
     Raises:
@@ -284,6 +285,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 skip=lambda on_one: self._skip(on_one, variables),
                 settle=self._advance,
                 grads=grads,
+                optimizer=self.inner_optimizer,
             )
 
     def apply_gradients(self, grads_and_vars, *, skip_gradients_aggregation=False):

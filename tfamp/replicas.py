@@ -60,7 +60,7 @@ def check_context(optimizer, created_under) -> None:
             f"{strategy.num_replicas_in_sync} replica(s). Use "
             "`compile(jit_compile=False)`, or `tf.function(jit_compile=False)`."
         )
-    if must_agree() and not tracing.replicas_without_merging():
+    if must_agree():
         _check_branches(optimizer)
 
 
@@ -125,6 +125,7 @@ def gate_together(
     skip: Callable[[Callable], Any],
     settle: Callable[[Any], Any],
     grads: Sequence,
+    optimizer,
 ) -> None:
     """Runs `update` on every replica, or on none.
 
@@ -135,14 +136,18 @@ def gate_together(
         result on one replica; called once, in place of the updates.
       settle: Function of the decision, called once, afterwards.
       grads: This replica's gradients, summed: the same on all.
+      optimizer: The inner optimizer, which `update` applies.
     """
     if tracing.replicas_without_merging():  # XLA on GPUs: each replica by itself.
         finite = check(grads)
-        tf.cond(
-            finite,
-            lambda: _nothing(update(grads)),
-            lambda: _nothing(skip(lambda function: function(grads))),
-        )
+        with keras_hooks.held_iterations(optimizer) as counters:
+            tf.cond(
+                finite,
+                lambda: _nothing(update(grads)),
+                lambda: _nothing(skip(lambda function: function(grads))),
+            )
+        for counter in counters:
+            counter.assign_add(tf.cast(finite, counter.dtype))
         settle(finite)
         return
 

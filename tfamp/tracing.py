@@ -3,7 +3,7 @@ names for it, each with the version it was read in and guarded by
 tests/test_tensorflow_contract.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import tensorflow as tf
 from tensorflow.python.framework import config, ops
@@ -16,23 +16,25 @@ def in_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(graph)  # TensorFlow 2.21
 
 
-def op_determinism() -> bool:
+def deterministic() -> bool:
     """Whether `tf.config.experimental.enable_op_determinism` was called."""
     return config.is_op_determinism_enabled()  # TensorFlow 2.21
 
 
-def xla_supports(devices: Iterable[str]) -> bool:
+def xla_supports(devices: Iterable[str], kinds: Container[str]) -> bool:
     """Whether XLA can compile one function over variables on these devices.
 
     Args:
-      devices: Full device names; one for all is needed, of a CPU or a CUDA GPU.
+      devices: Full device names; XLA needs one for all.
+      kinds: Device types that may be compiled for.
     """
     names = set(devices)
     if len(names) != 1:
         return False
     kind = _kind(names.pop())
     # A GPU that TensorFlow was not built for is a plug-in (Apple's Metal): no XLA.
-    return kind == "CPU" or (kind == "GPU" and tf.test.is_built_with_gpu_support())
+    known = kind == "CPU" or (kind == "GPU" and tf.test.is_built_with_gpu_support())
+    return known and kind in kinds
 
 
 def on_one_cpu(values: Iterable[tf.Tensor]) -> bool:
