@@ -246,7 +246,7 @@ def without_subnormals(gradient, scale):
 
 GOOD = [ordinary, ordinary, zero, tiny, huge, mixed]
 BAD = [one_bad, one_bad, opposite_infinities, all_nan]
-# With these the inner optimizer alone may overflow too, in its squares or sums.
+# With these alone the inner optimizer may overflow by itself, in squares or sums.
 EXTREME = [largest, largest, mixed_with_largest, largest_and_bad]
 
 
@@ -327,12 +327,15 @@ class Cell(NamedTuple):
       start: `Rows` of one row: before the first step.
       read: Function that returns the variables' values now, as one such row.
       in_window: bool [columns of `floats`]. Gradient accumulators.
+      size_of: int64 [columns of `floats`]. The column to measure errors by: of the
+        weight, for its moving average; else the column itself.
     """
 
     run: Callable[[np.ndarray, np.ndarray], Rows]
     start: Rows
     read: Callable[[], Rows]
     in_window: np.ndarray
+    size_of: np.ndarray
 
 
 def dense_variables():
@@ -359,12 +362,6 @@ def sparse_variables():
 def sparse(flat, indices):
     values = tf.reshape(flat[:6], (3, 2))
     return [tf.IndexedSlices(values, indices, tf.constant([4, 2])), flat[6:], None]
-
-
-def densified(flat, indices):
-    slices, second, none = sparse(flat, indices)
-    table = tf.math.unsorted_segment_sum(slices.values, slices.indices, 4)
-    return [table, second, none]
 
 
 def one_call_for_each_step(wrap):
@@ -462,11 +459,22 @@ def make_cell(optimizer, weights, pack, runner, own=()):
     def apply(flat, indices):
         optimizer.apply(pack(flat, indices), weights)
 
-    accumulators = [
-        np.full(math.prod(v.shape), "gradient_accumulator" in v.name) for v in floats
-    ]
     run = runner(apply, snapshot, reset)
-    return Cell(run, read(), read, np.concatenate(accumulators))
+    return Cell(run, read(), read, *columns_of(floats, weights))
+
+
+def columns_of(floats, weights):
+    """Returns `Cell.in_window` and `Cell.size_of`."""
+    ends = np.cumsum([math.prod(v.shape) for v in floats])
+    columns = np.split(np.arange(ends[-1]), ends[:-1])
+    weight_columns = zip(weights, columns, strict=False)  # The weights come first.
+    averaged = {f"{v.name}_average": place for v, place in weight_columns}
+    named = [(v.name, place) for v, place in zip(floats, columns, strict=True)]
+    size_of = [averaged.get(name, place) for name, place in named]
+    in_window = [
+        np.full(place.shape, "gradient_accumulator" in name) for name, place in named
+    ]
+    return np.concatenate(in_window), np.concatenate(size_of)
 
 
 @functools.cache
@@ -481,7 +489,7 @@ def ours(inner, settings, runner, is_sparse=False):
 @functools.cache
 def alone(inner, is_sparse=False):
     weights = sparse_variables() if is_sparse else dense_variables()
-    pack = densified if is_sparse else dense
+    pack = sparse if is_sparse else dense
     return make_cell(INNER[inner](), weights, pack, RUNNERS["graph loop"])
 
 
@@ -509,13 +517,11 @@ def machine(settings):
 
 def check_scale(settings, sequence, rows):
     """The state of the loss scale, three times the same; and within its bounds."""
-    expected = [np.array(column) for column in zip(*sequence.states, strict=True)]
-    by_rule = machine(settings)(sequence.finite)
-    found = [rows.scales[:, 0], *rows.counters[:, :-1].T]
-    names = loss_scale.LossScaleState._fields
-    for name, got, rule, model in zip(names, found, by_rule, expected, strict=True):
-        np.testing.assert_array_equal(got, rule, err_msg=name)
-        np.testing.assert_array_equal(got, model, err_msg=name)
+    by_model = np.array(sequence.states).T
+    by_rule = np.array(machine(settings)(sequence.finite))
+    found = np.array([rows.scales[:, 0], *rows.counters[:, :-1].T])
+    for expected in (by_model, by_rule):  # All exact in float64.
+        assert_same(loss_scale.LossScaleState._fields, found, expected)
     keywords = SETTINGS[settings]
     low = keywords.get("min_scale", 2.0**-14)
     high = keywords.get("max_scale", max(2.0**24, keywords.get("initial_scale", 0)))
@@ -524,22 +530,28 @@ def check_scale(settings, sequence, rows):
     assert (rows.scales <= np.float32(high)).all()
 
 
+def assert_same(names, found, expected):
+    wrong = [
+        (name, left, right)
+        for name, left, right in zip(names, found, expected, strict=True)
+        if not np.array_equal(left, right)
+    ]
+    assert not wrong, f"(name, found, expected): {wrong}"
+
+
 def check_skips(cell, sequence, rows, drops_window):
     """A skipped step has changed no bit; but for the window, if that is dropped."""
-    floats = np.concatenate([cell.start.floats, rows.floats]).view("int32")
+    bits = np.concatenate([cell.start.floats, rows.floats]).view("int32")
     counts = np.concatenate([cell.start.counts, rows.counts])
     iterations = np.concatenate([cell.start.counters, rows.counters])[:, -1]
-    kept = ~cell.in_window if drops_window else slice(None)
-    for step, finite in enumerate(sequence.finite):
-        if finite:
-            continue
-        before, after = floats[step], floats[step + 1]
-        np.testing.assert_array_equal(after[kept], before[kept])
-        assert iterations[step + 1] == iterations[step]
-        if drops_window:
-            assert not rows.floats[step][cell.in_window].any()
-        else:
-            np.testing.assert_array_equal(counts[step + 1], counts[step])
+    after = 1 + np.flatnonzero(~np.array(sequence.finite))
+    assert np.array_equal(iterations[after], iterations[after - 1])
+    if drops_window:
+        assert not bits[after][:, cell.in_window].any()
+        bits = bits[:, ~cell.in_window]
+    else:
+        assert np.array_equal(counts[after], counts[after - 1])
+    assert np.array_equal(bits[after], bits[after - 1])
 
 
 def steps_that_count(finite, window, drops_window):
@@ -560,20 +572,17 @@ def check_inner(cell, reference, sequence, rows, taken):
         if last + 1 < len(taken) and steps == taken[last + 1][: len(steps)]:
             continue  # The run for a later step has these first.
         expected = run_alone(reference, sequence, steps)
-        for index, so_far in enumerate(taken[: last + 1]):
-            if so_far != steps[: len(so_far)]:
-                continue  # Some of these were dropped with their window.
-            count = len(so_far)
-            history = np.abs(expected.floats[: count + 1])
-            assert_close(rows.floats[index], expected.floats[count], history)
-            np.testing.assert_array_equal(rows.counts[index], expected.counts[count])
-            assert rows.counters[index, -1] == expected.counters[count, -1]
+        # Of the steps before, not those that were dropped with their window.
+        shown = [i for i in range(last + 1) if taken[i] == steps[: len(taken[i])]]
+        done = [len(taken[i]) for i in shown]
+        largest_f32 = np.fmax.accumulate(np.abs(expected.floats))[:, cell.size_of]
+        assert_close(rows.floats[shown], expected.floats[done], largest_f32[done])
+        assert np.array_equal(rows.counts[shown], expected.counts[done])
+        assert np.array_equal(rows.counters[shown, -1], expected.counters[done, -1])
 
 
 def run_alone(reference, sequence, steps):
     """Returns the `Rows` of an inner optimizer alone, before and after each step."""
-    if not steps:
-        return reference.start
     gradients = np.zeros_like(sequence.unscaled)
     gradients[: len(steps)] = sequence.unscaled[steps]
     indices = np.zeros_like(sequence.indices)
@@ -582,24 +591,30 @@ def run_alone(reference, sequence, steps):
     return Rows(*map(np.concatenate, zip(reference.start, rows, strict=True)))
 
 
-def assert_close(got, expected, history):
+def assert_close(found, expected, largest_f32):
     """Equal, but for the rounding of sums that XLA orders otherwise than Keras.
 
     That is a few units in the last place at each step, of the largest value that
-    the element has had; and subnormals may be flushed to 0.
+    the element has had so far; and subnormals may be flushed to 0. What is not
+    finite in the one must be the same in the other.
     """
-    finite = np.isfinite(expected)
-    np.testing.assert_array_equal(got[~finite], expected[~finite])
-    steps, largest_f32 = len(history), np.nanmax(history, axis=0)
-    allowed = 8 * steps * (FLOAT32.epsilon * largest_f32 + FLOAT32.smallest_normal)
+    allowed = 8 * LENGTH * (FLOAT32.epsilon * largest_f32 + FLOAT32.smallest_normal)
     with np.errstate(all="ignore"):
-        apart = np.abs(got.astype("float64") - expected) > allowed
-    wrong = [(i, got[i], expected[i], allowed[i]) for i in np.flatnonzero(apart)]
-    assert not wrong, f"(index, ours, alone, tolerance): {wrong}"
+        close = np.abs(found.astype("float64") - expected) <= allowed
+    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    wrong = ~np.where(np.isfinite(expected), close, same)
+    assert not wrong.any(), (
+        f"At {np.argwhere(wrong).tolist()} (step, column): found {found[wrong]}, "
+        f"expected {expected[wrong]}, at most {allowed[wrong]} apart"
+    )
 
 
 def check(inner, settings, runner, runs, seed, is_sparse=False):
-    """Plays one sequence and checks every property after each of its steps."""
+    """Plays one sequence and checks every property after each of its steps.
+
+    That nothing becomes non-finite is checked against the inner optimizer alone,
+    and as it stands where no gradient is so large that its square overflows.
+    """
     cell, reference = ours(inner, settings, runner, is_sparse), alone(inner, is_sparse)
     salt = f"{inner}, {settings}, {runner}, {is_sparse}"
     sequence = play(SETTINGS[settings], runs, seed, salt)
@@ -611,9 +626,10 @@ def check(inner, settings, runner, runs, seed, is_sparse=False):
     assert rows.counters[:, -1].tolist() == [len(steps) // window for steps in taken]
     check_skips(cell, sequence, rows, drops_window)
     check_inner(cell, reference, sequence, rows, taken)
+    if not {kind for kind, _ in runs} & set(EXTREME):
+        assert np.isfinite(rows.floats).all()
     for now, last in zip(cell.read(), rows, strict=True):
         np.testing.assert_array_equal(now[0], last[-1])
-    return rows
 
 
 # ---- Tests ----
@@ -642,31 +658,25 @@ def for_each(rows, examples):
     return decorate
 
 
-SEVERAL_STEPS = pairs(2, "graph loop") + pairs(6, "xla loop")
+# Each optimizer is in a graph in the one, under XLA in the other.
+EACH_STEP = pairs(0, "graph", "xla")
+SEVERAL_STEPS = pairs(6, "xla loop", "graph loop")
 WINDOWS = [("accumulation", "window", runner) for runner in RUNNERS]
 
 
-@for_each(pairs(0, "graph", "xla") + pairs(9, "xla", "graph"), 40)
+@for_each(EACH_STEP, 50)
 @hypothesis.given(ANY, SEEDS)
 def test_step_is_taken_whole_or_not_at_all(inner, settings, runner, runs, seed):
     check(inner, settings, runner, runs, seed)
 
 
-@for_each(SEVERAL_STEPS, 100)
+@for_each(SEVERAL_STEPS, 120)
 @hypothesis.given(ANY, SEEDS)
 def test_so_it_is_with_several_steps_in_one_call(inner, settings, runner, runs, seed):
     check(inner, settings, runner, runs, seed)
 
 
-@for_each(SEVERAL_STEPS, 50)
-@hypothesis.given(MODERATE, SEEDS)
-def test_where_squares_stay_finite_so_does_everything(
-    inner, settings, runner, runs, seed
-):
-    assert np.isfinite(check(inner, settings, runner, runs, seed).floats).all()
-
-
-@for_each(pairs(5, "eager"), 5)
+@for_each(pairs(9, "eager"), 5)
 @hypothesis.given(ANY, SEEDS)
 def test_so_it_is_in_eager_mode(inner, settings, runner, runs, seed):
     check(inner, settings, runner, runs, seed)
@@ -679,10 +689,10 @@ def test_dropped_window_goes_whole_and_no_other(inner, settings, runner, runs, s
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
-@for_each(pairs(3, "graph loop", "xla loop"), 50)
+@for_each(pairs(3, "graph loop", "xla loop"), 40)
 @hypothesis.given(MODERATE, SEEDS)
 def test_sparse_gradients_with_duplicates_and_none_among_them(
     inner, settings, runner, runs, seed
 ):
-    """Against their sums, dense: duplicates of a row add up, and hide no overflow."""
+    """XLA does not compile this update; the inner optimizer alone gets them too."""
     check(inner, settings, runner, runs, seed, is_sparse=True)

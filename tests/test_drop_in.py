@@ -1,0 +1,397 @@
+"""Our optimizer in the place of `keras.optimizers.LossScaleOptimizer`, unchanged else.
+
+At default settings whatever stock Keras accepts gives the same result with ours:
+scale, counters, weights and slots. Where only Keras' kernels run that is bit for bit;
+where XLA compiles the update, to a few units in the last place at each step.
+
+What differs, by design:
+
+| | stock Keras | ours |
+|---|---|---|
+| scale | from 0 to inf | within [`min_scale`, `max_scale`] |
+| `initial_scale` 0 or -1, `dynamic_growth_steps=0` | accepted | ValueError |
+| `dynamic=False` | ValueError | a static scale |
+| `apply_gradients` returns | its own `iterations`: 0 for ever | the inner optimizer's |
+| `scale_loss` of a float16 loss before `build` | float16: overflows | float32 |
+| `apply([])` | counts towards the growth of the scale | no step |
+| `variables` | 4 and the inner optimizer's | 4 counters more, after these 4 |
+| `get_config` | `dynamic_growth_steps` | the same, as `growth_interval` |
+| gradient of a row that occurs twice | see test_optimizer_record.py | |
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfamp
+from tfamp import formats
+
+OPT = keras.optimizers
+STOCK, OURS = OPT.LossScaleOptimizer, tfamp.LossScaleOptimizer
+BOTH = pytest.mark.parametrize("kind", [STOCK, OURS], ids=["stock", "ours"])
+EPSILON = formats.float_format("float32").epsilon
+NAN, INF = float("nan"), float("inf")
+
+
+def schedule():
+    return OPT.schedules.ExponentialDecay(0.1, 5, 0.5)
+
+
+# beta_2 0.9, not 0.999: 1 - beta_2 ** step would magnify rounding a thousandfold.
+INNER = {
+    "SGD": lambda: OPT.SGD(0.1, momentum=0.9),
+    "Adam": lambda: OPT.Adam(0.05, beta_2=0.9),
+    "weight decay": lambda: OPT.AdamW(0.05, beta_2=0.9, weight_decay=0.1),
+    "clipping": lambda: OPT.SGD(0.1, clipnorm=0.5),
+    "global clipping": lambda: OPT.RMSprop(0.05, global_clipnorm=0.5),
+    "averages": lambda: OPT.SGD(0.1, use_ema=True, ema_momentum=0.5),
+    "accumulation": lambda: OPT.SGD(0.1, gradient_accumulation_steps=2),
+    "schedule": lambda: OPT.SGD(schedule()),
+    "several": lambda: OPT.MultiOptimizer(
+        OPT.OptimizerMap(OPT.Adam(0.05, beta_2=0.9), {".*bias": OPT.SGD(0.1)})
+    ),
+}
+
+
+def pair(inner="Adam", *arguments, **keywords):
+    """Returns (optimizer, weights) of stock Keras and of ours, built."""
+    made = []
+    for kind in (STOCK, OURS):
+        optimizer = kind(INNER[inner](), *arguments, **keywords)
+        weights = [
+            keras.Variable(np.linspace(-1, 1, 6, dtype="float32"), name="kernel"),
+            keras.Variable([1.0, 2.0], name="bias"),
+        ]
+        optimizer.build(weights)
+        made.append((optimizer, weights))
+    return made
+
+
+def state(optimizer, weights):
+    """Returns arrays: what stock Keras and ours have in common."""
+    inner = optimizer.inner_optimizer.variables
+    return [v.numpy() for v in [*optimizer.variables[:4], *inner, *weights]]
+
+
+def assert_equal(left, right, tolerance=0.0):
+    for one, other in zip(left, right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+# ---- Any sequence of steps ----
+
+# From 2**5 the scale stays within our bounds, [2**-14, 2**24], for 18 steps.
+MASKS = st.lists(st.booleans(), min_size=1, max_size=18)
+BAD = [NAN, INF, -INF]
+
+
+def scaled_step(optimizer, weights):
+    def apply(*grads):
+        optimizer.apply([grad * optimizer.dynamic_scale for grad in grads], weights)
+
+    return apply
+
+
+def play(made, mask, wrap):
+    """Yields the states of both after each step."""
+    calls = [wrap(scaled_step(*each)) for each in made]
+    rng = np.random.default_rng(len(mask))
+    for index, finite in enumerate(mask):
+        first, second = (rng.normal(size=size).astype("float32") for size in (6, 2))
+        if not finite:
+            second[index % 2] = BAD[index % 3]
+        for call in calls:
+            call(tf.constant(first), tf.constant(second))
+        yield [state(*each) for each in made]
+
+
+@pytest.mark.parametrize("inner", INNER)
+@settings(max_examples=5)
+@given(MASKS, st.integers(1, 4))
+def test_any_sequence_is_the_same_bit_for_bit_in_eager_mode(inner, mask, interval):
+    made = pair(inner, 2.0**5, interval)
+    for stock, ours in play(made, mask, lambda f: f):
+        assert_equal(stock, ours)
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_sequence_is_the_same_in_graphs(inner, jit_compile):
+    mask = [int(c) for c in "110111001111101111"]
+    made = pair(inner, 2.0**5, 2)
+    wrap = tf.function(jit_compile=jit_compile)
+    for steps, (stock, ours) in enumerate(play(made, mask, wrap), start=1):
+        assert_equal(stock[:4], ours[:4])
+        assert_equal(stock[4:], ours[4:], 8 * steps * EPSILON)
+    assert int(made[0][0].iterations) == int(made[1][0].iterations)
+
+
+# ---- Configuration and attributes ----
+
+DEPRECATED = {
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+
+
+@BOTH
+def test_config_with_keras_deprecated_defaults_loads(kind):
+    config = STOCK(OPT.Adam(0.5), 4.0, 7, "scaled").get_config()
+    made = kind.from_config({**config, **DEPRECATED, "dynamic": True})
+    assert type(made) is kind and made.name == "scaled"
+    assert (made.initial_scale, made.dynamic_growth_steps) == (4.0, 7)
+    assert float(made.learning_rate) == 0.5
+
+
+@BOTH
+@pytest.mark.parametrize("name", DEPRECATED)
+def test_what_belongs_to_the_inner_optimizer_is_refused(kind, name):
+    value = {"use_ema": True, "ema_momentum": 0.5}.get(name, 1)
+    with pytest.raises(ValueError, match=f"does not support `{name}`"):
+        kind(OPT.SGD(), **{name: value})
+
+
+@BOTH
+def test_serialized_optimizer_comes_back_with_class_and_settings(kind):
+    made = kind(OPT.Adam(0.5), 4.0, 7, "scaled")
+    for again in (
+        keras.optimizers.deserialize(keras.optimizers.serialize(made)),
+        keras.optimizers.get(keras.saving.serialize_keras_object(made)),
+        kind.from_config(made.get_config()),
+    ):
+        assert type(again) is kind
+        assert again.get_config() == made.get_config()
+
+
+def test_default_settings_are_those_of_keras():
+    stock, ours = STOCK(OPT.SGD()), OURS(OPT.SGD())
+    for name in ("initial_scale", "dynamic_growth_steps"):
+        assert getattr(stock, name) == getattr(ours, name)
+    config, expected = ours.get_config(), stock.get_config()
+    assert config["growth_interval"] == expected.pop("dynamic_growth_steps")
+    assert config["initial_scale"] == expected["initial_scale"]
+    assert set(expected) <= set(config)
+
+
+@BOTH
+def test_loss_scale_of_the_inner_optimizer_is_cleared(kind):
+    inner = OPT.SGD(loss_scale_factor=8.0)
+    assert kind(inner).inner_optimizer is inner
+    assert inner.loss_scale_factor is None
+
+
+@BOTH
+def test_learning_rate_is_the_inner_optimizers(kind):
+    made = kind(OPT.SGD(0.5))
+    assert float(made.learning_rate) == 0.5
+    made.learning_rate = 0.25
+    assert float(made.inner_optimizer.learning_rate) == 0.25
+    made.learning_rate.assign(0.125)
+    assert float(made.inner_optimizer.learning_rate) == 0.125
+
+
+@BOTH
+def test_learning_rate_of_a_schedule_cannot_be_set(kind):
+    made = kind(OPT.SGD(schedule()))
+    with pytest.raises(TypeError, match="not settable"):
+        made.learning_rate = 0.5
+
+
+@BOTH
+def test_learning_rate_of_several_optimizers_is_none_of_this_ones(kind):
+    made = kind(INNER["several"]())
+    with pytest.raises(AttributeError):
+        _ = made.learning_rate
+    with pytest.raises(AttributeError):
+        made.learning_rate = 0.5
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_variables_begin_and_end_as_in_keras(inner):
+    (stock, _), (ours, _) = pair(inner)
+
+    def described(variables):
+        return [(v.name, v.shape, v.dtype) for v in variables]
+
+    expected, found = described(stock.variables), described(ours.variables)
+    rest = len(expected) - 4
+    assert found[:4] == expected[:4]
+    assert found[len(found) - rest :] == expected[4:]
+    assert ours.iterations.dtype == stock.iterations.dtype
+
+
+@BOTH
+def test_loss_is_scaled_before_and_after_build(kind):
+    made, weight = kind(OPT.SGD(), 8.0), keras.Variable([1.0])
+    loss = tf.constant([0.5, -1.0])
+    np.testing.assert_array_equal(made.scale_loss(loss), [4.0, -8.0])
+    made.build([weight])
+    np.testing.assert_array_equal(made.scale_loss(loss), [4.0, -8.0])
+    made.apply([tf.constant([NAN])], [weight])
+    np.testing.assert_array_equal(made.scale_loss(loss), [2.0, -4.0])
+    assert float(made.scale_loss(0.5)) == 2.0
+
+
+@BOTH
+def test_first_apply_builds_and_later_ones_need_no_variables(kind):
+    made, weight = kind(OPT.SGD(1.0), 2.0), keras.Variable([3.0])
+    made.apply([tf.constant([2.0])], [weight])
+    made.apply([tf.constant([2.0])])
+    made.apply(grads=[tf.constant([2.0])], trainable_variables=[weight])
+    made.apply_gradients([(tf.constant([2.0]), weight)])
+    made.apply_gradients(zip([tf.constant([2.0])], [weight], strict=True))
+    np.testing.assert_array_equal(weight, [-2.0])
+    assert int(made.iterations) == 5 and int(made.step_counter) == 5
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(STOCK, 0), (OURS, 1)])
+def test_apply_gradients_returns_iterations(kind, expected):
+    """As tf.keras did; stock Keras returns the wrapper's own, which never move."""
+    made = kind(OPT.SGD())
+    found = made.apply_gradients([(tf.constant([2.0]), keras.Variable([3.0]))])
+    assert int(found) == expected
+
+
+@BOTH
+def test_averages_take_the_place_of_the_weights_when_finalized(kind):
+    made = kind(OPT.SGD(1.0, use_ema=True, ema_momentum=0.5), 2.0)
+    weight = keras.Variable([4.0])
+    made.build([weight])
+    for gradient in (2.0, NAN, 2.0):
+        made.apply([tf.constant([gradient])], [weight])
+    np.testing.assert_array_equal(weight, [1.0])
+    made.finalize_variable_values([weight])
+    np.testing.assert_array_equal(weight, [2.0])
+
+
+@BOTH
+def test_stateless_apply_is_not_for_tensorflow(kind):
+    made, weight = kind(OPT.SGD()), keras.Variable([1.0])
+    made.build([weight])
+    with pytest.raises(ValueError, match="not supported with the TensorFlow backend"):
+        made.stateless_apply(made.variables, [tf.constant([1.0])], [weight])
+
+
+@pytest.mark.parametrize(("kind", "counted"), [(STOCK, 1), (OURS, 0)])
+def test_no_gradients_are_no_step(kind, counted):
+    made = kind(OPT.SGD())
+    made.build([keras.Variable([1.0])])
+    made.apply([])
+    assert int(made.iterations) == 0 and int(made.step_counter) == counted
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(STOCK, INF), (OURS, 10 * 2.0**15)])
+def test_float16_loss_before_build(kind, expected):
+    scaled = kind(OPT.SGD()).scale_loss(tf.constant(10.0, "float16"))
+    assert float(scaled) == expected
+
+
+@pytest.mark.parametrize("arguments", [(0.0,), (-1.0,), (2.0**15, 0)], ids=str)
+def test_nonsense_that_keras_accepts_is_refused(arguments):
+    STOCK(OPT.SGD(), *arguments)
+    with pytest.raises(ValueError, match="Received"):
+        OURS(OPT.SGD(), *arguments)
+
+
+def test_static_scale_that_keras_refuses_is_one():
+    with pytest.raises(ValueError, match="dynamic=False"):
+        STOCK(OPT.SGD(), dynamic=False)
+    made, weight = OURS(OPT.SGD(), 2.0, 1, dynamic=False), keras.Variable([1.0])
+    for gradient in (1.0, NAN, 1.0):
+        made.apply([tf.constant([gradient])], [weight])
+    assert float(made.dynamic_scale) == 2.0
+
+
+# ---- compile and fit ----
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    y = x @ np.array([[1.0], [-2.0], [0.5]], "float32")
+    x[20], x[44] = INF, NAN  # Two batches of eight.
+    return x, y
+
+
+def fit(kind, inner, callbacks=(), **keywords):
+    """Trains a small model for three epochs; returns it and its history."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    )
+    model.compile(kind(INNER[inner](), 2.0**10, 3), "mse", **keywords)
+    x, y = data()
+    history = model.fit(
+        x,
+        y,
+        epochs=3,
+        batch_size=8,
+        shuffle=False,
+        verbose=0,
+        callbacks=[make() for make in callbacks],
+        validation_data=(x[:16], y[:16]),
+    )
+    return model, history.history
+
+
+def scheduler():
+    return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+
+
+def plateau():
+    return keras.callbacks.ReduceLROnPlateau(
+        "val_loss", factor=0.5, patience=1, min_delta=1e9, verbose=0
+    )
+
+
+def swap():
+    return keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+
+
+FITS = {
+    "eager": ("Adam", [], dict(run_eagerly=True)),
+    "eager accumulation": ("accumulation", [], dict(run_eagerly=True)),
+    "graph": ("Adam", [], dict(jit_compile=False)),
+    "XLA": ("weight decay", [], dict(jit_compile=True)),
+    "Keras' own choice": ("SGD", [], {}),
+    "several steps per execution": ("SGD", [], dict(steps_per_execution=4)),
+    "several steps under XLA": (
+        "Adam",
+        [],
+        dict(steps_per_execution=4, jit_compile=True),
+    ),
+    "accumulation": ("accumulation", [], dict(jit_compile=False)),
+    "clipping": ("global clipping", [], dict(jit_compile=False)),
+    "several optimizers": ("several", [], dict(jit_compile=True)),
+    "rate set by a callback": ("Adam", [scheduler], dict(jit_compile=False)),
+    "rate lowered on a plateau": ("Adam", [plateau], dict(jit_compile=False)),
+    "averages swapped in": ("averages", [swap], dict(jit_compile=False)),
+    "averages under XLA": ("averages", [swap], dict(jit_compile=True)),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fit_is_the_same(name):
+    inner, callbacks, keywords = FITS[name]
+    (stock, expected), (ours, found) = (
+        fit(kind, inner, callbacks, **keywords) for kind in (STOCK, OURS)
+    )
+    # 24 steps, each a few units in the last place away.
+    tolerance = 0.0 if "run_eagerly" in keywords else 8 * 24 * EPSILON
+    left, right = (state(m.optimizer, m.trainable_variables) for m in (stock, ours))
+    assert_equal(left[:4], right[:4])
+    assert_equal(left[4:], right[4:], tolerance)
+    assert set(found) == set(expected)
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=tolerance, err_msg=key)
+    assert int(ours.optimizer.skipped_steps) == 6
+    assert all(np.isfinite(weight).all() for weight in ours.get_weights())
