@@ -198,6 +198,32 @@ class Mine(OPT.SGD):
     """A user's optimizer: it may do what XLA cannot compile."""
 
 
+class OutsideXla(keras.constraints.Constraint):
+    """What XLA cannot compile."""
+
+    def __call__(self, weight):
+        clipped = tf.numpy_function(lambda a: a.clip(-1, 1), [weight], tf.float32)
+        return tf.ensure_shape(clipped, weight.shape)
+
+
+def test_constraint_of_the_user_is_not_compiled():
+    constrained = keras.layers.Dense(1, kernel_constraint=OutsideXla())
+    model = keras.Sequential([keras.Input((3,)), constrained])
+    model.compile(tfamp.LossScaleOptimizer(OPT.Adam(0.1)), "mse")
+    model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_float16_weights_are_not_compiled_unasked():
+    """Lamb's epsilon is a subnormal of float16, which XLA takes for 0."""
+    weight = keras.Variable(np.linspace(-1, 1, 4), dtype="float16")
+    made = tfamp.LossScaleOptimizer(OPT.Lamb(0.1), initial_scale=8.0)
+    made.build([weight])
+    step = tf.function(lambda g: made.apply([g], [weight]))
+    step(tf.cast(tf.range(4.0) * 0.8, "float16"))
+    assert np.isfinite(weight.numpy()).all()
+
+
 @pytest.mark.parametrize(
     ("inner", "jit_compile", "expected"),
     [

@@ -245,8 +245,9 @@ def test_restored_tracker_above_a_shorter_interval_grows(wrap):
 
 @in_every_execution
 def test_step_is_held_against_the_states_growth_interval(wrap):
-    """A restored one gives way to the configuration's after the step."""
-    config = loss_scale.LossScaleConfig(initial_scale=8.0, growth_interval=3)
+    """A restored one gives way to the schedule's after the step."""
+    schedule = growth_interval.ConstantGrowthInterval(3)
+    config = loss_scale.LossScaleConfig(initial_scale=8.0, growth_interval=schedule)
     state = helpers.as_tensors(config.initial_state()._replace(growth_interval=1))
     step = wrap(lambda state: loss_scale.next_state(config, state, True))
     intervals, scales = [], []
@@ -256,6 +257,15 @@ def test_step_is_held_against_the_states_growth_interval(wrap):
         intervals.append(int(state.growth_interval))
     assert scales == [16, 16, 16, 32]
     assert intervals == [3, 3, 3, 3]
+
+
+def test_number_stays_as_the_state_has_it():
+    """So that another one can be set between two steps that are traced already."""
+    config = loss_scale.LossScaleConfig(initial_scale=8.0, growth_interval=3)
+    state = helpers.as_tensors(config.initial_state()._replace(growth_interval=1))
+    for expected in (16, 32, 64):
+        state = loss_scale.next_state(config, state, True)
+        assert (float(state.scale), int(state.growth_interval)) == (expected, 1)
 
 
 @pytest.mark.parametrize(

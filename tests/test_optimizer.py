@@ -236,6 +236,17 @@ def test_shorter_interval_set_later_takes_effect():
     assert float(made.loss_scale) == 2.0**16
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_interval_set_after_tracing_holds(runner):
+    made, variable = make(initial_scale=1.0, growth_interval=100)
+    step = stepper(made, variable, runner)
+    step(0.0)
+    made.growth_interval = 1
+    for _ in range(3):
+        step(0.0)
+    assert float(made.loss_scale) == 8.0 and int(made.current_growth_interval) == 1
+
+
 def test_config_of_stock_keras_loads_and_is_not_changed():
     stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5), 4.0, 7)
     config = stock.get_config()
@@ -426,6 +437,29 @@ def test_state_of_another_optimizer_is_an_error_that_changes_nothing(inner):
         made.load_own_variables(store)
     for old, new in zip(before, made.variables, strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("saved", ["bare", "ours", "stock"])
+@pytest.mark.parametrize("built", [False, True])
+def test_state_without_slots_is_not_taken_for_one_that_took_no_step(
+    saved, built, tmp_path
+):
+    """SGD's two variables look like an Adam's that was never built."""
+    wrap = {
+        "bare": lambda inner: inner,
+        "ours": tfamp.LossScaleOptimizer,
+        "stock": keras.optimizers.LossScaleOptimizer,
+    }[saved]
+    source, _ = trained(wrap(keras.optimizers.SGD(0.01)))
+    source.save_weights(tmp_path / "saved.weights.h5")
+    target = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    target.compile(OPTIMIZERS["ours"](), "mse")
+    with pytest.raises(ValueError, match="was not loaded"):
+        if built:
+            target.optimizer.build(target.trainable_variables)
+        target.load_weights(tmp_path / "saved.weights.h5")
+        target.optimizer.build(target.trainable_variables)
+    assert int(target.optimizer.iterations) == 0
 
 
 def test_skip_mismatch_loads_weights_without_the_state_of_another_optimizer(tmp_path):

@@ -95,6 +95,38 @@ def test_nan_on_one_worker_skips_the_step_on_all():
         assert applied["weights"] == [[-3.0, -2.0]] and applied["iterations"] == 1
 
 
+def train_on_another_device_and_on_one_replica():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tfamp
+
+    x = np.ones((32, 4), "float32")
+
+    def model(jit_compile):
+        made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        optimizer = tfamp.LossScaleOptimizer(keras.optimizers.Adam())
+        made.compile(optimizer, "mse", jit_compile=jit_compile)
+        return made
+
+    with tf.device("CPU:1"):
+        elsewhere = model(False)
+    elsewhere.fit(x, x[:, :1], verbose=0)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        single = model(True)
+    single.fit(x, x[:, :1], verbose=0)
+    return [int(m.optimizer.iterations.numpy()) for m in (elsewhere, single)]
+
+
+def test_other_devices_and_single_replicas_under_xla_train():
+    """The compiled update runs where the variables are; one replica needs no sum."""
+    (iterations,) = workers.run(
+        train_on_another_device_and_on_one_replica, workers=1, cpus=2, timeout=120
+    )
+    assert iterations == [1, 1]
+
+
 def every_refusal():
     import keras
     import tensorflow as tf

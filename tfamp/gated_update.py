@@ -115,10 +115,19 @@ def gate(
             update()
         tf.cond(finite, _nothing, lambda: _nothing(skip()))
     elif compilable:
-        compiled = tf.function(update, jit_compile=True)
-        tf.cond(finite, lambda: _nothing(compiled()), lambda: _nothing(skip()))
+        tf.cond(
+            finite,
+            lambda: _nothing(_compile_on(variables, update)),
+            lambda: _nothing(skip()),
+        )
     else:
         tf.cond(finite, lambda: _nothing(update()), lambda: _nothing(skip()))
+
+
+def _compile_on(variables, update):
+    # Where the variables are, which need not be the device of the step.
+    with tf.device(keras_hooks.native(variables[0]).device):
+        return tf.function(update, jit_compile=True)()
 
 
 def _nothing(*_):
@@ -144,12 +153,13 @@ def can_compile(optimizer, grads: Sequence, variables: Sequence, jit_compile) ->
     # The branch on the accumulation's last micro-batch copies every slot again.
     if any(member.gradient_accumulation_steps for member in members):
         return False
-    known = jit_compile is True or all(map(keras_hooks.is_stock, members))
+    known = all(keras_hooks.is_stock(member, variables) for member in members)
     if tracing.in_xla():
-        return known
-    devices = {keras_hooks.native(v).device for v in [*variables, *optimizer.variables]}
+        return known or jit_compile is True
+    written = [*map(keras_hooks.native, [*variables, *optimizer.variables])]
+    # XLA flushes subnormals, and an epsilon of 1e-7 is one in float16.
+    known = known and all(v.dtype not in (tf.float16, tf.bfloat16) for v in written)
     kinds = ("CPU", "GPU") if jit_compile is True else ("CPU",)
+    possible = tracing.xla_supports({v.device for v in written}, kinds)
     # Not every kernel of XLA is deterministic.
-    return (
-        known and tracing.xla_supports(devices, kinds) and not tracing.deterministic()
-    )
+    return possible and (known or jit_compile is True) and not tracing.deterministic()

@@ -143,12 +143,16 @@ def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
     return [optimizer]
 
 
-def is_stock(optimizer) -> bool:
-    """Whether an optimizer and its schedule are Keras' own, so that XLA compiles it."""
+def is_stock(optimizer, variables: Sequence) -> bool:
+    """Whether an update consists of Keras' own code, which XLA is known to compile.
+
+    That is: the optimizer, its schedule, and the constraints of the variables.
+    """
     rate = optimizer._learning_rate  # Keras 3.15
-    return type(optimizer).__module__.startswith("keras.") and (
-        isinstance(rate, keras.Variable) or type(rate).__module__.startswith("keras.")
-    )
+    parts = [optimizer, *(getattr(v, "constraint", None) for v in variables)]
+    if not isinstance(rate, keras.Variable):
+        parts.append(rate)
+    return all(p is None or type(p).__module__.startswith("keras.") for p in parts)
 
 
 @contextlib.contextmanager

@@ -133,7 +133,7 @@ def next_state(
     non-finite step    growth_tracker = 0; both skip counters + 1
                        hysteresis_tracker - 1, not below 0
       at 0             scale = max(scale * backoff_factor, min_scale)
-    any step           growth_interval = schedule.next_interval(...), for the next
+    with a schedule    growth_interval = schedule.next_interval(...), for the next
     ```
 
     Hysteresis stays spent until the next growth, as in Megatron-LM: a finite step
@@ -178,6 +178,8 @@ def next_state(
             grow, tf.constant(config.hysteresis, COUNTER_DTYPE), spent
         ),
     )
+    if not isinstance(config.growth_interval, _Schedule):
+        return moved  # A number stays; whoever sets another one sets the state.
     interval = config.schedule.next_interval(moved, grow, back_off)
     return moved._replace(growth_interval=tf.convert_to_tensor(interval, COUNTER_DTYPE))
 

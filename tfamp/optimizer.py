@@ -149,7 +149,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def initial_scale(self) -> float:
-        """The first loss scale; setting it before `build` sets the scale too."""
+        """The first loss scale; setting it before `build` sets the scale too.
+
+        Afterwards, assign to `loss_scale`.
+        """
         return self._config.initial_scale
 
     @initial_scale.setter
@@ -159,7 +162,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def growth_interval(self) -> int | growth_intervals.GrowthIntervalSchedule:
-        """Finite steps in a row before the scale grows, or the schedule of them."""
+        """Finite steps in a row before the scale grows, or the schedule of them.
+
+        Another number takes effect with the next step; a schedule, or a number in
+        place of one, when the training step is traced next (`compile` does that).
+        """
         return self._config.growth_interval
 
     @growth_interval.setter

@@ -50,15 +50,19 @@ def match(saved: Mapping, variables: Variables) -> Sequence | None:
       A list of variables, or None if the state fits no layout.
     """
     own, inner, head = variables
-    layouts = [
-        [*own, *inner],
-        [*own[:STOCK_VARIABLES], *inner],
-        [*inner],
+    built = [[*own, *inner], [*own[:STOCK_VARIABLES], *inner], [*inner]]
+    never_built = [
         [*own, *head],
         [*own[:_UNBUILT_STOCK_VARIABLES], *head],
         [*head],
     ]
-    return next((targets for targets in layouts if _fits(saved, targets)), None)
+    for targets in built:
+        if _fits(saved, targets):
+            return targets
+    for targets in never_built:
+        if _fits(saved, targets) and _took_no_step(saved, targets, head):
+            return targets
+    return None
 
 
 def is_scaled(saved: Mapping) -> bool:
@@ -94,7 +98,8 @@ def restore(saved: Mapping, variables: Variables, name: str) -> None:
             f"{STOCK_VARIABLES + inner} (stock Keras') or {inner} (the inner "
             "optimizer's alone) of this optimizer's shapes. Compile with the kind of "
             "optimizer that was saved; or, to go on without its state, load the "
-            "weights before `compile`, or with `skip_mismatch=True`."
+            "weights before `compile`, or with `skip_mismatch=True` after "
+            "`optimizer.build(model.trainable_variables)`."
         )
     for index, variable in enumerate(targets):
         variable.assign(saved[str(index)])
@@ -123,6 +128,13 @@ def fit_to_config(
             stacklevel=2,
         )
         state.scale.assign(clamped)
+
+
+def _took_no_step(saved, targets, head):
+    """Else it is that of a built optimizer without slots, of another kind."""
+    first = len(targets) - len(head)
+    counters = [saved[str(first + i)] for i, v in enumerate(head) if "int" in v.dtype]
+    return all(int(counter) == 0 for counter in counters)
 
 
 def _fits(saved, targets):

@@ -53,7 +53,8 @@ def check_context(optimizer, created_under) -> None:
             f"Loss scaling works under {names}, or without a strategy. Received: "
             f"{_name(strategy)}. mixed_bfloat16 needs no loss scaling."
         )
-    if must_agree() and tracing.in_xla() and not tracing.replicas_without_merging():
+    several = strategy.num_replicas_in_sync > 1
+    if several and tracing.in_xla() and not tracing.replicas_without_merging():
         raise RuntimeError(
             "XLA over several replicas needs GPUs: TensorFlow has no compiled "
             f"collectives for other devices. Received: {_name(strategy)} of "

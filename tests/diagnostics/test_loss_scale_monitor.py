@@ -56,6 +56,31 @@ def test_clean_epochs_name_no_variable_and_warn_of_nothing(caplog):
     assert "skipped" not in caplog.text
 
 
+def test_every_list_of_the_history_has_a_value_for_each_epoch():
+    """So that a data frame can be made of it."""
+    model = model_with()
+    x, y = data()
+    values = iter([y, y * NAN, y])
+
+    def epochs():
+        for _ in range(3):
+            yield from tf.data.Dataset.from_tensor_slices((x, next(values))).batch(4)
+
+    history = model.fit(
+        tf.data.Dataset.from_generator(
+            epochs,
+            output_signature=(tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1])),
+        ),
+        epochs=3,
+        steps_per_epoch=8,
+        shuffle=False,
+        verbose=0,
+        callbacks=[tfamp.LossScaleMonitor()],
+    ).history
+    assert {len(values) for values in history.values()} == {3}
+    assert history["nan/net/first/kernel"] == [0, 12, 0]
+
+
 def test_counts_are_exact():
     model = model_with()
     monitor = tfamp.LossScaleMonitor()

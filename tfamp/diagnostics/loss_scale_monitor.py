@@ -85,7 +85,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self._optimizer = None
             return
         self._optimizer = found
-        self._batch, self._warned = 0, False
+        self._batch, self._warned, self._epochs = 0, False, []
         self._latest, self._named = self._read(), {}
         if not found.built and self.model.built:
             found.build(self.model.trainable_variables)
@@ -103,9 +103,13 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self._function = self.model.train_function
 
     def on_train_end(self, logs=None):
-        """Stops counting."""
-        if self._optimizer is not None:
-            self._optimizer.count_overflows(None)
+        """Stops counting; gives each list of `History` a value for each epoch."""
+        if self._optimizer is None:
+            return
+        self._optimizer.count_overflows(None)
+        history = self.model.history.history
+        for name in {name for epoch in self._epochs for name in epoch}:
+            history[name] = [epoch.get(name, 0) for epoch in self._epochs]
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts batches and names variables anew."""
@@ -131,6 +135,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         if logs is not None:
             logs.update(self._latest)
             logs.update(self._named)
+        self._epochs.append(self._named)
 
     def _read(self):
         found = self._optimizer
@@ -167,7 +172,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             return
         message = _explain(found, self._latest["loss_scale"], skipped, overflows)
         if self.on_exhausted == "raise":
-            self.on_train_end()  # Keras does not call it after an error.
+            found.count_overflows(None)  # Keras ends no training after an error.
             raise errors.LossScaleExhaustedError(message)
         if not self._warned:
             self._warned = True
