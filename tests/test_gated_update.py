@@ -214,6 +214,27 @@ def test_constraint_of_the_user_is_not_compiled():
     assert int(model.optimizer.iterations) == 1
 
 
+def test_numerics_can_be_checked_in_a_graph():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(tfamp.LossScaleOptimizer(OPT.Adam(0.1)), "mse")
+    tf.debugging.enable_check_numerics()
+    try:
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert int(model.optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_gradients_need_not_be_tensors(runner):
+    weight = keras.Variable([1.0, 2.0])
+    made = tfamp.LossScaleOptimizer(OPT.SGD(1.0), initial_scale=8.0)
+    made.build([weight])
+    step = RUNNERS[runner](lambda: made.apply([[8.0, 8.0]], [weight]))
+    step()
+    np.testing.assert_array_equal(weight, [0.0, 1.0])
+
+
 def test_float16_weights_are_not_compiled_unasked():
     """Lamb's epsilon is a subnormal of float16, which XLA takes for 0."""
     weight = keras.Variable(np.linspace(-1, 1, 4), dtype="float16")

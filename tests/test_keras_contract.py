@@ -1,5 +1,6 @@
 """Private or patched names of Keras that tfamp touches; fails when Keras moves them."""
 
+import functools
 import inspect
 
 import keras
@@ -78,6 +79,33 @@ def test_removing_the_hook_restores_keras_own_function():
     keras_hooks.remove()
     keras_hooks.remove()
     assert keras_hooks.trainer_class().compile is own
+
+
+def test_method_put_over_the_hook_stays_when_the_hook_goes(monkeypatch):
+    calls, own = [], keras_hooks.trainer_class().compile
+    keras_hooks.install(lambda model, given: calls.append(1) or given, lambda m: None)
+    trainer, hook = keras_hooks.trainer_class(), keras_hooks.trainer_class().compile
+
+    @functools.wraps(hook)
+    def theirs(*args, **kwargs):
+        return hook(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "compile", theirs)
+    keras_hooks.remove()
+    assert trainer.compile is theirs
+    tiny_model().compile("adam", "mse")
+    assert calls == []  # The hook beneath is asleep.
+    monkeypatch.undo()
+    trainer.compile = own
+
+
+def test_compile_that_hides_its_arguments_is_refused(monkeypatch):
+    own = keras_hooks.trainer_class().compile
+    hiding = lambda *args, **kwargs: own(*args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(keras_hooks.trainer_class(), "compile", hiding)
+    with pytest.raises(RuntimeError, match="functools.wraps"):
+        keras_hooks.install(lambda model, given: given, lambda model: None)
+    assert keras_hooks.trainer_class().compile is hiding
 
 
 def test_flatten_layers_finds_wrapped_and_nested_layers():

@@ -528,6 +528,26 @@ def test_loaded_scale_outside_the_bounds_is_clamped_with_a_warning(scale, expect
     assert float(made.loss_scale) == expected
 
 
+@pytest.mark.parametrize("how", ["weights", "checkpoint"])
+def test_static_scale_stays_whatever_is_loaded(how, tmp_path):
+    """A finite guard must not begin to scale."""
+    source, x = trained(OPTIMIZERS["ours"]())
+    guard = tfamp.LossScaleOptimizer(keras.optimizers.Adam(), 1.0, dynamic=False)
+    target, _ = trained(guard)
+    if how == "weights":
+        source.save_weights(tmp_path / "saved.weights.h5")
+        target.load_weights(tmp_path / "saved.weights.h5")
+    else:
+        path = tf.train.Checkpoint(o=source.optimizer).write(str(tmp_path / "saved"))
+        tf.train.Checkpoint(o=guard).read(path).expect_partial()
+    assert float(guard.scale_loss(tf.constant(2.0))) == 2.0
+    expected = source.fit(x, x[:, :1], verbose=0, shuffle=False).history["loss"]
+    if how == "weights":
+        got = target.fit(x, x[:, :1], verbose=0, shuffle=False).history["loss"]
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        assert float(guard.loss_scale) == 1.0
+
+
 def test_loaded_nan_scale_starts_over():
     made, _ = make()
     store = {str(i): v.numpy() for i, v in enumerate(made.variables)}

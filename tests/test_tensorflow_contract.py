@@ -61,6 +61,15 @@ def test_op_determinism_is_seen():
     assert not tracing.deterministic()
 
 
+def test_watched_operations_are_seen():
+    tf.debugging.enable_check_numerics()
+    try:
+        assert tracing.watched()
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert not tracing.watched()
+
+
 def test_methods_of_a_variable_can_be_replaced_on_the_object():
     # keras_hooks.masked_assignments does.
     variable = tf.Variable([1.0])

@@ -21,6 +21,13 @@ import tensorflow as tf
 from tfamp import keras_hooks, tracing
 
 
+def as_gradient(value):
+    """Returns None and `tf.IndexedSlices` as they are, anything else as a tensor."""
+    if value is None or isinstance(value, tf.IndexedSlices):
+        return value
+    return tf.convert_to_tensor(value)
+
+
 def unscale(grads: Sequence, variables: Sequence, scale) -> list:
     """Returns each gradient divided by the loss scale, in float32 (or float64).
 
@@ -147,7 +154,7 @@ def can_compile(optimizer, grads: Sequence, variables: Sequence, jit_compile) ->
     """
     if not jit_compile or not tf.inside_function() or tf.distribute.has_strategy():
         return False
-    if any(isinstance(grad, tf.IndexedSlices) for grad in grads):
+    if any(isinstance(grad, tf.IndexedSlices) for grad in grads) or tracing.watched():
         return False
     members = keras_hooks.member_optimizers(optimizer)
     # The branch on the accumulation's last micro-batch copies every slot again.

@@ -15,8 +15,31 @@ import tensorflow as tf
 
 OptimizerTransform = Callable[[keras.Model, object], object]
 
-# Attributes of Keras' classes that are replaced: (class, name) -> the original.
-_originals: dict[tuple[type, str], Any] = {}
+
+class _Hook:
+    """A method in place of one of Keras'; once inactive, it only calls that one."""
+
+    def __init__(self, owner: type, name: str, make: Callable):
+        self.owner, self.name, self.active = owner, name, True
+        self.original = vars(owner)[name]
+        hooked = make(self.original)
+
+        @functools.wraps(self.original)
+        def method(*args, **kwargs):
+            function = hooked if self.active else self.original
+            return function(*args, **kwargs)
+
+        self.method = method
+        setattr(owner, name, method)
+
+    def remove(self):
+        self.active = False
+        # Else somebody has put a method of theirs over this one: it stays.
+        if vars(self.owner).get(self.name) is self.method:
+            setattr(self.owner, self.name, self.original)
+
+
+_hooks: list[_Hook] = []
 
 
 def trainer_class(name: str = "compile") -> type:
@@ -43,17 +66,28 @@ def install(transform: OptimizerTransform, check: Callable[[Any], None]) -> None
       check: Function of a model, called when its training step is first made, or
         after the first step of a model that is not built before.
     """
+    _check_signature(trainer_class().compile)
     remove()
-    _replace(trainer_class(), "compile", lambda old: _compile_hook(old, transform))
-    name = "make_train_function"
-    _replace(trainer_class(name), name, lambda old: _train_hook(old, check))
+    for name, make in (
+        ("compile", lambda old: _compile_hook(old, transform)),
+        ("make_train_function", lambda old: _train_hook(old, check)),
+    ):
+        _hooks.append(_Hook(trainer_class(name), name, make))
+
+
+def _check_signature(compile_):
+    if "auto_scale_loss" not in inspect.signature(compile_).parameters:
+        raise RuntimeError(
+            "Keras' `compile` was replaced by a function that hides its arguments. "
+            f"Received: {compile_!r}. Give it `functools.wraps`, or replace it after "
+            "tfamp.enable()."
+        )
 
 
 def remove() -> None:
     """Puts Keras' own methods back; idempotent."""
-    while _originals:
-        (owner, name), original = _originals.popitem()
-        setattr(owner, name, original)
+    while _hooks:
+        _hooks.pop().remove()
 
 
 @contextlib.contextmanager
@@ -63,20 +97,19 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
     In place of what `install` does in `compile`, which stands again afterwards. An
     optimizer for which `compile(auto_scale_loss=False)` asks is passed on, too.
     """
-    owner = trainer_class()
-    before = vars(owner)["compile"]
-    original = _originals.get((owner, "compile"), before)
-    hook = _compile_hook(original, transform, always=True)
-    owner.compile = functools.wraps(original)(hook)
+    _check_signature(trainer_class().compile)
+    paused = [hook for hook in _hooks if hook.active]
+    for hook in paused:
+        hook.active = False
+    mine = _Hook(
+        trainer_class(), "compile", lambda old: _compile_hook(old, transform, True)
+    )
     try:
         yield
     finally:
-        owner.compile = before
-
-
-def _replace(owner, name, wrap):
-    _originals[owner, name] = original = vars(owner)[name]
-    setattr(owner, name, functools.wraps(original)(wrap(original)))
+        mine.remove()
+        for hook in paused:
+            hook.active = True
 
 
 def _compile_hook(original, transform, always=False):

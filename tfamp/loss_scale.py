@@ -192,7 +192,12 @@ def _plain(value):
 
 
 def clamp_scale(config: LossScaleConfig, scale):
-    """Returns `scale` within the bounds, NaN as the first one; float32 tensor []."""
+    """Returns `scale` within the bounds, NaN as the first one; float32 tensor [].
+
+    With `dynamic=False` the bounds are `initial_scale` itself.
+    """
+    if not config.dynamic:
+        return tf.constant(config.initial_scale, "float32")
     low = tf.constant(config.min_scale, "float32")
     high = tf.constant(config.upper_bound, "float32")
     first = tf.constant(config.initial_scale, "float32")

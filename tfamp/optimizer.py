@@ -151,7 +151,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def initial_scale(self) -> float:
         """The first loss scale; setting it before `build` sets the scale too.
 
-        Afterwards, assign to `loss_scale`.
+        Afterwards, assign to `loss_scale`, if the scale is dynamic.
         """
         return self._config.initial_scale
 
@@ -275,7 +275,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
           ValueError: If the optimizer is not built and no variables are given.
         """
         replicas.check_context(self.inner_optimizer, self._distribution_strategy)
-        grads = list(grads)
+        grads = [gated_update.as_gradient(grad) for grad in grads]
         if not grads:
             return  # As Keras does.
         variables = self._check_variables(grads, trainable_variables)

@@ -121,7 +121,9 @@ def fit_to_config(
     state.hysteresis_tracker.assign(tf.minimum(values.hysteresis_tracker, allowed))
     loaded = float(state.scale.numpy())
     clamped = float(loss_scale.clamp_scale(config, loaded))
-    if not loaded == clamped:  # Also true of NaN.
+    if not config.dynamic:
+        state.scale.assign(clamped)
+    elif not loaded == clamped:  # Also true of NaN.
         warnings.warn(
             f"The loaded loss scale {loaded} is outside "
             f"[{config.min_scale}, {config.upper_bound}]; it was set to {clamped}.",

@@ -6,6 +6,7 @@ tests/test_tensorflow_contract.py.
 from collections.abc import Container, Iterable
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework import config, ops
 from tensorflow.python.ops import control_flow_util
 
@@ -14,6 +15,14 @@ def in_xla() -> bool:
     """Whether the graph being traced, or one around it, is compiled by XLA."""
     graph = ops.get_default_graph()  # TensorFlow 2.21
     return control_flow_util.GraphOrParentsInXlaContext(graph)  # TensorFlow 2.21
+
+
+def watched() -> bool:
+    """Whether operations are watched, as by `tf.debugging.enable_check_numerics`.
+
+    What watches them adds operations of its own, which XLA does not compile.
+    """
+    return bool(context.context().op_callbacks)  # TensorFlow 2.21
 
 
 def deterministic() -> bool:

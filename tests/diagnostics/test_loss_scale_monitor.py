@@ -168,10 +168,12 @@ def test_counts_are_in_no_checkpoint_and_end_with_the_training(tmp_path):
     assert model.optimizer._overflow_counts is None
 
 
-def test_second_fit_with_the_same_monitor_traces_nothing_again():
+@pytest.mark.parametrize("fresh", [False, True])
+def test_second_fit_with_a_monitor_traces_nothing_again(fresh):
     model, monitor = model_with(), tfamp.LossScaleMonitor()
     fit(model, *data(), monitor)
     function = model.train_function
+    monitor = tfamp.LossScaleMonitor() if fresh else monitor
     history = fit(model, *data(INF), monitor).history
     assert model.train_function is function
     assert "net/first/kernel" in str(list(history))

@@ -1,7 +1,8 @@
 """A Keras callback that shows the loss scale and stops a run that cannot go on."""
 
 import warnings
-from typing import Literal
+import weakref
+from typing import Any, Literal
 
 import keras
 from absl import logging
@@ -9,6 +10,9 @@ from absl import logging
 from tfamp import errors, optimizer, overflow_counts
 
 ON_EXHAUSTED = ("raise", "warn", "ignore")
+# Training functions traced with counts -> those, and the optimizer they belong to:
+# the next `fit`, with whatever monitor, need not trace them again.
+_traced: weakref.WeakKeyDictionary[Any, tuple] = weakref.WeakKeyDictionary()
 
 
 class LossScaleMonitor(keras.callbacks.Callback):
@@ -71,7 +75,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self.on_exhausted, self.patience = on_exhausted, patience
         self.every, self.variables = every, variables
         self._optimizer: optimizer.LossScaleOptimizer | None = None
-        self._counts = self._counted_by = self._function = None
+        self._counts: overflow_counts.OverflowCounts | None = None
 
     def on_train_begin(self, logs=None):
         """Starts counting; a training step traced before is traced again."""
@@ -86,7 +90,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             return
         self._optimizer = found
         self._batch, self._warned, self._epochs = 0, False, []
-        self._latest, self._named = self._read(), {}
+        self._latest, self._named, self._counts = self._read(), {}, None
         if not found.built and self.model.built:
             found.build(self.model.trainable_variables)
         self._start_counting()
@@ -95,12 +99,13 @@ class LossScaleMonitor(keras.callbacks.Callback):
         found = self._optimizer
         if found is None or not found.built:
             return  # Keras builds some models while it traces their first step.
-        if self._counted_by is not found:
-            self._counts, self._counted_by = found.create_overflow_counts(), found
-        found.count_overflows(self._counts)
-        if self.model.train_function is not self._function or self._function is None:
+        function = self.model.train_function
+        self._counts = _traced_with(function, found)
+        if self._counts is None:
+            self._counts = found.create_overflow_counts()
             self.model.make_train_function(force=True)
-            self._function = self.model.train_function
+            _traced[self.model.train_function] = self._counts, weakref.ref(found)
+        found.count_overflows(self._counts)
 
     def on_train_end(self, logs=None):
         """Stops counting; gives each list of `History` a value for each epoch."""
@@ -119,7 +124,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         """Reads every so many steps; adds the latest reading to the logs."""
         if self._optimizer is None:
             return
-        if self._counted_by is not self._optimizer:
+        if self._counts is None:
             self._start_counting()
         if batch + 1 - self._batch >= self.every:
             self._batch = batch + 1
@@ -177,6 +182,11 @@ class LossScaleMonitor(keras.callbacks.Callback):
         if not self._warned:
             self._warned = True
             warnings.warn(message, stacklevel=2)
+
+
+def _traced_with(function, found) -> overflow_counts.OverflowCounts | None:
+    counts, owner = _traced.get(function, (None, None)) if function else (None, None)
+    return counts if owner is not None and owner() is found else None
 
 
 def _describe(overflows: list[overflow_counts.Overflow], limit: int) -> str:
