@@ -86,6 +86,9 @@ def test_settings_of_the_saved_optimizer_come_along():
     assert ours.get_config()["hysteresis"] == 2
     stock = tfamp.load_model(DATA / "stock.keras").optimizer
     assert (stock.initial_scale, stock.growth_interval) == (64.0, 4)
+    asked = tfamp.load_model(DATA / "tfamp.keras", loss_scale={"growth_interval": 3})
+    assert asked.optimizer.growth_interval == 3
+    assert asked.optimizer.get_config()["hysteresis"] == 2
     auto = tfamp.load_model(DATA / "auto.keras", loss_scale={"growth_interval": 3})
     assert auto.optimizer.growth_interval == 3
     check_state(auto.optimizer, "auto")

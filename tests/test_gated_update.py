@@ -179,6 +179,27 @@ def test_variable_that_keras_overwrites_gets_its_gradient_untouched(runner):
     assert int(made.skipped_steps) == 2
 
 
+class Scattering(OPT.SGD):
+    """Writes in a way that a mask on `assign` does not see."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        every = tf.range(tf.size(gradient))
+        variable.scatter_sub(tf.IndexedSlices(gradient, every))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("jit_compile", ["auto", True])
+def test_optimizer_of_the_user_is_gated_however_it_writes(runner, jit_compile):
+    weight = keras.Variable([1.0, 2.0])
+    made = tfamp.LossScaleOptimizer(Scattering(1.0), 2.0, jit_compile=jit_compile)
+    made.build([weight])
+    step = RUNNERS[runner](lambda gradient: made.apply([gradient], [weight]))
+    step(tf.constant([NAN, 2.0]))
+    np.testing.assert_array_equal(weight, [1.0, 2.0])
+    step(tf.constant([0.0, 1.0]))
+    np.testing.assert_array_equal(weight, [1.0, 1.0])
+
+
 def test_masks_are_gone_after_tracing():
     made, weights = tfamp.LossScaleOptimizer(OPT.Adam(0.1)), variables()
     made.build(weights)

@@ -302,6 +302,14 @@ def test_nonsense_is_refused(keywords, error):
         tfamp.LossScaleOptimizer(keras.optimizers.SGD(), **keywords)
 
 
+def test_interval_by_both_names_is_refused_unless_they_agree():
+    inner = keras.optimizers.SGD()
+    with pytest.raises(ValueError, match="give one"):
+        tfamp.LossScaleOptimizer(inner, growth_interval=5, dynamic_growth_steps=7)
+    made = tfamp.LossScaleOptimizer(inner, growth_interval=7, dynamic_growth_steps=7)
+    assert made.growth_interval == 7
+
+
 def test_scaling_twice_and_wrapping_no_optimizer_are_refused():
     stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match="already scales the loss"):

@@ -50,8 +50,8 @@ def load_model(
       custom_objects: As for `keras.models.load_model`.
       compile: As for `keras.models.load_model`.
       safe_mode: As for `keras.models.load_model`.
-      loss_scale: "auto"; keywords of `LossScaleOptimizer` for an optimizer that was
-        saved without settings; False for no loss scaling.
+      loss_scale: "auto"; keywords of `LossScaleOptimizer`, which win over those that
+        were saved; False for no loss scaling.
 
     Returns:
       The model, compiled if it was saved so.
@@ -69,10 +69,8 @@ def load_model(
     saved = _saved_state(path)
 
     def transform(model, given):
-        if isinstance(given, optimizer.LossScaleOptimizer):
-            return given
         if isinstance(given, keras.optimizers.LossScaleOptimizer):
-            return optimizer.LossScaleOptimizer.from_config(given.get_config())
+            return _with_settings(given, settings)
         asked = isinstance(loss_scale, Mapping) or (
             loss_scale == "auto" and control.needs_loss_scale(model)
         )
@@ -98,6 +96,19 @@ def load_model(
     if loss_scale is False and _is_scaled(model):
         _unwrap(model)
     return model
+
+
+def _with_settings(given, settings):
+    ours = given
+    if not isinstance(given, optimizer.LossScaleOptimizer):
+        ours = optimizer.LossScaleOptimizer.from_config(given.get_config())
+    if not settings:
+        return ours
+    settings = dict(settings)
+    if "dynamic_growth_steps" in settings:
+        settings["growth_interval"] = settings.pop("dynamic_growth_steps")
+    config = {**ours.get_config(), **settings}
+    return optimizer.LossScaleOptimizer.from_config(config)
 
 
 def _check(loss_scale):

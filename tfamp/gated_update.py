@@ -162,7 +162,7 @@ def can_compile(optimizer, grads: Sequence, variables: Sequence, jit_compile) ->
         return False
     known = all(keras_hooks.is_stock(member, variables) for member in members)
     if tracing.in_xla():
-        return known or jit_compile is True
+        return known  # Else a branch, which XLA compiles as well.
     written = [*map(keras_hooks.native, [*variables, *optimizer.variables])]
     # XLA flushes subnormals, and an epsilon of 1e-7 is one in float16.
     known = known and all(v.dtype not in (tf.float16, tf.bfloat16) for v in written)

@@ -7,6 +7,7 @@ tests/test_keras_contract.py. `model_structure` reads private names of models.
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ class _Hook:
 
 
 _hooks: list[_Hook] = []
+_masking = threading.RLock()
 
 
 def trainer_class(name: str = "compile") -> type:
@@ -203,14 +205,15 @@ def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
     """
     written = map(native, [*variables, *optimizer.variables])
     unique = {id(variable): variable for variable in written}.values()
-    try:
-        for variable in unique:
-            _mask_variable(variable, mask)
-        yield
-    finally:
-        for variable in unique:
-            for name in ("assign", "assign_add", "assign_sub"):
-                vars(variable).pop(name, None)
+    with _masking:  # Another thread's trace would be given this one's mask.
+        try:
+            for variable in unique:
+                _mask_variable(variable, mask)
+            yield
+        finally:
+            for variable in unique:
+                for name in ("assign", "assign_add", "assign_sub"):
+                    vars(variable).pop(name, None)
 
 
 def _mask_variable(variable, mask):

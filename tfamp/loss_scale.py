@@ -181,7 +181,9 @@ def next_state(
     if not isinstance(config.growth_interval, _Schedule):
         return moved  # A number stays; whoever sets another one sets the state.
     interval = config.schedule.next_interval(moved, grow, back_off)
-    return moved._replace(growth_interval=tf.convert_to_tensor(interval, COUNTER_DTYPE))
+    interval = tf.convert_to_tensor(interval, COUNTER_DTYPE)
+    # A schedule of the user's own may return anything.
+    return moved._replace(growth_interval=tf.maximum(interval, 1))
 
 
 def _plain(value):

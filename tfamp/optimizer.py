@@ -98,7 +98,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ):
         _check_inner(inner_optimizer)
         if "dynamic_growth_steps" in kwargs:
-            growth_interval = kwargs.pop("dynamic_growth_steps")
+            growth_interval = _one_interval(growth_interval, **kwargs)
+            del kwargs["dynamic_growth_steps"]
         config = optimizer_settings.validate(
             initial_scale=initial_scale,
             growth_interval=growth_interval,
@@ -483,6 +484,17 @@ def wrap_optimizer(optimizer, **loss_scale_keywords):
         return optimizer
     keywords = {"name": "loss_scale_optimizer", **loss_scale_keywords}
     return LossScaleOptimizer(optimizer, **keywords)
+
+
+def _one_interval(growth_interval, dynamic_growth_steps, **_):
+    default = loss_scale.LossScaleConfig.growth_interval
+    if growth_interval not in (default, dynamic_growth_steps):
+        raise ValueError(
+            "`dynamic_growth_steps` is Keras' name of `growth_interval`: give one. "
+            f"Received: growth_interval={growth_interval!r}, "
+            f"dynamic_growth_steps={dynamic_growth_steps!r}."
+        )
+    return dynamic_growth_steps
 
 
 def _check_inner(optimizer):

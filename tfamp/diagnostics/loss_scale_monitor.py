@@ -7,7 +7,7 @@ from typing import Any, Literal
 import keras
 from absl import logging
 
-from tfamp import errors, optimizer, overflow_counts
+from tfamp import checks, errors, optimizer, overflow_counts
 
 ON_EXHAUSTED = ("raise", "warn", "ignore")
 # Training functions traced with counts -> those, and the optimizer they belong to:
@@ -62,16 +62,13 @@ class LossScaleMonitor(keras.callbacks.Callback):
                 f"`on_exhausted` must be one of {ON_EXHAUSTED}. "
                 f"Received: on_exhausted={on_exhausted!r}."
             )
-        for name, value, least in (
-            ("patience", patience, 1),
-            ("every", every, 1),
-            ("variables", variables, 0),
-        ):
-            if not isinstance(value, int) or value < least:
-                raise ValueError(
-                    f"`{name}` must be an integer of at least {least}. "
-                    f"Received: {name}={value!r}."
-                )
+        checks.check_count("patience", patience)
+        checks.check_count("every", every)
+        if not checks.is_integer(variables) or variables < 0:
+            raise ValueError(
+                "`variables` must be an integer of at least 0. "
+                f"Received: variables={variables!r}."
+            )
         self.on_exhausted, self.patience = on_exhausted, patience
         self.every, self.variables = every, variables
         self._optimizer: optimizer.LossScaleOptimizer | None = None
