@@ -1,8 +1,10 @@
 """Several replicas: one decision for all, in `fit`, in custom loops, on two workers.
 
-Each test runs in fresh processes: logical devices must be set before TensorFlow
-starts. All have a time limit, so that a deadlock fails.
+All run in fresh processes, since logical devices must be set before TensorFlow
+starts, and have a time limit, so that a deadlock fails.
 """
+
+import functools
 
 import pytest
 import workers
@@ -10,6 +12,7 @@ import workers
 NAN = float("nan")
 
 
+@functools.cache  # Two strategies in one process collide in their collectives.
 def _mirrored():
     import tensorflow as tf
 
@@ -67,9 +70,9 @@ def nan_on_each_replica():
     return [_skip_then_apply(bad, strategy) for bad in (0, 1)]
 
 
-def test_nan_on_one_replica_skips_the_step_on_all():
+def test_nan_on_one_replica_skips_the_step_on_all(two_replicas):
     """Stock Keras writes NaN into both when replica 1 is the bad one."""
-    (reports,) = workers.run(nan_on_each_replica, workers=1, cpus=2, timeout=120)
+    reports = two_replicas["nan_on_each_replica"]
     assert len(reports) == 2
     for skipped, applied in reports:
         assert skipped["weights"] == [[1.0, 2.0]] * 2
@@ -119,12 +122,9 @@ def train_on_another_device_and_on_one_replica():
     return [int(m.optimizer.iterations.numpy()) for m in (elsewhere, single)]
 
 
-def test_other_devices_and_single_replicas_under_xla_train():
+def test_other_devices_and_single_replicas_under_xla_train(two_replicas):
     """The compiled update runs where the variables are; one replica needs no sum."""
-    (iterations,) = workers.run(
-        train_on_another_device_and_on_one_replica, workers=1, cpus=2, timeout=120
-    )
-    assert iterations == [1, 1]
+    assert two_replicas["train_on_another_device_and_on_one_replica"] == [1, 1]
 
 
 def every_refusal():
@@ -164,8 +164,8 @@ def every_refusal():
     return errors
 
 
-def test_what_cannot_work_says_so():
-    (errors,) = workers.run(every_refusal, workers=1, cpus=2, timeout=120)
+def test_what_cannot_work_says_so(two_replicas):
+    errors = two_replicas["every_refusal"]
     assert "XLA over several replicas needs GPUs" in errors["xla"]
     assert "gradient_accumulation_steps=2 of SGD" in errors["accumulation"]
     assert "created under no strategy" in errors["scope"]
@@ -224,10 +224,8 @@ def trajectories_over_two_replicas():
     }
 
 
-def test_every_kind_of_optimizer_takes_the_steps_it_takes_alone():
-    (weights,) = workers.run(
-        trajectories_over_two_replicas, workers=1, cpus=2, timeout=180
-    )
+def test_every_kind_of_optimizer_takes_the_steps_it_takes_alone(two_replicas):
+    weights = two_replicas["trajectories_over_two_replicas"]
     assert list(weights) == list(INNER)
     for alone, scaled in weights.values():
         assert scaled == pytest.approx(alone, rel=1e-6)
@@ -273,8 +271,8 @@ def _recipe(strategy, reduce_in_float16, bad_replica):
     return [skipped, _report(strategy, made, weight)]
 
 
-def test_recipe_for_custom_loops():
-    (reports,) = workers.run(train_with_the_recipe, workers=1, cpus=2, timeout=120)
+def test_recipe_for_custom_loops(two_replicas):
+    reports = two_replicas["train_with_the_recipe"]
     assert len(reports) == 2
     for skipped, applied in reports:
         assert skipped["weights"] == [[1.0, 2.0]] * 2
@@ -289,18 +287,20 @@ def nan_on_each_replica_without_merging():
     from tensorflow.python.distribute import mirrored_strategy
 
     strategy = _mirrored()
+    merging = mirrored_strategy.MirroredExtended._use_merge_call
     mirrored_strategy.MirroredExtended._use_merge_call = lambda self: False
-    return [
-        _skip_then_apply(bad, strategy, inner)
-        for bad in (0, 1)
-        for inner in (None, INNER["multi"])
-    ]
+    try:
+        return [
+            _skip_then_apply(bad, strategy, inner)
+            for bad in (0, 1)
+            for inner in (None, INNER["multi"])
+        ]
+    finally:
+        mirrored_strategy.MirroredExtended._use_merge_call = merging
 
 
-def test_replicas_that_run_on_their_own_take_one_decision():
-    (reports,) = workers.run(
-        nan_on_each_replica_without_merging, workers=1, cpus=2, timeout=180
-    )
+def test_replicas_that_run_on_their_own_take_one_decision(two_replicas):
+    reports = two_replicas["nan_on_each_replica_without_merging"]
     assert len(reports) == 4
     for skipped, applied in reports:
         assert skipped["weights"] == [[1.0, 2.0]] * 2
@@ -309,3 +309,23 @@ def test_replicas_that_run_on_their_own_take_one_decision():
         assert applied["weights"][0] == applied["weights"][1] != [1.0, 2.0]
         assert (applied["skipped"], applied["iterations"]) == (1, 1)
     assert reports[0][1]["weights"] == [[-3.0, -2.0]] * 2
+
+
+def everything_on_two_replicas():
+    """One process for all: a start of TensorFlow costs more than the tests."""
+    functions = (
+        nan_on_each_replica,
+        train_on_another_device_and_on_one_replica,
+        every_refusal,
+        trajectories_over_two_replicas,
+        train_with_the_recipe,
+        nan_on_each_replica_without_merging,
+    )
+    return {function.__name__: function() for function in functions}
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    """Results of each function above in one process of two logical CPUs."""
+    (results,) = workers.run(everything_on_two_replicas, workers=1, cpus=2, timeout=300)
+    return results
