@@ -60,7 +60,7 @@ def main(_):
         step = WORKLOADS[workload](optimizer, scaling, xla)
         for _ in range(MEMORY_STEPS):
             step()
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(peak_resident_kib() / 1024)
         return
     rows = []
     for workload, optimizer in itertools.product(WORKLOADS, OPTIMIZERS):
@@ -107,6 +107,16 @@ def peak(*row):
     command = [sys.executable, __file__, f"--peak_of={json.dumps(row)}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return round(float(done.stdout.split()[-1]))
+
+
+def peak_resident_kib():
+    """Returns this process' peak resident memory, in KiB."""
+    # Not `getrusage`: on Linux a child starts with its parent's peak.
+    status = pathlib.Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (line,) = [x for x in status.read_text().splitlines() if x.startswith("VmHWM")]
+    return int(line.split()[1])
 
 
 def given_gradients(optimizer, scaling, xla):

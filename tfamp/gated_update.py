@@ -93,7 +93,7 @@ def all_finite(grads: Sequence, scale):
 
 def _sum_f32(value):
     value = tf.cast(value, tf.float32)  # A float16 sum would often overflow.
-    if len(value.shape) > 1:
+    if tracing.in_xla() and len(value.shape) > 1:
         value = tf.reduce_sum(value, axis=0)  # XLA vectorizes this one, on a CPU.
     return tf.reduce_sum(value)
 
