@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import json
 import os
 import pathlib
 import re
@@ -106,6 +107,26 @@ def test_figures_are_those_under_results():
     report = (ROOT / "results/digits/report.md").read_text()
     table = re.search(r"^\|.*?(?=\n\n)", report, flags=re.M | re.S)
     assert table is not None and table.group() in TEXT
+
+
+def test_costs_are_those_under_results():
+    path = ROOT / "results/loss_scale_step/figures.json"
+    rows = json.loads(path.read_text())["rows"]
+    ratios = {
+        (r["workload"], r["optimizer"], r["xla"], r["scaling"]): r["to_plain"]
+        for r in rows
+    }
+    labels = {
+        "given gradients": "the update alone",
+        "training step": "a whole training step",
+    }
+    assert len(rows) == 24
+    for (workload, optimizer, xla, scaling), ratio in ratios.items():
+        if scaling == "tfamp":
+            stock = ratios[workload, optimizer, xla, "stock Keras"]
+            traced = "XLA" if xla else "graph"
+            first = f"| {labels[workload]}, {optimizer}, {traced} |"
+            assert f"{first} {stock:.2f} | {ratio:.2f} |" in TEXT
 
 
 def test_pip_commands_name_declared_extras():
