@@ -196,6 +196,22 @@ def test_model_built_by_its_first_step_is_counted_from_then_on():
     assert "late/kernel" in str(list(history))
 
 
+def test_monitor_hides_no_training_step_that_forgets_to_scale_the_loss(caplog):
+    class Forgetful(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    model = Forgetful([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(tfamp.wrap_optimizer("sgd"), "mse")
+    fit(model, *data(), tfamp.LossScaleMonitor())
+    assert "`scale_loss` was not called" in caplog.text
+
+
 def test_model_without_loss_scaling_trains_with_a_note(caplog):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
