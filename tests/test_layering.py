@@ -16,16 +16,20 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Lower first. A name is a module of tfamp, or a package with all that is in it;
 # "" is tfamp itself, which holds the public names.
 LAYERS: dict[str, set[str]] = {
-    "0: facts": {"checks", "errors", "formats", "hardware", "modes"},
+    "0: facts": {"checks", "device_table", "errors", "formats", "hardware", "modes"},
     "1: mechanisms": {
         "alignment",
+        "bias_gradient",
         "float32_config",
         "graph_rewrite",
         "growth_interval",
+        "kernel_switches",
         "loss_scale",
         "model_structure",
         "overrides",
         "policy",
+        "rewrite_graphs",
+        "rewrite_lists",
         "saved_graph",
         "tracing",
     },
@@ -38,6 +42,7 @@ LAYERS: dict[str, set[str]] = {
         "export_report",
         "gated_update",
         "keras_hooks",
+        "mode_choice",
         "model_inputs",
         "optimizer",
         "optimizer_settings",
@@ -45,6 +50,9 @@ LAYERS: dict[str, set[str]] = {
         "overflow_counts",
         "rebuild",
         "replicas",
+        "rewrite_control",
+        "rewrite_report",
+        "unscaled",
     },
     "public names": {""},
     "3: applications": {"training"},
@@ -56,7 +64,10 @@ FACTS = ORDER[0]
 # Where a module may import another of its own layer, if not in a circle.
 INNER_IMPORTS = {"2: Keras and TensorFlow objects", "3: applications", "4: benchmark"}
 # A module split off another: that one alone may import it within their layer.
-PARTS = {"tfamp.growth_interval": "tfamp.loss_scale"}
+PARTS = {
+    "tfamp.growth_interval": "tfamp.loss_scale",
+    "tfamp.rewrite_lists": "tfamp.graph_rewrite",
+}
 
 # Optional: imported inside functions of tfamp.training only.
 TRAINING_PACKAGES = {"keras_hub", "sklearn", "tensorflow_datasets", "tokenizers"}
