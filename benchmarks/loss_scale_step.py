@@ -14,13 +14,13 @@ import functools
 import itertools
 import json
 import pathlib
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
 
+import environment
 import keras
 import numpy as np
 import tensorflow as tf
@@ -67,7 +67,8 @@ def main(_):
         rows += measure(workload, optimizer)
         print(table([row for row in rows if row["workload"] == workload][-6:]))
     if FLAGS.output:
-        report = {"schema_version": 1, "environment": environment(), "rows": rows}
+        described = environment.describe("python benchmarks/loss_scale_step.py")
+        report = {"schema_version": 1, "environment": described, "rows": rows}
         pathlib.Path(FLAGS.output).write_text(json.dumps(report, indent=2) + "\n")
 
 
@@ -175,22 +176,6 @@ def table(rows):
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def environment():
-    """Returns what the figures depend on."""
-    cpu = pathlib.Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
-    return {
-        "command": "python benchmarks/loss_scale_step.py",
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "tfamp": tfamp.__version__,
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(names) or None,
-        "gpus": [gpu.name for gpu in tf.config.list_physical_devices("GPU")],
-    }
 
 
 if __name__ == "__main__":

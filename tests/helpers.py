@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
 
-from tfamp import hardware, loss_scale
+from tfamp import bias_gradient, hardware, loss_scale
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 
-HOOKED = ("compile", "make_train_function")
+HOOKED = ("compile", "make_train_function", "__call__", "_open_name_scope")
 
 
 class Globals(NamedTuple):
@@ -27,6 +28,7 @@ class Globals(NamedTuple):
       tensor_float_32: Whether TF32 may be used.
       grappler: The options given to `tf.config.optimizer`.
       environ: A copy of `os.environ`.
+      bias_gradient: The registered gradient of `BiasAdd`.
       methods: What each class above `keras.Model` defines as one of `HOOKED`, by
         (class, name); None where it defines nothing.
     """
@@ -35,6 +37,7 @@ class Globals(NamedTuple):
     tensor_float_32: bool
     grappler: dict[str, Any]
     environ: dict[str, str]
+    bias_gradient: Callable
     methods: dict[tuple[type, str], Callable | None]
 
 
@@ -48,6 +51,7 @@ def read_globals() -> Globals:
         tf.config.experimental.tensor_float_32_execution_enabled(),
         tf.config.optimizer.get_experimental_options(),
         {k: v for k, v in os.environ.items() if k != _SET_BY_PYTEST},
+        tf_ops.gradient_registry.lookup("BiasAdd"),
         {
             (base, name): vars(base).get(name)
             for base in keras.Model.__mro__
@@ -67,6 +71,7 @@ def write_globals(saved: Globals) -> None:
     for name in now.environ.keys() - saved.environ.keys():
         del os.environ[name]
     os.environ.update(saved.environ)
+    bias_gradient.remove()
     for (base, name), function in saved.methods.items():
         if vars(base).get(name) is function:
             continue
@@ -81,8 +86,10 @@ def find_leaks(before: Globals, after: Globals) -> list[str]:
     leaks = [
         f"{name}: {old!r} became {new!r}"
         for name, old, new in (
-            ("dtype policy", before.dtype_policy, after.dtype_policy),
+            # Keras 3.15 cannot compare two policy maps.
+            ("dtype policy", before.dtype_policy.name, after.dtype_policy.name),
             ("TF32 flag", before.tensor_float_32, after.tensor_float_32),
+            ("gradient of BiasAdd", before.bias_gradient, after.bias_gradient),
         )
         if old != new
     ]

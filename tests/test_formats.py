@@ -1,11 +1,15 @@
+import math
 import re
+from fractions import Fraction
 
+import hypothesis
 import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import strategies as st
 
-from tfamp import formats
+from tfamp import formats, hardware
 
 NUMPY_FORMATS = ("float16", "float32", "float64")
 
@@ -13,7 +17,8 @@ NUMPY_FORMATS = ("float16", "float32", "float64")
 @pytest.mark.parametrize("name", NUMPY_FORMATS)
 def test_agrees_with_numpy_finfo(name):
     info = np.finfo(name)
-    assert formats.float_format(name) == formats.FloatFormat(
+    found = formats.float_format(name)
+    assert found == formats.FloatFormat(
         name=name,
         bits=info.bits,
         exponent_bits=info.iexp,
@@ -22,6 +27,8 @@ def test_agrees_with_numpy_finfo(name):
         smallest_normal=float(info.smallest_normal),
         smallest_subnormal=float(info.smallest_subnormal),
         epsilon=float(info.eps),
+        bytes=info.dtype.itemsize,
+        supported=found.supported,
     )
 
 
@@ -39,7 +46,27 @@ def test_agrees_with_ml_dtypes_finfo(name):
 @pytest.mark.parametrize("name", formats.FORMAT_NAMES)
 def test_every_limit_is_a_python_number(name):
     kinds = [type(field) for field in formats.float_format(name)]
-    assert kinds == [str, int, int, int, float, float, float, float]
+    assert kinds == [str, int, int, int, float, float, float, float, int, str]
+
+
+def test_tf32_is_stored_in_as_many_bytes_as_float32_and_others_in_their_bits():
+    stored = {name: formats.float_format(name).bytes for name in formats.FORMAT_NAMES}
+    assert stored.pop("tf32") == stored["float32"] == 4
+    for name, count in stored.items():
+        assert 8 * count == formats.float_format(name).bits
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("float16", hardware.FP16_TENSOR_CORES),
+        ("bfloat16", hardware.BF16_TENSOR_CORES),
+        ("tf32", hardware.BF16_TENSOR_CORES),
+    ],
+)
+def test_support_names_the_capability_that_decides_on_a_device(name, capability):
+    phrase = formats.float_format(name).supported
+    assert f"capability {capability[0]}.{capability[1]} " in phrase
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -126,3 +153,215 @@ def test_unknown_format_is_an_error_that_says_what_was_received(dtype):
         formats.float_format(dtype)
     for name in formats.FORMAT_NAMES:
         assert name in str(caught.value)
+
+
+# ---- What a format makes of a number ----
+
+EIGHT_AND_SIXTEEN_BITS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def all_values(name):
+    """Every finite value of a format of 8 or 16 bits, ascending, each once."""
+    bits = formats.float_format(name).bits
+    patterns = np.arange(2**bits, dtype=f"uint{bits}")
+    with np.errstate(invalid="ignore"):  # NaN patterns are among them.
+        values = patterns.view(np.dtype(name)).astype(np.float64)
+    return np.unique(values[np.isfinite(values)])
+
+
+VALUES = {name: all_values(name) for name in EIGHT_AND_SIXTEEN_BITS}
+
+
+def is_even(name, value):
+    """Whether the last bit of a value's pattern is 0, which a tie rounds to."""
+    bits = formats.float_format(name).bits
+    return int(np.dtype(name).type(value).view(f"uint{bits}")) % 2 == 0
+
+
+def nearest(name, exact):
+    """The finite value nearest to a `Fraction` by comparing distances, not rounding."""
+    values = VALUES[name]
+    at = int(np.searchsorted(values, float(exact)))
+    around = [float(v) for v in values[max(at - 2, 0) : at + 2]]
+    return min(around, key=lambda v: (abs(Fraction(v) - exact), not is_even(name, v)))
+
+
+def middles(name):
+    """Strategy: numbers in the middle between two values of a format, or beside it."""
+    values = VALUES[name]
+    index = st.integers(0, len(values) - 2)
+    offset = st.sampled_from([0, 1, -1]).flatmap(
+        lambda sign: st.integers(20, 200).map(lambda k: sign * Fraction(1, 2**k))
+    )
+
+    def between(i, beside):
+        low, high = Fraction(values[i]), Fraction(values[i + 1])
+        return (low + high) / 2 + beside * (high - low)
+
+    return st.builds(between, index, offset)
+
+
+def within(name):
+    limit = formats.float_format(name).max
+    return st.floats(-limit, limit).map(Fraction)
+
+
+@pytest.mark.parametrize("name", EIGHT_AND_SIXTEEN_BITS)
+@hypothesis.given(data=st.data())
+def test_stored_value_is_the_nearest_and_a_tie_goes_to_even(name, data):
+    thirds = st.fractions(-400, 400)  # Not halved until they end, as floats are.
+    exact = data.draw(st.one_of(within(name), middles(name), thirds))
+    found = formats.represent(exact, name)
+    assert found.stored == nearest(name, exact)
+    error = abs(Fraction(found.stored) - exact)
+    assert found.absolute_error == float(error)
+    assert found.relative_error == (float(error / abs(exact)) if exact else 0.0)
+
+
+@pytest.mark.parametrize("name", EIGHT_AND_SIXTEEN_BITS)
+def test_every_value_of_a_format_is_exact_in_it_and_in_float64(name):
+    for value in VALUES[name]:
+        for target in (name, "float64"):
+            found = formats.represent(value, target)
+            assert (found.stored, found.absolute_error) == (value, 0.0)
+            assert found.outcome == "exact"
+
+
+@pytest.mark.parametrize("name", ["float32", "float16"])
+@hypothesis.given(value=st.floats(allow_nan=False))
+def test_agrees_with_numpy_where_numpy_rounds_once(name, value):
+    with np.errstate(over="ignore", under="ignore"):
+        expected = float(np.float64(value).astype(name))
+    stored = formats.represent(value, name).stored
+    assert stored == expected
+    assert math.copysign(1, stored) == math.copysign(1, expected)
+
+
+@hypothesis.given(value=st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_tf32_is_float32_rounded_at_the_13th_bit(value):
+    """By integers: half of the last kept bit, less one, plus that bit; then cut."""
+    word = int(np.float32(value).view(np.uint32))
+    rounded = (word + 0xFFF + (word >> 13 & 1)) & 0xFFFFE000
+    expected = float(np.uint32(rounded).view(np.float32))
+    found = formats.represent(value, "tf32")
+    assert found.stored == expected
+    assert (found.outcome == "overflow") == math.isinf(expected)
+
+
+@pytest.mark.parametrize("name", ["tf32", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_number_is_not_rounded_to_float32_first(name):
+    epsilon = Fraction(formats.float_format(name).epsilon)
+    middle, beside = 1 + epsilon / 2, Fraction(1, 2**40)  # float32 cannot tell them.
+    assert formats.represent(middle, name).stored == 1.0
+    assert formats.represent(middle + beside, name).stored == float(1 + epsilon)
+    assert formats.represent(middle - beside, name).stored == 1.0
+    odd = 1 + 3 * epsilon / 2
+    assert formats.represent(odd, name).stored == float(1 + 2 * epsilon)
+    assert formats.represent(odd - beside, name).stored == float(1 + epsilon)
+
+
+@pytest.mark.parametrize("name", formats.FORMAT_NAMES)
+def test_limits_are_where_the_outcome_changes(name):
+    found = formats.float_format(name)
+    largest, normal = Fraction(found.max), Fraction(found.smallest_normal)
+    tiny, epsilon = Fraction(found.smallest_subnormal), Fraction(found.epsilon)
+
+    def outcome(value):
+        return formats.represent(value, name).outcome
+
+    assert outcome(largest) == "exact"
+    assert outcome(largest * (1 + epsilon / 64)) == "rounded"
+    assert outcome(largest * (1 + epsilon)) == "overflow"
+    assert outcome(normal) == outcome(tiny) == outcome(normal - tiny) == "exact"
+    assert outcome(normal * (1 + epsilon / 4)) == "rounded"
+    assert outcome(normal - tiny * Fraction(5, 4)) == "subnormal"
+    assert outcome(tiny * Fraction(3, 4)) == "subnormal"
+    assert outcome(tiny / 2) == "underflow"  # A tie, to the even 0.
+    assert outcome(tiny / 2 * (1 + epsilon / 4)) == "subnormal"
+
+
+@pytest.mark.parametrize("name", formats.FORMAT_NAMES)
+def test_zero_and_what_is_not_finite(name):
+    for zero in (0.0, -0.0):
+        found = formats.represent(zero, name)
+        assert math.copysign(1, found.stored) == math.copysign(1, zero)
+        assert (found.relative_error, found.outcome) == (0.0, "exact")
+    assert formats.represent(math.nan, name).outcome == "nan"
+    assert math.isnan(formats.represent(math.nan, name).stored)
+    tiny = formats.represent(Fraction(-1, 10**400), name)
+    assert (tiny.outcome, math.copysign(1, tiny.stored)) == ("underflow", -1.0)
+    assert tiny.relative_error == 1.0
+    huge = formats.represent(-(10**400), name)
+    assert huge.outcome == "overflow"
+    infinite = formats.represent(-math.inf, name)
+    if name == "float8_e4m3fn":  # It has no infinity.
+        assert math.isnan(huge.stored) and math.isnan(infinite.stored)
+        assert infinite.outcome == "overflow"
+    else:
+        assert huge.stored == infinite.stored == -math.inf
+        assert infinite.outcome == "exact"
+
+
+def test_infinity_is_missing_where_ml_dtypes_has_none():
+    for name in EIGHT_AND_SIXTEEN_BITS:
+        converted = float(np.float64(np.inf).astype(np.dtype(name)))
+        assert math.isnan(converted) == (name == "float8_e4m3fn")
+        stored = formats.represent(math.inf, name).stored
+        assert math.isnan(stored) == math.isnan(converted)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3, np.int8(3), 3.0, np.float16(3), ml_dtypes.bfloat16(3), Fraction(3)],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_real_number_can_be_represented(value):
+    assert formats.represent(value, "float16").stored == 3.0
+
+
+@pytest.mark.parametrize("value", ["1.0", True, None, 1j, np.complex64(1)], ids=repr)
+def test_what_is_no_real_number_is_a_type_error(value):
+    with pytest.raises(TypeError, match=re.escape(f"value={value!r}")):
+        formats.represent(value, "float16")
+
+
+# ---- Tables ----
+
+
+def test_numbers_are_read_as_they_are_written():
+    found = formats.parse_numbers(["0.1, -2", "1e399", "inf,-NaN"])
+    assert found["0.1"] == Fraction(1, 10) != Fraction(0.1)
+    assert found["-2"] == -2
+    assert found["1e399"] == 10**399
+    assert found["inf"] == math.inf and math.isnan(found["-NaN"])
+
+
+def test_all_bad_numbers_are_named_at_once():
+    with pytest.raises(ValueError) as caught:
+        formats.parse_numbers(["1,x", "", "1e999999999", "1e-999999999"])
+    for bad in ("'x'", "''", "'1e999999999'", "'1e-999999999'"):
+        assert bad in str(caught.value)
+    assert "'1'" not in str(caught.value)
+
+
+def test_tables_have_a_row_for_each_format_and_number():
+    head, *rows = formats.limits_table()
+    assert [row[0] for row in rows] == list(formats.FORMAT_NAMES)
+    assert {len(row) for row in rows} == {len(head)}
+    for row in rows:
+        limits = formats.float_format(row[0])
+        cells = dict(zip(head, row, strict=True))
+        assert float(cells["max"]) == pytest.approx(limits.max, rel=1e-8)
+        assert float(cells["epsilon"]) == pytest.approx(limits.epsilon, rel=1e-8)
+        assert int(cells["bytes"]) == limits.bytes
+    table = formats.values_table({"a": 70000, "b": Fraction(1, 10**7)})
+    cells = {(row[0], row[1]): row[2:] for row in table[1:]}
+    assert len(cells) == 2 * len(formats.FORMAT_NAMES)
+    assert cells["a", "float16"] == ["inf", "inf", "overflow"]
+    assert cells["b", "float16"][2] == "subnormal"
+    assert cells["b", "float8_e5m2"] == ["0", "1", "underflow"]
+    lines = formats.to_text(table).splitlines()
+    assert len(lines) == len(table) + 1
+    assert {
+        line.index(cell[1]) for line, cell in zip(lines[2:], table[1:], strict=True)
+    } == {7}

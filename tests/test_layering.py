@@ -16,7 +16,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Lower first. A name is a module of tfamp, or a package with all that is in it;
 # "" is tfamp itself, which holds the public names.
 LAYERS: dict[str, set[str]] = {
-    "0: facts": {"checks", "device_table", "errors", "formats", "hardware", "modes"},
+    "0: facts": {
+        "checks",
+        "device_table",
+        "errors",
+        "formats",
+        "hardware",
+        "modes",
+        "rewrite_lists",
+        "switch_table",
+    },
     "1: mechanisms": {
         "alignment",
         "bias_gradient",
@@ -28,30 +37,38 @@ LAYERS: dict[str, set[str]] = {
         "model_structure",
         "overrides",
         "policy",
+        "rewrite_config",
         "rewrite_graphs",
-        "rewrite_lists",
+        "rewrite_plan",
         "saved_graph",
+        "switch_effects",
         "tracing",
     },
     "2: Keras and TensorFlow objects": {
         "checkpoint",
         "control",
         "convert",
+        "copied_weights",
         "diagnostics",
+        "enable_request",
         "export",
         "export_report",
         "gated_update",
         "keras_hooks",
+        "layer_policies",
         "mode_choice",
         "model_inputs",
         "optimizer",
         "optimizer_settings",
         "optimizer_state",
         "overflow_counts",
+        "precision_plan",
         "rebuild",
         "replicas",
         "rewrite_control",
+        "rewrite_record",
         "rewrite_report",
+        "training_hooks",
         "unscaled",
     },
     "public names": {""},
@@ -66,7 +83,9 @@ INNER_IMPORTS = {"2: Keras and TensorFlow objects", "3: applications", "4: bench
 # A module split off another: that one alone may import it within their layer.
 PARTS = {
     "tfamp.growth_interval": "tfamp.loss_scale",
-    "tfamp.rewrite_lists": "tfamp.graph_rewrite",
+    "tfamp.rewrite_config": "tfamp.rewrite_plan",
+    "tfamp.rewrite_plan": "tfamp.graph_rewrite",
+    "tfamp.switch_effects": "tfamp.kernel_switches",
 }
 
 # Optional: imported inside functions of tfamp.training only.
@@ -79,6 +98,8 @@ OWNERS = {
     "set_dtype_policy": "tfamp.policy",
     "set_global_policy": "tfamp.policy",
     "set_experimental_options": "tfamp.graph_rewrite",
+    "enable_op_determinism": "tfamp.kernel_switches",
+    "disable_op_determinism": "tfamp.kernel_switches",
 }
 
 

@@ -68,7 +68,13 @@ def test_python_blocks_import_what_they_use(code):
         if isinstance(node, ast.Import)
         for alias in node.names
     }
-    modules = {"keras", "np", "tf", "tfamp"}
+    imported |= {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    modules = {"keras", "np", "tf", "tfamp", "kernel_switches"}
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & modules
     aliases = {"numpy": "np", "tensorflow": "tf"}
     assert used == {aliases.get(name, name) for name in imported}
@@ -95,11 +101,13 @@ def test_script_commands_run(command, tmp_path, request):
     for name in ("scripts", "configs"):
         os.symlink(ROOT / name, tmp_path / name)
     script, given = arguments_of(command, request)
-    if not any(argument.startswith("--data_dir") for argument in given):
+    trains = pathlib.Path(script).name.startswith("train_")
+    if trains and not any(argument.startswith("--data_dir") for argument in given):
         given = [*given, f"--data_dir={tmp_path / 'tfds'}"]
-    (done,) = helpers.run_scripts([(script, [*given, "--tiny"], tmp_path)])
+    arguments = [*given, "--tiny"] if trains else given
+    (done,) = helpers.run_scripts([(script, arguments, tmp_path)])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "mixed_" in done.stdout
+    assert "float16" in done.stdout  # "bfloat16" where that is this host's.
 
 
 def test_figures_are_those_under_results():
@@ -127,6 +135,19 @@ def test_costs_are_those_under_results():
             traced = "XLA" if xla else "graph"
             first = f"| {labels[workload]}, {optimizer}, {traced} |"
             assert f"{first} {stock:.2f} | {ratio:.2f} |" in TEXT
+
+
+def test_bias_gradients_are_those_under_results():
+    path = ROOT / "results/bias_gradients/figures.json"
+    tables = TEXT, (ROOT / "results/bias_gradients/report.md").read_text()
+    shown = [0, 0]
+    for row in json.loads(path.read_text())["rows"]:
+        name, *errors = row.values()
+        line = f"| {' | '.join([name, *(f'{error:.2g}' for error in errors)])} |"
+        shown = [n + (line in text) for n, text in zip(shown, tables, strict=True)]
+        ours = [error for column, error in row.items() if column.startswith("tfamp")]
+        assert len(ours) == 5 and max(ours) < 1e-2
+    assert shown == [6, 13]
 
 
 def test_pip_commands_name_declared_extras():

@@ -11,11 +11,11 @@ import keras
 import numpy as np
 
 from tfamp import (
-    control,
     keras_hooks,
     optimizer,
     optimizer_settings,
     optimizer_state,
+    unscaled,
 )
 
 # Members of a `.keras` archive, and the group in its weights (Keras 3.15).
@@ -72,7 +72,7 @@ def load_model(
         if isinstance(given, keras.optimizers.LossScaleOptimizer):
             return _with_settings(given, settings)
         asked = isinstance(loss_scale, Mapping) or (
-            loss_scale == "auto" and control.needs_loss_scale(model)
+            loss_scale == "auto" and unscaled.needs_loss_scale(model)
         )
         if asked or _is_scaled_state(saved, given, model):
             return optimizer.wrap_optimizer(given, **settings)

@@ -1,6 +1,7 @@
 """`enable`, `disable` and `status`: one call that composes the mechanisms."""
 
 import contextlib
+import dataclasses
 import gc
 import warnings
 from collections.abc import Iterator, Mapping
@@ -10,18 +11,17 @@ import keras
 from absl import logging
 
 from tfamp import (
-    errors,
+    bias_gradient,
+    enable_request,
     graph_rewrite,
     hardware,
-    keras_hooks,
-    model_structure,
+    layer_policies,
+    mode_choice,
     modes,
-    optimizer,
     optimizer_settings,
     policy,
+    training_hooks,
 )
-
-ON_UNSUPPORTED = ("raise", "warn")
 
 
 class Status(NamedTuple):
@@ -29,12 +29,16 @@ class Status(NamedTuple):
 
     Attributes:
       requested: Mode given to `enable`, "auto" included; None if not enabled.
-      effective: Mode in force, or the name of a dtype policy that is no mode's.
+      effective: Mode in force, or the name of a dtype policy that is no mode's. With
+        a graph rewrite: float32 until a training step has shown the rewrite.
       reason: Why this mode, and why it differs from the requested one if it does.
       device: The devices that the decision is about.
       dtype_policy: Name of Keras' global dtype policy.
+      overrides: The modes of single layers, or "none".
       tensor_float_32: Whether float32 matrix work may use TF32.
       loss_scaling: Whether, and how, `compile` adds loss scaling.
+      graph_rewrite: What is asked of Grappler's rewrite, and what was seen of it.
+      bias_gradients: Whether bfloat16 bias gradients are summed rightly.
     """
 
     requested: str | None
@@ -42,8 +46,11 @@ class Status(NamedTuple):
     reason: str
     device: str
     dtype_policy: str
+    overrides: str
     tensor_float_32: bool
     loss_scaling: str
+    graph_rewrite: str
+    bias_gradients: str
 
     def __str__(self):
         rows = [
@@ -59,8 +66,19 @@ class _Session(NamedTuple):
     requested: str
     mode: modes.Mode
     reason: str
+    dtype_policy: keras.dtype_policies.DTypePolicy
+    overrides: Mapping[str, str]
+    resolver: layer_policies.Resolver | None
     scaling: Mapping[str, Any] | Literal[False]
-    before: policy.PrecisionState
+    rewrite: graph_rewrite.RewriteConfig | None
+    before: "_Before"
+
+
+class _Before(NamedTuple):
+    """The globals before the first `enable`."""
+
+    precision: policy.PrecisionState
+    rewrite: Any
 
 
 _session: _Session | None = None
@@ -69,7 +87,9 @@ _session: _Session | None = None
 def enable(
     mode: str = "auto",
     *,
+    overrides: Mapping[str, str] | None = None,
     loss_scale: Mapping[str, Any] | Literal[False] | None = None,
+    graph_rewrite: bool | Mapping[str, Any] | None = None,
     on_unsupported: Literal["raise", "warn"] = "raise",
 ) -> Status:
     """Sets the precision of models built from now on, and says why.
@@ -78,7 +98,8 @@ def enable(
     `model.compile("adam", ...)` gets loss scaling wherever a float16 layer trains,
     in an unchanged script. A `LossScaleOptimizer` that the user passes is never
     wrapped again. Layers built before keep their precision (a warning names them).
-    Calling it again changes the mode; `disable` restores what stood before the
+    Bias gradients in bfloat16 are summed rightly, which TensorFlow does not do on a
+    CPU. Calling it again changes the mode; `disable` restores what stood before the
     first call. Keras' policy belongs to a thread: enable and disable in the thread
     that builds the models.
 
@@ -89,82 +110,167 @@ def enable(
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
         "tf32", "mixed_bfloat16", "mixed_float16".
+      overrides: Modes of single layers: a dict from a regular expression that
+        matches a layer's whole path ("head" in a functional model, "model/head" in a
+        subclassed one) to a mode. Checked when a model is compiled, or first built:
+        a pattern that matches no layer raises `OverrideError` there.
       loss_scale: Keywords of `LossScaleOptimizer` as a dict, or False for no loss
         scaling at all. None: the defaults.
+      graph_rewrite: True: Keras' policy stays float32, and Grappler rewrites graphs to
+        the 16-bit format that `mode` names. The first training step of a model shows
+        whether it did. A dict: the same, with keywords of `enable_graph_rewrite`.
+        None: True if the environment
+        variable `TF_ENABLE_AUTO_MIXED_PRECISION` or
+        `TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE` is 1, which TensorFlow 2 itself
+        does not read.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
 
     Returns:
       A `Status`.
 
     Raises:
-      ValueError: If the mode is unknown, a setting makes no sense, or the mode is
-        not supported here (`UnsupportedModeError`). Nothing is changed then.
+      ValueError: If the mode is unknown, a setting makes no sense, the policy and the
+        rewrite are both asked for, or the mode is not supported here
+        (`UnsupportedModeError`). Nothing is changed then.
 
     Example:
-      print(tfamp.enable())
+      print(tfamp.enable(overrides={"head": "float32"}))
     """
-    return _enable(mode, loss_scale, on_unsupported, warn_about_layers=True)
+    request = enable_request.check(
+        _rewrites(), mode, overrides, loss_scale, graph_rewrite, on_unsupported
+    )
+    return _enable(request, warn_about_layers=True)
 
 
-def _enable(mode, loss_scale, on_unsupported, warn_about_layers):
+def _rewrites():
+    """Whether the graph rewrite in force, if any, is the session's own."""
+    return _session is not None and _session.rewrite is not None
+
+
+def _enable(request: enable_request.Request, warn_about_layers: bool):
     global _session
-    _check_backend()
-    _check_arguments(loss_scale, on_unsupported)
-    chosen, reason = resolve_mode(mode, on_unsupported)
+    chosen, reason, rewrite = _choose(request)
+    dtype_policy, resolver = keras.dtype_policies.get(chosen.policy), None
+    if request.overrides:
+        resolver = layer_policies.Resolver(chosen, request.overrides)
+        dtype_policy = resolver.policy
     if warn_about_layers:
         _warn_about_built_layers(chosen)
-    # A copy: the caller's dict may change.
-    scaling = False if loss_scale is False else dict(loss_scale or {})
-    before = _session.before if _session else policy.read()
-    _install_hooks(scaling)
-    policy.apply(chosen)
-    _session = _Session(mode, chosen, reason, scaling, before)
-    now = status()
-    logging.info("tfamp.enable:\n%s", now)
-    return now
+    outer, now = _session, _read()
+    try:
+        policy.write(policy.PrecisionState(dtype_policy, chosen.tensor_float_32))
+        _set_rewrite(rewrite)
+        _session = _Session(
+            requested=request.mode,
+            mode=chosen,
+            reason=reason,
+            dtype_policy=dtype_policy,
+            overrides=request.overrides,
+            resolver=resolver,
+            scaling=request.scaling,
+            rewrite=rewrite,
+            before=outer.before if outer else now,
+        )
+        refresh_hooks()
+    except BaseException:
+        _restore(outer, now)
+        raise
+    described = status()
+    logging.info("tfamp.enable:\n%s", described)
+    return described
+
+
+def _choose(request):
+    """Returns the mode, why, and the rewrite, if one is asked for."""
+    if request.rewrite is None:
+        return *mode_choice.resolve_mode(request.mode, request.on_unsupported), None
+    dtype, reason = mode_choice.resolve_rewrite(
+        request.rewrite.dtype, request.on_unsupported
+    )
+    if dtype is None:
+        return modes.get_mode("float32"), reason, None
+    mixed = modes.get_mode(f"mixed_{dtype}")
+    rewrite = dataclasses.replace(request.rewrite, dtype=dtype)
+    return mixed._replace(policy="float32"), reason, rewrite
+
+
+def _set_rewrite(config):
+    if config is not None:
+        graph_rewrite.enable(config)
+    elif _rewrites():
+        graph_rewrite.restore(_session.before.rewrite)
 
 
 def disable() -> None:
     """Restores exactly what stood before the first `enable`; idempotent.
 
     Models that were built or compiled in between keep their precision and their
-    optimizer.
+    optimizer, and what was traced keeps its bias gradients.
     """
-    global _session
-    keras_hooks.remove()
     if _session is not None:
-        policy.write(_session.before)
-        _session = None
+        # A rewrite that `enable_graph_rewrite` switched on is not ours to end.
+        rewrite = graph_rewrite.snapshot() if _session.rewrite is None else None
+        before = _session.before
+        _restore(None, before if rewrite is None else before._replace(rewrite=rewrite))
 
 
 @contextlib.contextmanager
-def enabled(
-    mode: str = "auto",
-    *,
-    loss_scale: Mapping[str, Any] | Literal[False] | None = None,
-    on_unsupported: Literal["raise", "warn"] = "raise",
-) -> Iterator[Status]:
+def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
     """Scopes `enable`: afterwards all is as before, an earlier `enable` included.
 
     Args:
       mode: As for `enable`.
-      loss_scale: As for `enable`.
-      on_unsupported: As for `enable`.
+      **keywords: As for `enable`.
 
     Yields:
       The `Status`.
     """
-    global _session
-    outer, state = _session, policy.read()
+    outer, state = _session, _read()
     try:
         # Layers built before are meant to keep their precision: no warning.
-        yield _enable(mode, loss_scale, on_unsupported, warn_about_layers=False)
+        request = enable_request.check(_rewrites(), mode, **keywords)
+        yield _enable(request, warn_about_layers=False)
     finally:
-        disable()
-        policy.write(state)
-        if outer is not None:
-            _install_hooks(outer.scaling)
-            _session = outer
+        _restore(outer, state)
+
+
+def _read():
+    return _Before(policy.read(), graph_rewrite.snapshot())
+
+
+def _restore(session, state):
+    """Goes back to a session, or to none, and to the globals as they were then."""
+    global _session
+    rewrite_changed = graph_rewrite.active() is not state.rewrite.active
+    changed, _session = rewrite_changed or _session is not session, session
+    if rewrite_changed:
+        graph_rewrite.restore(state.rewrite)
+    policy.write(state.precision)
+    if changed:
+        refresh_hooks()
+
+
+def refresh_hooks() -> None:
+    """Installs, or removes, what goes with the session and the rewrite in force."""
+    training_hooks.forget_report()
+    if _session is None and graph_rewrite.active() is None:
+        training_hooks.remove()
+        bias_gradient.remove()
+    else:
+        scaling, resolver = {}, None
+        if _session is not None:
+            scaling, resolver = _session.scaling, _session.resolver
+        training_hooks.install(scaling, resolver)
+        bias_gradient.install()
+
+
+def end_rewrite() -> None:
+    """Ends the graph rewrite, whoever asked for it; `disable` does not revive it."""
+    global _session
+    graph_rewrite.disable()
+    if _session is not None:
+        _session = _session._replace(rewrite=None)
+    refresh_hooks()
 
 
 def status() -> Status:
@@ -172,29 +278,56 @@ def status() -> Status:
     devices = hardware.read_devices()
     state = policy.read()
     effective = _effective_mode(state, devices)
-    if _session is None:
-        reason, scaling = "tfamp.enable() was not called", "as stock Keras does"
-    else:
-        reason, wanted = _session.reason, _session.mode
+    reason, scaling = _outside(state), "as stock Keras does"
+    if _session is not None:
+        wanted = _session.mode
         scaling = _describe_scaling(wanted, _session.scaling)
-        if state.dtype_policy.name != wanted.policy:
-            reason = (
-                f"the global dtype policy was changed from {wanted.policy} to "
-                f"{state.dtype_policy.name} after enable()"
-            )
-        elif state.tensor_float_32 != wanted.tensor_float_32:
-            reason = "the TF32 flag was changed after enable()"
-        else:
+        change = _change(state)
+        reason = change or _session.reason
+        if not change and _session.rewrite is None:
             effective = wanted.name
+    if graph_rewrite.active() is not None and _seen_rewrite():
+        effective = f"mixed_{_seen_rewrite()}"
     return Status(
         requested=_session.requested if _session else None,
         effective=effective,
         reason=reason,
         device=hardware.device_label(devices),
         dtype_policy=state.dtype_policy.name,
+        overrides=_describe_overrides(),
         tensor_float_32=state.tensor_float_32,
         loss_scaling=scaling,
+        graph_rewrite=_describe_rewrite(),
+        bias_gradients=(
+            "summed rightly in bfloat16"
+            if bias_gradient.installed()
+            else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
+        ),
     )
+
+
+def _outside(state):
+    """Why this precision, where `enable` was not called."""
+    name = state.dtype_policy.name
+    if name in ("float16", "bfloat16"):
+        return (
+            f"tfamp.enable() was not called; pure {name} loses updates smaller than "
+            f"half an epsilon of a weight: use mixed_{name}"
+        )
+    return "tfamp.enable() was not called"
+
+
+def _change(state):
+    """What was changed after `enable`; empty if nothing was."""
+    wanted, found = _session.dtype_policy, state.dtype_policy
+    if found.name != wanted.name:  # Keras 3.15 cannot compare two maps.
+        return (
+            f"the global dtype policy was changed from {wanted.name} to {found.name} "
+            "after enable()"
+        )
+    if state.tensor_float_32 != _session.mode.tensor_float_32:
+        return "the TF32 flag was changed after enable()"
+    return ""
 
 
 def _effective_mode(state, devices):
@@ -203,116 +336,24 @@ def _effective_mode(state, devices):
     return "tf32" if name == "float32" and tf32 else name
 
 
-def resolve_mode(
-    mode: str, on_unsupported: Literal["raise", "warn"] = "raise"
-) -> tuple[modes.Mode, str]:
-    """Returns the mode that `enable` would set on this host, and why; sets nothing.
-
-    Args:
-      mode: As for `enable`.
-      on_unsupported: As for `enable`.
-
-    Returns:
-      (`Mode`, reason).
-
-    Raises:
-      ValueError: As `enable`.
-    """
-    devices = hardware.read_devices()
-    if mode == "auto":
-        decision = hardware.choose_mode(devices)
-        return modes.get_mode(decision.mode), decision.reason
-    chosen = modes.get_mode(mode)
-    support = hardware.format_support(chosen.compute_format, devices)
-    if support.supported:
-        if not support.fast and mode != "float32":
-            logging.warning("%s: no speed-up is expected: %s.", mode, support.reason)
-        return chosen, f"asked for; {support.reason}"
-    if on_unsupported == "raise":
-        auto = hardware.choose_mode(devices).mode
-        raise errors.UnsupportedModeError(
-            f"Unsupported precision mode. Received: mode={mode!r} on "
-            f"{hardware.device_label(devices)}: {support.reason}. Use mode='auto' "
-            f"(here {auto!r}), or on_unsupported='warn' for the nearest mode."
-        )
-    nearest = _nearest_mode(chosen, devices)
-    reason = f"{mode} is not supported: {support.reason}; {nearest} is the nearest"
-    warnings.warn(reason, stacklevel=5)
-    return modes.get_mode(nearest), reason
+def _describe_overrides():
+    patterns = _session.overrides if _session else {}
+    return ", ".join(f"{p!r}: {m}" for p, m in patterns.items()) or "none"
 
 
-def _nearest_mode(chosen, devices):
-    """The other 16-bit mode where it runs, else float32."""
-    if chosen.name == "mixed_float16":
-        if hardware.format_support("bfloat16", devices).supported:
-            return "mixed_bfloat16"
-    return "float32"
+def _seen_rewrite():
+    """The format that a training step was seen to be rewritten to; None if not."""
+    seen = training_hooks.last_report()
+    return seen.effective if seen is not None else None
 
 
-def _install_hooks(scaling):
-    def transform(model, given):
-        if scaling is False or not needs_loss_scale(model):
-            return given
-        return optimizer.wrap_optimizer(given, **scaling)
-
-    def check(model):
-        if scaling is not False:
-            _warn_about_unscaled_optimizers(model)
-
-    keras_hooks.install(transform, check)
-
-
-def needs_loss_scale(model: keras.Model) -> bool:
-    """Whether a float16 layer is in the model, or graphs are rewritten to float16."""
-    return bool(_float16_layers(model)) or graph_rewrite.float16_requested()
-
-
-def _float16_layers(model):
-    return [
-        layer
-        for layer in model_structure.flatten_layers(model)
-        if layer.compute_dtype == "float16"
-    ]
-
-
-def _warn_about_unscaled_optimizers(model):
-    """Names the float16 layers that train without loss scaling, and with what."""
-    unscaled = _unscaled_optimizers(model) if needs_loss_scale(model) else []
-    if not unscaled:
-        return
-    trained = [x for x in _float16_layers(model) if x.trainable and x.weights]
-    # A model that holds such layers would say the same once more.
-    names = [layer.path for layer in trained if layer is not model]
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    warnings.warn(
-        f"Model '{model.name}' trains in float16 without loss scaling, so that small "
-        f"gradients become 0: {shown or 'the graph rewrite'}. Without it: "
-        f"{', '.join(unscaled)}. Pass an optimizer to `compile`, which is wrapped "
-        "there, or wrap it by `tfamp.wrap_optimizer`; in a `train_step` of your own "
-        "differentiate `optimizer.scale_loss(loss)`. `loss_scale=False` in "
-        "`tfamp.enable` says that none is wanted.",
-        stacklevel=4,
-    )
-
-
-def _unscaled_optimizers(model):
-    """Attributes of the model that hold optimizers without loss scaling."""
-    # Names with an underscore are Keras' and TensorFlow's lists of the same objects.
-    held = {n: v for n, v in vars(model).items() if not n.startswith(("_", "self_"))}
-    found = {}
-    for name, value in {"optimizer": model.optimizer, **held}.items():
-        values = value.values() if isinstance(value, dict) else value
-        several = isinstance(value, list | tuple | dict)
-        for each in values if several else [value]:
-            if _is_unscaled(each):
-                found.setdefault(id(each), f"{name} ({each.name})")
-    return list(found.values())
-
-
-def _is_unscaled(value):
-    return isinstance(value, keras.optimizers.Optimizer) and not isinstance(
-        value, keras.optimizers.LossScaleOptimizer
-    )
+def _describe_rewrite():
+    active, seen = graph_rewrite.active(), training_hooks.last_report()
+    if active is None:
+        return "off"
+    if seen is None:
+        return f"{active.dtype} requested ({active.reason}); no training step seen yet"
+    return str(seen)
 
 
 def _describe_scaling(mode, scaling):
@@ -324,31 +365,6 @@ def _describe_scaling(mode, scaling):
     if mode.needs_loss_scale:
         return f"{described}, added by compile()"
     return f"not needed by {mode.name}; {described} where a float16 layer trains"
-
-
-def _check_backend():
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise errors.UnsupportedModeError(
-            f"tfamp works with Keras' tensorflow backend. Received: {backend!r}. "
-            "Set KERAS_BACKEND=tensorflow before Keras is imported."
-        )
-
-
-def _check_arguments(scaling, on_unsupported):
-    if on_unsupported not in ON_UNSUPPORTED:
-        raise ValueError(
-            f"`on_unsupported` must be one of {ON_UNSUPPORTED}. "
-            f"Received: on_unsupported={on_unsupported!r}."
-        )
-    if scaling is None or scaling is False:
-        return
-    if not isinstance(scaling, Mapping):
-        raise TypeError(
-            "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
-            f"None. Received: loss_scale={scaling!r}."
-        )
-    optimizer_settings.check_keywords(**scaling)
 
 
 def _warn_about_built_layers(chosen):

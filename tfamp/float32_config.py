@@ -1,15 +1,10 @@
-"""Makes the floating dtypes in a Keras configuration float32; pure functions."""
+"""Changes the floating dtypes in a Keras configuration; pure functions."""
 
+from collections.abc import Callable
 from typing import Any
 
 from tfamp import formats
 
-_FLOAT32_POLICY = {
-    "module": "keras",
-    "class_name": "DTypePolicy",
-    "config": {"name": "float32"},
-    "registered_name": None,
-}
 _POLICY_CLASSES = ("DTypePolicy", "FloatDTypePolicy", "DTypePolicyMap")
 
 
@@ -26,18 +21,58 @@ def convert(config: Any) -> Any:
     Returns:
       A new configuration.
     """
+    return _convert(config, "float32", lambda key: key.endswith("dtype"))
+
+
+def with_policy(config: Any, policy: str) -> Any:
+    """Returns the configuration of a layer with another floating dtype policy.
+
+    Dtype policies become this one wherever they stand (in layers that the layer
+    wraps, too), and so do strings under the key "dtype". Other dtypes stay: they say
+    what a layer computes, not how. What Keras records beside the configuration of a
+    layer that is wrapped goes: built by it, the layer would have another path.
+
+    Args:
+      config: As for `convert`.
+      policy: Name of a Keras policy, for example "mixed_bfloat16".
+
+    Returns:
+      A new configuration.
+    """
+    return _convert(_unbuilt(config), policy, lambda key: key == "dtype")
+
+
+def _unbuilt(config):
+    if isinstance(config, dict):
+        dropped = ("build_config", "compile_config") if "class_name" in config else ()
+        return {k: _unbuilt(v) for k, v in config.items() if k not in dropped}
+    if isinstance(config, list | tuple):
+        return type(config)(map(_unbuilt, config))
+    return config
+
+
+def _convert(config, policy, is_dtype: Callable[[str], bool]):
     if isinstance(config, dict):
         if _is_float_policy(config):
-            return dict(_FLOAT32_POLICY)
+            return _policy(policy)
         return {
-            key: dtype_name(value)
-            if isinstance(value, str) and str(key).endswith("dtype")
-            else convert(value)
+            key: (policy if is_floating(value) else value)
+            if isinstance(value, str) and is_dtype(str(key))
+            else _convert(value, policy, is_dtype)
             for key, value in config.items()
         }
     if isinstance(config, list | tuple):
-        return type(config)(convert(value) for value in config)
+        return type(config)(_convert(value, policy, is_dtype) for value in config)
     return config
+
+
+def _policy(name):
+    return {
+        "module": "keras",
+        "class_name": "DTypePolicy",
+        "config": {"name": name},
+        "registered_name": None,
+    }
 
 
 def dtype_name(dtype: str) -> str:

@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 
 OptimizerTransform = Callable[[keras.Model, object], object]
+CompileRule = Callable[[keras.Model, dict[str, Any]], None]
+Around = Callable[[keras.Model], contextlib.AbstractContextManager | None]
 
 
 class _Hook:
@@ -54,27 +56,45 @@ def trainer_class(name: str = "compile") -> type:
     return next(base for base in keras.Model.__mro__ if name in vars(base))
 
 
-def install(transform: OptimizerTransform, check: Callable[[Any], None]) -> None:
+def install(
+    transform: OptimizerTransform,
+    check: Callable[[Any], None],
+    rule: CompileRule = lambda model, arguments: None,
+    around_first_step: Around = lambda model: None,
+    before_use: Callable[[keras.layers.Layer], None] | None = None,
+) -> None:
     """Passes each compiled model's optimizer through `transform` from now on.
 
     Keras' own automatic loss scaling is turned off for those calls, so that an
     optimizer is never scaled twice; `compile(auto_scale_loss=False)` is left
     alone. The optimizer that Keras records in the model's compile configuration
-    is the transformed one. Installing again replaces both functions.
+    is the transformed one. Installing again replaces all functions.
 
     Args:
       transform: Function of (model, optimizer) that returns an optimizer; called
         only with an optimizer, never with None.
       check: Function of a model, called when its training step is first made, or
         after the first step of a model that is not built before.
+      rule: Function of (model, arguments of `compile` by name); it may change the
+        arguments, and raise before anything is compiled.
+      around_first_step: Function of a model; returns a context for the first call of
+        its training function, or None.
+      before_use: Function of a layer, called whenever one is about to be built or
+        called; None: no layer is watched.
     """
     _check_signature(trainer_class().compile)
     remove()
     for name, make in (
-        ("compile", lambda old: _compile_hook(old, transform)),
-        ("make_train_function", lambda old: _train_hook(old, check)),
+        ("compile", lambda old: _compile_hook(old, transform, rule)),
+        ("make_train_function", lambda old: _train_hook(old, check, around_first_step)),
     ):
         _hooks.append(_Hook(trainer_class(name), name, make))
+    if before_use is not None:
+        # Keras 3.15: `__call__` casts inputs before it builds; composites call `build`.
+        for name in ("__call__", "_open_name_scope"):
+            _hooks.append(
+                _Hook(keras.layers.Layer, name, lambda old: _before(old, before_use))
+            )
 
 
 def _check_signature(compile_):
@@ -104,7 +124,9 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
     for hook in paused:
         hook.active = False
     mine = _Hook(
-        trainer_class(), "compile", lambda old: _compile_hook(old, transform, True)
+        trainer_class(),
+        "compile",
+        lambda old: _compile_hook(old, transform, always=True),
     )
     try:
         yield
@@ -114,13 +136,23 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
             hook.active = True
 
 
-def _compile_hook(original, transform, always=False):
+def _before(original, before_use):
+    def method(layer, *args, **kwargs):
+        before_use(layer)
+        return original(layer, *args, **kwargs)
+
+    return method
+
+
+def _compile_hook(original, transform, rule=None, always=False):
     signature = inspect.signature(original)
 
     def compile(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
         given = call.arguments
+        if rule is not None:
+            rule(given["self"], given)
         if given["auto_scale_loss"] or always:
             optimizer = keras.optimizers.get(given["optimizer"])
             if optimizer is not None:
@@ -131,31 +163,34 @@ def _compile_hook(original, transform, always=False):
     return compile
 
 
-def _train_hook(original, check):
+def _train_hook(original, check, around_first_step):
     def make_train_function(self, *args, **kwargs):
         is_new = self.train_function is None
         original(self, *args, **kwargs)
-        if is_new and self.built:
-            check(self)
-        elif is_new:
-            self.train_function = _check_after_first_step(self, check)
+        if is_new:
+            context = around_first_step(self)
+            # Without a strategy, Keras 3.15 builds a model while it traces the step.
+            later = None if self.built else check
+            if self.built:
+                check(self)
+            if later is not None or context is not None:
+                self.train_function = _first_step(self, context, later)
         return self.train_function
 
     return make_train_function
 
 
-def _check_after_first_step(model, check):
-    """Returns a training function that puts Keras' own back after one call.
-
-    Without a strategy, Keras 3.15 builds a model while it traces the first step.
-    """
+def _first_step(model, context, check):
+    """Returns a training function that puts Keras' own back after one call."""
     function = model.train_function
 
     def first_step(iterator):
-        logs = function(iterator)
         if model.train_function is first_step:
             model.train_function = function
-        check(model)
+        with context or contextlib.nullcontext():
+            logs = function(iterator)
+        if check is not None:
+            check(model)
         return logs
 
     return first_step

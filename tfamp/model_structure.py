@@ -1,9 +1,16 @@
 """Reads how a Keras model is made up: its layers, inputs, graph and states."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
+
+# Keras 3.15 exports neither these functions nor a name for what they read; guarded
+# by tests/test_convert.py, like the private names below `path_of`.
+from keras.src.backend.common import global_state, name_scope
 
 # Keras 3.15 exports no name for the class of `keras.Model(inputs, outputs)`;
 # guarded by tests/test_export.py, like `_run_through_graph` and `_flatten_layers`.
@@ -25,6 +32,12 @@ def is_plain_sequential(operation: Any) -> bool:
     """Whether the operation is a model that just calls its layers in turn."""
     is_sequential = isinstance(operation, keras.Sequential)
     return is_sequential and _calls_as(operation, keras.Sequential)
+
+
+def has_own_class(operation: Any) -> bool:
+    """Whether the operation is a functional or sequential model of another class."""
+    plain = is_plain_functional(operation) or is_plain_sequential(operation)
+    return plain and type(operation) not in (Functional, keras.Model, keras.Sequential)
 
 
 def _calls_as(operation, cls):
@@ -72,3 +85,143 @@ def declared_inputs(model: keras.Model) -> Any:
     batch = tensor.shape[0] if stateful else None
     shape = (batch, *tensor.shape[1:])
     return keras.KerasTensor(shape, tensor.dtype, tensor.sparse, name=tensor.name)
+
+
+# ---- Paths ----
+
+
+def path_of(layer: keras.layers.Layer, around: str = "") -> str:
+    """Returns a layer's path; Keras gives none to layers without a `build`.
+
+    Theirs is formed as Keras would: the scope of the first call, and the name. A
+    layer that was never called takes the path of the layer around it for a scope.
+    """
+    if layer.path is not None:
+        return layer.path
+    scope = around if layer._parent_path is None else layer._parent_path
+    return f"{scope}/{layer.name}" if scope else layer.name
+
+
+def path_in_scope(layer: keras.layers.Layer) -> str:
+    """Returns the path that a layer would get if it were built or called now."""
+    if layer._parent_path is not None:
+        return path_of(layer)
+    scope = name_scope.current_path()
+    return f"{scope}/{layer.name}" if scope else layer.name
+
+
+def layer_in_scope() -> keras.layers.Layer | None:
+    """Returns the layer whose `build` or call is running in this thread."""
+    stack = global_state.get_global_attribute("name_scope_stack") or []
+    callers = [each.caller for each in reversed(stack)]
+    return next((c for c in callers if isinstance(c, keras.layers.Layer)), None)
+
+
+def was_used(layer: keras.layers.Layer) -> bool:
+    """Whether a layer was built by its own `build`, or called, before."""
+    # Without either, its `__init__` did not run: Keras says so itself.
+    return getattr(layer, "_called", True) or layer.path is not None
+
+
+def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Returns the layers that a layer holds itself."""
+    return layer._flatten_layers(include_self=False, recursive=False)
+
+
+# ---- Graphs ----
+
+
+def refresh_dtypes(model: keras.Model) -> None:
+    """Makes the dtypes of symbolic tensors those that the layers now compute.
+
+    Keras writes them down when a functional model is made and never again.
+    """
+    for layer in reversed(flatten_layers(model)):  # Inner models first.
+        graph = layer if isinstance(layer, Functional) else None
+        graph = graph or getattr(layer, "_functional", None)  # A sequential model's.
+        for node in _computing_nodes(graph) if graph else []:
+            _refresh_node(node)
+
+
+def _computing_nodes(graph):
+    depths = sorted(graph._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
+    return [node for node in nodes if node.operation and not node.is_input]
+
+
+def _refresh_node(node):
+    operation, arguments = node.operation, node.arguments
+    producers = [tensor._keras_history.operation for tensor in arguments.keras_tensors]
+    before = [(each, len(each._outbound_nodes)) for each in producers if each]
+    outputs = operation(*arguments.args, **arguments.kwargs)
+    # That call, and the casts before it, are no part of any graph.
+    operation._inbound_nodes.pop()
+    for producer, count in before:
+        del producer._outbound_nodes[count:]
+    for old, new in zip(node.outputs, keras.tree.flatten(outputs), strict=True):
+        old._dtype = new.dtype
+
+
+def output_chains(
+    model: keras.Model, inputs: Any, stops: Callable[[Any], bool]
+) -> list[tuple[keras.layers.Layer, bool]]:
+    """Finds the layers that make a model's floating outputs, from a trace of it.
+
+    Args:
+      model: A built model; it is traced in inference, and not changed.
+      inputs: `tf.TensorSpec`s or tensors, structured as the model takes them.
+      stops: Whether the layers behind a layer have nothing to do with an output
+        any more: it computes from weights.
+
+    Returns:
+      (layer, whether the search stopped there), each layer once, from the output
+      backward. Layers that only pass on or reshape come before those that stop.
+    """
+    returned: dict[Any, list] = {}
+    with _recorded_calls(flatten_layers(model), returned):
+        function = tf.function(lambda x: model(x, training=False), autograph=False)
+        graph = function.get_concrete_function(inputs).graph
+    found: dict[int, tuple] = {}
+    queue = [tensor for tensor in graph.outputs if tensor.dtype.is_floating]
+    visited = set()
+    while queue:
+        tensor = queue.pop(0)
+        if _key(tensor) in visited:
+            continue
+        visited.add(_key(tensor))
+        chain = [(layer, stops(layer)) for layer in returned.get(_key(tensor), [])]
+        found.update({id(layer): (layer, stop) for layer, stop in chain})
+        if not any(stop for _, stop in chain):
+            queue += tensor.op.inputs
+    return list(found.values())
+
+
+def _key(tensor):
+    return id(tensor.graph), tensor.name
+
+
+@contextlib.contextmanager
+def _recorded_calls(layers, returned) -> Iterator[None]:
+    """While a model is traced, notes which layers returned each tensor."""
+    before = [(layer, vars(layer).get("call")) for layer in layers]
+    try:
+        for layer in layers:
+            vars(layer)["call"] = _recording(layer, layer.call, returned)
+        yield
+    finally:
+        for layer, call in before:
+            vars(layer).pop("call")
+            if call is not None:
+                vars(layer)["call"] = call
+
+
+def _recording(layer, original, returned):
+    @functools.wraps(original)
+    def call(*args, **kwargs):
+        outputs = original(*args, **kwargs)
+        for tensor in keras.tree.flatten(outputs):
+            if tf.is_symbolic_tensor(tensor):
+                returned.setdefault(_key(tensor), []).append(layer)
+        return outputs
+
+    return call

@@ -54,6 +54,12 @@ def get_mode(name: str) -> Mode:
     near = [mode.name for mode in MODES.values() if mode.compute_format == name]
     near = near or difflib.get_close_matches(str(name), MODES, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
+    if name in ("float16", "bfloat16"):
+        hint += (
+            f" In pure {name} the weights have 16 bits, too: an update smaller than "
+            "half an epsilon of its weight is rounded away, so that training stalls. "
+            "The mixed mode computes in 16 bits and keeps float32 weights."
+        )
     raise ValueError(
         f"Unknown precision mode. Received: mode={name!r}. Expected 'auto' where "
         f"a choice is made, or one of {', '.join(map(repr, MODES))}.{hint}"

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tfamp import control, errors, optimizer_settings
+from tfamp import control, errors
 from tfamp.training import (
     base_config,
     compare,
@@ -153,9 +153,9 @@ def _say(line):
 def check(config) -> None:
     """Raises unless the settings make sense here and the data can be read."""
     base_config.validate(config)
-    control.resolve_mode(config.precision.mode)
-    scaling = base_config.loss_scale_keywords(config.precision.loss_scale)
-    optimizer_settings.check_keywords(**scaling)
+    keywords = base_config.enable_keywords(config.precision)
+    with control.enabled(config.precision.mode, **keywords):
+        pass  # It checks the settings against each other and this host.
     tasks.from_config(config)
 
 

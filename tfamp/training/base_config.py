@@ -129,6 +129,15 @@ def _precision():
     """The mode and the loss scale's settings, as `LossScaleOptimizer` names them."""
     precision = config_dict.ConfigDict()
     precision.mode = "auto"
+    # Modes of single layers: pairs of (pattern of the layer's whole path, mode).
+    precision.overrides = ()
+    # True: the policy stays float32 and graphs are rewritten to the format that `mode`
+    # names. None: as the environment variable TF_ENABLE_AUTO_MIXED_PRECISION says.
+    precision.graph_rewrite = config_dict.placeholder(bool)
+    # Of TensorFlow's kernels; None leaves each as it is. See `kernel_switches`.
+    precision.deterministic = config_dict.placeholder(bool)
+    precision.cudnn_autotune = config_dict.placeholder(bool)
+    precision.float16_accumulation = config_dict.placeholder(str)  # "float32"/"float16"
     # Skip and count steps whose gradients are not finite in the modes without loss
     # scaling, too.
     precision.finite_guard = False
@@ -159,6 +168,32 @@ def _growth_interval_schedule():
     schedule.min_interval = 100
     schedule.max_interval = 2**14
     return schedule
+
+
+def enable_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
+    """Returns the keywords of `tfamp.enable` beside the mode.
+
+    Args:
+      settings: The `precision` part of a configuration.
+
+    Raises:
+      ValueError: If a setting makes no sense; TypeError if of another type.
+    """
+    return {
+        "overrides": dict(settings.overrides),
+        "graph_rewrite": settings.graph_rewrite,
+        "loss_scale": loss_scale_keywords(settings.loss_scale),
+    }
+
+
+def kernel_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
+    """Returns the keywords of `kernel_switches.configure`.
+
+    Args:
+      settings: The `precision` part of a configuration.
+    """
+    names = ("deterministic", "cudnn_autotune", "float16_accumulation")
+    return {name: settings[name] for name in names}
 
 
 def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
@@ -192,6 +227,17 @@ def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
             initial, schedule["lengthen"], schedule["shorten"], *bounds
         )
     return keywords
+
+
+def _are_pairs(values):
+    pairs = [tuple(v) for v in values if isinstance(v, list | tuple)]
+    strings = all(isinstance(text, str) for pair in pairs for text in pair)
+    return (
+        len(pairs) == len(values)
+        and all(len(pair) == 2 for pair in pairs)
+        and strings
+        and len(dict(pairs)) == len(pairs)
+    )
 
 
 def _are_counts(values):
@@ -234,6 +280,14 @@ _RULES = {
     "model.blocks": (
         "a tuple of tuples of channels, each at least 1",
         lambda v: all(isinstance(b, tuple) and min(b, default=0) >= 1 for b in v),
+    ),
+    "precision.float16_accumulation": (
+        'None, "float32" or "float16"',
+        lambda v: v in ("float32", "float16"),
+    ),
+    "precision.overrides": (
+        "a tuple of pairs (pattern, mode), each pattern once",
+        _are_pairs,
     ),
     "precision.loss_scale.growth_interval": ("at least 1", lambda v: v >= 1),
     **{f"precision.loss_scale.schedule.{k}": v for k, v in _SCHEDULE_RULES.items()},

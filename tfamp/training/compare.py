@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 from absl import logging
 
-from tfamp import control, export, hardware
+from tfamp import export, graph_rewrite, hardware, mode_choice
 from tfamp.training import (
     base_config,
     distribution,
@@ -96,6 +96,7 @@ class Comparison(NamedTuple):
         lines = [
             self.results[0].description,
             self.note,
+            *dict.fromkeys(r.graph_rewrite for r in self.results if r.graph_rewrite),
             _difference(self.by_mode()),
             f"device: {self.environment['precision']['device']}; "
             f"tensorflow {packages['tensorflow']}, keras {packages['keras']}",
@@ -148,11 +149,12 @@ def _difference(groups):
     )
 
 
-def mixed_mode(requested: str) -> tuple[str, str]:
+def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
     """Returns the mode to set beside float32, and a note on the choice.
 
     Args:
       requested: A mode or "auto"; where that comes to float32, mixed_bfloat16.
+      rewrite: Whether the mode names the format of a graph rewrite.
 
     Returns:
       (mode, note).
@@ -160,7 +162,11 @@ def mixed_mode(requested: str) -> tuple[str, str]:
     Raises:
       ValueError: If the mode is unknown or not supported on this host.
     """
-    chosen, reason = control.resolve_mode(requested)
+    if rewrite:
+        dtype = requested.removeprefix("mixed_")
+        dtype, reason = mode_choice.resolve_rewrite(dtype)
+        return f"mixed_{dtype}", f"mode mixed_{dtype}, by graph rewrite: {reason}"
+    chosen, reason = mode_choice.resolve_mode(requested)
     mode = chosen.name
     if mode != "float32":
         return mode, f"mode {mode}: {reason}"
@@ -202,7 +208,8 @@ def compare(
         raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")
     base_config.validate(config)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    mixed, note = mixed_mode(config.precision.mode)
+    config = _with_rewrite_decided(config)
+    mixed, note = mixed_mode(config.precision.mode, config.precision.graph_rewrite)
     folder = pathlib.Path(workdir)
     folders = {
         (mode, seed): folder / mode / f"seed{seed}"
@@ -236,7 +243,18 @@ def compare(
 def _config_of(config, mode, seed):
     one = config.copy_and_resolve_references()
     one.precision.mode, one.seed = mode, seed
+    if mode == "float32":  # The twin is float32 in every layer and graph.
+        one.precision.graph_rewrite, one.precision.overrides = False, ()
     return one
+
+
+def _with_rewrite_decided(config):
+    """Settles by the environment what the configuration leaves to it."""
+    decided = config.copy_and_resolve_references()
+    if decided.precision.graph_rewrite is None:
+        asked = graph_rewrite.requested_by_environment()
+        decided.precision.graph_rewrite = asked
+    return decided
 
 
 def _export(task, run, path):

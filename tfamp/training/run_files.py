@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from ml_collections import config_dict
 
-from tfamp import control, errors, hardware, modes
+from tfamp import control, errors, hardware, kernel_switches, modes
 
 _PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
 # What a run, and what a comparison, writes; nothing else is ever deleted.
@@ -141,6 +141,7 @@ def write_environment(
         "cpu_count": os.cpu_count(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "precision": status._asdict(),
+        "kernel_switches": [each._asdict() for each in kernel_switches.describe()],
         "distribution": distribution,
         "support": support,
     }

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 from absl import logging
 
-from tfamp import control, optimizer
+from tfamp import control, graph_rewrite, kernel_switches, optimizer, unscaled
 from tfamp.diagnostics import loss_scale_monitor
 from tfamp.training import (
     base_config,
@@ -44,6 +44,8 @@ class RunResult(NamedTuple):
       loss_scale: Loss scale after the last step; None without loss scaling.
       description: The task's line.
       reason: Why this mode.
+      graph_rewrite: What was asked of the graph rewrite, and what the first training
+        step showed of it; empty without one.
     """
 
     mode: str
@@ -58,6 +60,7 @@ class RunResult(NamedTuple):
     loss_scale: float | None
     description: str
     reason: str
+    graph_rewrite: str = ""
 
 
 def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunResult:
@@ -98,9 +101,11 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
     if done:
         return RunResult(**json.loads(finished.read_text()))
     task = task or tasks.from_config(config)
-    scaling = base_config.loss_scale_keywords(config.precision.loss_scale)
+    keywords = base_config.enable_keywords(config.precision)
+    switches = base_config.kernel_keywords(config.precision)
     with (
-        control.enabled(config.precision.mode, loss_scale=scaling) as status,
+        kernel_switches.scope(**switches),
+        control.enabled(config.precision.mode, **keywords) as status,
         distribution.worker_folder(strategy, shared) as folder,
     ):
         run = _Run(config, folder, task, strategy)
@@ -162,7 +167,7 @@ class _Run:
 
     def _optimizer(self, model):
         made = optimizers.create(self.config.optimizer, self.total)
-        if self.config.precision.finite_guard and not control.needs_loss_scale(model):
+        if self.config.precision.finite_guard and not unscaled.needs_loss_scale(model):
             return optimizer.wrap_optimizer(made, initial_scale=1.0, dynamic=False)
         return made
 
@@ -217,8 +222,9 @@ class _Run:
         epochs = run_files.read_metrics(self.folder, "epoch")
         speeds = [row["steps_per_second"] for row in epochs]
         speeds = [s for s in speeds[1:] or speeds if s]
+        rewrite = graph_rewrite.active()
         return RunResult(
-            mode=status.effective,
+            mode=f"mixed_{rewrite.dtype}" if rewrite else status.effective,
             seed=self.config.seed,
             score=scores[self.score],
             score_name=self.score,
@@ -229,6 +235,7 @@ class _Run:
             **scaling,
             description=self.task.description,
             reason=status.reason,
+            graph_rewrite=control.status().graph_rewrite if rewrite else "",
         )
 
 

@@ -1,0 +1,124 @@
+"""What tfamp does when Keras compiles a model and runs its first training step."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import keras
+from absl import logging
+
+from tfamp import (
+    graph_rewrite,
+    keras_hooks,
+    layer_policies,
+    optimizer,
+    rewrite_report,
+    unscaled,
+)
+
+_seen: rewrite_report.GraphRewriteReport | None = None
+
+
+def install(
+    scaling: Mapping[str, Any] | Literal[False],
+    resolver: layer_policies.Resolver | None,
+) -> None:
+    """Installs the rules from now on; installing again replaces them.
+
+    - Loss scaling for the optimizer of a model that trains in float16, and a warning
+      where one trains without.
+    - Layers get their own modes before they are first used; patterns that match no
+      layer raise.
+    - While graphs are rewritten: Keras' own choice of `jit_compile` becomes False, as
+      XLA would bypass the rewrite, and the first step is looked at.
+
+    Args:
+      scaling: Keywords of `LossScaleOptimizer`, or False for no loss scaling.
+      resolver: Knows the modes of single layers; None if there are none.
+    """
+
+    def transform(model, given):
+        if scaling is False or not unscaled.needs_loss_scale(model):
+            return given
+        return optimizer.wrap_optimizer(given, **scaling)
+
+    def rule(model, arguments):
+        if resolver is not None:
+            layer_policies.check_model(model, resolver)
+        if graph_rewrite.active() is not None:
+            _keep_from_xla(model, arguments)
+
+    def check(model):
+        if resolver is not None:
+            layer_policies.check_model(model, resolver)
+        if scaling is not False:
+            unscaled.warn_about_unscaled_optimizers(model)
+
+    before_use = None if resolver is None else resolver.before_use
+    keras_hooks.install(transform, check, rule, _around_first_step, before_use)
+
+
+def remove() -> None:
+    """Puts Keras' own methods back; idempotent."""
+    keras_hooks.remove()
+
+
+def forget_report() -> None:
+    """Forgets what the last first step showed: another rewrite is in force now."""
+    global _seen
+    _seen = None
+
+
+def last_report() -> rewrite_report.GraphRewriteReport | None:
+    """Returns what a model's first training step last showed of the rewrite."""
+    return _seen
+
+
+def _keep_from_xla(model, arguments):
+    if arguments["run_eagerly"]:
+        _warn(model, "run_eagerly=True runs no graph", "run_eagerly=False")
+    elif arguments["jit_compile"] == "auto":
+        # On a GPU Keras 3.15 makes this True.
+        arguments["jit_compile"] = False
+        logging.info("Model '%s': jit_compile=False for the rewrite.", model.name)
+    elif arguments["jit_compile"]:
+        _warn(model, "XLA bypasses the graph rewrite", "jit_compile=False")
+
+
+def _warn(model, reason, remedy):
+    warnings.warn(
+        f"Model '{model.name}' is not rewritten to 16 bits and trains in float32: "
+        f"{reason}. Use compile({remedy}), or the dtype policy instead of the rewrite.",
+        stacklevel=5,
+    )
+
+
+def _around_first_step(model):
+    return None if graph_rewrite.active() is None else _looked_at(model)
+
+
+@contextlib.contextmanager
+def _looked_at(model: keras.Model) -> Iterator[None]:
+    """Notes, and says, what the rewrite made of a model's first training step."""
+    global _seen
+    # Another thread may have enabled the rewrite; this one's options are older then.
+    graph_rewrite.sync_thread()
+    with rewrite_report.observe() as observation:
+        yield
+    _seen = observation.report(hints=_hints(model))
+    if _seen.effective is None:
+        warnings.warn(f"Model '{model.name}': {_seen}", stacklevel=2)
+    else:
+        logging.info("Model '%s': %s", model.name, _seen)
+
+
+def _hints(model):
+    if model.run_eagerly:
+        return ["the model runs eagerly; compile it with run_eagerly=False"]
+    if model.jit_compile:
+        return [
+            "the model is compiled by XLA, which bypasses the rewrite; compile it "
+            "with jit_compile=False"
+        ]
+    return []
