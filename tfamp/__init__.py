@@ -3,6 +3,8 @@
 from tfamp.checkpoint import load_model
 from tfamp.control import disable, enable, status
 from tfamp.convert import ConversionError, set_precision
+from tfamp.diagnostics.audit import audit
+from tfamp.diagnostics.audit_report import AuditReport
 from tfamp.diagnostics.loss_scale_monitor import LossScaleMonitor
 from tfamp.errors import (
     DataError,
@@ -35,6 +37,7 @@ from tfamp.rewrite_report import graph_rewrite_report
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuditReport",
     "ConstantGrowthInterval",
     "ConversionError",
     "DataError",
@@ -49,6 +52,7 @@ __all__ = [
     "RunError",
     "TfampError",
     "UnsupportedModeError",
+    "audit",
     "detect_support",
     "disable",
     "disable_graph_rewrite",
