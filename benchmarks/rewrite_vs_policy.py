@@ -91,7 +91,7 @@ class Variant:
         with self.precision():
             self.model, shape = NETWORKS[network][0]()
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            self.model.compile("adam", loss, jit_compile=xla)
+            self.model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=xla)
             self.batch = example(shape)
             self.loss = self.step()
             if name.startswith("rewrite"):

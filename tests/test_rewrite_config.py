@@ -55,7 +55,7 @@ def test_dtype_is_chosen(asked, devices, environ, dtype, reason):
 @pytest.mark.parametrize(
     ("asked", "devices", "environ", "parts"),
     [
-        ("auto", [PLAIN], {}, ["no native bfloat16", "0.38", 'dtype="bfloat16"']),
+        ("auto", [PLAIN], {}, ["no native bfloat16", "0.38", "bfloat16 by name"]),
         ("auto", [P100], {}, ["no tensor cores (capability 6.0"]),
         ("auto", [A100, P100], {}, ["capability 6.0"]),
         ("auto", [GTX_1660], {}, ["no tensor cores despite 7.5"]),
@@ -65,7 +65,7 @@ def test_dtype_is_chosen(asked, devices, environ, dtype, reason):
         ("bfloat16", [cpu(onednn=False)], {}, ["oneDNN", "TF_ENABLE_ONEDNN_OPTS=1"]),
         ("bfloat16", [BF16], {"ONEDNN_MAX_CPU_ISA": "AVX2"}, ["held to AVX2", "ends"]),
         ("auto", [BF16], {"DNNL_MAX_CPU_ISA": "avx2_vnni"}, ["held to avx2_vnni"]),
-        ("float16", [BF16], {}, ["no amx_fp16 or avx_ne_convert", 'dtype="bfloat16"']),
+        ("float16", [BF16], {}, ["no amx_fp16 or avx_ne_convert", "Ask for bfloat16"]),
         ("float16", [PLAIN], {}, ["amx_fp16", "Train in float32"]),
         ("float16", [P100], {}, ["capability 6.0 < 7.0", "IGNORE_PERFORMANCE=1"]),
         ("float16", [BF16, TPU], {}, ["TPU has none"]),

@@ -314,6 +314,90 @@ def test_scope_inside_a_session_keeps_the_session():
     assert tfamp.status().loss_scaling == "off, as asked"
 
 
+def test_a_session_does_not_revive_a_scope_that_has_ended():
+    with tfamp.graph_rewrite_scope():
+        tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    assert graph_rewrite.active() is None
+    tfamp.disable()
+    assert graph_rewrite.active() is None
+
+
+def test_a_rewrite_on_top_of_a_session_outlives_it():
+    tfamp.enable("float32")
+    tfamp.enable_graph_rewrite(denylist_add="Sin")
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    tfamp.disable()
+    assert graph_rewrite.active().config.denylist_add == ("Sin",)
+
+
+def test_sixteen_bit_layers_under_a_rewrite_are_refused():
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    with tfamp.policy_scope("mixed_bfloat16"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        late = keras.Sequential([keras.layers.Dense(2, dtype="mixed_bfloat16")])
+    with pytest.raises(ValueError, match="undoes float32 layers"):
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="dense_?"):
+        late.compile("sgd", "mse")
+
+
+def test_loss_scaling_is_described_without_a_session():
+    tfamp.enable_graph_rewrite()
+    assert "not needed by mixed_bfloat16" in tfamp.status().loss_scaling
+
+
+# ---- Models that were compiled, or trained, before ----
+
+
+def test_a_model_that_trained_before_is_looked_at_too():
+    model, x, y = model_and_data()
+    model.train_on_batch(x, y)
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    model.train_on_batch(x, y)
+    assert training_hooks.last_report().effective == "bfloat16"
+
+
+def test_xla_of_a_model_that_trained_before_is_reported():
+    model, x, y = model_and_data(jit_compile=True)
+    model.train_on_batch(x, y)
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    with pytest.warns(UserWarning, match="effective: none, because .*XLA"):
+        model.train_on_batch(x, y)
+    model.train_on_batch(x, y)  # Once is enough.
+
+
+def test_a_first_step_that_failed_is_looked_at_again():
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    model, x, y = model_and_data()
+    with pytest.raises(Exception, match="(?i)shape|incompatible|dimension"):
+        model.train_on_batch(x[:, :3], y)
+    model.train_on_batch(x, y)
+    assert training_hooks.last_report().effective == "bfloat16"
+
+
+def test_what_was_seen_before_is_known_when_the_rewrite_comes_back():
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    model, x, y = model_and_data()
+    model.train_on_batch(x, y)
+    first = training_hooks.last_report()
+    tfamp.disable()
+    model.train_on_batch(x, y)
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    assert training_hooks.last_report() is None
+    model.train_on_batch(x, y)
+    assert training_hooks.last_report() is first
+
+
+def test_a_step_after_the_rewrite_ended_warns_of_nothing():
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    model, x, y = model_and_data()
+    model.make_train_function()
+    tfamp.disable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train_on_batch(x, y)
+
+
 # ---- Threads ----
 
 

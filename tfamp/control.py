@@ -70,7 +70,7 @@ class _Session(NamedTuple):
     overrides: Mapping[str, str]
     resolver: layer_policies.Resolver | None
     scaling: Mapping[str, Any] | Literal[False]
-    rewrite: graph_rewrite.RewriteConfig | None
+    rewrite: graph_rewrite.Rewrite | None
     before: "_Before"
 
 
@@ -143,8 +143,9 @@ def enable(
 
 
 def _rewrites():
-    """Whether the graph rewrite in force, if any, is the session's own."""
-    return _session is not None and _session.rewrite is not None
+    """Whether the graph rewrite in force is the session's own."""
+    active = graph_rewrite.active()
+    return active is not None and _session is not None and _session.rewrite is active
 
 
 def _enable(request: enable_request.Request, warn_about_layers: bool):
@@ -157,9 +158,12 @@ def _enable(request: enable_request.Request, warn_about_layers: bool):
     if warn_about_layers:
         _warn_about_built_layers(chosen)
     outer, now = _session, _read()
+    before = now
+    if outer is not None:
+        first = outer.before
+        before = first if _rewrites() else first._replace(rewrite=now.rewrite)
     try:
         policy.write(policy.PrecisionState(dtype_policy, chosen.tensor_float_32))
-        _set_rewrite(rewrite)
         _session = _Session(
             requested=request.mode,
             mode=chosen,
@@ -168,8 +172,8 @@ def _enable(request: enable_request.Request, warn_about_layers: bool):
             overrides=request.overrides,
             resolver=resolver,
             scaling=request.scaling,
-            rewrite=rewrite,
-            before=outer.before if outer else now,
+            rewrite=_set_rewrite(rewrite),
+            before=before,
         )
         refresh_hooks()
     except BaseException:
@@ -196,9 +200,10 @@ def _choose(request):
 
 def _set_rewrite(config):
     if config is not None:
-        graph_rewrite.enable(config)
-    elif _rewrites():
+        return graph_rewrite.enable(config)
+    if _session is not None and _rewrites():
         graph_rewrite.restore(_session.before.rewrite)
+    return None
 
 
 def disable() -> None:
@@ -207,11 +212,12 @@ def disable() -> None:
     Models that were built or compiled in between keep their precision and their
     optimizer, and what was traced keeps its bias gradients.
     """
-    if _session is not None:
-        # A rewrite that `enable_graph_rewrite` switched on is not ours to end.
-        rewrite = graph_rewrite.snapshot() if _session.rewrite is None else None
-        before = _session.before
-        _restore(None, before if rewrite is None else before._replace(rewrite=rewrite))
+    if _session is None:
+        return
+    before = _session.before
+    if not _rewrites():  # One that `enable_graph_rewrite` switched on is not ours.
+        before = before._replace(rewrite=graph_rewrite.snapshot())
+    _restore(None, before)
 
 
 @contextlib.contextmanager
@@ -279,10 +285,13 @@ def status() -> Status:
     state = policy.read()
     effective = _effective_mode(state, devices)
     reason, scaling = _outside(state), "as stock Keras does"
+    if _session is None and graph_rewrite.active() is not None:
+        # Without a session the hooks have the defaults.
+        scaling = _describe_scaling(modes.get_mode(f"mixed_{_rewrite_dtype()}"), {})
     if _session is not None:
         wanted = _session.mode
         scaling = _describe_scaling(wanted, _session.scaling)
-        change = _change(state)
+        change = _change(_session, state)
         reason = change or _session.reason
         if not change and _session.rewrite is None:
             effective = wanted.name
@@ -317,15 +326,15 @@ def _outside(state):
     return "tfamp.enable() was not called"
 
 
-def _change(state):
+def _change(session, state):
     """What was changed after `enable`; empty if nothing was."""
-    wanted, found = _session.dtype_policy, state.dtype_policy
+    wanted, found = session.dtype_policy, state.dtype_policy
     if found.name != wanted.name:  # Keras 3.15 cannot compare two maps.
         return (
             f"the global dtype policy was changed from {wanted.name} to {found.name} "
             "after enable()"
         )
-    if state.tensor_float_32 != _session.mode.tensor_float_32:
+    if state.tensor_float_32 != session.mode.tensor_float_32:
         return "the TF32 flag was changed after enable()"
     return ""
 
@@ -339,6 +348,11 @@ def _effective_mode(state, devices):
 def _describe_overrides():
     patterns = _session.overrides if _session else {}
     return ", ".join(f"{p!r}: {m}" for p, m in patterns.items()) or "none"
+
+
+def _rewrite_dtype():
+    active = graph_rewrite.active()
+    return active.dtype if active is not None else None
 
 
 def _seen_rewrite():

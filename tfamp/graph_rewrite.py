@@ -402,9 +402,10 @@ def sync_thread() -> None:
 def thread_is_stale() -> bool:
     """Whether the calling thread still holds other options than are in force."""
     # TensorFlow 2.21; guarded by tests/test_rewrite_contract.py.
-    held = context.context()._thread_local_data.function_call_options
+    process: Any = context.context()
+    held = process._thread_local_data.function_call_options
     if held is None:
         return False
     cached = config_pb2.ConfigProto.FromString(held.config_proto_serialized)
-    now = context.context().config.graph_options.rewrite_options
+    now = process.config.graph_options.rewrite_options
     return cached.graph_options.rewrite_options != now

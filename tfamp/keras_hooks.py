@@ -16,7 +16,7 @@ import tensorflow as tf
 
 OptimizerTransform = Callable[[keras.Model, object], object]
 CompileRule = Callable[[keras.Model, dict[str, Any]], None]
-Around = Callable[[keras.Model], contextlib.AbstractContextManager | None]
+Around = Callable[[keras.Model, bool], contextlib.AbstractContextManager | None]
 
 
 class _Hook:
@@ -60,7 +60,7 @@ def install(
     transform: OptimizerTransform,
     check: Callable[[Any], None],
     rule: CompileRule = lambda model, arguments: None,
-    around_first_step: Around = lambda model: None,
+    around_first_step: Around = lambda model, is_new: None,
     before_use: Callable[[keras.layers.Layer], None] | None = None,
 ) -> None:
     """Passes each compiled model's optimizer through `transform` from now on.
@@ -77,8 +77,8 @@ def install(
         after the first step of a model that is not built before.
       rule: Function of (model, arguments of `compile` by name); it may change the
         arguments, and raise before anything is compiled.
-      around_first_step: Function of a model; returns a context for the first call of
-        its training function, or None.
+      around_first_step: Function of (model, whether its training function is new),
+        called whenever training starts; returns a context for the next step, or None.
       before_use: Function of a layer, called whenever one is about to be built or
         called; None: no layer is watched.
     """
@@ -167,12 +167,12 @@ def _train_hook(original, check, around_first_step):
     def make_train_function(self, *args, **kwargs):
         is_new = self.train_function is None
         original(self, *args, **kwargs)
-        if is_new:
-            context = around_first_step(self)
-            # Without a strategy, Keras 3.15 builds a model while it traces the step.
-            later = None if self.built else check
-            if self.built:
-                check(self)
+        if is_new and self.built:
+            check(self)
+        # Without a strategy, Keras 3.15 builds a model while it traces the step.
+        later = check if is_new and not self.built else None
+        if not getattr(self.train_function, "is_first_step", False):
+            context = around_first_step(self, is_new)
             if later is not None or context is not None:
                 self.train_function = _first_step(self, context, later)
         return self.train_function
@@ -193,6 +193,7 @@ def _first_step(model, context, check):
             check(model)
         return logs
 
+    first_step.is_first_step = True  # pyright: ignore[reportFunctionMemberAccess]
     return first_step
 
 

@@ -298,7 +298,7 @@ def _maps_kept(model):
 
 
 @contextlib.contextmanager
-def explained(operation, what, kind=errors.ExportError):
+def explained(operation, what, kind: type[Exception] = errors.ExportError):
     """Turns any error into an `ExportError`, or another kind, that names the layer."""
     try:
         yield

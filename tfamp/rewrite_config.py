@@ -247,7 +247,7 @@ def _for_cpu(dtype, cpu, environ):
         raise _refusal(
             dtype,
             f"{support.reason}: {_SLOW}",
-            'Train in float32; `dtype="bfloat16"` insists.',
+            "Train in float32; asking for bfloat16 by name insists.",
         )
     return "bfloat16", f"warning: {support.reason}: {_SLOW}"
 
@@ -256,7 +256,7 @@ def _float16_on_cpu(cpu):
     native = [flag for flag in FLOAT16_CPU_FLAGS if flag in cpu.cpu_flags]
     if native:
         return "float16", f"native float16 ({', '.join(native)}) through oneDNN"
-    advice = 'Use `dtype="bfloat16"`, which this CPU computes natively.'
+    advice = "Ask for bfloat16, which this CPU computes natively."
     if not hardware.describe_support(cpu)["bfloat16"].fast:
         advice = "Train in float32."
     flags = " or ".join(FLOAT16_CPU_FLAGS)

@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -12,12 +13,15 @@ from tfamp import (
     graph_rewrite,
     keras_hooks,
     layer_policies,
+    model_structure,
     optimizer,
     rewrite_report,
     unscaled,
 )
 
 _seen: rewrite_report.GraphRewriteReport | None = None
+# Model -> configuration of the rewrite -> what its training function showed.
+_reports: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def install(
@@ -47,11 +51,14 @@ def install(
         if resolver is not None:
             layer_policies.check_model(model, resolver)
         if graph_rewrite.active() is not None:
+            _check_policies(model)
             _keep_from_xla(model, arguments)
 
     def check(model):
         if resolver is not None:
             layer_policies.check_model(model, resolver)
+        if graph_rewrite.active() is not None:
+            _check_policies(model)
         if scaling is not False:
             unscaled.warn_about_unscaled_optimizers(model)
 
@@ -75,6 +82,22 @@ def last_report() -> rewrite_report.GraphRewriteReport | None:
     return _seen
 
 
+def _check_policies(model):
+    low = [
+        layer.path or layer.name
+        for layer in model_structure.flatten_layers(model)
+        if layer.compute_dtype in ("float16", "bfloat16")
+    ]
+    if low:
+        raise ValueError(
+            f"Model '{model.name}' has layers that compute in 16 bits by their dtype "
+            f"policy ({', '.join(low[:5])}{', ...' if len(low) > 5 else ''}), while "
+            "graphs are rewritten, too: TensorFlow accepts both and undoes float32 "
+            "layers. Build the model under the float32 policy, or call "
+            "tfamp.disable_graph_rewrite() first."
+        )
+
+
 def _keep_from_xla(model, arguments):
     if arguments["run_eagerly"]:
         _warn(model, "run_eagerly=True runs no graph", "run_eagerly=False")
@@ -94,19 +117,38 @@ def _warn(model, reason, remedy):
     )
 
 
-def _around_first_step(model):
-    return None if graph_rewrite.active() is None else _looked_at(model)
+def _around_first_step(model, is_new):
+    """Returns a context for a model's first step under a rewrite, else None."""
+    global _seen
+    rewrite = graph_rewrite.active()
+    if rewrite is None:
+        return None
+    if graph_rewrite.thread_is_stale():
+        # Another thread has enabled the rewrite; this one's options are older.
+        graph_rewrite.sync_thread()
+    known = _reports.setdefault(model, {})
+    if is_new:
+        known.clear()
+    # TensorFlow keeps what it has optimized, and shows it no second time.
+    report = known.get(rewrite.config)
+    if report is None:
+        return _looked_at(model, known, rewrite)
+    _seen = report
+    return None
 
 
 @contextlib.contextmanager
-def _looked_at(model: keras.Model) -> Iterator[None]:
+def _looked_at(
+    model: keras.Model, known: dict, rewrite: graph_rewrite.Rewrite
+) -> Iterator[None]:
     """Notes, and says, what the rewrite made of a model's first training step."""
     global _seen
-    # Another thread may have enabled the rewrite; this one's options are older then.
-    graph_rewrite.sync_thread()
+    if graph_rewrite.active() is not rewrite:
+        yield  # It ended before the step.
+        return
     with rewrite_report.observe() as observation:
         yield
-    _seen = observation.report(hints=_hints(model))
+    _seen = known[rewrite.config] = observation.report(hints=_hints(model))
     if _seen.effective is None:
         warnings.warn(f"Model '{model.name}': {_seen}", stacklevel=2)
     else:

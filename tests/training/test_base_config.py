@@ -136,3 +136,16 @@ def test_unknown_schedule_is_refused_without_validation_too():
     settings = make_config(schedule__name="linear").precision.loss_scale
     with pytest.raises(ValueError, match="schedule.name='linear'"):
         base_config.loss_scale_keywords(settings)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("head", "float32"), (("head",),), (("head", 1),), (("a", "b"), ("a", "c"))],
+    ids=str,
+)
+def test_overrides_must_be_pairs(overrides):
+    config = base_config.get_config()
+    with config.unlocked():
+        config.precision.overrides = overrides
+    with pytest.raises(ValueError, match="a tuple of pairs"):
+        base_config.validate(config)

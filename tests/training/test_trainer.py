@@ -423,3 +423,68 @@ def test_killed_process_resumes(tmp_path):
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors.decode()
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+# ---- Precision control ----
+
+needs_native_bfloat16 = pytest.mark.skipif(
+    not hardware.format_support("bfloat16", hardware.read_devices()).fast
+    or bool(tf.config.list_physical_devices("GPU")),
+    reason="the bfloat16 rewrite needs a CPU with native bfloat16",
+)
+
+
+@needs_native_bfloat16
+@pytest.mark.parametrize("mode", ["auto", "mixed_bfloat16"])
+def test_graph_rewrite_reports_what_it_converted(config, tmp_path, mode):
+    config.precision.mode = mode
+    config.precision.graph_rewrite = True
+    options = tf.config.optimizer.get_experimental_options()
+    result = train_and_evaluate(config, tmp_path)
+    assert result.mode == "mixed_bfloat16"
+    assert "effective: bfloat16" in result.graph_rewrite
+    assert tf.config.optimizer.get_experimental_options() == options
+    assert keras.models.load_model(tmp_path / "model.keras").dtype == "float32"
+
+
+@needs_native_bfloat16
+def test_comparison_sets_the_rewrite_beside_a_twin_without(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TF_ENABLE_AUTO_MIXED_PRECISION", "1")
+    config.precision.mode = "auto"
+    compared = compare.compare(config, tmp_path)
+    twin, mixed = compared.results
+    assert (twin.mode, twin.graph_rewrite) == ("float32", "")
+    assert mixed.mode == "mixed_bfloat16"
+    assert mixed.graph_rewrite in compared.to_text()
+    assert "by graph rewrite" in compared.note
+
+
+def test_overrides_give_single_layers_a_mode(config, tmp_path):
+    config.precision.mode = "mixed_bfloat16"
+    config.precision.overrides = (("sequential.*/dense.*", "float32"),)
+    train_and_evaluate(config, tmp_path)
+    model = keras.models.load_model(tmp_path / "model.keras")
+    assert [layer.compute_dtype for layer in model.layers] == [
+        "float32",
+        "bfloat16",
+        "float32",
+    ]
+
+
+def test_override_that_matches_nothing_stops_the_run(config, tmp_path):
+    config.precision.mode = "mixed_bfloat16"
+    config.precision.overrides = (("nothing", "float32"),)
+    with pytest.raises(tfamp.OverrideError, match="'nothing'.*Known paths"):
+        train_and_evaluate(config, tmp_path)
+
+
+def test_kernel_switches_are_set_for_the_run_and_recorded(config, tmp_path):
+    config.precision.cudnn_autotune = False
+    before = os.environ.get("TF_CUDNN_USE_AUTOTUNE")
+    train_and_evaluate(config, tmp_path)
+    assert os.environ.get("TF_CUDNN_USE_AUTOTUNE") == before
+    rows = json.loads((tmp_path / "environment.json").read_text())["kernel_switches"]
+    (row,) = [row for row in rows if row["name"] == "TF_CUDNN_USE_AUTOTUNE"]
+    assert row["value"] == "0"
