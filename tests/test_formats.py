@@ -1,3 +1,4 @@
+import decimal
 import math
 import re
 from fractions import Fraction
@@ -365,3 +366,19 @@ def test_tables_have_a_row_for_each_format_and_number():
     assert {
         line.index(cell[1]) for line, cell in zip(lines[2:], table[1:], strict=True)
     } == {7}
+
+
+def test_a_decimal_is_rounded_once():
+    # Just above the middle between 1 and its successor; float64 would lose the rest.
+    with decimal.localcontext() as context:
+        context.prec = 60
+        value = (
+            decimal.Decimal(1) + decimal.Decimal(2) ** -8 + decimal.Decimal(2) ** -80
+        )
+    assert formats.represent(value, "bfloat16").stored == 1.0078125
+
+
+@pytest.mark.parametrize("word", ["nan", "snan", "nan5", "-NaN"])
+def test_every_nan_is_one(word):
+    (value,) = formats.parse_numbers([word]).values()
+    assert math.isnan(value)

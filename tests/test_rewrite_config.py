@@ -118,6 +118,7 @@ def test_every_list_argument_is_a_change():
         ({"allowlist_add": 3}, ["`allowlist_add` must be names", "allowlist_add=3"]),
         ({"float32_ops": None}, ["`float32_ops` must be names"]),
         ({"log_path": 3}, ["`log_path` must be one of"]),
+        ({"log_path": ""}, ["`log_path` must be one of"]),
         ({"dtype": "x", "level": "y", "log_path": 1}, ["dtype", "level", "log_path"]),
     ],
 )

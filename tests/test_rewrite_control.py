@@ -248,6 +248,26 @@ def test_our_own_setting_is_not_taken_for_the_users():
     assert FLAG not in os.environ
 
 
+def test_a_child_process_does_not_take_our_setting_for_the_users(monkeypatch):
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    inherited = dict(os.environ)
+    tfamp.disable()
+    with monkeypatch.context() as child:
+        for name in inherited.keys() - os.environ.keys():
+            child.setenv(name, inherited[name])
+        assert os.environ[FLAG] == "1"
+        assert tfamp.enable("mixed_bfloat16").graph_rewrite == "off"
+        tfamp.disable()
+    monkeypatch.setenv(FLAG, "1")
+    tfamp.enable("auto")
+    inherited = dict(os.environ)
+    tfamp.disable()
+    for name in inherited.keys() - os.environ.keys():
+        monkeypatch.setenv(name, inherited[name])
+    assert "bfloat16 requested" in tfamp.enable("auto").graph_rewrite
+    tfamp.disable()
+
+
 @pytest.mark.parametrize("value", ["yes", "2", "", " 1"])
 def test_a_value_that_is_no_boolean_is_refused(value, monkeypatch):
     monkeypatch.setenv(FLAG, value)

@@ -24,6 +24,7 @@ def written(result):
 FLAGS = {
     "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
     "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE": "1",
+    rewrite_plan.OWN_FLAGS: ",".join(rewrite_plan.FLAGS),
 }
 
 

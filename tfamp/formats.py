@@ -222,6 +222,8 @@ def _as_exact(value):
         )
     if isinstance(value, Fraction):
         return value
+    if isinstance(value, decimal.Decimal) and value.is_finite():
+        return Fraction(value)
     if isinstance(value, numbers.Integral):
         return Fraction(int(value))
     number = float(value)
@@ -296,6 +298,8 @@ def _parse(word) -> float | Fraction | None:
         number = decimal.Decimal(word)
     except decimal.InvalidOperation:
         return None
+    if number.is_nan():  # Decimal's may signal, and carry digits.
+        return math.nan
     if not number.is_finite() or number == 0:
         return float(word)
     if abs(number.adjusted()) > _LARGEST_EXPONENT:

@@ -251,6 +251,8 @@ def _users_environ():
             environ.pop(name, None)
         else:
             environ[name] = value
+    for name in environ.pop(rewrite_plan.OWN_FLAGS, "").split(","):
+        environ.pop(name, None)  # Of a parent process that had enabled a rewrite.
     return environ
 
 

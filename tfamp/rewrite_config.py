@@ -88,6 +88,8 @@ class RewriteConfig:
             raise ValueError("\n".join(problems))
 
     def _expand_log_path(self):
+        if self.log_path == "":  # It would be the working directory.
+            raise TypeError("empty")
         if self.log_path is not None:
             path = str(pathlib.Path(self.log_path).expanduser())
             object.__setattr__(self, "log_path", path)

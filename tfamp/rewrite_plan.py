@@ -30,7 +30,10 @@ FLAGS = (
 )
 DEAD_VARIABLE = "TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING"
 LEVEL, LOG_PATH = PREFIX + "LEVEL", PREFIX + "LOG_PATH"
-VARIABLES = (*FLAGS, LEVEL, LOG_PATH, *rewrite_lists.variable_names())
+# Names those of the flags that tfamp has set: a child process inherits them, and is
+# not to take them for the user's wish.
+OWN_FLAGS = "TFAMP_OWN_GRAPH_REWRITE_FLAGS"
+VARIABLES = (*FLAGS, OWN_FLAGS, LEVEL, LOG_PATH, *rewrite_lists.variable_names())
 TOGGLES = {
     "float16": "auto_mixed_precision",
     "bfloat16": "auto_mixed_precision_onednn_bfloat16",
@@ -104,6 +107,7 @@ def make_plan(
     ]
     variables = {
         **dict.fromkeys(FLAGS, "1"),
+        OWN_FLAGS: ",".join(x for x in FLAGS if not read_bool(environ, x)) or None,
         LEVEL: level,
         LOG_PATH: config.log_path or environ.get(LOG_PATH) or None,
         **merged.environ,

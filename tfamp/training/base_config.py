@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from tfamp import checks, growth_interval
+from tfamp import checks, enable_request, growth_interval
 
 STRATEGIES = ("none", "mirrored", "multi_worker_mirrored")
 SCHEDULES = ("constant", "piecewise", "geometric")  # Of the growth interval.
@@ -184,6 +184,24 @@ def enable_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
         "graph_rewrite": settings.graph_rewrite,
         "loss_scale": loss_scale_keywords(settings.loss_scale),
     }
+
+
+def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+    """Returns a copy in which no graph rewrite is left to the environment.
+
+    So that a run's folder tells whether graphs were rewritten.
+
+    Args:
+      config: A configuration.
+
+    Raises:
+      ValueError: If the environment asks for a rewrite, and the mode for a policy.
+    """
+    settled = config.copy_and_resolve_references()
+    if settled.precision.graph_rewrite is None:
+        request = enable_request.check(False, settled.precision.mode)
+        settled.precision.graph_rewrite = request.rewrite is not None
+    return settled
 
 
 def kernel_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 from absl import logging
 
-from tfamp import export, graph_rewrite, hardware, mode_choice
+from tfamp import export, hardware, mode_choice
 from tfamp.training import (
     base_config,
     distribution,
@@ -208,7 +208,7 @@ def compare(
         raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")
     base_config.validate(config)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    config = _with_rewrite_decided(config)
+    config = base_config.settle_rewrite(config)
     mixed, note = mixed_mode(config.precision.mode, config.precision.graph_rewrite)
     folder = pathlib.Path(workdir)
     folders = {
@@ -246,15 +246,6 @@ def _config_of(config, mode, seed):
     if mode == "float32":  # The twin is float32 in every layer and graph.
         one.precision.graph_rewrite, one.precision.overrides = False, ()
     return one
-
-
-def _with_rewrite_decided(config):
-    """Settles by the environment what the configuration leaves to it."""
-    decided = config.copy_and_resolve_references()
-    if decided.precision.graph_rewrite is None:
-        asked = graph_rewrite.requested_by_environment()
-        decided.precision.graph_rewrite = asked
-    return decided
 
 
 def _export(task, run, path):

@@ -93,6 +93,7 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
       ValueError: If a setting makes no sense.
     """
     base_config.validate(config)
+    config = base_config.settle_rewrite(config)
     strategy = distribution.create(config)
     shared = run_files.open_folder(config, workdir)
     finished = shared / "result.json"
