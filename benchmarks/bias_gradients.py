@@ -149,9 +149,9 @@ def given(name, jit):
 def weighted_sum(y, identity, upstream):
     """Returns a loss whose gradient in `y` is `upstream`, by way of a product.
 
-    The rewrite goes by what stands around an operation: a gradient that comes from the
-    next layer's product is in bfloat16 there, as in a network. `identity` is a variable,
-    so that the product is not optimized away.
+    The rewrite goes by what stands around an operation: a gradient that comes from
+    the next layer's product is in bfloat16 there, as in a network. `identity` is a
+    variable, so that the product is not optimized away.
     """
     matrix = tf.cast(identity, y.dtype)
     z = tf.matmul(tf.reshape(y, [-1, y.shape[-1]]), matrix)

@@ -5,7 +5,7 @@
     python scripts/doctor.py --config=configs/cnn/digits.py --simulate=v100
     python scripts/doctor.py --output=doctor.md
 
-Nothing is trained, and nothing is downloaded.
+Nothing is trained. Data that a recipe lacks are prepared as for its training.
 """
 
 import os
@@ -24,7 +24,14 @@ def main(argv):
     del argv
     values = flags.FLAGS
     config = values.config
-    if config is not None and values.data_dir:
+    if values.output:
+        doctor.check_output(values.output)
+    if values.data_dir:
+        if config is None:
+            raise ValueError(
+                "--data_dir is where a recipe's data are. Received: "
+                f"--data_dir={values.data_dir} without --config. Pass --config, too."
+            )
         with config.unlocked():
             config.data_dir = os.path.abspath(values.data_dir)
     result = doctor.report(config, values.simulate, values.time)

@@ -70,8 +70,45 @@ def test_misses_are_joined_by_size_and_ordered_by_operations():
         ("units", ("a", "c")),
     ]
     assert misses[1].flops == small.flops + again.flops
-    assert alignment.affected(misses[1:], [small, large, again]) == {small, again}
+    assert alignment.affected([small, large, again], "float16") == {small, large, again}
+    assert alignment.affected([small, large._replace(dimensions=())], "float16") == {
+        small
+    }
 
 
 def test_flops_count_multiplications_and_additions():
     assert product(m=2, n=3, k=5)._replace(repeats=7).flops == 2 * 2 * 3 * 5 * 7
+
+
+TIMES = {
+    # size, times, format -> (padded, best) of a miss, None if there is none
+    "3 gates": (50, 3, "float16", (56, 64)),
+    "4 gates": (31, 4, "float16", (32, 32)),
+    "4 gates that fit": (30, 4, "float16", None),
+    "8 heads": (15, 8, "float16", None),
+    "4 heads in TF32": (15, 4, "tf32", None),
+    "2 heads in TF32": (15, 2, "tf32", (16, 16)),
+}
+
+
+@pytest.mark.parametrize(("size", "times", "name", "sizes"), TIMES.values(), ids=TIMES)
+def test_size_that_is_joined_several_times(size, times, name, sizes):
+    found = alignment.find_misses([product(("units", size, times))], name)
+    assert [(miss.padded, miss.best) for miss in found] == ([sizes] if sizes else [])
+
+
+def test_one_padded_size_fits_all_that_a_layer_makes_of_it():
+    gates, state = product(("units", 27, 4)), product(("units", 27))
+    (miss,) = alignment.find_misses([gates, state], "float16")
+    assert (miss.padded, miss.flops) == (32, gates.flops + state.flops)
+    # Said once: 128 bytes are for what is aligned to 16.
+    both = [product(("units", 30, 4)), product(("units", 30))]
+    assert alignment.find_misses(both, "float16", 128) == []
+    assert alignment.affected(both, "float16") == {both[1]}
+
+
+def test_padded_size_fits_the_narrow_format_too():
+    (miss,) = alignment.find_misses([product(("units", 9))], "tf32", narrow="float16")
+    assert miss.padded == 16
+    (miss,) = alignment.find_misses([product(("units", 9))], "tf32")
+    assert miss.padded == 12

@@ -323,6 +323,115 @@ def test_a_class_of_its_own_is_kept_or_the_log_says_why_not(messages):
     assert "comes back as a plain keras.Model: it shares layers" in messages["info"][0]
 
 
+class Splits(layers.Layer):
+    """As preprocessing layers of keras_hub: it makes a part of it on first use."""
+
+    def build(self, shape):
+        self.packer = layers.Rescaling(0.5)
+
+    def call(self, x):
+        return self.packer(x)
+
+
+class WithPreprocessor(Named):
+    def __init__(self, units, **kwargs):
+        super().__init__(units, **kwargs)
+        self.preprocessor = Splits()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_class_is_kept_with_a_preprocessor_that_was_used(used):
+    model = WithPreprocessor(3)
+    if used:
+        model.preprocessor(batch(2, 4))
+    copy = convert.set_precision(model, "mixed_bfloat16")
+    assert type(copy) is WithPreprocessor
+    assert copy.preprocessor(batch(2, 4)).shape == (2, 4)
+    assert bits(copy.weights) == bits(model.weights)
+
+
+# --- frozen layers ----------------------------------------------------------------
+
+
+def frozen_base():
+    outer, _ = shared()
+    outer.get_layer("left").trainable = False
+    return outer
+
+
+def partly_frozen():
+    model = frozen_base()
+    model.get_layer("right").trainable = False
+    model.get_layer("right").get_layer("own").trainable = True
+    return model
+
+
+def all_frozen(build):
+    model, _ = build()
+    model.trainable = False
+    return model
+
+
+FROZEN = {
+    "base": frozen_base,
+    "partly": partly_frozen,
+    "functional": lambda: all_frozen(functional),
+    "sequential": lambda: all_frozen(without_input),
+    "subclassed": lambda: all_frozen(subclassed),
+    "own class": lambda: all_frozen(of_its_own_class),
+}
+
+
+def trainables(model):
+    flat = model_structure.flatten_layers(model)
+    flat = [each for each in flat if not isinstance(each, layers.InputLayer)]
+    flags = [(each.name.rstrip("_0123456789"), each.trainable) for each in flat]
+    shapes = [tuple(w.shape) for w in model.trainable_weights]
+    return flags, shapes, [w.trainable for w in model.weights]
+
+
+@pytest.mark.parametrize("build", FROZEN.values(), ids=FROZEN)
+def test_the_copy_is_frozen_as_the_model_is_and_can_be_unfrozen(build):
+    model = build()
+    copy = convert.set_precision(model, "mixed_bfloat16")
+    assert trainables(copy) == trainables(model)
+    assert not all(each.trainable for each in model_structure.flatten_layers(model))
+    inner = [m for m in model_structure.flatten_layers(model) if m is not model]
+    for each in [*(m for m in inner if isinstance(m, keras.Model)), model]:
+        twin = copy if each is model else copy.get_layer(each.name)
+        for flag in (True, False):
+            each.trainable = twin.trainable = flag
+            assert trainables(copy) == trainables(model)
+
+
+# --- saved files ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "asked", "unsaved"),
+    [
+        pytest.param(functional, {"both/forward_lstm": "float32"}, None, id="kept"),
+        pytest.param(functional, {"mha/query": "float32"}, "'mha/query'", id="inner"),
+        pytest.param(of_its_own_class, {}, "'body', 'head'", id="own class"),
+        pytest.param(without_input, {}, None, id="sequential"),
+    ],
+)
+def test_the_log_names_what_a_saved_file_does_not_hold(
+    build, asked, unsaved, messages, tmp_path
+):
+    model, _ = build()
+    copy = convert.set_precision(model, "mixed_bfloat16", asked)
+    assert len(messages["warning"]) == (unsaved is not None)
+    assert unsaved is None or f"itself: {unsaved}. " in messages["warning"][0]
+    copy.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    # Keras 3.15 saves none of a functional or sequential model's own.
+    found, expected = (
+        [row.policy for row in convert.describe(each)[1:]] for each in (loaded, copy)
+    )
+    assert (found == expected) == (unsaved is None)
+
+
 def test_16_bit_variables_are_widened_exactly():
     with policy.policy_scope("float32"):
         keras.config.set_dtype_policy("bfloat16")
@@ -476,7 +585,7 @@ def test_unknown_outputs_are_said_to_be_unknown(messages):
     copy = convert.set_precision(model, "mixed_bfloat16", sample_inputs=ids)
     assert rows(copy)["reads/head"].reason == precision_plan.OUTPUT
     assert bits(copy.weights) == bits(model.weights)
-    assert len(messages["warning"]) == 1
+    assert sum("outputs are not known" in line for line in messages["warning"]) == 1
 
 
 # --- what is refused --------------------------------------------------------------
@@ -526,6 +635,22 @@ def quantized():
     return model
 
 
+def low_rank():
+    model, _ = of_its_own_class()
+    model.body.enable_lora(1)
+    return model
+
+
+def test_weights_with_low_rank_parts_load_merged_as_the_error_says(tmp_path):
+    model, x = of_its_own_class()
+    model.body.enable_lora(1)
+    model.body.lora_kernel_b.assign(np.ones((1, 3)))
+    model.save_weights(tmp_path / "m.weights.h5")
+    merged, _ = of_its_own_class()
+    merged.load_weights(tmp_path / "m.weights.h5")
+    np.testing.assert_allclose(merged(x), model(x), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
@@ -537,6 +662,11 @@ def quantized():
         (lambda: Subclassed(), ValueError, "is not built"),
         (quantized, convert.ConversionError, "quantized layers: body"),
         (
+            low_rank,
+            convert.ConversionError,
+            "LoRA in the layers: body.* load its weights",
+        ),
+        (
             lambda: with_outputs(FixedWeight(name="low")),
             convert.ConversionError,
             r"Received variables.*low/w \(bfloat16\)",
@@ -547,7 +677,7 @@ def quantized():
             r"Layer 'twice' \(Lambda\) cannot be rebuilt in mixed_bfloat16",
         ),
     ],
-    ids=["no model", "not built", "quantized", "fixed variable", "lambda"],
+    ids=["no model", "not built", "quantized", "LoRA", "fixed variable", "lambda"],
 )
 def test_a_model_that_cannot_be_converted_is_refused(build, error, message):
     before = policy.read()
@@ -611,6 +741,14 @@ def test_keras_still_has_the_private_names_that_are_read():
     assert outer.inner.path is None and model_structure.was_used(outer.inner)
     assert model_structure.path_of(outer.inner) == "outer/inner"
     assert model_structure.children(outer) == [outer.inner]
+    loose = layers.Dense(1, name="loose")
+    with model_structure.own_scope(loose), model_structure.own_scope(loose):
+        assert model_structure.path_in_scope(layers.ReLU(name="in")) == "loose/in"
+    model, _ = without_input()
+    part = model_structure.is_part_of_sequential
+    assert part(model._functional, model) and not part(model.layers[0], model)
+    assert model_structure.is_built(model)
+    assert not model_structure.is_built(keras.Sequential([layers.Dense(1)]))
 
 
 def test_refreshing_leaves_no_trace_in_the_graph():

@@ -73,6 +73,12 @@ def test_operations_per_byte_are_those_of_the_guide():
         ("NVIDIA GeForce GTX 1660 Ti", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA T400", None),
+        ("Quadro P1000", None),
+        ("Quadro GV100", None),
+        ("Tesla V100S-PCIE-32GB", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100 80GB PCIe MIG 1g.10gb", None),
+        ("Tesla P100-PCIE-16GB", "p100"),
         ("", None),
     ],
 )

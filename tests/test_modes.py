@@ -3,6 +3,7 @@ from typing import get_args
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tfamp import formats, modes
 
@@ -66,6 +67,11 @@ def test_no_alias_is_accepted(name):
         # By their letters these two would be nearest to float32.
         ("float16", "mixed_float16"),
         ("bfloat16", "mixed_bfloat16"),
+        # Names from elsewhere.
+        ("half", "mixed_float16"),
+        ("FP16", "mixed_float16"),
+        ("O3", "mixed_float16"),
+        ("fp32", "float32"),
     ],
 )
 def test_near_miss_is_suggested(name, suggestion):
@@ -73,8 +79,18 @@ def test_near_miss_is_suggested(name, suggestion):
         modes.get_mode(name)
 
 
-@pytest.mark.parametrize("name", ["", None, "half", "O1"], ids=repr)
+@pytest.mark.parametrize("name", ["", None, "x", "O9"], ids=repr)
 def test_nothing_is_suggested_without_a_near_miss(name):
     with pytest.raises(ValueError, match="Unknown precision mode") as caught:
         modes.get_mode(name)
     assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_pure_16_bits_are_refused_with_the_reason(name):
+    with pytest.raises(ValueError, match="half an epsilon") as caught:
+        modes.get_mode(name)
+    assert f"Did you mean 'mixed_{name}'" in str(caught.value)
+    # What the message says, in numbers: a weight of 1 does not move.
+    step = formats.float_format(name).epsilon / 2.1
+    assert tf.cast(1.0 + step, name) == 1.0

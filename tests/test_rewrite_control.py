@@ -248,27 +248,46 @@ def test_our_own_setting_is_not_taken_for_the_users():
     assert FLAG not in os.environ
 
 
-def test_a_child_process_does_not_take_our_setting_for_the_users(monkeypatch):
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+def test_a_child_process_does_not_take_our_settings_for_the_users(monkeypatch):
+    prefix = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+    monkeypatch.setenv(prefix + "DENYLIST_ADD", "Sin")
+    lists = {"level": "TREAT_INFER_AS_DENY", "denylist_add": "Cos"}
+    tfamp.enable("mixed_bfloat16", graph_rewrite=lists)
     inherited = dict(os.environ)
     tfamp.disable()
     with monkeypatch.context() as child:
         for name in inherited.keys() - os.environ.keys():
             child.setenv(name, inherited[name])
-        assert os.environ[FLAG] == "1"
+        child.setenv(prefix + "DENYLIST_ADD", inherited[prefix + "DENYLIST_ADD"])
+        assert os.environ[FLAG] == os.environ[LONG_FLAG] == "1"
+        assert "Cos" in os.environ[prefix + "DENYLIST_ADD"]
         assert tfamp.enable("mixed_bfloat16").graph_rewrite == "off"
+        tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+        assert os.environ[prefix + "DENYLIST_ADD"] == "Sin"
+        assert prefix + "LEVEL" not in os.environ
         tfamp.disable()
+
+
+def test_a_child_process_takes_over_what_the_user_asked_for(monkeypatch):
     monkeypatch.setenv(FLAG, "1")
     tfamp.enable("auto")
     inherited = dict(os.environ)
     tfamp.disable()
-    for name in inherited.keys() - os.environ.keys():
-        monkeypatch.setenv(name, inherited[name])
-    assert "bfloat16 requested" in tfamp.enable("auto").graph_rewrite
+    with monkeypatch.context() as child:
+        for name in inherited.keys() - os.environ.keys():
+            child.setenv(name, inherited[name])
+        assert "bfloat16 requested" in tfamp.enable("auto").graph_rewrite
+        tfamp.disable()
+
+
+def test_an_empty_flag_is_an_unset_one(monkeypatch):
+    monkeypatch.setenv(FLAG, "")
+    assert tfamp.enable("float32").graph_rewrite == "off"
     tfamp.disable()
+    assert os.environ[FLAG] == ""
 
 
-@pytest.mark.parametrize("value", ["yes", "2", "", " 1"])
+@pytest.mark.parametrize("value", ["yes", "2", " 1"])
 def test_a_value_that_is_no_boolean_is_refused(value, monkeypatch):
     monkeypatch.setenv(FLAG, value)
     with pytest.raises(ValueError, match=FLAG):
@@ -406,6 +425,41 @@ def test_what_was_seen_before_is_known_when_the_rewrite_comes_back():
     assert training_hooks.last_report() is None
     model.train_on_batch(x, y)
     assert training_hooks.last_report() is first
+
+
+def test_the_same_rewrite_in_other_words_is_not_called_ineffective():
+    model, x, y = model_and_data()
+    tfamp.enable_graph_rewrite()
+    model.train_on_batch(x, y)
+    tfamp.disable_graph_rewrite()
+    tfamp.enable(
+        "mixed_bfloat16", graph_rewrite={"float32_ops": "Sum,BiasAddGrad,Mean"}
+    )
+    model.train_on_batch(x, y)
+    assert tfamp.status().effective == "mixed_bfloat16"
+
+
+def test_a_failing_step_that_was_optimized_is_not_called_ineffective():
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    x = np.ones((16, 8), "float32")
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.train_on_batch(x, np.full(16, 9))
+    model.train_on_batch(x, np.zeros(16))
+    assert tfamp.status().effective == "mixed_bfloat16"
+
+
+def test_a_mixed_model_that_trained_before_is_refused():
+    with tfamp.policy_scope("mixed_bfloat16"):
+        model, x, y = model_and_data()
+    model.train_on_batch(x, y)
+    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    before = model.get_weights()[0]
+    with pytest.raises(ValueError, match="undoes float32 layers"):
+        model.train_on_batch(x, y)
+    np.testing.assert_array_equal(model.get_weights()[0], before)
 
 
 def test_a_step_after_the_rewrite_ended_warns_of_nothing():

@@ -18,13 +18,13 @@ def plan(config=None, devices=(CPU,), environ=(), options=(), **keywords):
 
 
 def written(result):
-    return {k.removeprefix(PREFIX): v for k, v in result.environ.items() if v}
+    shown = {k: v for k, v in result.environ.items() if k != rewrite_plan.REPLACED}
+    return {k.removeprefix(PREFIX): v for k, v in shown.items() if v}
 
 
 FLAGS = {
     "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
     "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE": "1",
-    rewrite_plan.OWN_FLAGS: ",".join(rewrite_plan.FLAGS),
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfamp
 from tfamp import graph_rewrite, hardware, rewrite_record, rewrite_report
 from tfamp.graph_rewrite import PREFIX, RewriteConfig
 from tfamp.rewrite_report import graph_rewrite_report, observe
@@ -569,3 +570,25 @@ def test_rewrite_is_seen_where_nothing_can_be_dumped(product, monkeypatch):
     report = graph_rewrite_report(product, product.x)
     assert report.effective == "bfloat16"
     assert 0 < report.converted <= expected.converted
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_preview_leaves_out_what_xla_compiles(outside):
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        return tf.matmul(x, x)
+
+    @tf.function
+    def mixed(x):
+        return tf.nn.relu(tf.matmul(compiled(x), x)) if outside else compiled(x) + 1.0
+
+    x = tf.ones((64, 64))
+    with tfamp.graph_rewrite_scope("bfloat16"):
+        preview = tfamp.graph_rewrite_report(mixed, x, preview=True)
+        executed = tfamp.graph_rewrite_report(mixed, x)
+    assert "XLA" in preview.reason and "XLA" in executed.reason
+    assert (preview.effective, preview.converted) == (
+        executed.effective,
+        executed.converted,
+    )
+    assert (preview.converted > 0) is outside

@@ -16,6 +16,7 @@ References:
   https://docs.nvidia.com/deeplearning/performance/
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -27,10 +28,18 @@ _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4}
 
 
 class Dimension(NamedTuple):
-    """A size that a user chose: what it is ("units", "batch size", ...), how much."""
+    """A size that a user chose.
+
+    Attributes:
+      role: What it is: "units", "batch size", ...
+      size: How much.
+      times: How many of it make one dimension of the product: 4 gates of an LSTM's
+        units, or the heads of an attention layer's `key_dim`.
+    """
 
     role: str
     size: int
+    times: int = 1
 
 
 class Product(NamedTuple):
@@ -112,7 +121,10 @@ def pad(size: int, multiple: int) -> int:
 
 
 def find_misses(
-    products: Iterable[Product], format_name: str, width: int = REQUIRED_BYTES
+    products: Iterable[Product],
+    format_name: str,
+    width: int = REQUIRED_BYTES,
+    narrow: str | None = None,
 ) -> list[Miss]:
     """Returns the sizes that miss the alignment, those in most operations first.
 
@@ -123,45 +135,72 @@ def find_misses(
       products: Products that compute in the format.
       format_name: "float16", "bfloat16" or "tf32".
       width: `REQUIRED_BYTES` or `BEST_BYTES`.
+      narrow: A format that padded sizes should fit, too; None for this one alone.
 
     Returns:
       A list of `Miss`, one for each pair of role and size.
     """
-    found: dict[Dimension, list[Product]] = {}
-    for product in products:
-        for dimension in dict.fromkeys(product.dimensions):
-            if _misses(dimension, format_name, width):
-                found.setdefault(dimension, []).append(product)
-    misses = [_miss(*item, format_name) for item in found.items()]
+    products = list(products)
+    multiple = max(elements(name) for name in (format_name, narrow) if name)
+    found: dict[tuple[str, int], list[Dimension]] = {}
+    for dimension in _missed(products, format_name, width):
+        found.setdefault(dimension[:2], []).append(dimension)
+    misses = [
+        _miss(dimensions, products, multiple, format_name)
+        for dimensions in found.values()
+    ]
     return sorted(misses, key=lambda miss: -miss.flops)
 
 
-def _misses(dimension, format_name, width):
-    multiple = elements(format_name, REQUIRED_BYTES)
+def _missed(products, format_name, width):
+    """The dimensions that miss, each once."""
+    every = dict.fromkeys(each for x in products for each in x.dimensions)
+    unaligned = [each for each in every if _is_unaligned(each, format_name)]
+    if width == REQUIRED_BYTES:
+        return unaligned
+    told = {each[:2] for each in unaligned}
+    others = [each for each in every if each[:2] not in told]
+    return [each for each in others if _may_be_better(each, format_name)]
+
+
+def _is_unaligned(dimension, format_name):
     if dimension.role == "image channels" and dimension.size == _IMAGE_CHANNELS:
         return False
-    if width == REQUIRED_BYTES:
-        return dimension.size % multiple != 0
-    best = pad(dimension.size, elements(format_name, width))
-    affordable = best <= (1 + BEST_COST) * dimension.size
-    return dimension.size % multiple == 0 and best != dimension.size and affordable
+    return dimension.size % _step(dimension, elements(format_name)) != 0
 
 
-def _miss(dimension, products, format_name):
-    padded = pad(dimension.size, elements(format_name))
-    if dimension.role == "image channels" and dimension.size < _IMAGE_CHANNELS:
+def _may_be_better(dimension, format_name):
+    best = pad(dimension.size, _step(dimension, elements(format_name, BEST_BYTES)))
+    return dimension.size < best <= (1 + BEST_COST) * dimension.size
+
+
+def _step(dimension, multiple):
+    """The size must be a multiple of this for the product's to be one of `multiple`."""
+    return multiple // math.gcd(multiple, dimension.times)
+
+
+def _miss(dimensions, products, multiple, format_name):
+    """One miss for all dimensions of a role and a size; powers of two fit them all."""
+    role, size, _ = dimensions[0]
+    best = elements(format_name, BEST_BYTES)
+    padded = max(pad(size, _step(each, multiple)) for each in dimensions)
+    if role == "image channels" and size < _IMAGE_CHANNELS:
         padded = _IMAGE_CHANNELS
+    having = [p for p in products if not set(dimensions).isdisjoint(p.dimensions)]
     return Miss(
-        role=dimension.role,
-        size=dimension.size,
+        role=role,
+        size=size,
         padded=padded,
-        best=pad(dimension.size, elements(format_name, BEST_BYTES)),
-        layers=tuple(dict.fromkeys(product.layer for product in products)),
-        flops=sum(product.flops for product in products),
+        best=max(pad(size, _step(each, best)) for each in dimensions),
+        layers=tuple(dict.fromkeys(product.layer for product in having)),
+        flops=sum(product.flops for product in having),
     )
 
 
-def affected(misses: Iterable[Miss], products: Iterable[Product]) -> set[Product]:
-    """Returns the products that have one of the missed sizes."""
-    missed = {Dimension(miss.role, miss.size) for miss in misses}
-    return {product for product in products if missed.intersection(product.dimensions)}
+def affected(
+    products: Iterable[Product], format_name: str, width: int = REQUIRED_BYTES
+) -> set[Product]:
+    """Returns the products with a size that misses the alignment; as `find_misses`."""
+    products = list(products)
+    missed = set(_missed(products, format_name, width))
+    return {p for p in products if not missed.isdisjoint(p.dimensions)}

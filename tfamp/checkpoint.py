@@ -45,6 +45,10 @@ def load_model(
     The second and third kind lose moments and iterations in stock Keras if the
     global dtype policy differs from the one they were saved under.
 
+    Layers have the precision that the file holds for them. Under `tfamp.enable` with
+    overrides their patterns match the paths of the model that was saved (which
+    Keras alone shortens: "head" for "stack/head"), and win.
+
     Args:
       path: A `.keras` file (or legacy `.h5`).
       custom_objects: As for `keras.models.load_model`.

@@ -210,7 +210,8 @@ def disable() -> None:
     """Restores exactly what stood before the first `enable`; idempotent.
 
     Models that were built or compiled in between keep their precision and their
-    optimizer, and what was traced keeps its bias gradients.
+    optimizer. What was traced keeps its bias gradients; a model that trains for the
+    first time afterwards has TensorFlow's.
     """
     if _session is None:
         return

@@ -10,6 +10,7 @@ from absl import logging
 
 from tfamp import (
     float32_config,
+    layer_policies,
     model_structure,
     modes,
     policy,
@@ -76,10 +77,17 @@ def set_precision(
         float32, if it computes or passes on an output, or a softmax
         the mode; in a layer that makes others itself, what it gives them
 
-    `describe` says which, and so does the log. The copy is not compiled: compile it
-    as the original was (the state of its optimizer is not taken along). Layers
-    shared inside the model stay shared. A functional or sequential model of a class
-    of its own keeps it where the class can be made from its configuration.
+    `describe` says which, and so does the log. Softmax inside attention layers has
+    their precision. The copy is not compiled, unless its class compiles itself:
+    compile it as the original was (the state of its optimizer is not taken along).
+    Layers shared inside the model stay shared, frozen ones frozen. A functional or
+    sequential model of a class of its own keeps it where the class can be made from
+    its configuration.
+
+    A saved file of the copy holds the precision of the layers that the model's
+    configuration names. Those that a class makes itself (inside attention layers, in
+    models of a class of its own) get what their class gives them when it is loaded:
+    the log warns of them; call `set_precision` again after loading.
 
     Args:
       model: A built `keras.Model`; functional, sequential or subclassed.
@@ -107,7 +115,7 @@ def set_precision(
     rebuild.check_not_quantized(model, ConversionError, "Convert the model")
     plan = precision_plan.Plan(model, chosen, overrides, sample_inputs).rows()
     with _policy_alone(chosen), rebuild.copying(model):
-        copy, pairs = _copy(model, _Rules(chosen, plan), plan, sample_inputs)
+        copy = _copy(model, _Rules(chosen, plan), plan, sample_inputs)
     _check_variables(copy)
     _log(copy, chosen)
     return copy
@@ -138,13 +146,17 @@ def _copy(model, rules, plan, sample_inputs):
     copy = copier.copy(model)
     _build(copy, model, sample_inputs)
     pairs = copier.pairs()
-    if _assign(pairs, plan, rules.policy):
+    made = [new for _, new in pairs if new.dtype_policy is keras.config.dtype_policy()]
+    changed = _assign(pairs, plan, rules.policy)
+    if changed:
         with rebuild.explained(
             model, f"cannot be called {rules.goal}", ConversionError
         ):
             model_structure.refresh_dtypes(copy)
     copier.copy_weights()
-    return copy, pairs
+    # A file is mostly loaded under Keras' default, float32.
+    _tell_unsaved(copy, changed if rules.policy == "float32" else changed + made)
+    return copy
 
 
 def _build(copy, model, sample_inputs):
@@ -154,14 +166,14 @@ def _build(copy, model, sample_inputs):
             copy(sample_inputs, training=False)
         elif not copy.built:
             # Keras itself would leave the model's name out of its layers' paths.
-            with keras.name_scope(copy.name):
+            with model_structure.own_scope(copy):
                 copy.build_from_config(model.get_build_config())
             copy.built = True  # As Keras does when it loads a model.
 
 
-def _assign(pairs, plan, default) -> bool:
-    """Gives each copied layer its planned policy; returns whether any had another."""
-    changed = False
+def _assign(pairs, plan, default) -> list[keras.layers.Layer]:
+    """Gives each copied layer its planned policy; returns those that had another."""
+    changed = []
     for old, new in pairs:
         planned, given = plan.get(id(old)), new.dtype_policy.name
         if planned is None:
@@ -173,8 +185,21 @@ def _assign(pairs, plan, default) -> bool:
             _reasons[new] = "fixed by the class of the layer around it"
             continue
         new.dtype_policy = planned.policy
-        changed = True
+        changed.append(new)
     return changed
+
+
+def _tell_unsaved(copy, layers):
+    """Logs which of these layers a file of the copy would not hold."""
+    ids = set(map(id, layers))
+    unsaved = {
+        id(layer)
+        for layer, holder in model_structure.unsaved_layers(copy)
+        if id(layer) in ids and not layer_policies.passes_on(holder, layer)
+    }
+    paths = [path for x, path in precision_plan.paths(copy) if id(x) in unsaved]
+    if paths:
+        layer_policies.warn_of_unsaved(paths)
 
 
 @contextlib.contextmanager

@@ -13,13 +13,28 @@ def pair_layers(source: Any, target: Any) -> list[tuple[Any, Any]]:
     """Returns pairs of a layer, or a layer in it, and its copy."""
     sources = model_structure.flatten_layers(source)
     targets = model_structure.flatten_layers(target)
-    if [type(layer) for layer in sources] != [type(layer) for layer in targets]:
+    if _kinds(sources) != _kinds(targets):
+        # Preprocessing makes some of its layers when it is first used.
+        sources, targets = _without_late(sources), _without_late(targets)
+    if _kinds(sources) != _kinds(targets):
         raise ValueError(
             f"it holds other layers. Received: {describe_layers(targets)}. Expected: "
             f"{describe_layers(sources)}. Create all of them in `__init__`, `build` or "
             "`call`, from what `get_config` returns."
         )
     return list(zip(sources, targets, strict=True))
+
+
+def _kinds(layers):
+    return [type(layer) for layer in layers]
+
+
+def _without_late(layers):
+    """Leaves out what is inside of layers that have no weights."""
+    outer = [layer for layer in layers if not layer.weights]
+    inner = [x for each in outer for x in model_structure.flatten_layers(each)[1:]]
+    ids = set(map(id, inner))
+    return [layer for layer in layers if id(layer) not in ids]
 
 
 def copy_tables(source: Any, target: Any) -> None:
@@ -54,8 +69,6 @@ def copy_own(source: Any, target: Any) -> None:
     )
     for old, new in states:
         new.assign(old)
-    if source.trainable != target.trainable:
-        target.trainable = source.trainable
 
 
 def check_same_values(source: Any, target: Any) -> None:

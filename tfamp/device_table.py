@@ -68,8 +68,10 @@ def _cpu(key, name, *flags, onednn=True):
 DEVICES: dict[str, TableDevice] = {
     device.key: device
     for device in (
-        _gpu("p100", "Tesla P100-SXM2-16GB", (6, 0), r"P100", 10.6, None, None, 732),
-        _gpu("v100", "Tesla V100-SXM2-16GB", (7, 0), r"V100", 15.7, None, 125, 900),
+        _gpu(
+            "p100", "Tesla P100-SXM2-16GB", (6, 0), r"\bP100\b", 10.6, None, None, 732
+        ),
+        _gpu("v100", "Tesla V100-SXM2-16GB", (7, 0), r"\bV100\b", 15.7, None, 125, 900),
         _gpu("t4", "Tesla T4", (7, 5), r"\bT4\b", 8.1, None, 65, 320),
         _gpu(
             "gtx1660",
@@ -107,7 +109,7 @@ DEVICES: dict[str, TableDevice] = {
         _gpu(
             "h100", "NVIDIA H100 80GB HBM3", (9, 0), r"H100.*HBM3", 67, 495, 989, 3350
         ),
-        _gpu("h200", "NVIDIA H200", (9, 0), r"\bH200\b", 67, 495, 989, 4800),
+        _gpu("h200", "NVIDIA H200", (9, 0), r"\bH200\b(?! NVL)", 67, 495, 989, 4800),
         TableDevice("tpu", "TPU", "TPU"),
         _cpu("cpu-avx512-bf16", "CPU with AVX512_BF16", "avx512f", "avx512_bf16"),
         _cpu(
@@ -147,8 +149,11 @@ def find(name: str) -> TableDevice | None:
     """Returns the entry of a product name as a driver reports it, None if unknown.
 
     Args:
-      name: E.g. "NVIDIA A100-SXM4-80GB".
+      name: E.g. "NVIDIA A100-SXM4-80GB". A part of a device ("... MIG 1g.10gb") has
+        not its peaks, and is unknown.
     """
+    if re.search(r"\bMIG\b", name):
+        return None
     matches = (
         device
         for device in DEVICES.values()

@@ -1,5 +1,6 @@
 """The arguments of `enable`, checked before anything is changed."""
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -117,6 +118,14 @@ def _rewrite_config(own, mode, given):
         raise ValueError(
             "`mode` names the rewrite's format. Received: graph_rewrite with "
             f"dtype={keywords['dtype']!r}. Leave it out."
+        )
+    known = [field.name for field in dataclasses.fields(graph_rewrite.RewriteConfig)]
+    unknown = sorted(keywords.keys() - set(known))
+    if unknown:
+        raise TypeError(
+            "Unknown keywords for the graph rewrite. Received: graph_rewrite with "
+            f"{', '.join(map(repr, unknown))}. Expected some of "
+            f"{', '.join(known[1:])}."
         )
     return graph_rewrite.RewriteConfig(dtype=_rewrite_dtype(mode), **keywords)
 

@@ -146,7 +146,8 @@ def _check_model(model):
     if any(rewrites[key] for key in rewrites if key.startswith("auto_mixed_precision")):
         raise errors.ExportError(
             "TensorFlow's graph rewrite (auto_mixed_precision) is on, so the exported "
-            "graph would be verified in low precision. Turn it off for the export."
+            "graph would be verified in low precision. Turn it off for the export: "
+            "tfamp.disable_graph_rewrite(), or tfamp.disable()."
         )
 
 

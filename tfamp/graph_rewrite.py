@@ -12,6 +12,7 @@ which goes into an option that means nothing else (`min_graph_nodes`).
 
 import contextlib
 import itertools
+import json
 import os
 import pathlib
 import threading
@@ -251,8 +252,15 @@ def _users_environ():
             environ.pop(name, None)
         else:
             environ[name] = value
-    for name in environ.pop(rewrite_plan.OWN_FLAGS, "").split(","):
-        environ.pop(name, None)  # Of a parent process that had enabled a rewrite.
+    inherited = environ.pop(rewrite_plan.REPLACED, None)
+    for name, value in json.loads(inherited or "{}").items():
+        # Of a parent process that had enabled a rewrite.
+        environ.pop(name, None)
+        if value is not None:
+            environ[name] = value
+    for name in FLAGS:
+        if environ.get(name) == "":  # As a shell unsets one for a single command.
+            del environ[name]
     return environ
 
 
@@ -295,11 +303,17 @@ def _options_for(plan):
 
 
 def _number_of(environ):
-    # IGNORE_PERFORMANCE is read once in a process, the flags never.
-    key = tuple(sorted((k, v) for k, v in environ.items() if v and k not in FLAGS))
+    # IGNORE_PERFORMANCE is read once in a process, these never.
+    unread = (*FLAGS, rewrite_plan.REPLACED)
+    key = tuple(sorted((k, v) for k, v in environ.items() if v and k not in unread))
     if key not in _numbers:
         _numbers[key] = next(_new_number)
     return _numbers[key]
+
+
+def cache_key() -> tuple:
+    """Returns TensorFlow's key of what it has optimized under the present request."""
+    return requested_dtype(), _read_options()[MIN_NODES]
 
 
 def _check_written(plan):

@@ -95,6 +95,9 @@ def install(
             _hooks.append(
                 _Hook(keras.layers.Layer, name, lambda old: _before(old, before_use))
             )
+        _hooks.append(_Hook(keras.Model, "build_from_config", _in_own_scope))
+        for owner in _HOLDERS:
+            _hooks.append(_ClassHook(owner, "from_config", _with_unbuilt_parts))
 
 
 def _check_signature(compile_):
@@ -116,11 +119,12 @@ def remove() -> None:
 def transforming(transform: OptimizerTransform) -> Iterator[None]:
     """Passes the optimizer of each model compiled meanwhile through `transform`.
 
-    In place of what `install` does in `compile`, which stands again afterwards. An
-    optimizer for which `compile(auto_scale_loss=False)` asks is passed on, too.
+    In place of what `install` does in `compile`, which stands again afterwards; its
+    other hooks stay. An optimizer for which `compile(auto_scale_loss=False)` asks is
+    passed on, too.
     """
     _check_signature(trainer_class().compile)
-    paused = [hook for hook in _hooks if hook.active]
+    paused = [hook for hook in _hooks if hook.active and hook.name == "compile"]
     for hook in paused:
         hook.active = False
     mine = _Hook(
@@ -142,6 +146,67 @@ def _before(original, before_use):
         return original(layer, *args, **kwargs)
 
     return method
+
+
+# Keras 3.15 builds what it loads from the inside out, each layer in no name scope, so
+# that a loaded layer lacks the names around it in its path. These build their parts.
+_HOLDERS = (
+    keras.Sequential,
+    keras.layers.Wrapper,
+    keras.layers.Bidirectional,
+    keras.layers.RNN,
+    keras.layers.StackedRNNCells,
+)
+_PARTS = ("layers", "layer", "backward_layer", "cell", "cells")
+
+
+class _ClassHook(_Hook):
+    """A class method in place of one of Keras'."""
+
+    def __init__(self, owner: type, name: str, make: Callable):
+        self._stored = vars(owner)[name]
+        setattr(owner, name, self._stored.__func__)
+        super().__init__(owner, name, make)
+        self.method = classmethod(self.method)
+        setattr(owner, name, self.method)
+
+    def remove(self):
+        self.active = False
+        if vars(self.owner).get(self.name) is self.method:
+            setattr(self.owner, self.name, self._stored)
+
+
+def _with_unbuilt_parts(original):
+    def from_config(cls, config, *args, **kwargs):
+        own = issubclass(cls, keras.Sequential)
+        builds = config.get("build_input_shape") if own else _is_keras(cls)
+        if builds:
+            config = {k: _unbuilt(v) if k in _PARTS else v for k, v in config.items()}
+        return original(cls, config, *args, **kwargs)
+
+    return from_config
+
+
+def _is_keras(cls):
+    return cls.__module__.startswith("keras.")
+
+
+def _unbuilt(part):
+    if isinstance(part, list | tuple):
+        return type(part)(map(_unbuilt, part))
+    # Other keys are of a class that builds itself by more than shapes.
+    shapes = isinstance(part, dict) and list(part.get("build_config") or ())
+    if shapes not in (["input_shape"], ["shapes_dict"]):
+        return part
+    return {key: value for key, value in part.items() if key != "build_config"}
+
+
+def _in_own_scope(original):
+    def build_from_config(model, *args, **kwargs):
+        with model._open_name_scope():  # Keras 3.15; `build` opens it, `call` does not.
+            return original(model, *args, **kwargs)
+
+    return build_from_config
 
 
 def _compile_hook(original, transform, rule=None, always=False):

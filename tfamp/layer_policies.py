@@ -3,10 +3,11 @@
 import contextlib
 import contextvars
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+from absl import logging
 
 from tfamp import model_structure, modes, overrides
 
@@ -58,10 +59,14 @@ class Resolver:
     on: its first call still casts the inputs by the default, and layers without a
     `build` never have one. So `before_use` is to be called whenever a layer is about
     to be built or called; the first time it puts a plain Keras policy in place of
-    the map, which is what the layer's configuration and a saved model then hold.
+    the map, which is what the layer's configuration and a saved model then hold. A
+    file has no configuration of layers that the class of another layer, or of a
+    subclassed model, makes itself; the log names those with an override. Loaded under
+    the same overrides, they are given them again.
 
     A layer with a `dtype` of its own keeps it unless a pattern matches its path.
-    Layers built before are left alone. No map is ever changed.
+    Layers built before are left alone, and so are models of which each layer was. No
+    map is ever changed.
 
     Attributes:
       policy: The global dtype policy to set: a map with an explicit default.
@@ -79,6 +84,12 @@ class Resolver:
         }
         self._notes: dict[str, str] = {}
         self._seen: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._changed: weakref.WeakSet = weakref.WeakSet()
+        self._told = False
+
+    def asks_for(self, policy: str) -> bool:
+        """Whether an override asks for a policy, by its name."""
+        return any(each.mode.policy == policy for each in self._parsed)
 
     def before_use(self, layer: keras.layers.Layer) -> None:
         """Gives a layer its policy, once.
@@ -89,12 +100,24 @@ class Resolver:
         Raises:
           OverrideError: If patterns that ask for different modes match its path.
         """
-        if layer in self._seen or _suspended.get() or model_structure.was_used(layer):
+        if layer in self._seen or _suspended.get() or self._is_older(layer):
             return
         path = model_structure.path_in_scope(layer)
         self._seen[layer] = path
-        if computes_in_floats(layer):
-            self._resolve(layer, path, model_structure.layer_in_scope())
+        parent: Any = model_structure.layer_in_scope()
+        if model_structure.is_part_of_sequential(layer, parent):
+            layer.dtype_policy = parent.dtype_policy
+        elif computes_in_floats(layer):
+            self._resolve(layer, path, parent)
+
+    def _is_older(self, layer):
+        """Whether a layer, or all that a model is made of, was built without this."""
+        if model_structure.was_used(layer):
+            return True
+        inner = model_structure.flatten_layers(layer)[1:]
+        inner = [x for x in inner if not isinstance(x, keras.layers.InputLayer)]
+        made = isinstance(layer, keras.Model) and layer.built and inner
+        return bool(made) and not any(each in self._seen for each in inner)
 
     def _resolve(self, layer, path, parent):
         found = overrides.find(path, self._parsed)
@@ -108,10 +131,13 @@ class Resolver:
             found = None
         else:
             self.paths[path] = None
-        asked = found or (around if self._is_mine(layer.dtype_policy) else None)
+        mine = self._is_mine(layer.dtype_policy)
+        asked = found or (around if mine else None)
         if asked:
+            if mine or layer.dtype_policy.name != asked.mode.policy:
+                self._changed.add(layer)
             layer.dtype_policy = self._asked[asked.mode.name]
-        elif self._is_mine(layer.dtype_policy):
+        elif mine:
             layer.dtype_policy = self._default
 
     def _follow(self, layer, path, parent, found, around):
@@ -160,6 +186,41 @@ class Resolver:
                 ]
                 notes.setdefault(each.pattern, _name_them(model.name, paths))
         overrides.check(self.paths, self._parsed, notes)
+        if model is not None and not self._told:
+            self._tell_unsaved(model)
+
+    def knows(self, model: keras.Model) -> bool:
+        """Whether any layer of a model was resolved here."""
+        return any(each in self._seen for each in model_structure.flatten_layers(model))
+
+    def _tell_unsaved(self, model):
+        """Logs, once, the overrides that a file of this model would not hold."""
+        if not any(x in self._changed for x in model_structure.flatten_layers(model)):
+            return
+        unsaved = [
+            self._seen[layer]
+            for layer, holder in model_structure.unsaved_layers(model)
+            if layer in self._changed and not passes_on(holder, layer)
+        ]
+        if unsaved:
+            self._told = True
+            warn_of_unsaved(unsaved)
+
+
+def passes_on(holder: keras.layers.Layer, layer: keras.layers.Layer) -> bool:
+    """Whether a layer has the policy that Keras' own class of its holder gives it."""
+    same = layer.dtype_policy.name == holder.dtype_policy.name
+    return same and type(holder).__module__.startswith("keras.")
+
+
+def warn_of_unsaved(paths: Sequence[str]) -> None:
+    """Logs which modes a saved file does not hold, and what to do."""
+    logging.warning(
+        "A saved file does not hold the modes of layers that their class makes itself: "
+        "%s. After loading, ask for them again: load it under the same "
+        "tfamp.enable(overrides=...), or use tfamp.set_precision.",
+        overrides.listed(paths),
+    )
 
 
 def _content(policy_map):
@@ -178,7 +239,9 @@ def check_model(model: keras.Model, resolver: Resolver) -> None:
     """Checks a resolver's patterns once a model is built; before, nothing is known.
 
     To be called when a model is compiled, and after its first step. Layers of other
-    models made since count as well.
+    models made since count as well. A model that was built before, or converted, has
+    modes of its own: it is not asked for the patterns. `evaluate`, `predict` and a
+    training loop of one's own check nothing: what the patterns mean may come later.
 
     Args:
       model: The model.
@@ -187,5 +250,6 @@ def check_model(model: keras.Model, resolver: Resolver) -> None:
     Raises:
       OverrideError: If the model is built and a pattern matched no layer yet.
     """
-    if model.built:
+    asked = model_structure.is_built(model) and not _suspended.get()
+    if asked and resolver.knows(model):
         resolver.check(model)

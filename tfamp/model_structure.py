@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -123,9 +124,88 @@ def was_used(layer: keras.layers.Layer) -> bool:
     return getattr(layer, "_called", True) or layer.path is not None
 
 
+def is_built(model: keras.Model) -> bool:
+    """Whether a model and its layers are built; Keras says so too soon.
+
+    `build` of a model that defines none marks the model alone as built.
+    """
+    used = model._called or all(each.built for each in flatten_layers(model))
+    return model.built and used
+
+
+def makes_itself(model: keras.Model) -> bool:
+    """Whether the constructor of a model, or Keras that loads it, is running."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        names = frame.f_code.co_varnames
+        if frame.f_code.co_name in ("__init__", "compile_from_config") and names:
+            if frame.f_locals.get(names[0]) is model:
+                return True
+        frame = frame.f_back
+    return False
+
+
+def is_part_of_sequential(layer: keras.layers.Layer, parent: Any) -> bool:
+    """Whether a layer is the functional model by which Keras runs a sequential one."""
+    is_model = isinstance(layer, Functional) and isinstance(parent, keras.Sequential)
+    return is_model and all(each is not layer for each in parent.layers)
+
+
+def own_scope(layer: keras.layers.Layer) -> contextlib.AbstractContextManager:
+    """Opens a layer's name scope; opened in itself, it stays the same one."""
+    return layer._open_name_scope()
+
+
 def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Returns the layers that a layer holds itself."""
     return layer._flatten_layers(include_self=False, recursive=False)
+
+
+def unsaved_layers(
+    model: keras.Model,
+) -> list[tuple[keras.layers.Layer, keras.layers.Layer]]:
+    """Returns (layer, the layer that holds it) where no configuration has the layer.
+
+    A file then holds its weights; all else, its class makes anew.
+    """
+    found: dict[int, tuple] = {}
+    seen = set()
+
+    def visit(holder, is_saved):
+        inner = [] if id(holder) in seen else children(holder)
+        seen.add(id(holder))
+        names = _saved_names(holder) if inner and is_saved else set()
+        for each in inner:
+            if names is not None and each.name not in names:
+                found[id(each)] = (each, holder)
+            visit(each, id(each) not in found)
+
+    visit(model, True)
+    return list(found.values())
+
+
+def _saved_names(holder):
+    """Names of the layers in a layer's configuration; None: those of all in it."""
+    plain = is_plain_functional(holder) or is_plain_sequential(holder)
+    maps = keras.dtype_policies.DTypePolicyMap
+    if plain and not has_own_class(holder):
+        return None
+    if any(isinstance(x.dtype_policy, maps) for x in flatten_layers(holder)):
+        return None  # Keras 3.15's `get_config` would change the map.
+    try:
+        return _names_in(holder.get_config())
+    except Exception:  # Code of the user's layers; such a model cannot be saved.
+        return set()
+
+
+def _names_in(config):
+    if isinstance(config, list | tuple):
+        return set().union(*map(_names_in, config))
+    if not isinstance(config, dict):
+        return set()
+    inner = config.get("config")
+    own = {inner.get("name")} if isinstance(inner, dict) else set()
+    return own.union(*map(_names_in, config.values()))
 
 
 # ---- Graphs ----

@@ -36,6 +36,14 @@ MODES: dict[str, Mode] = {
 }
 
 
+# What they are called elsewhere; for the suggestion in the error only.
+_OTHER_NAMES = {
+    **dict.fromkeys(("fp32", "float", "full", "o0"), "float32"),
+    **dict.fromkeys(("bf16",), "mixed_bfloat16"),
+    **dict.fromkeys(("fp16", "f16", "half", "o1", "o2", "o3"), "mixed_float16"),
+}
+
+
 def get_mode(name: str) -> Mode:
     """Returns a mode by its name.
 
@@ -52,6 +60,8 @@ def get_mode(name: str) -> Mode:
         return MODES[name]
     # By format first: by its letters, "float16" is nearer to "float32".
     near = [mode.name for mode in MODES.values() if mode.compute_format == name]
+    other = _OTHER_NAMES.get(str(name).lower())
+    near = near or ([other] if other else [])
     near = near or difflib.get_close_matches(str(name), MODES, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if name in ("float16", "bfloat16"):

@@ -41,7 +41,9 @@ def policy_scope(mode: str) -> Iterator[modes.Mode]:
     """Scopes layer construction: layers built inside follow `mode`.
 
     Keras layers capture the dtype policy when they are constructed, not when they
-    are called, so a model built inside keeps its precision outside. Keras' policy
+    are called, so a model built inside keeps its precision outside. Train it under
+    `tfamp.enable`: without it, bias gradients in bfloat16 are TensorFlow's, which are
+    wrong on a CPU, and float16 gets Keras' own loss scaling, or none. Keras' policy
     belongs to the calling thread; the TF32 flag is the process's.
 
     Args:

@@ -125,6 +125,15 @@ class Copier:
                 for old, new in copied_weights.pair_layers(source, target):
                     copied_weights.copy_own(old, new)
                 copied_weights.check_same_values(source, target)
+        self._copy_trainable()
+
+    def _copy_trainable(self):
+        """Copies each layer's own flag, which Keras passes on: the outer ones first."""
+        pairs = self.pairs()
+        pairs.sort(key=lambda pair: -len(model_structure.flatten_layers(pair[0])))
+        for source, target in pairs:
+            if source.trainable != target.trainable:
+                target.trainable = source.trainable
 
     def _explained(self, operation, what):
         return explained(operation, what, self._rules.error)
@@ -221,11 +230,21 @@ class Copier:
 
 
 def check_not_quantized(model: keras.Model, error: type[Exception], what: str) -> None:
-    """Raises an error that begins its advice with `what` if a layer is quantized."""
+    """Raises an error that begins its advice with `what` if a layer is quantized.
+
+    Or if one has low-rank parts (LoRA): Keras saves weights in which they are merged.
+    """
+    layers = model_structure.flatten_layers(model)
+    low_rank = [layer for layer in layers if getattr(layer, "lora_enabled", False)]
+    if low_rank:
+        raise error(
+            "A model with LoRA cannot be rebuilt with the same weights. Received "
+            f"LoRA in the layers: {copied_weights.describe_layers(low_rank)}. "
+            "`save_weights` merges it: make the model without LoRA, load its weights "
+            "from there, and take that one."
+        )
     quantized = [
-        layer
-        for layer in model_structure.flatten_layers(model)
-        if layer.dtype_policy.quantization_mode is not None
+        layer for layer in layers if layer.dtype_policy.quantization_mode is not None
     ]
     if quantized:
         raise error(

@@ -77,7 +77,8 @@ def disable_graph_rewrite() -> None:
 def graph_rewrite_scope(dtype: str = "auto", **keywords) -> Iterator[control.Status]:
     """Scopes `enable_graph_rewrite`: the calls made inside are rewritten.
 
-    Not the functions defined inside: each call follows the options of its time.
+    Not the functions defined inside: each call follows the options of its time. The
+    options are the process's: scopes of several threads must not overlap.
 
     Args:
       dtype: As for `enable_graph_rewrite`.

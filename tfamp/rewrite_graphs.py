@@ -129,6 +129,15 @@ def xla_calls(graph: graph_pb2.GraphDef) -> int:
     return sum(node.attr["_XlaMustCompile"].b for node in _all_nodes(graph))
 
 
+def xla_functions(graph: graph_pb2.GraphDef) -> set[str]:
+    """Returns the names of the functions in a graph that XLA must compile."""
+    return {
+        function.signature.name
+        for function in graph.library.function
+        if function.attr["_XlaMustCompile"].b
+    }
+
+
 def _all_nodes(graph) -> Iterator:
     yield from graph.node
     for function in graph.library.function:
@@ -270,6 +279,11 @@ def optimize(concrete: Any, options: Mapping[str, Any]) -> graph_pb2.GraphDef:
     meta = tf.compat.v1.train.export_meta_graph(
         graph_def=graph.as_graph_def(), graph=graph
     )
+    compiled = xla_functions(meta.graph_def)
+    for function in meta.graph_def.library.function:
+        if function.signature.name in compiled:
+            # Else it is inlined here, where an execution leaves it to XLA.
+            function.attr["_noinline"].b = True
     for name in list(meta.collection_def):
         del meta.collection_def[name]  # Of variables, whose initializers are elsewhere.
     fetches = meta.collection_def["train_op"].node_list.value

@@ -4,6 +4,7 @@ Reads globals and writes none. TensorFlow accepts all that is refused here: it i
 the request without a word, or ends the process.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,10 +31,10 @@ FLAGS = (
 )
 DEAD_VARIABLE = "TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING"
 LEVEL, LOG_PATH = PREFIX + "LEVEL", PREFIX + "LOG_PATH"
-# Names those of the flags that tfamp has set: a child process inherits them, and is
-# not to take them for the user's wish.
-OWN_FLAGS = "TFAMP_OWN_GRAPH_REWRITE_FLAGS"
-VARIABLES = (*FLAGS, OWN_FLAGS, LEVEL, LOG_PATH, *rewrite_lists.variable_names())
+# JSON of the values that tfamp has replaced: a child process inherits the variables,
+# and is not to take them for the user's wish.
+REPLACED = "TFAMP_GRAPH_REWRITE_REPLACED"
+VARIABLES = (*FLAGS, REPLACED, LEVEL, LOG_PATH, *rewrite_lists.variable_names())
 TOGGLES = {
     "float16": "auto_mixed_precision",
     "bfloat16": "auto_mixed_precision_onednn_bfloat16",
@@ -107,11 +108,12 @@ def make_plan(
     ]
     variables = {
         **dict.fromkeys(FLAGS, "1"),
-        OWN_FLAGS: ",".join(x for x in FLAGS if not read_bool(environ, x)) or None,
         LEVEL: level,
         LOG_PATH: config.log_path or environ.get(LOG_PATH) or None,
         **merged.environ,
     }
+    replaced = {k: environ.get(k) for k, v in variables.items() if v != environ.get(k)}
+    variables[REPLACED] = json.dumps(replaced, sort_keys=True)
     return Plan(dtype, reason, tuple(notes), variables)
 
 

@@ -156,7 +156,8 @@ class Observation:
                 "tfamp.sync_thread() in it, or enable before it first calls a function"
             )
         reasons += [line.rstrip(".") for line in self._obstacles]
-        if any(graph.xla_calls for graph in [*self._dumped, *self._collected]):
+        by_xla = any(graph.xla_calls for graph in [*self._dumped, *self._collected])
+        if by_xla and not any("XLA" in hint for hint in hints):
             reasons.append(_XLA)
         return reasons or [self._last_reason()]
 
@@ -327,12 +328,16 @@ def _preview(concrete, simulate_gpu):
     notes = ["for a GPU that is simulated"] if simulate_gpu else []
     if graph_rewrite.requested_dtype() is None:
         notes.append("no rewrite is enabled")
+    partly = _partly(graphs)
     compiled = _is_compiled(concrete)
+    if partly:
+        notes.append(partly)
     if compiled or not any(graph.converted for graph in graphs):
         graphs = [
             graph._replace(converted=0, casts=0, after=graph.before) for graph in graphs
         ]
-        notes = [_XLA if compiled else _nothing_allowed(graphs)]
+        by_xla = compiled or bool(partly)
+        notes = [_XLA if by_xla else _nothing_allowed(graphs)]
     bound = simulate_gpu and not tf.test.is_built_with_gpu_support()
     if bound and not compiled:
         notes.append("this TensorFlow has no kernels for GPUs")
@@ -358,4 +363,5 @@ def _optimized(concrete, plan, simulate_gpu):
             rewrite_graphs.optimize(concrete, options)
     finally:
         dumped, _ = rewrite_record.RECORDER.close(found)
-    return dumped
+    compiled = rewrite_graphs.xla_functions(concrete.graph.as_graph_def())
+    return [graph for graph in dumped if graph.name not in compiled]

@@ -97,8 +97,8 @@ def _determinism(host):
     state = _on(host.deterministic)
     value = host.environ.get(switch_table.DETERMINISTIC)
     asked, why = _read_bool(value, False)
-    if value is not None and asked != host.deterministic:
-        why += "; overridden since, or set after TensorFlow had read it"
+    if asked != host.deterministic:
+        why += "; overridden since, unset, or set after TensorFlow had read it"
     return [
         Switch(
             "op determinism",

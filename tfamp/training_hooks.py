@@ -1,6 +1,7 @@
 """What tfamp does when Keras compiles a model and runs its first training step."""
 
 import contextlib
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
@@ -15,13 +16,28 @@ from tfamp import (
     layer_policies,
     model_structure,
     optimizer,
+    overrides,
     rewrite_report,
     unscaled,
 )
 
 _seen: rewrite_report.GraphRewriteReport | None = None
-# Model -> configuration of the rewrite -> what its training function showed.
-_reports: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass
+class _Looks:
+    """What a model's training function showed.
+
+    Attributes:
+      reports: By TensorFlow's key of what it has optimized.
+      again: Whether the next look has the function optimized once more, to see it.
+    """
+
+    reports: dict = dataclasses.field(default_factory=dict)
+    again: bool = False
+
+
+_looks: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def install(
@@ -43,27 +59,52 @@ def install(
     """
 
     def transform(model, given):
-        if scaling is False or not unscaled.needs_loss_scale(model):
+        # What the patterns match in a model that is not built is not known yet.
+        late = resolver is not None and resolver.asks_for("mixed_float16")
+        late = late and not model_structure.is_built(model)
+        if scaling is False or not (late or unscaled.needs_loss_scale(model)):
             return given
         return optimizer.wrap_optimizer(given, **scaling)
 
     def rule(model, arguments):
-        if resolver is not None:
+        # What it will be a part of is made later: checked when it trains.
+        if resolver is not None and not model_structure.makes_itself(model):
             layer_policies.check_model(model, resolver)
         if graph_rewrite.active() is not None:
             _check_policies(model)
             _keep_from_xla(model, arguments)
 
+    def check_overrides(model):
+        try:
+            if resolver is not None:
+                layer_policies.check_model(model, resolver)
+        except overrides.OverrideError:
+            model.train_function = None  # The next `fit` is a first one again.
+            raise
+
+    def around(model, is_new):
+        context = _around_first_step(model, is_new)
+        if resolver is None or not is_new or model_structure.is_built(model):
+            return context
+        return _followed(context, lambda: check_overrides(model))
+
     def check(model):
-        if resolver is not None:
-            layer_policies.check_model(model, resolver)
+        check_overrides(model)
         if graph_rewrite.active() is not None:
             _check_policies(model)
         if scaling is not False:
             unscaled.warn_about_unscaled_optimizers(model)
 
     before_use = None if resolver is None else resolver.before_use
-    keras_hooks.install(transform, check, rule, _around_first_step, before_use)
+    keras_hooks.install(transform, check, rule, around, before_use)
+
+
+@contextlib.contextmanager
+def _followed(context, then):
+    """A context, or none, with a function that is called at its end."""
+    with context or contextlib.nullcontext():
+        yield
+    then()
 
 
 def remove() -> None:
@@ -126,33 +167,51 @@ def _around_first_step(model, is_new):
     if graph_rewrite.thread_is_stale():
         # Another thread has enabled the rewrite; this one's options are older.
         graph_rewrite.sync_thread()
-    known = _reports.setdefault(model, {})
+    if model.built:
+        _check_policies(model)
+    looks = _looks.setdefault(model, _Looks())
     if is_new:
-        known.clear()
+        looks.reports.clear()
     # TensorFlow keeps what it has optimized, and shows it no second time.
-    report = known.get(rewrite.config)
+    report = looks.reports.get(graph_rewrite.cache_key())
     if report is None:
-        return _looked_at(model, known, rewrite)
+        return _looked_at(model, looks, rewrite)
     _seen = report
     return None
 
 
 @contextlib.contextmanager
 def _looked_at(
-    model: keras.Model, known: dict, rewrite: graph_rewrite.Rewrite
+    model: keras.Model, looks: _Looks, rewrite: graph_rewrite.Rewrite
 ) -> Iterator[None]:
     """Notes, and says, what the rewrite made of a model's first training step."""
-    global _seen
     if graph_rewrite.active() is not rewrite:
         yield  # It ended before the step.
         return
-    with rewrite_report.observe() as observation:
-        yield
-    _seen = known[rewrite.config] = observation.report(hints=_hints(model))
-    if _seen.effective is None:
-        warnings.warn(f"Model '{model.name}': {_seen}", stacklevel=2)
+    key, observation, failed = graph_rewrite.cache_key(), None, True
+    try:
+        with rewrite_report.observe(fresh=looks.again) as observation:
+            yield
+        failed = False
+    finally:
+        if observation is not None:
+            report = observation.report(hints=_hints(model))
+            _note(model, looks, key, report, failed)
+
+
+def _note(model, looks, key, report, failed):
+    global _seen
+    if report.effective is None:
+        unseen = not report.functions and not _hints(model) and not looks.again
+        if failed or unseen:
+            # It may have been optimized in a step before: the next one will tell.
+            looks.again = True
+            return
+        warnings.warn(f"Model '{model.name}': {report}", stacklevel=4)
     else:
-        logging.info("Model '%s': %s", model.name, _seen)
+        logging.info("Model '%s': %s", model.name, report)
+    _seen = looks.reports[key] = report
+    looks.again = False
 
 
 def _hints(model):

@@ -32,9 +32,10 @@ def warn_about_unscaled_optimizers(model: keras.Model) -> None:
     warnings.warn(
         f"Model '{model.name}' trains in float16 without loss scaling, so that small "
         f"gradients become 0: {shown or 'the graph rewrite'}. Without it: "
-        f"{', '.join(unscaled)}. Pass an optimizer to `compile`, which is wrapped "
-        "there, or wrap it by `tfamp.wrap_optimizer`; in a `train_step` of your own "
-        "differentiate `optimizer.scale_loss(loss)`. `loss_scale=False` in "
+        f"{', '.join(unscaled)}. Pass the optimizer to `compile` again, now that "
+        "the model is built: it is wrapped there; or wrap it by "
+        "`tfamp.wrap_optimizer`. In a `train_step` of your own differentiate"
+        " `optimizer.scale_loss(loss)`. `loss_scale=False` in "
         "`tfamp.enable` says that none is wanted.",
         stacklevel=4,
     )

@@ -181,6 +181,25 @@ def test_measured_times_change_nothing_in_the_model():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.parametrize("trainable", [True, False])
+def test_step_time_is_that_of_the_model(trainable):
+    """Without weights to train there is no gradient; the model runs all the same."""
+    ran, kept = [], tf.zeros(())
+
+    class Slow(layers.Layer):
+        def call(self, x):
+            self.kept = tf.numpy_function(lambda y: ran.append(1) or y, [x], x.dtype)
+            return tf.ensure_shape(self.kept, x.shape)
+
+    slow = Slow()
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(3), slow])
+    slow.kept = kept
+    model.trainable = trainable
+    assert timing.step_seconds(model, tf.ones((2, 3)), False) > 0
+    assert len(ran) >= 7
+    assert slow.kept is kept
+
+
 def test_pipeline_time_is_that_of_a_batch():
     def slow():
         for index in range(8):

@@ -48,6 +48,12 @@ def test_float32_is_well_set_where_nothing_is_fast():
         assert audit.examine(facts(layer(dtype="float32")), on(key)).findings == ()
 
 
+# 56 ms of work at the peak rates of an A100.
+SEQUENTIAL = layer(products=(product(m=2**21, n=2**11, k=2**11),))._replace(
+    kernels=20000
+)
+
+
 class Case(NamedTuple):
     """Facts, a situation, the rule that finds something, words of it, other rules."""
 
@@ -59,6 +65,7 @@ class Case(NamedTuple):
 
 
 ISLAND = layer("island", "float32")
+TIED = product("tied", "float32")
 CASES = {
     "bfloat16 on V100": Case(
         facts(), on("v100"), "fast_unit", ("bfloat16 is not fast", "'mixed_float16'")
@@ -136,6 +143,31 @@ CASES = {
         "element_wise",
         ("90%", "net (90%)"),
     ),
+    "element-wise work of float32 layers": Case(
+        facts(
+            layer(),
+            layer("norm", "float32", products=(), float32_elements=10**9),
+            layer("rest", products=(), elements=10**9),
+        ),
+        on("a100"),
+        "element_wise",
+        ("norm (100%)", "drop their dtype='float32'"),
+    ),
+    "an island with element-wise work": Case(
+        facts(
+            layer(elements=10**9),
+            ISLAND._replace(elements=10**9, float32_elements=10**9),
+        ),
+        on("a100"),
+        "float32_islands",
+        ("island",),
+    ),
+    "tied output layer": Case(
+        facts(layer(), layer("tied", products=(TIED,), ties_output=True)),
+        on("a100"),
+        "float32_islands",
+        ("tied to its embedding", "reverse_dtype='bfloat16'"),
+    ),
     "casts": Case(
         facts(
             layer(elements=10**9),
@@ -187,6 +219,24 @@ CASES = {
         "alignment",
         ("head size 60 -> 64 in mha",),
         others=("float32_islands",),
+    ),
+    "alignment under XLA": Case(
+        facts(layer(products=(product(n=4095, roles=[("units", 4095)]),))),
+        on("a100"),
+        "alignment",
+        ("XLA pads such operands itself",),
+    ),
+    "alignment of a sequence": Case(
+        facts(layer(products=(product(n=4095, roles=[("sequence length", 4095)]),))),
+        on("a100", jit_compile=False),
+        "alignment",
+        ("must be masked",),
+    ),
+    "alignment of gates": Case(
+        facts(layer(products=(product(n=3 * 1370, roles=[("units", 1370, 3)]),))),
+        on("a100"),
+        "alignment",
+        ("units 1370 -> 1376",),
     ),
     "128 bytes from A100 on": Case(
         facts(layer(products=(product(n=1000, roles=[("units", 1000)]),))),
@@ -261,6 +311,30 @@ CASES = {
         on("a100"),
         "narrow_variables",
         ("1,234", "3.9e-03", "mixed_bfloat16"),
+    ),
+    "16-bit weights where that format does not run": Case(
+        facts(
+            layer(dtype="float16", narrow_variables=9)._replace(
+                variable_dtype="float16"
+            )
+        ),
+        on("tpu"),
+        "narrow_variables",
+        ("use 'mixed_bfloat16'",),
+        others=("fast_unit",),
+    ),
+    "16-bit weights where no format is fast": Case(
+        facts(layer(narrow_variables=9)._replace(variable_dtype="bfloat16")),
+        on("p100"),
+        "narrow_variables",
+        ("use 'float32'",),
+        others=("fast_unit",),
+    ),
+    "a loop without cuDNN": Case(
+        facts(SEQUENTIAL),
+        on("a100", jit_compile=False),
+        "batch",
+        ("the 20000 kernels",),
     ),
     "bias gradients": Case(
         facts(layer(bias_rows=4096, trains=True)),
@@ -375,6 +449,30 @@ SILENT = {
     "TF32 off where there is none": (
         facts(layer(dtype="float16")),
         on("v100", tensor_float_32=False),
+    ),
+    "a loop in one kernel of cuDNN": (
+        facts(SEQUENTIAL._replace(cudnn_kernels=1)),
+        on("a100", jit_compile=False),
+    ),
+    "TF32 left in a 16-bit model, hardly any": (
+        facts(
+            layer(),
+            layer(
+                "head",
+                "float32",
+                (product("head", "float32", n=10, roles=[("units", 10)]),),
+                is_output=True,
+            ),
+        ),
+        on("a100"),
+    ),
+    "what was not counted may be a product": (
+        facts(layer(products=()), all_counted=False),
+        on("a100"),
+    ),
+    "XLA off where Keras keeps it off": (
+        facts(layer(elements=10**9)),
+        on("a100", jit_compile=False, xla_possible=False),
     ),
     "channels first on a TPU": (facts(layer(data_format="channels_first")), on("tpu")),
     "a GPU that is in no table": (

@@ -61,12 +61,14 @@ def test_attention_and_its_inner_layers():
     outputs = layers.MultiHeadAttention(2, 5, name="mha")(inputs, inputs)
     facts = facts_of(keras.Model(inputs, outputs), (6, 16))
     found = by_path(facts)
-    assert {"mha", "mha/query", "mha/key", "mha/value", "mha/softmax"} <= found.keys()
+    assert {"mha", "mha/query", "mha/key", "mha/value"} <= found.keys()
+    # Keras counts the layers of a kind that the process made.
+    assert any(path.startswith("mha/softmax") for path in found)
     assert [p.flops for p in found["mha"].products] == [2 * BATCH * 2 * 6 * 6 * 5] * 2
     (query,) = found["mha/query"].products
     assert (query.m, query.n, query.k) == (BATCH * 6, 10, 16)
-    roles = {tuple(d) for p in found["mha"].products for d in p.dimensions}
-    assert roles == {("head size", 5), ("sequence length", 6)}
+    roles = {d[:2] for p in found["mha"].products for d in p.dimensions}
+    assert roles == {("key_dim", 5), ("sequence length", 6)}
 
 
 def test_recurrent_products_count_once_for_each_step():
@@ -97,17 +99,24 @@ def test_roles_of_vocabulary_batch_and_images():
         ]
     )
     (head,) = facts_of(model, (6,), "int32").products
-    assert {tuple(d) for d in head.dimensions} == {
+    assert {d[:2] for d in head.dimensions} == {
         ("input features", 12),
         ("vocabulary", 101),
         ("batch size", BATCH),
     }
     images = keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(7, 3)])
     (convolution,) = facts_of(images, (8, 8, 3)).products
-    assert {tuple(d) for d in convolution.dimensions} == {
+    assert {d[:2] for d in convolution.dimensions} == {
         ("image channels", 3),
         ("filters", 7),
     }
+
+
+def test_images_with_their_channels_first():
+    layer = layers.Conv2D(7, 3, data_format="channels_first")
+    model = keras.Sequential([keras.Input((3, 8, 8)), layer])
+    (product,) = facts_of(model, (3, 8, 8)).products
+    assert product.dimensions[0][:2] == ("image channels", 3)
 
 
 class Twice(keras.Model):
@@ -208,6 +217,28 @@ def test_bias_rows_where_the_gradient_is_summed_in_bfloat16():
 
     assert rows("mixed_bfloat16") == {"summed": BATCH * 36}
     assert rows("float32") == {}
+
+
+def test_bias_rows_of_frozen_and_channels_first_convolutions():
+    """As measured: 0.96 and 0.005 of the gradient is wrong, with 4 examples."""
+
+    def rows(layer, shape):
+        with policy.policy_scope("mixed_bfloat16"):
+            model = keras.Sequential([keras.Input(shape), layer()])
+        frozen = model.layers[0]
+        if frozen.name.startswith("frozen"):
+            frozen._kernel.trainable = False
+        return max(x.bias_rows for x in facts_of(model, shape).layers)
+
+    def frozen():
+        return layers.Conv2D(4, 3, padding="same", name="frozen")
+
+    def first():
+        keywords = {"padding": "same", "data_format": "channels_first"}
+        return layers.Conv2D(4, 3, groups=2, **keywords)
+
+    assert rows(frozen, (6, 6, 4)) == BATCH * 36
+    assert rows(first, (4, 6, 6)) == BATCH
 
 
 def test_variables_of_16_bits_are_counted_once():

@@ -8,8 +8,9 @@ import re
 import helpers
 import pytest
 import tensorflow as tf
+from absl import logging
 
-from tfamp import device_table, hardware
+from tfamp import control, device_table, errors, hardware
 from tfamp.diagnostics import machine, machine_text
 from tfamp.training import doctor
 
@@ -151,6 +152,54 @@ def test_override_that_matches_nothing_is_an_error(device):
         doctor.report(config, device)
 
 
+@pytest.fixture
+def warned(monkeypatch):
+    """What absl was told."""
+    told = []
+    monkeypatch.setattr(logging, "warning", lambda text, *a: told.append(text % a))
+    return told
+
+
+def test_override_of_another_device_asks_nothing_of_this_host(warned):
+    overrides = (("conv.*", "float32"),)
+    report = doctor.report(digits(overrides=overrides, mode="mixed_float16"), "v100")
+    assert report.mode == "mixed_float16" and warned == []
+    assert {"float16", "float32"} <= report.audit.formats.keys()
+    float32 = [x for x in report.audit.findings if x.rule == "float32_islands"]
+    assert "conv" in float32[0].evidence
+    assert control.status().requested is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "on"),
+    [
+        ({}, True),
+        ({"strategy": "mirrored"}, False),
+        ({"strategy": "mirrored", "jit_compile": True}, True),
+        ({"jit_compile": False}, False),
+    ],
+    ids=["as Keras", "strategy", "strategy, asked for", "off"],
+)
+def test_xla_of_a_recipe_is_that_of_its_training(changes, on):
+    config = digits().copy_and_resolve_references().unlock()
+    config.update(changes)
+    assert doctor.report(config, "a100").audit.jit_compile == on
+
+
+def test_times_are_those_of_a_recipe_on_this_host():
+    with pytest.raises(ValueError, match="--time without --config"):
+        doctor.report(time=True)
+    with pytest.raises(ValueError, match="--time for NVIDIA A100"):
+        doctor.report(digits(), "a100", time=True)
+
+
+def test_report_that_cannot_be_written(audits, tmp_path):
+    for path in (tmp_path / "absent" / "x.md", tmp_path):
+        with pytest.raises(errors.RunError, match="--output=") as caught:
+            doctor.write(audits["a100"], str(path))
+        assert ".tmp" not in str(caught.value)
+
+
 def test_recipe_in_the_wrong_format_is_told(audits):
     first = audits["v100 bfloat16"].audit.findings[0]
     assert first.rule == "fast_unit" and "'mixed_float16'" in first.advice
@@ -180,6 +229,8 @@ COMMANDS = {
     "device": ["--simulate=a1000"],
     "mode": [f"--config={DIGITS}", "--config.precision.mode=x"],
     "stray": ["stray"],
+    "output": ["--output=absent/x.md"],
+    "data without a recipe": ["--data_dir=."],
     "data": [f"--config={ROOT}/configs/bert/tweets.py", "--data_dir=absent"],
 }
 
@@ -222,6 +273,8 @@ def test_script_audits_a_recipe_and_trains_nothing(finished):
         ("mode", "Unknown precision mode"),
         ("stray", "stray"),
         ("data", "absent"),
+        ("output", "no such folder"),
+        ("data without a recipe", "without --config"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_1(finished, name, phrase):

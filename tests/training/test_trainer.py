@@ -478,6 +478,8 @@ def test_override_that_matches_nothing_stops_the_run(config, tmp_path):
     config.precision.overrides = (("nothing", "float32"),)
     with pytest.raises(tfamp.OverrideError, match="'nothing'.*Known paths"):
         train_and_evaluate(config, tmp_path)
+    config.precision.overrides = ()  # The folder does not belong to the failed command.
+    assert train_and_evaluate(config, tmp_path).mode == "mixed_bfloat16"
 
 
 def test_kernel_switches_are_set_for_the_run_and_recorded(config, tmp_path):

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
 from tfamp import bias_gradient, errors, graph_rewrite, model_inputs, policy
 from tfamp.diagnostics import (
+    audit_arguments,
     audit_report,
     collect,
     devices,
@@ -18,6 +19,7 @@ from tfamp.diagnostics import (
     run_rules,
     shape_rules,
     timing,
+    xla_choice,
 )
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
@@ -31,7 +33,7 @@ def audit(
     batch_size: int | None = None,
     inputs: Any = None,
     device: devices.Device = None,
-    jit_compile: bool | None = None,
+    jit_compile: bool | Literal["auto"] | None = None,
     bias_gradient_fixed: bool | None = None,
     tensor_float_32: bool | None = None,
     rewrite: str | None = None,
@@ -50,20 +52,22 @@ def audit(
 
     Args:
       model: A built model of any kind; it need not be compiled.
-      batch_size: Examples in a batch; default 32, or that of `inputs`.
+      batch_size: Examples in a batch; default 32, or that of `inputs` or `dataset`.
       inputs: A batch of arrays, structured as the model takes them. Needed where the
         model does not tell its inputs; better where it leaves sizes open.
       device: None for this host's training device, or another: a key of
         `device_table` such as "a100", an entry of it, or a `DeviceDescription`.
-      jit_compile: Whether XLA compiles the step. None: as the model was compiled, else
-        as Keras' "auto" decides on the device (on GPUs yes, on CPUs no).
+      jit_compile: Whether XLA compiles the step. "auto": as Keras decides on the
+        device (on GPUs where all layers have XLA, on CPUs never). None: as the model
+        was compiled, else "auto".
       bias_gradient_fixed: Whether bias gradients are kept from being summed in
         bfloat16. None: as it stands, that is under `tfamp.enable()`.
       tensor_float_32: Whether float32 products may use TF32. None: as it stands.
       rewrite: Dtype that TensorFlow's graph optimizer rewrites float32 products to,
         "bfloat16" or "float16". None: as it stands, on this host's device.
       dataset: Batches of training data; drawing them is timed, and a step unless
-        `step_seconds` is given. Elements are inputs, or tuples that start with them.
+        `step_seconds` is given. Elements are inputs, or tuples that start with them;
+        what is judged, and timed, is its first batch unless `inputs` is given.
       pipeline_seconds: The time to draw a batch, instead of `dataset`.
       step_seconds: The time of a step on data that are at hand.
 
@@ -71,33 +75,47 @@ def audit(
       An `AuditReport`.
 
     Raises:
-      ValueError: If the model is not built, its inputs are not known, or times are
-        asked for a device that this host does not have.
+      ValueError: If the model is not built, its inputs are not known, times are
+        asked for a device that this host does not have, or an argument makes no sense
+        (all that do not are told at once); TypeError for arguments of other types.
 
     Example:
       print(tfamp.audit(model, batch_size=64, device="a100"))
     """
+    audit_arguments.check_model(model)
     about = devices.subject(device)
-    _check(model, batch_size, about, dataset, step_seconds)
+    audit_arguments.check(
+        about,
+        batch_size=batch_size,
+        jit_compile=jit_compile,
+        bias_gradient_fixed=bias_gradient_fixed,
+        tensor_float_32=tensor_float_32,
+        rewrite=rewrite,
+        dataset=dataset,
+        pipeline_seconds=pipeline_seconds,
+        step_seconds=step_seconds,
+    )
+    inputs, batch_size = _batch(dataset, inputs, batch_size)
     specs, size, notes = _specs(model, inputs, batch_size)
     facts = collect.collect(model, specs, size, notes)
     if rewrite is None and not about.simulated:
         rewrite = graph_rewrite.requested_dtype()
-    jit, jit_notes = _jit_compile(model, jit_compile, about, rewrite)
+    xla = xla_choice.choose(model, jit_compile, about, rewrite)
     if dataset is not None:
         pipeline_seconds, step_seconds = _measure(
-            model, dataset, jit, pipeline_seconds, step_seconds
+            model, dataset, inputs, xla.jit_compile, pipeline_seconds, step_seconds
         )
     situation = estimates.Situation(
         subject=about,
-        jit_compile=jit,
+        jit_compile=xla.jit_compile,
         tensor_float_32=_or_else(tensor_float_32, policy.read().tensor_float_32),
         graph_rewrite=rewrite,
         bias_gradient_fixed=_or_else(bias_gradient_fixed, bias_gradient.installed()),
         step_seconds=step_seconds,
         pipeline_seconds=pipeline_seconds,
+        xla_possible=xla.possible,
     )
-    notes = (*facts.notes, *jit_notes, *_times(pipeline_seconds, step_seconds))
+    notes = (*facts.notes, *xla.notes, *_times(pipeline_seconds, step_seconds))
     return examine(facts._replace(notes=notes), situation)
 
 
@@ -107,6 +125,8 @@ def examine(
     """Applies every rule to the facts; a pure function."""
     if situation.graph_rewrite and not situation.jit_compile:
         facts = _rewritten(facts, situation.graph_rewrite)
+    if situation.uses_cudnn:
+        facts = _on_cudnn(facts)
     speed = [found for rule in _SPEED_RULES for found in rule(facts, situation)]
     speed.sort(key=lambda finding: -finding.effect)
     accuracy = [x for rule in run_rules.ACCURACY_RULES for x in rule(facts, situation)]
@@ -142,6 +162,20 @@ def _rewritten(facts, dtype):
     )
 
 
+def _on_cudnn(facts):
+    """The facts where cuDNN runs each recurrent layer it can in one kernel."""
+    return facts._replace(
+        layers=tuple(
+            layer
+            if layer.cudnn_kernels is None
+            else layer._replace(
+                kernels=layer.cudnn_kernels, elements=0, float32_elements=0
+            )
+            for layer in facts.layers
+        )
+    )
+
+
 def _formats(facts, situation):
     counts: dict[str, int] = {}
     for product in facts.products:
@@ -155,23 +189,33 @@ def _or_else(value, default):
     return default if value is None else value
 
 
-def _check(model, batch_size, about, dataset, step_seconds):
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"`model` must be a Keras model. Received: {model!r}.")
-    if not model.built:
+def _batch(dataset, inputs, batch_size):
+    """Returns the batch that is judged, if there is one, and the batch size."""
+    if dataset is None:
+        return inputs, batch_size
+    first = next(iter(dataset), None)
+    if first is None:
+        raise ValueError("`dataset` must have batches. Received one without any.")
+    drawn = keras.utils.unpack_x_y_sample_weight(first)[0]
+    sizes = {_size(x) for x in keras.tree.flatten((drawn, inputs)) if x is not None}
+    if batch_size is not None:
+        sizes.add(batch_size)
+    if len(sizes) > 1:
         raise ValueError(
-            f"Model {model.name!r} is not built, so that its layers are not known. "
-            "Call it on a batch, or build it, first."
+            "`dataset`, `inputs` and `batch_size` must agree. Received: batches of "
+            f"{', '.join(map(str, sorted(sizes)))}."
         )
-    if batch_size is not None and batch_size < 1:
+    return drawn if inputs is None else inputs, batch_size
+
+
+def _size(array):
+    shape = tuple(tf.convert_to_tensor(array).shape)
+    if not shape or not shape[0]:
         raise ValueError(
-            f"`batch_size` must be at least 1. Received: batch_size={batch_size}."
+            "A batch must have examples in its first dimension. Received: an array of "
+            f"shape {shape}."
         )
-    if dataset is not None and about.simulated and step_seconds is None:
-        raise ValueError(
-            f"A step cannot be timed on {about.label}. Received: `dataset` without "
-            "`step_seconds`. Pass the time of a step there, or audit this host."
-        )
+    return shape[0]
 
 
 def _specs(model, inputs, batch_size):
@@ -181,9 +225,13 @@ def _specs(model, inputs, batch_size):
     except errors.ExportError as error:
         text = str(error).replace("`sample_inputs`", "`inputs`")
         raise ValueError(text) from error
+    except (TypeError, ValueError) as error:  # No arrays.
+        raise ValueError(
+            "`inputs` must be a batch of arrays, structured as the model takes them. "
+            f"Received: {type(inputs).__name__}: {error}"
+        ) from error
     if inputs is not None:
-        shapes = [tuple(x.shape) for x in keras.tree.flatten(samples)]
-        size = shapes[0][0] if shapes[0] else _BATCH_SIZE
+        size = _size(keras.tree.flatten(samples)[0])
         if batch_size not in (None, size):
             raise ValueError(
                 "`batch_size` must be that of `inputs`. Received: "
@@ -218,24 +266,8 @@ def _spec_of(tensor):
     return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
-def _jit_compile(model, asked, about, rewrite):
-    """Whether XLA compiles the step, and what was assumed."""
-    if asked is not None:
-        return asked, ()
-    # Keras 3.15, without a distribution strategy; `enable` turns it off for a rewrite.
-    auto = about.device.kind != "CPU" and rewrite is None
-    if not model.compiled:
-        return auto, ()
-    if not about.simulated or model.jit_compile:
-        return bool(model.jit_compile), ()
-    note = "XLA is taken to be as Keras decides there; pass `jit_compile` if not"
-    return auto, (note,) if auto else ()
-
-
-def _measure(model, dataset, jit, draw, step):
+def _measure(model, dataset, inputs, jit, draw, step):
     if step is None:
-        batch = next(iter(dataset))
-        inputs = batch[0] if isinstance(batch, tuple) else batch
         step = timing.step_seconds(model, inputs, jit)
     if draw is None:
         draw = timing.pipeline_seconds(itertools.islice(dataset, None))

@@ -2,9 +2,8 @@
 
 Counted are the products of a forward pass, and the elements that all its other
 operations write. The backward pass has about twice the products, in the same dtypes,
-so that shares of the forward pass are shares of a training step. What a layer does in
-functions of its own (`tf.function`, `tf.while_loop`) is not seen, but for recurrent
-layers and grouped convolutions.
+so that shares of the forward pass are shares of a training step. Notes tell what is not
+counted, or by an assumption: loops of open length, unknown shapes, integers, Python.
 """
 
 import math
@@ -14,24 +13,25 @@ import keras
 import tensorflow as tf
 
 from tfamp import model_structure
-from tfamp.diagnostics import layer_trace, model_facts, products
+from tfamp.diagnostics import (
+    cudnn,
+    dimensions,
+    function_bodies,
+    layer_trace,
+    model_facts,
+    products,
+)
 
 # Operations that write no new numbers: reads, views, calls, what is known before.
-_FREE = frozenset(
+_FREE = function_bodies.CALLS.union(
     (
         *("Const", "ReadVariableOp", "Identity", "IdentityN", "Placeholder", "NoOp"),
-        *(
-            "Reshape",
-            "Squeeze",
-            "ExpandDims",
-            "StopGradient",
-            "While",
-            "StatelessWhile",
-        ),
-        *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf"),
+        *("Reshape", "Squeeze", "ExpandDims", "StopGradient"),
         *("TensorListReserve", "TensorListFromTensor", "TensorListStack"),
+        *("TensorListGetItem", "TensorListSetItem"),
     )
 )
+_PYTHON = frozenset(("PyFunc", "EagerPyFunc", "PyFuncStateless"))
 _VIEWS = frozenset(("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"))
 _ACTIVATIONS = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
 
@@ -56,7 +56,8 @@ def collect(
     layers = model_structure.flatten_layers(model)
     reader = _Reader(model, layers, layer_trace.trace(model, layers, specs))
     flat = keras.tree.flatten(specs)
-    images = frozenset(spec.shape[-1] for spec in flat if len(spec.shape) > 2)
+    shapes = [spec.shape for spec in flat if len(spec.shape) > 2]
+    images = frozenset(x for s in shapes for x in (s[-1], *s[1:-2][:1]))
     outputs = tuple(reader.outputs())
     compiled = bool(model.compiled)
     optimizer = getattr(model, "optimizer", None)  # No attribute before `compile`.
@@ -71,7 +72,8 @@ def collect(
         loss_dtype=_loss_dtype(model) if compiled else "",
         scales_loss=scales if optimizer is not None else None,
         runs_eagerly=compiled and bool(model.run_eagerly),
-        notes=(*notes, *reader.notes),
+        all_counted=not reader.uncounted,
+        notes=(*notes, *reader.uncounted, *reader.notes()),
     )
 
 
@@ -91,12 +93,13 @@ class _Reader:
     def __init__(self, model, layers, trace: layer_trace.Trace):
         self.model, self.trace, self.all_layers = model, trace, layers
         self.paths = layer_paths(model)
-        self.notes: list[str] = []
+        self.uncounted: list[str] = []
         self.takers = {
             op: taker
             for op, taker in trace.takers.items()
             # Not a cast that ends another layer's call, as normalization does.
-            if taker in model_structure.flatten_layers(trace.owners[op][0])[1:]
+            if op in trace.owners
+            and taker in model_structure.flatten_layers(trace.owners[op][0])[1:]
         }
         self.own: dict[int, list[tuple[tf.Operation, int]]] = {}
         for op, (layer, repeats) in trace.owners.items():
@@ -104,13 +107,30 @@ class _Reader:
         self.vocabularies = frozenset(
             x.input_dim for x in layers if isinstance(x, keras.layers.Embedding)
         )
+        self.heads = {}
+        self.cudnn_kernels: dict[int, int] = {}
+        for layer in layers:
+            self.heads.update(dimensions.heads_inside(layer))
+            if cudnn.runs_whole(layer):
+                calls = [x.repeats for x in trace.calls if x.layer is layer]
+                self.cudnn_kernels[id(layer)] = sum(calls)
+                self.cudnn_kernels[id(layer.cell)] = 0
+
+    def notes(self):
+        """Yields what is counted by an assumption."""
+        for op in self.trace.open_loops:
+            inside = [x for g in function_bodies.bodies(op) for x in g.get_operations()]
+            if any(map(_is_product, inside)):
+                path = self.paths[id(self.trace.owners[op][0])]
+                yield f"a loop in {path!r} is counted once: its length is not known"
 
     def layers(self, batch_size, image_channels, ends):
         """Yields the facts of each layer."""
         for layer in self.all_layers:
             path = self.paths[id(layer)]
-            context = products.Context(
-                path, layer, batch_size, self.vocabularies, image_channels
+            context = dimensions.Context(
+                *(path, layer, batch_size, self.vocabularies, image_channels),
+                heads=self.heads.get(id(layer), {}),
             )
             yield self._layer(context, self.own.get(id(layer), []), path in ends)
 
@@ -131,9 +151,11 @@ class _Reader:
             elements=sum(n * _written(op) for op, n in others),
             float32_elements=sum(n * _written_float32(op) for op, n in others),
             data_format=getattr(layer, "data_format", None),
-            bias_rows=max((_bias_rows(op) for op, _ in operations), default=0),
+            bias_rows=max((_bias_rows(op, weights) for op, _ in operations), default=0),
             is_model=isinstance(layer, keras.Model),
             is_output=is_output,
+            ties_output=hasattr(layer, "reverse_dtype"),
+            cudnn_kernels=self.cudnn_kernels.get(id(layer)),
         )
 
     def _products(self, context, operations):
@@ -141,11 +163,16 @@ class _Reader:
             products.read(op, context, n) for op, n in operations if _is_product(op)
         ]
         if None in found:
-            self.notes.append(
-                f"a product of unknown shape in {context.path!r} is not counted"
-            )
+            self._miss("a product of unknown shape", context)
+        if any(map(_is_integer_product, (op for op, _ in operations))):
+            self._miss("a product of integers", context)
+        if any(op.type in _PYTHON for op, _ in operations):
+            self._miss("what a Python function computes", context)
         known = [product for product in found if product is not None]
         return known or self._estimated(context)
+
+    def _miss(self, what, context):
+        self.uncounted.append(f"{what} in {context.path!r} is not counted")
 
     def _estimated(self, context):
         inner = model_structure.flatten_layers(context.layer)
@@ -153,12 +180,8 @@ class _Reader:
             _is_product(op) for each in inner for op, _ in self.own.get(id(each), [])
         ):
             return []
-        return [
-            product
-            for call in self.trace.calls
-            if call.layer is context.layer
-            for product in products.estimate(context, call.output_shape, call.repeats)
-        ]
+        calls = [call for call in self.trace.calls if call.layer is context.layer]
+        return products.estimate(context, sum(x.repeats * x.steps for x in calls))
 
     def casts(self):
         """Yields the casts of activations between layers."""
@@ -215,6 +238,10 @@ def _is_product(op):
     return op.type in products.OPERATIONS and op.inputs[1].dtype.is_floating
 
 
+def _is_integer_product(op):
+    return op.type in products.OPERATIONS and op.inputs[1].dtype.is_integer
+
+
 def _behind(op, kinds):
     """Follows first inputs back through operations of these types."""
     while op.type in kinds and op.inputs:
@@ -240,19 +267,26 @@ def _size(tensor):
 def _casts_activations(op):
     if op.type != "Cast":
         return False
-    dtypes = (op.inputs[0].dtype, op.outputs[0].dtype)
+    floats = op.inputs[0].dtype.is_floating and op.outputs[0].dtype.is_floating
     source = _behind(op.inputs[0].op, _VIEWS)
-    known = source.type in ("ReadVariableOp", "Const")
-    return all(dtype.is_floating for dtype in dtypes) and not known
+    return floats and source.type not in ("ReadVariableOp", "Const")
 
 
-def _bias_rows(op):
-    """Rows that a bias gradient sums in bfloat16; 0 if it is another operation."""
+def _bias_rows(op, weights):
+    """Rows that a bias gradient sums in bfloat16; 0 if it is another operation.
+
+    With the channels first TensorFlow 2.21 sums each example's positions rightly, and
+    then the examples: measured errors depend on their number alone.
+    """
     if op.type != "BiasAdd" or op.outputs[0].dtype != tf.bfloat16:
         return 0
-    # oneDNN sums the bias gradient of Conv2D with the convolution's own, in float32.
-    if _behind(op.inputs[0].op, {"Identity"}).type == "Conv2D":
+    # oneDNN sums the bias gradient of Conv2D with the convolution's own, in float32;
+    # a frozen convolution has none.
+    is_convolution = _behind(op.inputs[0].op, {"Identity"}).type == "Conv2D"
+    if is_convolution and any(len(weight.shape) > 1 for weight in weights):
         return 0
+    if op.get_attr("data_format") == b"NCHW":
+        return op.outputs[0].shape[0] or 0
     return _size(op.outputs[0]) // max(1, _size(op.inputs[1]))
 
 

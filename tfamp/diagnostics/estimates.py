@@ -31,6 +31,7 @@ class Situation(NamedTuple):
         bfloat16, as under `tfamp.enable()`.
       step_seconds: Measured time of a step without waiting for data; None unknown.
       pipeline_seconds: Measured time to draw a batch; None unknown.
+      xla_possible: Whether Keras would let XLA compile the step.
     """
 
     subject: devices.Subject
@@ -40,11 +41,17 @@ class Situation(NamedTuple):
     bias_gradient_fixed: bool = False
     step_seconds: float | None = None
     pipeline_seconds: float | None = None
+    xla_possible: bool = True
 
     @property
     def device(self) -> hardware.DeviceDescription:
         """The device's description."""
         return self.subject.device
+
+    @property
+    def uses_cudnn(self) -> bool:
+        """Whether cuDNN may run recurrent layers: on NVIDIA's GPUs without XLA."""
+        return self.device.compute_capability is not None and not self.jit_compile
 
     def support(self, name: str) -> hardware.PrecisionSupport:
         """Returns the support of a format on the device."""

@@ -3,6 +3,8 @@
 Each takes (facts, situation) and returns a list of findings, empty if all is well.
 """
 
+from typing import NamedTuple
+
 from tfamp import hardware, modes
 from tfamp.diagnostics import audit_report, estimates, model_facts
 
@@ -37,7 +39,7 @@ def fast_unit(
                 f"use {best.mode!r} here ({best.reason})",
             )
         ]
-    if not facts.flops:
+    if not facts.flops and facts.all_counted:
         return [
             Finding(
                 "fast_unit",
@@ -104,8 +106,7 @@ def islands(
         layer.path: situation.share(facts, lambda x, y=layer: _is_island(x, y))
         for layer in facts.layers
     }
-    least = {"layers": NOTICEABLE, "operations": NOTICEABLE, "output": _LARGE_OUTPUT}
-    found = [x for x in facts.layers if apart[x.path] >= least[_kind(x)]]
+    found = [x for x in facts.layers if apart[x.path] >= _ISLANDS[_kind(x)].least]
     return [
         _island_finding(kind, layers, apart, facts, narrow)
         for kind in _ISLANDS
@@ -119,23 +120,37 @@ def _is_island(product, layer):
 
 def _kind(layer):
     if layer.compute_dtype in model_facts.NARROW:
-        return "operations"
+        return "tied" if layer.ties_output else "operations"
     return "output" if layer.is_output else "layers"
 
 
-# What, and what to do, for each kind of island.
+class _Island(NamedTuple):
+    """What a kind of island is, what to do, and the least share that is told."""
+
+    what: str
+    advice: str
+    least: float = NOTICEABLE
+
+
 _ISLANDS = {
-    "layers": (
+    "layers": _Island(
         "float32 layers in a {narrow} model",
         "take them out of the overrides, or drop their dtype='float32', unless their "
         "accuracy needs it",
     ),
-    "output": (
+    "output": _Island(
         "a large output layer in float32",
         "compute its product in {narrow} and cast the logits: Dense(...), then "
         "Activation('linear', dtype='float32'); softmax and loss stay float32",
+        _LARGE_OUTPUT,
     ),
-    "operations": (
+    "tied": _Island(
+        "an output layer in float32 that is tied to its embedding",
+        "its `embeddings` are float32 unless the embedding's `reverse_dtype` says "
+        "otherwise: set reverse_dtype='{narrow}', and cast the logits to float32 after",
+        _LARGE_OUTPUT,
+    ),
+    "operations": _Island(
         "float32 products in {narrow} layers",
         "cast the operands to the layer's `compute_dtype`; NumPy constants and casts "
         "in a `call` of your own are the usual cause",
@@ -144,7 +159,7 @@ _ISLANDS = {
 
 
 def _island_finding(kind, layers, share, facts, narrow):
-    what, advice = _ISLANDS[kind]
+    what, advice, _ = _ISLANDS[kind]
     layers = sorted(layers, key=lambda layer: -share[layer.path])
     details = [
         {
@@ -179,15 +194,16 @@ def element_wise(
 
     On GPUs only: on the CPU measured, sums and activations in bfloat16 take longer than
     in float32. What normalization and softmax do in 16-bit layers is meant, and left
-    out; what a float32 layer at an output does, too.
+    out; what a float32 layer at an output does, too, and islands, which are told.
     """
     narrow = estimates.narrow_dtype(facts)
     if narrow is None or situation.device.kind != "GPU" or not facts.elements:
         return []
+    told = {row["layer"] for x in islands(facts, situation) for row in x.details}
     found = [
         layer
         for layer in facts.layers
-        if layer.float32_elements and _is_avoidable(layer, facts)
+        if layer.float32_elements and _is_avoidable(layer, told)
     ]
     share = sum(layer.float32_elements for layer in found) / facts.elements
     effect = share * situation.other_share(facts) / 2
@@ -206,8 +222,11 @@ def element_wise(
             f"element-wise work in float32 in a {narrow} model",
             f"{percent(share)} of the elements that are not products' results: "
             f"{examples(names)}",
-            "a sum of a float32 and a 16-bit tensor is float32: cast the float32 side, "
-            "for example the model's input",
+            "; ".join(
+                text
+                for models, text in _ELEMENT_WISE.items()
+                if models in {layer.is_model for layer in found}
+            ),
             tuple(
                 {"layer": layer.path, "elements": layer.float32_elements}
                 for layer in found
@@ -216,9 +235,20 @@ def element_wise(
     ]
 
 
-def _is_avoidable(layer, facts):
-    is_own = layer.compute_dtype == "float32" and not layer.is_output
-    return is_own or layer.is_model
+def _is_avoidable(layer, told):
+    if layer.is_model:
+        return True
+    is_float32 = layer.compute_dtype == "float32" and not layer.is_output
+    return is_float32 and layer.path not in told
+
+
+# Whether it is a model's own work -> what to do about it.
+_ELEMENT_WISE = {
+    True: "a sum of a float32 and a 16-bit tensor is float32: cast the float32 side, "
+    "for example the model's input",
+    False: "take float32 layers out of the overrides, or drop their dtype='float32', "
+    "unless their accuracy needs it",
+}
 
 
 def casts(

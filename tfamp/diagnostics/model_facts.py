@@ -26,6 +26,9 @@ class LayerFacts(NamedTuple):
         none does.
       is_model: Whether it is a model around other layers.
       is_output: Whether an output of the model comes from it.
+      ties_output: Whether it is an embedding that can compute the output, too.
+      cudnn_kernels: Number of operations where cuDNN runs it, as on an NVIDIA GPU
+        without XLA; None if cuDNN does not.
     """
 
     path: str
@@ -42,6 +45,8 @@ class LayerFacts(NamedTuple):
     bias_rows: int = 0
     is_model: bool = False
     is_output: bool = False
+    ties_output: bool = False
+    cudnn_kernels: int | None = None
 
 
 class CastFacts(NamedTuple):
@@ -92,6 +97,7 @@ class ModelFacts(NamedTuple):
       loss_dtype: Dtype of the compiled loss; "" if not known.
       scales_loss: Whether its optimizer scales the loss; None if not compiled.
       runs_eagerly: Whether it was compiled with `run_eagerly=True`.
+      all_counted: Whether every product was counted; if not, notes say which.
       notes: What had to be assumed, for the report.
     """
 
@@ -104,6 +110,7 @@ class ModelFacts(NamedTuple):
     loss_dtype: str = ""
     scales_loss: bool | None = None
     runs_eagerly: bool = False
+    all_counted: bool = True
     notes: tuple[str, ...] = ()
 
     @property

@@ -17,26 +17,10 @@ import keras
 import tensorflow as tf
 
 from tfamp import alignment
+from tfamp.diagnostics import dimensions
 
-Dim = alignment.Dimension
-
-
-class Context(NamedTuple):
-    """What names the sizes of a product.
-
-    Attributes:
-      path: Path of the layer.
-      layer: The layer.
-      batch_size: Examples in a batch.
-      vocabularies: Numbers of tokens of the model's embeddings.
-      input_channels: Last dimensions of the model's own inputs.
-    """
-
-    path: str
-    layer: keras.layers.Layer
-    batch_size: int
-    vocabularies: frozenset[int]
-    input_channels: frozenset[int]
+Context = dimensions.Context
+Dims = dimensions.Dims
 
 
 class _Sizes(NamedTuple):
@@ -46,7 +30,7 @@ class _Sizes(NamedTuple):
     n: int
     k: int
     repeats: int
-    dimensions: tuple[Dim, ...]
+    dimensions: Dims
     weights: int
 
 
@@ -110,8 +94,8 @@ def _matmul(op, context):
     weights = 0
     if math.prod(b[:-2]) == 1:  # One matrix for all: TensorFlow folds the rest into m.
         m, repeats, weights = m * repeats, 1, k * n
-    dimensions = _matrix_dimensions(m, n, k, a, context)
-    return _Sizes(m, n, k, repeats, dimensions, weights)
+    named = dimensions.of_matrix(m, n, k, a, context)
+    return _Sizes(m, n, k, repeats, named, weights)
 
 
 def _einsum(op, context):
@@ -119,23 +103,29 @@ def _einsum(op, context):
     terms, result = equation.replace(" ", "").split("->")
     terms = terms.split(",")
     shapes = [_shape(tensor) for tensor in op.inputs]
-    if len(terms) != 2 or "." in equation:
+    if len(terms) != 2:
         raise _UnknownShapeError
-    size = {
-        label: extent
-        for term, shape in zip(terms, shapes, strict=True)
-        for label, extent in zip(term, shape, strict=True)
-    }
-    left, right, out = set(terms[0]), set(terms[1]), set(result)
+    left, right = (_extents(*pair) for pair in zip(terms, shapes, strict=True))
+    out, size = set(_extents(result, _shape(op.outputs[0]))), {**left, **right}
 
     def product(labels):
         return math.prod(size[label] for label in labels)
 
-    m, n = product((left - right) & out), product((right - left) & out)
-    k, repeats = product((left | right) - out), product(left & right & out)
+    both = left.keys() & right.keys()
+    m, n = product((left.keys() - both) & out), product((right.keys() - both) & out)
+    k, repeats = product(size.keys() - out), product(both & out)
     weights = math.prod(shapes[1]) if _is_weight(op.inputs[1]) else 0
-    dimensions = _matrix_dimensions(m, n, k, shapes[0], context)
-    return _Sizes(m, n, k, repeats, dimensions, weights)
+    named = dimensions.of_matrix(m, n, k, shapes[0], context)
+    return _Sizes(m, n, k, repeats, named, weights)
+
+
+def _extents(term, shape):
+    """Label -> size. An ellipsis' are numbered from behind; its ones are repeated."""
+    before, dots, after = term.partition("...")
+    hidden = range(len(before) + len(after) - len(shape), 0) if dots else ()
+    labels = [*before, *hidden, *after]
+    extents = zip(labels, shape, strict=True)
+    return {x: size for x, size in extents if size != 1 or isinstance(x, str)}
 
 
 def _is_weight(tensor):
@@ -143,30 +133,6 @@ def _is_weight(tensor):
     while op.type in ("Cast", "Identity", "Reshape", "Transpose"):
         op = op.inputs[0].op
     return op.type == "ReadVariableOp"
-
-
-def _matrix_dimensions(m, n, k, rows, context):
-    """Names the sizes; of the rows only those that are the batch, or positions."""
-    layer = context.layer
-    # Attention's two products of activations: Keras' and KerasHub's names.
-    heads = {getattr(layer, name, None) for name in _HEAD_SIZES} - {None}
-    if heads:
-        names = {size: "head size" for size in heads}
-        sizes = dict.fromkeys((m, n, k))
-        return tuple(Dim(names.get(size, "sequence length"), size) for size in sizes)
-    first, last = "input features", "units"
-    if isinstance(layer, keras.layers.Embedding):  # Tied: the head is the table.
-        first = "embedding width"
-    dimensions = [Dim(first, k), Dim(last, n)]
-    if len(rows) == 2 and m == context.batch_size:
-        dimensions.append(Dim("batch size", m))
-    return tuple(
-        Dim("vocabulary", size) if size in context.vocabularies else Dim(role, size)
-        for role, size in dimensions
-    )
-
-
-_HEAD_SIZES = ("key_dim", "value_dim", "_key_dim", "_value_dim", "head_dim")
 
 
 def _channels(op, shape):
@@ -183,7 +149,7 @@ def _convolution(op, context):
         n=filters // groups,
         k=math.prod(kernel[:-1]),
         repeats=groups,
-        dimensions=_channel_dimensions(channels, filters, context),
+        dimensions=dimensions.of_convolution(channels, filters, context),
         weights=math.prod(kernel),
     )
 
@@ -196,15 +162,9 @@ def _transposed_convolution(op, context):
         n=math.prod(kernel[:-1]),
         k=channels,
         repeats=1,
-        dimensions=_channel_dimensions(channels, filters, context),
+        dimensions=dimensions.of_convolution(channels, filters, context),
         weights=math.prod(kernel),
     )
-
-
-def _channel_dimensions(channels, filters, context):
-    image = channels < 8 and channels in context.input_channels
-    role = "image channels" if image else "input channels"
-    return (Dim(role, channels), Dim("filters", filters))
 
 
 def _depthwise(op, context):
@@ -230,46 +190,30 @@ OPERATIONS: dict[str, Callable[[tf.Operation, Context], _Sizes]] = {
 }
 
 
-def estimate(
-    context: Context, shape: list[int | None], repeats: int
-) -> list[alignment.Product]:
-    """Returns the products of a layer that computes them where no trace shows them.
+def estimate(context: Context, repeats: int) -> list[alignment.Product]:
+    """Returns the products of a recurrent layer that no trace shows.
 
-    Grouped convolutions run in a function of their own on a CPU, recurrent layers in
-    one kernel of cuDNN on a GPU.
+    It runs in one kernel of cuDNN on a GPU.
 
     Args:
       context: A layer without a product in its graph.
-      shape: Shape of its output.
-      repeats: Time steps, for a recurrent layer.
+      repeats: Time steps, of all its calls; 0 for a layer of another kind.
     """
     layer, batch = context.layer, context.batch_size
-    dtype = keras.backend.standardize_dtype(layer.compute_dtype)
-    if isinstance(layer, keras.layers.RNN):
-        return [
-            alignment.Product(
-                *(context.path, "RNN", dtype, batch, n, k, repeats),
-                dimensions=(Dim("units", n), Dim("input features", k)),
-                activations=batch * (n + k),
-                weights=k * n,
-                calls=repeats,
-            )
-            for k, n in (w.shape for w in layer.weights if len(w.shape) == 2)
-        ]
-    if not isinstance(layer, _CONVOLUTIONS) or None in shape:
+    if not isinstance(layer, keras.layers.RNN):
         return []
-    *area, channels, filters = layer.kernel.shape
-    groups, rows = layer.groups, math.prod(shape) // filters
     return [
         alignment.Product(
-            *(context.path, "Conv", dtype),
-            *(rows, filters // groups, math.prod(area) * channels, groups),
-            dimensions=_channel_dimensions(channels, filters, context),
-            # The input is taken to be as large as the output.
-            activations=rows * (channels + filters // groups),
-            weights=math.prod(area) * channels * filters // groups,
+            *(
+                context.path,
+                "RNN",
+                keras.backend.standardize_dtype(layer.compute_dtype),
+            ),
+            *(batch, n, k, repeats),
+            dimensions=dimensions.of_matrix(batch, n, k, [], context),
+            activations=batch * (n + k),
+            weights=k * n,
+            calls=repeats,
         )
+        for k, n in (w.shape for w in layer.weights if len(w.shape) == 2)
     ]
-
-
-_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)

@@ -3,7 +3,7 @@
 Each takes (facts, situation) and returns a list of findings, empty if all is well.
 """
 
-from tfamp import formats
+from tfamp import formats, hardware
 from tfamp.diagnostics import audit_report, estimates, format_rules, model_facts
 
 Finding = audit_report.Finding
@@ -42,6 +42,8 @@ def xla(facts: model_facts.ModelFacts, situation: estimates.Situation) -> list[F
     if situation.device.kind == "CPU":
         return _xla_on_cpu(narrow) if situation.jit_compile else []
     if situation.device.kind != "GPU" or situation.jit_compile:
+        return []
+    if not situation.xla_possible:
         return []
     share = situation.other_share(facts)
     if share < format_rules.NOTICEABLE:
@@ -150,10 +152,17 @@ def narrow_variables(
             f"{scalars:,} trained weights are stored in {dtype}",
             f"an update of less than {half:.1e} of its weight (half an epsilon of "
             f"{dtype}) is rounded away: {format_rules.examples(paths)}",
-            f"use mixed_{dtype}, which stores weights in float32",
+            f"use {_mode_instead(dtype, situation)!r}, which stores weights in float32",
             paths,
         )
     ]
+
+
+def _mode_instead(dtype, situation):
+    """The mode with float32 weights: of the same format where that is fast."""
+    if situation.support(dtype).fast:
+        return f"mixed_{dtype}"
+    return hardware.choose_mode([situation.device]).mode
 
 
 def bias_gradients(

@@ -16,6 +16,9 @@ _LARGEST_GROWTH = 64
 _LAUNCH_SECONDS = 5e-6  # Of a kernel on a GPU: a rule of thumb.
 _FEW_ROWS = 16
 _LITTLE_WORK = 25e6  # FLOP of a forward pass.
+_BEST_ADVICE = "pad where that is easy: fewer, fuller tiles"
+# Of XLA's source (CublasPadForGemms, CudnnPadForConvolutions), not measured.
+_XLA_PADS = "; XLA pads such operands itself: with it the cost is that of the copies"
 _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide, 2.2"
 
 
@@ -39,8 +42,8 @@ def align(
 
 
 def _alignment(products, name, facts, situation, width):
-    misses = alignment.find_misses(products, name, width)
-    hit = alignment.affected(misses, products)
+    narrow = estimates.narrow_dtype(facts)
+    hit = alignment.affected(products, name, width)
     required = width == alignment.REQUIRED_BYTES
     # Among the products of this format: others would hide them, and may go.
     flops = sum(product.flops for product in products)
@@ -48,10 +51,13 @@ def _alignment(products, name, facts, situation, width):
     share = situation.share(facts, lambda product: product in hit)
     if not share or part < (format_rules.NOTICEABLE if required else _NOTICEABLE_BEST):
         return []
+    # What is left in float32 in a 16-bit model is judged as all else is.
+    if narrow not in (None, name) and share < format_rules.NOTICEABLE:
+        return []
     misses = [
+        miss
         # A float32 layer that is moved to 16 bits should fit there, too.
-        miss._replace(padded=alignment.pad(miss.padded, _multiple(facts, miss)))
-        for miss in misses
+        for miss in alignment.find_misses(products, name, width, narrow)
         if miss.flops >= format_rules.NOTICEABLE * flops / 4
     ]
     return [
@@ -63,20 +69,25 @@ def _alignment(products, name, facts, situation, width):
             f"({alignment.elements(name, width)} elements of {name})",
             f"{percent(share)} of the products' time: "
             + format_rules.examples([_describe(x, required) for x in misses])
-            + f" ({_GUIDE})",
-            "pad to the size after the arrow; unused tokens, units and channels do no "
-            "harm"
-            if required
-            else "pad where that is easy: fewer, fuller tiles",
+            + f" ({_GUIDE})"
+            + (
+                _XLA_PADS
+                if required and name != "tf32" and situation.jit_compile
+                else ""
+            ),
+            _padding(misses) if required else _BEST_ADVICE,
             tuple(miss._asdict() for miss in misses),
         )
     ]
 
 
-def _multiple(facts, miss):
-    narrow = estimates.narrow_dtype(facts)
-    is_image = miss.role == "image channels"
-    return 1 if narrow is None or is_image else alignment.elements(narrow)
+def _padding(misses):
+    advice = (
+        "pad to the size after the arrow; unused entries of a vocabulary, units and "
+        "channels do no harm"
+    )
+    longer = any(miss.role == "sequence length" for miss in misses)
+    return advice + ("; a sequence's padding must be masked" if longer else "")
 
 
 def _describe(miss, required):
@@ -109,8 +120,9 @@ def data_format(
         )
     else:
         evidence = (
-            "Tensor Cores work on channels_last; the other way is transposed around "
-            "each convolution (NVIDIA, Convolutional Layers User's Guide)"
+            "Tensor Cores work on channels_last; the other way is transposed (NVIDIA, "
+            "Convolutional Layers User's Guide), at the borders of neighboring "
+            "convolutions at least, if XLA or Grappler changes the layout between them"
         )
     return [
         Finding(
@@ -168,7 +180,8 @@ def _launches(facts, situation):
 
 
 def _may_use_xla(situation):
-    return not situation.jit_compile and situation.graph_rewrite is None
+    possible = situation.xla_possible and situation.graph_rewrite is None
+    return possible and not situation.jit_compile
 
 
 def _work(facts, situation, grown=1):

@@ -1,5 +1,7 @@
 """Image classification with a plain convolutional network."""
 
+import functools
+
 import keras
 
 from tfamp.training import data, tasks
@@ -63,20 +65,24 @@ def build_network(shape, classes: int, model) -> keras.Model:
     """
     inputs = keras.Input(shape, name="image")
     # Pinned to float32: 8-bit steps do not survive bfloat16's 8 bits of precision.
-    x = keras.layers.Rescaling(1 / 127.5, -1.0, dtype="float32")(inputs)
-    for block in model.blocks:
-        for channels in block:
-            x = _convolution(x, channels, model.batch_norm)
-        x = keras.layers.MaxPooling2D()(x)
-    x = keras.layers.Flatten()(x)
-    x = keras.layers.Dense(model.dense, activation="relu")(x)
-    x = keras.layers.Dropout(model.dropout)(x)
+    scale = keras.layers.Rescaling(1 / 127.5, -1.0, dtype="float32", name="rescaling")
+    x = scale(inputs)
+    # Named, as Keras' own numbers go on from one run of a process to the next.
+    for i, block in enumerate(model.blocks, 1):
+        for j, channels in enumerate(block, 1):
+            x = _convolution(x, channels, model.batch_norm, f"conv{i}_{j}")
+        x = keras.layers.MaxPooling2D(name=f"pool{i}")(x)
+    x = keras.layers.Flatten(name="flatten")(x)
+    x = keras.layers.Dense(model.dense, activation="relu", name="dense")(x)
+    x = keras.layers.Dropout(model.dropout, name="dropout")(x)
     logits = keras.layers.Dense(classes, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name="cnn")
 
 
-def _convolution(x, channels, batch_norm):
+def _convolution(x, channels, batch_norm, name):
+    layer = functools.partial(keras.layers.Conv2D, channels, 3, padding="same")
     if not batch_norm:
-        return keras.layers.Conv2D(channels, 3, padding="same", activation="relu")(x)
-    x = keras.layers.Conv2D(channels, 3, padding="same", use_bias=False)(x)
-    return keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+        return layer(activation="relu", name=name)(x)
+    x = layer(use_bias=False, name=name)(x)
+    x = keras.layers.BatchNormalization(name=f"{name}_norm")(x)
+    return keras.layers.ReLU(name=f"{name}_relu")(x)

@@ -7,12 +7,17 @@ import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import keras
+
 from tfamp import (
     control,
+    errors,
     graph_rewrite,
     hardware,
+    layer_policies,
     modes,
     policy,
+    training_hooks,
 )
 from tfamp.diagnostics import audit, audit_report, devices, machine, machine_text
 from tfamp.training import base_config, pipeline, run_files, tasks
@@ -71,6 +76,16 @@ def report(config=None, device: devices.Device = None, time: bool = False) -> Re
       ValueError: If a setting makes no sense, or the device is not in the table.
     """
     described = machine.describe(device)
+    if time and config is None:
+        raise ValueError(
+            "Times are those of a recipe. Received: --time without --config. Pass "
+            "--config, or leave out --time."
+        )
+    if time and described.simulated:
+        raise ValueError(
+            "Times are measured on this host. Received: --time for "
+            f"{described.device}, simulated. Leave out --time or --simulate."
+        )
     if config is None:
         return Report(described)
     mode, found = audit_recipe(config, device, time)
@@ -98,11 +113,10 @@ def audit_recipe(
     task = tasks.from_config(config if time else _smaller(config))
     scope = _simulated if about.simulated else _enabled
     with scope(config, about.device) as (mode, rewrite):
-        jit = _jit_compile(config, about, rewrite)
         model = task.build_model()
         if not (about.simulated and rewrite):  # None is in force here.
             # Overrides that match no layer are told, and loss scaling is added.
-            model.compile("sgd", task.loss, jit_compile=jit)
+            model.compile("sgd", task.loss, jit_compile=False)
         batches = None
         if time:
             batches = pipeline.training_batches(
@@ -116,7 +130,7 @@ def audit_recipe(
             model,
             inputs=_first_batch(task.train, config.batch_size),
             device=device,
-            jit_compile=jit,
+            jit_compile=_jit_compile(config),
             tensor_float_32=modes.get_mode(mode).tensor_float_32,
             bias_gradient_fixed=True,  # The trainer enables tfamp.
             rewrite=rewrite,
@@ -140,10 +154,11 @@ def _smaller(config):
     return small
 
 
-def _jit_compile(config, about, rewrite):
+def _jit_compile(config):
+    """As the trainer compiles; Keras leaves XLA off under a strategy."""
     if config.jit_compile is not None:
         return config.jit_compile
-    return about.device.kind != "CPU" and rewrite is None
+    return "auto" if config.strategy == "none" else False
 
 
 @contextlib.contextmanager
@@ -163,14 +178,30 @@ def _simulated(config, device) -> Iterator[tuple[str, str | None]]:
     if settings.graph_rewrite:
         dtype = "auto" if settings.mode == "auto" else mode.compute_format
         rewrite, _ = graph_rewrite.choose_dtype(dtype, [device], {})
-    if settings.overrides and not rewrite:
-        # Layers follow their patterns under `enable` only, which asks this host, too.
-        name = "float32" if mode.name == "tf32" else mode.name
-        with control.enabled(name, overrides=dict(settings.overrides)):
+    if rewrite:
+        with policy.policy_scope("float32"):
             yield mode.name, rewrite
     else:
-        with policy.policy_scope("float32" if rewrite else mode.name):
+        with _overridden(mode, dict(settings.overrides)):
             yield mode.name, rewrite
+
+
+@contextlib.contextmanager
+def _overridden(mode, overrides) -> Iterator[None]:
+    """What `enable` does to layers and to `compile`, without asking this host."""
+    before = policy.read()
+    resolver = layer_policies.Resolver(mode, overrides) if overrides else None
+    chosen = keras.dtype_policies.get(mode.policy)
+    try:
+        # TF32 stays: the audit is told of it.
+        policy.write(
+            before._replace(dtype_policy=resolver.policy if resolver else chosen)
+        )
+        training_hooks.install({}, resolver)
+        yield
+    finally:
+        policy.write(before)
+        control.refresh_hooks()
 
 
 def _mode_name(settings, device):
@@ -180,8 +211,35 @@ def _mode_name(settings, device):
     return settings.mode
 
 
+def check_output(path: str) -> None:
+    """Raises unless a report can be written there, before any work is done.
+
+    Raises:
+      RunError: If the folder does not exist, or the path is one.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    why = "there is no such folder" if not os.path.isdir(folder) else ""
+    if os.path.isdir(path):
+        why = "that is a folder"
+    if why:
+        raise errors.RunError(
+            f"Cannot write the report. Received: --output={path}: {why}. Pass the name "
+            "of a file in a folder that exists."
+        )
+
+
 def write(result: Report, path: str) -> None:
-    """Writes a report to a file: JSON if its name ends so, else Markdown."""
+    """Writes a report to a file: JSON if its name ends so, else Markdown.
+
+    Raises:
+      RunError: If it cannot be written.
+    """
+    check_output(path)
     is_json = os.path.splitext(path)[1] == ".json"
     text = result.to_json() if is_json else result.to_markdown()
-    run_files.write_text(pathlib.Path(path), text)
+    try:
+        run_files.write_text(pathlib.Path(path), text)
+    except OSError as e:
+        raise errors.RunError(
+            f"Cannot write the report. Received: --output={path}: {e.strerror or e}."
+        ) from e

@@ -110,8 +110,6 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
         distribution.worker_folder(strategy, shared) as folder,
     ):
         run = _Run(config, folder, task, strategy)
-        run_files.write_config(config, folder)
-        run_files.write_environment(folder, status, distribution.describe(strategy))
         result = run.execute(status)
         text = json.dumps(result._asdict(), indent=2)
         run_files.write_text(folder / "result.json", text)
@@ -135,6 +133,10 @@ class _Run:
         keras.utils.set_random_seed(self.config.seed)
         with distribution.scope(self.strategy):
             model = self._compiled_model()
+        # Only now: a pattern that matches no layer leaves the folder free.
+        run_files.write_config(self.config, self.folder)
+        described = distribution.describe(self.strategy)
+        run_files.write_environment(self.folder, status, described)
         first = self.backup.restore(model)
         distribution.check_same(self.strategy, "finished epochs", first)
         run_files.keep_metrics(self.folder, first, self.steps)
