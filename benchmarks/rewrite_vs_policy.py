@@ -69,8 +69,8 @@ def head(classes):
 
 NETWORKS = {
     "MLP": (mlp, 30),
-    "conv net": (conv, 18),
-    "transformer": (transformer, 12),
+    "conv net": (conv, 15),
+    "transformer": (transformer, 9),
 }
 # Variant: how its model is built and compiled, and how its steps run.
 VARIANTS = {

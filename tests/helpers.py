@@ -17,7 +17,14 @@ from tfamp import bias_gradient, hardware, loss_scale
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 
-HOOKED = ("compile", "make_train_function", "__call__", "_open_name_scope")
+HOOKED = (
+    "compile",
+    "make_train_function",
+    "__call__",
+    "_open_name_scope",
+    "from_config",
+    "build_from_config",
+)
 
 
 class Globals(NamedTuple):

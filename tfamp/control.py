@@ -112,8 +112,10 @@ def enable(
         "tf32", "mixed_bfloat16", "mixed_float16".
       overrides: Modes of single layers: a dict from a regular expression that
         matches a layer's whole path ("head" in a functional model, "model/head" in a
-        subclassed one) to a mode. Checked when a model is compiled, or first built:
-        a pattern that matches no layer raises `OverrideError` there.
+        subclassed or sequential one) to a mode. Checked when a model is compiled, or
+        first trained if it is built later: a pattern that matches no layer raises
+        `OverrideError` there. Models built before, and copies that `set_precision`
+        makes, are not asked.
       loss_scale: Keywords of `LossScaleOptimizer` as a dict, or False for no loss
         scaling at all. None: the defaults.
       graph_rewrite: True: Keras' policy stays float32, and Grappler rewrites graphs to

@@ -64,6 +64,11 @@ def check(
             f"Received: on_unsupported={on_unsupported!r}."
         )
     _check_scaling(loss_scale)
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise TypeError(
+            "`overrides` must be a dict from pattern to mode. "
+            f"Received: overrides={overrides!r}."
+        )
     rewrite = _rewrite_config(own_rewrite, mode, graph_rewrite)
     if rewrite is not None and overrides:
         raise ValueError(
