@@ -150,6 +150,21 @@ def test_bias_gradients_are_those_under_results():
     assert shown == [6, 13]
 
 
+def test_speed_ups_of_the_rewrite_are_those_under_results():
+    path = ROOT / "results/rewrite_vs_policy/figures.json"
+    found = {}
+    for row in json.loads(path.read_text())["rows"]:
+        key = f"{row['network']}, {'XLA' if row['xla'] else 'graph'}"
+        found.setdefault(key, {})[row["variant"]] = row
+    assert len(found) == 6
+    for key, rows in found.items():
+        ratios = [row["speed_up"] for name, row in rows.items() if name != "float32"]
+        shown = re.search(r"\d+ of \d+", rows["rewrite, tfamp"]["converted"])
+        converted = shown.group() if shown else "none: XLA"
+        cells = [key, *(f"{ratio:.2f}" for ratio in ratios), converted]
+        assert f"| {' | '.join(cells)} |" in TEXT
+
+
 def test_pip_commands_name_declared_extras():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
