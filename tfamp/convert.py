@@ -89,6 +89,9 @@ def set_precision(
     models of a class of its own) get what their class gives them when it is loaded:
     the log warns of them; call `set_precision` again after loading.
 
+    Train the copy under `tfamp.enable`: without it, bias gradients in bfloat16 are
+    TensorFlow's, which are wrong on a CPU, and float16 gets no loss scaling of ours.
+
     Args:
       model: A built `keras.Model`; functional, sequential or subclassed.
       mode: "float32", "tf32", "mixed_bfloat16" or "mixed_float16".
