@@ -62,9 +62,13 @@ def enable_graph_rewrite(
     Example:
       print(tfamp.enable_graph_rewrite())
     """
-    keywords = locals()
-    graph_rewrite.enable(graph_rewrite.RewriteConfig(**keywords))
-    control.refresh_hooks()
+    keywords, before = locals(), graph_rewrite.snapshot()
+    try:
+        graph_rewrite.enable(graph_rewrite.RewriteConfig(**keywords))
+        control.refresh_hooks()
+    except BaseException:
+        graph_rewrite.restore(before)
+        raise
     return control.status()
 
 
