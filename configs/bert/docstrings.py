@@ -10,12 +10,12 @@ scikit-learn 1.9.1 and tensorflow 2.21.0; other versions have other docstrings. 
 native bfloat16.
 """
 
-from tfamp.training import base_config
+from tfamp.training import bert_config
 
 
 def get_config():
     """Returns the configuration of the docstrings task."""
-    config = base_config.get_bert_config()
+    config = bert_config.get_bert_config()
     config.name = "bert-docstrings"
     config.epochs = 5
     config.data.name = "docstrings"

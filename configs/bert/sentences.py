@@ -13,12 +13,12 @@ mixed_bfloat16 (one seed each; 600 sentences, standard error 0.01, chance 0.52).
 8 minutes for both on 2 cores of an AMD EPYC with native bfloat16.
 """
 
-from tfamp.training import base_config
+from tfamp.training import bert_config
 
 
 def get_config():
     """Returns the configuration of the sentences task."""
-    config = base_config.get_csv_config()
+    config = bert_config.get_csv_config()
     config.name = "bert-sentences"
     config.optimizer.learning_rate = 2e-4
     config.data.train_file = "*_labelled.txt"  # IMDb, Amazon and Yelp.

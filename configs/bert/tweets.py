@@ -11,12 +11,12 @@ Expected without a preset: test accuracy 0.739 in float32 (one seed, chance 0.40
 tweets are in both files). Time: 3 minutes on 2 shared cores of an AMD EPYC.
 """
 
-from tfamp.training import base_config
+from tfamp.training import bert_config
 
 
 def get_config():
     """Returns the configuration of the tweets task."""
-    config = base_config.get_csv_config()
+    config = bert_config.get_csv_config()
     config.name = "bert-tweets"
     config.epochs = 2
     config.data.test_file = "test.csv"

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors, policy
-from tfamp.training import base_config, bert, pretrained, tasks
+from tfamp.training import base_config, bert, bert_config, pretrained, tasks, tokens
 
 pytest.importorskip("keras_hub")
 tokenizers = pytest.importorskip("tokenizers")
@@ -217,9 +217,9 @@ def test_padding_does_not_change_the_logits(folder, pooling):
     config = bert_config()
     config.model.pooling = pooling
     model = create(config, folder).build_model()
-    tokenizer = bert.train_tokenizer(["the movie is good"], 60)
-    short, cut = bert.encode(tokenizer, ["the movie"], 12)
-    padded, _ = bert.encode(tokenizer, ["the movie"], LENGTH)
+    tokenizer = tokens.train(["the movie is good"], 60)
+    short, cut = tokens.encode(tokenizer, ["the movie"], 12)
+    padded, _ = tokens.encode(tokenizer, ["the movie"], LENGTH)
     assert cut == 0
     # Float32 sums in another order: a few roundings of values near 1.
     atol = 16 * np.finfo("float32").eps
@@ -246,13 +246,13 @@ def test_unknown_pooling_is_refused(folder):
 
 def test_tokenizer_is_trained_on_the_training_split_only(folder, monkeypatch):
     seen = []
-    train = bert.train_tokenizer
+    train = tokens.train
 
     def spy(texts, size):
         seen.append((list(texts), size))
         return train(texts, size)
 
-    monkeypatch.setattr(bert, "train_tokenizer", spy)
+    monkeypatch.setattr(tokens, "train", spy)
     task = create(bert_config(), folder)
     ((texts, size),) = seen
     assert (len(texts), size) == (len(task.train), 200)
@@ -260,11 +260,11 @@ def test_tokenizer_is_trained_on_the_training_split_only(folder, monkeypatch):
 
 def test_tokenizer_is_deterministic_and_uncased():
     texts = [f"{word} {other}" for word in WORDS for other in WORDS]
-    first, second = (bert.train_tokenizer(texts, 60) for _ in range(2))
+    first, second = (tokens.train(texts, 60) for _ in range(2))
     assert first.get_vocab() == second.get_vocab()
     assert first.get_vocab_size() <= 60
-    features, cut = bert.encode(first, ["GOOD móvie", "unseen zebra"], 8)
-    lower, _ = bert.encode(first, ["good movie", ""], 8)
+    features, cut = tokens.encode(first, ["GOOD móvie", "unseen zebra"], 8)
+    lower, _ = tokens.encode(first, ["good movie", ""], 8)
     np.testing.assert_array_equal(features["token_ids"][0], lower["token_ids"][0])
     start, end = (first.token_to_id(token) for token in ("[CLS]", "[SEP]"))
     np.testing.assert_array_equal(lower["token_ids"][1][:2], [start, end])
@@ -296,7 +296,7 @@ def test_local_folder_gives_tokenizer_and_exact_gelu(folder, hf_folder):
         weights["embeddings.word_embeddings.weight"],
     )
     tokenizer = pretrained.find(str(hf_folder)).tokenizer
-    features, _ = bert.encode(tokenizer, ["Café."], 6)
+    features, _ = tokens.encode(tokenizer, ["Café."], 6)
     np.testing.assert_array_equal(features["token_ids"], [[2, 17, 18, 3, 0, 0]])
 
 
@@ -308,7 +308,7 @@ def test_activation_is_exact_gelu_and_survives_rebuilding(hf_folder):
     tanh = pretrained.build_backbone(preset._replace(activation=None), 0.1)
     rebuilt = keras.Model.from_config(exact.get_config())
     rebuilt.set_weights(exact.get_weights())
-    features, _ = bert.encode(preset.tokenizer, ["good movie", "bad food"], LENGTH)
+    features, _ = tokens.encode(preset.tokenizer, ["good movie", "bad food"], LENGTH)
     expected = feed_forward_reference(tanh, features)
     outputs = [m(features)["sequence_output"] for m in (exact, rebuilt, tanh)]
     errors_f64 = [np.abs(np.asarray(o, "float64") - expected).max() for o in outputs]

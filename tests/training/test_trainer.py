@@ -64,6 +64,37 @@ def config(monkeypatch):
     return config
 
 
+def test_without_validation_the_last_epochs_weights_count(config, tmp_path):
+    task = create_points(config, None, None)._replace(validation=None)
+    result = train_and_evaluate(config, tmp_path / "run", task)
+    assert result.best_validation_score is None
+    model = keras.models.load_model(tmp_path / "run/model.keras")
+    steps = config.epochs * 10
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == steps
+    again = train_and_evaluate(config, tmp_path / "run", task)
+    assert again == result
+
+
+def test_scores_of_the_task_come_first_and_are_of_the_best_model(config, tmp_path):
+    seen = []
+
+    def score(model, folder):
+        seen.append(model.get_weights())
+        (folder / "predictions.json").write_text("{}")
+        return {"f1": 0.25, "exact_match": 0.125}
+
+    task = create_points(config, None, None)._replace(score=score)
+    result = train_and_evaluate(config, tmp_path / "run", task)
+    assert (result.score_name, result.score) == ("f1", 0.25)
+    assert list(result.scores) == ["f1", "exact_match", "accuracy"]
+    assert 0.5 < result.scores["accuracy"] <= 1.0
+    saved = keras.models.load_model(tmp_path / "run/model.keras").get_weights()
+    for old, new in zip(seen[0], saved, strict=True):
+        np.testing.assert_array_equal(old, new)
+    run_files.delete_run(tmp_path / "run")  # Predictions belong to a run.
+    assert not (tmp_path / "run").exists()
+
+
 def losses(folder):
     return [row["loss"] for row in run_files.read_metrics(folder, "step")]
 

@@ -27,7 +27,8 @@ def get_config() -> config_dict.ConfigDict:
     config.epochs = 3
     config.batch_size = 32  # Of all replicas together, as is the next.
     config.eval_batch_size = 256
-    # Share of the training data that selects the best checkpoint.
+    # Share of the training data that selects the best checkpoint; 0: nothing is split
+    # off, and the weights after the last epoch are what counts.
     config.validation_fraction = 0.1
     config.limit_examples = 0  # 0: all. Else the first so many of each split.
     # None: as Keras decides (XLA on a GPU, none on a CPU).
@@ -61,58 +62,6 @@ def get_cnn_config() -> config_dict.ConfigDict:
     return config
 
 
-def get_bert_config() -> config_dict.ConfigDict:
-    """Returns the defaults of `configs/bert/`; see `bert.create`.
-
-    The recipe is that of fine-tuning in Devlin et al., "BERT", 2019: AdamW, linear
-    warm-up over the first tenth and decay, gradients clipped at norm 1.
-    """
-    config = get_config()
-    config.task = "text_classification"
-    config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 5e-4
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_fraction = 0.1
-    config.optimizer.weight_decay = 0.01
-    config.optimizer.clip_global_norm = 1.0
-    config.data.split_seed = 0
-    config.data.test_fraction = 0.2  # Unused where there is a test file.
-    config.data.sequence_length = 64
-    config.model.name = "bert"
-    config.model.pooling = "cls"  # Or "mean": see `bert.build_model`.
-    # Pretrained weights; the sizes below are those of a new encoder.
-    config.model.preset = ""
-    config.model.num_layers = 2
-    config.model.num_heads = 2
-    config.model.hidden_dim = 128
-    config.model.intermediate_dim = 512
-    config.model.dropout = 0.1
-    config.model.max_sequence_length = 64
-    config.model.vocabulary_size = 4096
-    config.tiny.model = {
-        "num_layers": 1,
-        "hidden_dim": 32,
-        "intermediate_dim": 64,
-        "vocabulary_size": 512,
-    }
-    return config
-
-
-def get_csv_config() -> config_dict.ConfigDict:
-    """Returns the defaults of text in local CSV or TSV files; see `text.load_csv`."""
-    config = get_bert_config()
-    config.data.name = "csv"
-    config.data.train_file = "train.csv"
-    config.data.test_file = ""  # "": a share of the training file is held out.
-    config.data.text_column = "text"
-    config.data.label_column = "label"
-    config.data.delimiter = ","
-    config.data.header = True
-    config.data.quoted = True
-    config.data.on_bad_rows = "raise"
-    return config
-
-
 def _optimizer():
     """Adam or AdamW with an optional warm-up and decay."""
     optimizer = config_dict.ConfigDict()
@@ -120,8 +69,11 @@ def _optimizer():
     optimizer.learning_rate = 1e-3
     optimizer.schedule = "constant"  # "constant", "linear" or "cosine" decay to 0.
     optimizer.warmup_fraction = 0.0  # Share of all steps with linear warm-up.
+    optimizer.epsilon = 1e-7  # Of Adam and AdamW; Keras' default, BERT's is 1e-6.
     optimizer.weight_decay = 0.0  # AdamW only; none on biases and normalization.
     optimizer.clip_global_norm = 0.0  # 0: no clipping. Done after unscaling.
+    # Batches whose gradients are averaged for one update of the weights.
+    optimizer.accumulation_steps = 1
     return optimizer
 
 
@@ -285,14 +237,20 @@ _RULES = {
     "strategy": (f"one of {STRATEGIES}", lambda v: v in STRATEGIES),
     "limit_examples": ("0 (all) or at least 2", lambda v: v == 0 or v >= 2),
     "seed": ("at least 0", lambda v: v >= 0),
-    "validation_fraction": ("in (0, 1)", lambda v: 0 < v < 1),
+    "validation_fraction": ("in [0, 1)", lambda v: 0 <= v < 1),
     "optimizer.learning_rate": ("positive and finite", lambda v: 0 < v < math.inf),
     "optimizer.warmup_fraction": ("in [0, 1]", lambda v: 0 <= v <= 1),
     "optimizer.weight_decay": ("finite, at least 0", lambda v: 0 <= v < math.inf),
     "optimizer.clip_global_norm": ("finite, at least 0", lambda v: 0 <= v < math.inf),
+    "optimizer.epsilon": ("positive and finite", lambda v: 0 < v < math.inf),
+    "optimizer.accumulation_steps": ("at least 1", lambda v: v >= 1),
     "data.image_size": ("at least 4", lambda v: v >= 4),
     "data.sequence_length": ("at least 3", lambda v: v >= 3),
     "data.test_fraction": ("in (0, 1)", lambda v: 0 < v < 1),
+    "data.doc_stride": ("at least 1", lambda v: v >= 1),
+    "data.max_query_length": ("at least 1", lambda v: v >= 1),
+    "data.max_answer_length": ("at least 1", lambda v: v >= 1),
+    "data.n_best_size": ("at least 1", lambda v: v >= 1),
     "model.dropout": ("in [0, 1)", lambda v: 0 <= v < 1),
     "model.dense": ("at least 1", lambda v: v >= 1),
     "model.blocks": (

@@ -167,20 +167,21 @@ class BestCheckpoint(keras.callbacks.Callback):
 
     Args:
       path: File to write, ending in ".weights.h5"; replaced in one step.
-      metric: Name of the score; higher is better.
+      metric: Name of the score; higher is better. None: there is no validation, and the
+        last epoch is the best one.
       epochs: Logs of the epochs before a resumption.
     """
 
-    def __init__(self, path: pathlib.Path, metric: str, epochs: list[dict]):
+    def __init__(self, path: pathlib.Path, metric: str | None, epochs: list[dict]):
         super().__init__()
         self.path = path
         self.metric = metric
-        self._best = max(map(self._rank, epochs), default=None)
+        self._best = max(map(self._rank, epochs), default=None) if metric else None
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the weights if the epoch is the best one."""
-        rank = self._rank(logs)
-        if self._best is None or rank > self._best:
+        rank = self._rank(logs) if self.metric else None
+        if rank is None or self._best is None or rank > self._best:
             new = self.path.with_name(f"new-{self.path.name}")
             self.model.save_weights(new)
             os.replace(new, self.path)

@@ -30,9 +30,11 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
         train, test, classes = data.load_tfds(name, data_dir, manual_dir)
     train = data.limit(train, config.limit_examples)
     test = data.limit(test, config.limit_examples)
-    train, validation = data.hold_out(train, config.validation_fraction)
+    train, validation = _hold_out(train, config.validation_fraction)
     shape = tuple(train.element_spec[0].shape)
-    sizes = [int(part.cardinality()) for part in (train, validation, test)]
+    sizes = [
+        int(part.cardinality()) if part else 0 for part in (train, validation, test)
+    ]
     return tasks.Task(
         train=train,
         validation=validation,
@@ -45,6 +47,11 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
             "{} training, {} validation, {} test examples".format(*sizes)
         ),
     )
+
+
+def _hold_out(train, fraction):
+    """Splits off what selects the checkpoint; nothing for 0."""
+    return data.hold_out(train, fraction) if fraction else (train, None)
 
 
 def build_network(shape, classes: int, model) -> keras.Model:

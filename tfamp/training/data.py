@@ -95,13 +95,7 @@ def load_tfds(
       DataError: If the data set is unknown, not prepared with no way to prepare
         it, has other files than expected, or no supervised classes.
     """
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as e:
-        raise ImportError('Install TFDS: pip install "tfamp[data]".') from e
-    builder = _builder(tfds, name, data_dir)
-    if not builder.is_prepared():
-        _prepare(tfds, builder, manual_dir)
+    builder = prepared_builder(name, data_dir, manual_dir)
     keys = builder.info.supervised_keys
     if not keys or not {"train", "test"} <= set(builder.info.splits):
         raise errors.DataError(
@@ -115,14 +109,36 @@ def load_tfds(
     return train, test, builder.info.features[keys[1]].num_classes
 
 
-def _builder(tfds, name, data_dir):
+def prepared_builder(name: str, data_dir: str | None, manual_dir: str | None):
+    """Returns the TFDS builder of a data set, which is prepared if that can work.
+
+    Args:
+      name: Name in TFDS, e.g. "glue/sst2".
+      data_dir: Folder of prepared data; None for TFDS' own default.
+      manual_dir: Folder with the original files, for hosts without a network.
+
+    Returns:
+      A `tfds.core.DatasetBuilder` whose data are on disk.
+
+    Raises:
+      DataError: If the data set is unknown, or not prepared with no way to prepare
+        it, or its files are others than expected.
+      ImportError: If TFDS is missing.
+    """
     try:
-        return tfds.builder(name, data_dir=data_dir or None)
+        import tensorflow_datasets as tfds
+    except ImportError as e:
+        raise ImportError('Install TFDS: pip install "tfamp[data]".') from e
+    try:
+        builder = tfds.builder(name, data_dir=data_dir or None)
     except tfds.core.registered.DatasetNotFoundError as e:
         raise errors.DataError(
             f"Unknown data set. Received: config.data.name={name!r}. Expected "
             "'digits' or a name from https://www.tensorflow.org/datasets/catalog."
         ) from e
+    if not builder.is_prepared():
+        _prepare(tfds, builder, manual_dir)
+    return builder
 
 
 def _prepare(tfds, builder, manual_dir):

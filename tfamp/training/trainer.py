@@ -33,11 +33,11 @@ class RunResult(NamedTuple):
     Attributes:
       mode: Mode in force.
       seed: The run's seed.
-      score: Value of the task's metric on the test split, best checkpoint.
-      score_name: Name of the metric.
+      score: The task's score on the test split, best checkpoint.
+      score_name: Its name.
       test_loss: Loss on the test split, best checkpoint; None if not finite.
       final_loss: Training loss of the last epoch; None if not finite.
-      best_validation_score: What the best checkpoint was chosen by.
+      best_validation_score: What the best checkpoint was chosen by; None if by nothing.
       steps_per_second: Median over the epochs, the first left out if there are
         more; None for epochs of one step.
       skipped_steps: Steps skipped; None without loss scaling.
@@ -46,6 +46,7 @@ class RunResult(NamedTuple):
       reason: Why this mode.
       graph_rewrite: What was asked of the graph rewrite, and what the first training
         step showed of it; empty without one.
+      scores: Every score on the test split by name, `score_name` first.
     """
 
     mode: str
@@ -54,13 +55,14 @@ class RunResult(NamedTuple):
     score_name: str
     test_loss: float | None
     final_loss: float | None
-    best_validation_score: float
+    best_validation_score: float | None
     steps_per_second: float | None
     skipped_steps: int | None
     loss_scale: float | None
     description: str
     reason: str
     graph_rewrite: str = ""
+    scores: dict[str, float] = {}
 
 
 def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunResult:
@@ -144,15 +146,24 @@ class _Run:
             self._fit(model, first)
         scaling = _scaling(model.optimizer)
         model.load_weights(self.best)
+        loss, scores = self._score(model)
+        model.save(self.folder / "model.keras")
+        return self._result(status, loss, scores, scaling)
+
+    def _score(self, model):
+        """Returns the loss and the scores on the test split, the task's score first."""
         test = pipeline.evaluation_batches(self.task.test, self.config.eval_batch_size)
         scores = model.evaluate(test, verbose=0, return_dict=True)
-        model.save(self.folder / "model.keras")
-        return self._result(status, scores, scaling)
+        loss = scores.pop("loss")
+        own = self.task.score(model, self.folder) if self.task.score else {}
+        first = own or {self.metric: scores[self.metric]}
+        scores = {**first, **scores, **own}
+        return loss, {name: float(value) for name, value in scores.items()}
 
     def _compiled_model(self):
         model = self.task.build_model()
         metrics = self.task.metrics()
-        self.score = metrics[0].name
+        self.metric = metrics[0].name
         jit = self.config.jit_compile
         model.compile(
             self._optimizer(model),
@@ -187,13 +198,17 @@ class _Run:
             steps_per_epoch=self.steps,
             initial_epoch=first,
             epochs=config.epochs,
-            validation_data=pipeline.evaluation_batches(
-                self._cached(self.task.validation), config.eval_batch_size
-            ),
+            validation_data=self._validation(),
             callbacks=self._callbacks(model.optimizer),
             shuffle=False,  # The pipeline has shuffled.
             verbose=self._verbose(),
         )
+
+    def _validation(self):
+        if self.task.validation is None:
+            return None
+        dataset = self._cached(self.task.validation)
+        return pipeline.evaluation_batches(dataset, self.config.eval_batch_size)
 
     def _verbose(self):
         """A bar that moves on a terminal, a line for each epoch in a file."""
@@ -214,31 +229,36 @@ class _Run:
             callbacks.Recorder(metrics, self.steps, every),
             callbacks.BestCheckpoint(
                 self.best,
-                self.score,
+                self.metric if self.task.validation is not None else None,
                 run_files.read_metrics(self.folder, "epoch"),
             ),
             *_tensorboard(self.folder),
             self.backup,  # Last: what it stores includes the epoch's other files.
         ]
 
-    def _result(self, status, scores, scaling) -> RunResult:
+    def _result(self, status, loss, scores, scaling) -> RunResult:
         epochs = run_files.read_metrics(self.folder, "epoch")
         speeds = [row["steps_per_second"] for row in epochs]
         speeds = [s for s in speeds[1:] or speeds if s]
         rewrite = graph_rewrite.active()
+        score_name, score = next(iter(scores.items()))
+        validation = [row.get(f"val_{self.metric}") for row in epochs]
         return RunResult(
             mode=f"mixed_{rewrite.dtype}" if rewrite else status.effective,
             seed=self.config.seed,
-            score=scores[self.score],
-            score_name=self.score,
-            test_loss=callbacks.json_number(scores["loss"]),
+            score=score,
+            score_name=score_name,
+            test_loss=callbacks.json_number(loss),
             final_loss=epochs[-1]["loss"],
-            best_validation_score=max(row[f"val_{self.score}"] for row in epochs),
+            best_validation_score=max(
+                (v for v in validation if v is not None), default=None
+            ),
             steps_per_second=statistics.median(speeds) if speeds else None,
             **scaling,
             description=self.task.description,
             reason=status.reason,
             graph_rewrite=control.status().graph_rewrite if rewrite else "",
+            scores=scores,
         )
 
 
