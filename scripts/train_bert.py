@@ -1,10 +1,14 @@
-"""Trains a BERT text classifier in float32 and in mixed precision, and exports it.
+"""Trains a BERT model in float32 and in mixed precision, and exports it.
 
     python scripts/train_bert.py
     python scripts/train_bert.py --config=configs/bert/sentences.py \\
-        --data_dir=FOLDER --preset=PRESET
+        --data_dir=FOLDER --preset=PRESET --seeds=3
+    python scripts/train_bert.py --job=train_benchmark --preset=PRESET \\
+        --benchmark_batch_sizes=8,32 --benchmark_sequence_lengths=128,384
+    python scripts/train_bert.py --job=inference_benchmark --benchmark_jit=on,off
 
-PRESET is a KerasHub name, `hf://...` or a local Hugging Face folder.
+PRESET is a KerasHub name, `hf://...` or a local Hugging Face folder. The benchmarks
+time steps on random tokens of full length and need no data.
 """
 
 import os
@@ -23,7 +27,9 @@ def main(argv):
     """Puts the preset into the configuration and runs the job."""
     del argv  # Unused: `app` refuses arguments that are no flags.
     if flags.FLAGS.preset:
-        flags.FLAGS.config.model.preset = flags.FLAGS.preset
+        config = flags.FLAGS.config
+        # Of `--tiny`, too, which has no preset by itself.
+        config.model.preset = config.tiny.model.preset = flags.FLAGS.preset
     app.run_flags()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
-from tfamp import bias_gradient, hardware, loss_scale
+from tfamp import bias_gradient, hardware, keras_kernels, loss_scale
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 
@@ -24,6 +24,8 @@ HOOKED = (
     "_open_name_scope",
     "from_config",
     "build_from_config",
+    "make_test_function",
+    "make_predict_function",
 )
 
 
@@ -37,7 +39,8 @@ class Globals(NamedTuple):
       environ: A copy of `os.environ`.
       bias_gradient: The registered gradient of `BiasAdd`.
       methods: What each class above `keras.Model` defines as one of `HOOKED`, by
-        (class, name); None where it defines nothing.
+        (class, name); None where it defines nothing. And Keras' functions that fused
+        kernels replace.
     """
 
     dtype_policy: keras.dtype_policies.DTypePolicy
@@ -48,6 +51,7 @@ class Globals(NamedTuple):
     methods: dict[tuple[type, str], Callable | None]
 
 
+_FUSED = keras_kernels._places()
 _SET_BY_PYTEST = "PYTEST_CURRENT_TEST"  # Differs between set-up, call and tear-down.
 
 
@@ -63,7 +67,8 @@ def read_globals() -> Globals:
             (base, name): vars(base).get(name)
             for base in keras.Model.__mro__
             for name in HOOKED
-        },
+        }
+        | {(owner, name): vars(owner)[name] for owner, name, _ in _FUSED},
     )
 
 
@@ -79,6 +84,7 @@ def write_globals(saved: Globals) -> None:
         del os.environ[name]
     os.environ.update(saved.environ)
     bias_gradient.remove()
+    keras_kernels.remove()
     for (base, name), function in saved.methods.items():
         if vars(base).get(name) is function:
             continue

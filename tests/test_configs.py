@@ -1,6 +1,7 @@
 """Every file in configs/ loads, locks, and trains under the one `tiny` override."""
 
 import importlib.util
+import itertools
 import pathlib
 
 import numpy as np
@@ -10,8 +11,14 @@ from tfamp.training import base_config, tasks, train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / "configs").rglob("*.py"))
-# Data that no host has without a download: a stand-in is stored as a TFDS folder.
-SHARED = {"mnist": "mnist", "sentences": "uci_sentences", "tweets": "tweets"}
+SHARED = {
+    "mnist": "mnist",
+    "sentences": "uci_sentences",
+    "tweets": "tweets",
+    "tweets_base": "tweets",
+    "tweets_tiny": "tweets",
+}
+WORDS = "a the film phone was is very not good bad fine poor in it and of".split()
 
 
 def load(path):
@@ -21,49 +28,123 @@ def load(path):
     return module
 
 
-@pytest.fixture
-def cifar10(tmp_path):
-    """CIFAR-10's TFDS folder, with patches of scikit-learn's two photographs."""
+# ---- Stand-ins for data that no host has without a download ----
+
+
+def store(folder, name, train, test, test_split="validation"):
+    """Writes a TFDS folder of the registered data set, with other examples."""
     import tensorflow_datasets as tfds
+
+    builder = tfds.builder(name, data_dir=folder)
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name=builder.name,
+        config=builder.builder_config,
+        version=builder.version,
+        features=builder.info.features,
+        data_dir=folder,
+        split_datasets={"train": enumerate(train), test_split: enumerate(test)},
+    )
+    return str(folder)
+
+
+def store_cifar10(folder):
+    """Patches of scikit-learn's two photographs."""
     from sklearn import datasets
 
     photographs = datasets.load_sample_images().images
     corners = np.random.default_rng(0).integers(0, 300, (60, 2))
+    examples = [
+        {
+            "id": str(index),
+            "image": photographs[index % 2][row : row + 32, column : column + 32],
+            "label": index % 2,
+        }
+        for index, (row, column) in enumerate(corners)
+    ]
+    return store(folder, "cifar10", examples[:40], examples[40:], "test")
 
-    def examples(part):
-        for index, (row, column) in enumerate(part):
-            photograph = photographs[index % 2]
-            patch = photograph[row : row + 32, column : column + 32]
-            yield index, {"id": str(index), "image": patch, "label": index % 2}
 
-    builder = tfds.builder("cifar10", data_dir=tmp_path)
-    tfds.dataset_builders.store_as_tfds_dataset(
-        name="cifar10",
-        version=builder.version,
-        features=builder.info.features,
-        data_dir=tmp_path,
-        split_datasets={
-            "train": examples(corners[:40]),
-            "test": examples(corners[40:]),
-        },
-    )
-    return str(tmp_path)
+def sentences(count):
+    """Random words."""
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, 9)) for _ in range(count)]
+
+
+def store_sst2(folder):
+    """Single sentences of two classes."""
+    examples = [
+        {"sentence": text, "label": index % 2, "idx": index}
+        for index, text in enumerate(sentences(60))
+    ]
+    return store(folder, "glue/sst2", examples[:40], examples[40:])
+
+
+def store_mrpc(folder):
+    """Pairs of sentences, half of them the same."""
+    texts = sentences(61)
+    examples = [
+        {"sentence1": a, "sentence2": (a, b)[index % 2], "label": 1 - index % 2}
+        | {"idx": index}
+        for index, (a, b) in enumerate(itertools.pairwise(texts))
+    ]
+    return store(folder, "glue/mrpc", examples[:40], examples[40:])
+
+
+def store_squad(folder):
+    """Paragraphs of random words; the answer is one of them."""
+    examples = []
+    for index, context in enumerate(sentences(60)):
+        answer = context.split()[index % 9]
+        examples.append(
+            {
+                "id": str(index),
+                "title": f"Article {index // 2}",
+                "context": context,
+                "question": f"Where is {answer}?",
+                "answers": {
+                    "text": [answer],
+                    "answer_start": [context.index(answer)],
+                },
+            }
+        )
+    return store(folder, "squad", examples[:40], examples[40:])
+
+
+def write_spans(folder):
+    """Tweets of random words; one of them carries the sentiment."""
+    rows = ["textID,text,sentiment,selected_text"]
+    for index, text in enumerate(sentences(60)):
+        rows.append(f"{index},{text},positive,{text.split()[index % 9]}")
+    (folder / "train.csv").write_text("\n".join(rows) + "\n")
+    return str(folder)
+
+
+STAND_INS = {
+    "cifar10": store_cifar10,
+    "mrpc_base": store_mrpc,
+    "mrpc_tiny": store_mrpc,
+    "squad_base": store_squad,
+    "squad_large": store_squad,
+    "squad_tiny": store_squad,
+    "sst2_base": store_sst2,
+    "sst2_tiny": store_sst2,
+    "tweets_spans": write_spans,
+}
 
 
 @pytest.fixture
-def with_data(request, shared_data, tmp_path):
+def with_data(shared_data, tmp_path):
     """Returns a function that gives a configuration its data."""
 
     def fill(config):
-        if config.name.startswith("cifar10"):
-            config.data_dir = request.getfixturevalue("cifar10")
-        elif config.name.startswith("mnist"):
+        stem = config.name.removeprefix("bert-").removesuffix("-tiny")
+        if stem in STAND_INS:
+            config.data_dir = STAND_INS[stem](tmp_path)
+        elif stem == "mnist":
             config.manual_dir = str(shared_data("mnist"))
             config.data_dir = str(tmp_path / "tfds")
-        else:
-            stem = config.name.removeprefix("bert-").removesuffix("-tiny")
-            if stem in SHARED:
-                config.data_dir = str(shared_data(SHARED[stem]))
+        elif stem in SHARED:
+            config.data_dir = str(shared_data(SHARED[stem]))
         return config
 
     return fill
@@ -87,6 +168,30 @@ def test_config_trains_under_the_tiny_override(path, with_data, tmp_path):
     result = train_and_evaluate(with_data(config), tmp_path / "run")
     assert np.isfinite(result.final_loss)
     assert result.mode in ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in FILES if p.stem.endswith(("_base", "_large"))],
+    ids=lambda path: path.stem,
+)
+def test_recipe_as_published_starts_from_weights_and_selects_nothing(path):
+    config = load(path).get_config()
+    size = path.stem.rsplit("_", 1)[1]
+    assert config.model.preset == f"bert_{size}_en_uncased"
+    assert config.validation_fraction == 0
+    optimizer = config.optimizer
+    assert (optimizer.name, optimizer.schedule) == ("adamw", "linear")
+    assert (optimizer.warmup_fraction, optimizer.weight_decay) == (0.1, 0.01)
+    assert (optimizer.clip_global_norm, optimizer.epsilon) == (1.0, 1e-6)
+    assert "https://" in load(path).__doc__
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_example_fits_a_new_encoder(path):
+    config = load(path).get_config()
+    if path.parent.name == "bert":
+        assert config.data.sequence_length <= config.model.max_sequence_length
 
 
 def test_tiny_leaves_its_argument_alone():

@@ -20,6 +20,17 @@ BAD = [
     ("train_cnn.py", ["--tiny", "--workdir=/dev/null/x"], "--workdir"),
     ("train_cnn.py", ["--job=serve"], "--job=serve"),
     ("train_cnn.py", ["--seeds=0"], "--seeds=0"),
+    (
+        "train_cnn.py",
+        ["--job=train_benchmark", "--benchmark_batch_sizes=8,many"],
+        "'8,many'",
+    ),
+    ("train_cnn.py", ["--benchmark_steps=5"], "--job=train_benchmark"),
+    (
+        "train_bert.py",
+        ["--job=inference_benchmark", "--benchmark_modes=mixed_fp16"],
+        "'mixed_float16'",
+    ),
     ("train_cnn.py", ["stray"], "stray"),
     ("train_cnn.py", ["--config.batch_size=0", "--verbosity=0"], "batch_size must be"),
     (

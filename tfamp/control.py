@@ -15,6 +15,7 @@ from tfamp import (
     enable_request,
     graph_rewrite,
     hardware,
+    keras_kernels,
     layer_policies,
     mode_choice,
     modes,
@@ -39,6 +40,7 @@ class Status(NamedTuple):
       loss_scaling: Whether, and how, `compile` adds loss scaling.
       graph_rewrite: What is asked of Grappler's rewrite, and what was seen of it.
       bias_gradients: Whether bfloat16 bias gradients are summed rightly.
+      fused_kernels: What runs as fused kernels in 16-bit training on a CPU.
     """
 
     requested: str | None
@@ -51,6 +53,7 @@ class Status(NamedTuple):
     loss_scaling: str
     graph_rewrite: str
     bias_gradients: str
+    fused_kernels: str
 
     def __str__(self):
         rows = [
@@ -71,6 +74,7 @@ class _Session(NamedTuple):
     resolver: layer_policies.Resolver | None
     scaling: Mapping[str, Any] | Literal[False]
     rewrite: graph_rewrite.Rewrite | None
+    fused_kernels: bool
     before: "_Before"
 
 
@@ -90,6 +94,7 @@ def enable(
     overrides: Mapping[str, str] | None = None,
     loss_scale: Mapping[str, Any] | Literal[False] | None = None,
     graph_rewrite: bool | Mapping[str, Any] | None = None,
+    fused_kernels: bool = True,
     on_unsupported: Literal["raise", "warn"] = "raise",
 ) -> Status:
     """Sets the precision of models built from now on, and says why.
@@ -125,6 +130,11 @@ def enable(
         variable `TF_ENABLE_AUTO_MIXED_PRECISION` or
         `TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE` is 1, which TensorFlow 2 itself
         does not read.
+      fused_kernels: Whether a mixed mode's dropout, GELU, SiLU, layer normalization
+        and Adam update run as one compiled kernel each, in graphs on a CPU without
+        XLA. They compute in float32 and round once; dropout drops the share that is
+        asked for, but other elements than Keras would with the same seed. The modes
+        float32 and tf32 have Keras' own, and so have exported models.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
 
     Returns:
@@ -139,7 +149,13 @@ def enable(
       print(tfamp.enable(overrides={"head": "float32"}))
     """
     request = enable_request.check(
-        _rewrites(), mode, overrides, loss_scale, graph_rewrite, on_unsupported
+        _rewrites(),
+        mode,
+        overrides,
+        loss_scale,
+        graph_rewrite,
+        fused_kernels,
+        on_unsupported,
     )
     return _enable(request, warn_about_layers=True)
 
@@ -175,6 +191,9 @@ def _enable(request: enable_request.Request, warn_about_layers: bool):
             resolver=resolver,
             scaling=request.scaling,
             rewrite=_set_rewrite(rewrite),
+            fused_kernels=request.fused_kernels
+            and rewrite is None
+            and _is_mixed(chosen, request.overrides),
             before=before,
         )
         refresh_hooks()
@@ -198,6 +217,14 @@ def _choose(request):
     mixed = modes.get_mode(f"mixed_{dtype}")
     rewrite = dataclasses.replace(request.rewrite, dtype=dtype)
     return mixed._replace(policy="float32"), reason, rewrite
+
+
+def _is_mixed(chosen, overrides):
+    """Whether any layer computes in 16 bits."""
+    return any(
+        modes.get_mode(name).compute_format in ("bfloat16", "float16")
+        for name in (chosen.name, *overrides.values())
+    )
 
 
 def _set_rewrite(config):
@@ -265,12 +292,17 @@ def refresh_hooks() -> None:
     if _session is None and graph_rewrite.active() is None:
         training_hooks.remove()
         bias_gradient.remove()
+        keras_kernels.remove()
     else:
         scaling, resolver = {}, None
         if _session is not None:
             scaling, resolver = _session.scaling, _session.resolver
         training_hooks.install(scaling, resolver)
         bias_gradient.install()
+        if _session is not None and _session.fused_kernels:
+            keras_kernels.install()
+        else:
+            keras_kernels.remove()
 
 
 def end_rewrite() -> None:
@@ -315,6 +347,7 @@ def status() -> Status:
             if bias_gradient.installed()
             else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
         ),
+        fused_kernels=_describe_kernels(),
     )
 
 
@@ -371,6 +404,14 @@ def _describe_rewrite():
     if seen is None:
         return f"{active.dtype} requested ({active.reason}); no training step seen yet"
     return str(seen)
+
+
+def _describe_kernels():
+    if not keras_kernels.installed():
+        return "off"
+    if not keras_kernels.usable():
+        return "none: for graphs on one CPU"
+    return f"{', '.join(keras_kernels.NAMES)} (in graphs without XLA)"
 
 
 def _describe_scaling(mode, scaling):

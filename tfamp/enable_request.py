@@ -20,6 +20,7 @@ class Request(NamedTuple):
     overrides: Mapping[str, str]
     scaling: Mapping[str, Any] | Literal[False]
     rewrite: graph_rewrite.RewriteConfig | None
+    fused_kernels: bool
     on_unsupported: Literal["raise", "warn"]
 
 
@@ -38,6 +39,7 @@ def check(
     overrides: Mapping[str, str] | None = None,
     loss_scale: Mapping[str, Any] | Literal[False] | None = None,
     graph_rewrite: bool | Mapping[str, Any] | None = None,
+    fused_kernels: bool = True,
     on_unsupported: Literal["raise", "warn"] = "raise",
 ) -> Request:
     """Checks the arguments of `enable` and copies what the caller may change.
@@ -48,6 +50,7 @@ def check(
       overrides: As for `enable`.
       loss_scale: As for `enable`.
       graph_rewrite: As for `enable`.
+      fused_kernels: As for `enable`.
       on_unsupported: As for `enable`.
 
     Returns:
@@ -69,6 +72,11 @@ def check(
             "`overrides` must be a dict from pattern to mode. "
             f"Received: overrides={overrides!r}."
         )
+    if not isinstance(fused_kernels, bool):
+        raise TypeError(
+            "`fused_kernels` must be True or False. "
+            f"Received: fused_kernels={fused_kernels!r}."
+        )
     rewrite = _rewrite_config(own_rewrite, mode, graph_rewrite)
     if rewrite is not None and overrides:
         raise ValueError(
@@ -82,6 +90,7 @@ def check(
         overrides=dict(overrides or {}),
         scaling=False if loss_scale is False else dict(loss_scale or {}),
         rewrite=rewrite,
+        fused_kernels=fused_kernels,
         on_unsupported=on_unsupported,
     )
 

@@ -19,10 +19,16 @@ CompileRule = Callable[[keras.Model, dict[str, Any]], None]
 Around = Callable[[keras.Model, bool], contextlib.AbstractContextManager | None]
 
 
-class _Hook:
-    """A method in place of one of Keras'; once inactive, it only calls that one."""
+class Hook:
+    """A function in place of one of Keras'; once inactive, it only calls that one.
 
-    def __init__(self, owner: type, name: str, make: Callable):
+    Args:
+      owner: Class or module.
+      name: Name of the function in it.
+      make: Function of the original that returns what replaces it.
+    """
+
+    def __init__(self, owner, name: str, make: Callable):
         self.owner, self.name, self.active = owner, name, True
         self.original = vars(owner)[name]
         hooked = make(self.original)
@@ -36,13 +42,14 @@ class _Hook:
         setattr(owner, name, method)
 
     def remove(self):
+        """Puts the original back, unless another patch lies over this one."""
         self.active = False
         # Else somebody has put a method of theirs over this one: it stays.
         if vars(self.owner).get(self.name) is self.method:
             setattr(self.owner, self.name, self.original)
 
 
-_hooks: list[_Hook] = []
+_hooks: list[Hook] = []
 _masking = threading.RLock()
 
 
@@ -88,14 +95,14 @@ def install(
         ("compile", lambda old: _compile_hook(old, transform, rule)),
         ("make_train_function", lambda old: _train_hook(old, check, around_first_step)),
     ):
-        _hooks.append(_Hook(trainer_class(name), name, make))
+        _hooks.append(Hook(trainer_class(name), name, make))
     if before_use is not None:
         # Keras 3.15: `__call__` casts inputs before it builds; composites call `build`.
         for name in ("__call__", "_open_name_scope"):
             _hooks.append(
-                _Hook(keras.layers.Layer, name, lambda old: _before(old, before_use))
+                Hook(keras.layers.Layer, name, lambda old: _before(old, before_use))
             )
-        _hooks.append(_Hook(keras.Model, "build_from_config", _in_own_scope))
+        _hooks.append(Hook(keras.Model, "build_from_config", _in_own_scope))
         for owner in _HOLDERS:
             _hooks.append(_ClassHook(owner, "from_config", _with_unbuilt_parts))
 
@@ -127,7 +134,7 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
     paused = [hook for hook in _hooks if hook.active and hook.name == "compile"]
     for hook in paused:
         hook.active = False
-    mine = _Hook(
+    mine = Hook(
         trainer_class(),
         "compile",
         lambda old: _compile_hook(old, transform, always=True),
@@ -160,7 +167,7 @@ _HOLDERS = (
 _PARTS = ("layers", "layer", "backward_layer", "cell", "cells")
 
 
-class _ClassHook(_Hook):
+class _ClassHook(Hook):
     """A class method in place of one of Keras'."""
 
     def __init__(self, owner: type, name: str, make: Callable):

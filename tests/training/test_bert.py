@@ -9,7 +9,14 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors, policy
-from tfamp.training import base_config, bert, bert_config, pretrained, tasks, tokens
+from tfamp.training import (
+    base_config,
+    bert,
+    preset_folder,
+    pretrained,
+    tasks,
+    tokens,
+)
 
 pytest.importorskip("keras_hub")
 tokenizers = pytest.importorskip("tokenizers")
@@ -36,12 +43,14 @@ def bert_config(**data):
         "test_file": "",
         "test_fraction": 0.25,
         "text_column": "text",
+        "second_text_column": "",
         "label_column": "label",
         "delimiter": ",",
         "header": True,
         "quoted": True,
         "on_bad_rows": "raise",
         "split_seed": 0,
+        "token_cache": "off",
         "sequence_length": LENGTH,
     } | data
     config.model = {
@@ -145,7 +154,7 @@ def test_task_datasets_have_fixed_order_dtypes_and_cardinality(folder):
         np.testing.assert_array_equal, batch_of(task, 45), batch_of(again, 45)
     )
     assert "45 train / 15 validation / 20 test" in task.description
-    assert "0 of 80 texts cut to 16 tokens" in task.description
+    assert "0 of 80 texts cut to 16 tokens, padded to 16 tokens" in task.description
 
 
 def test_splits_depend_on_the_split_seed_and_not_on_the_runs_seed(folder):
@@ -175,9 +184,10 @@ def test_limit_examples_holds_for_each_split(folder):
 def test_cut_texts_are_counted_in_the_description(folder):
     config = bert_config(sequence_length=6)
     task = create(config, folder)
-    assert "80 of 80 texts cut to 6 tokens" in task.description
+    assert "80 of 80 texts cut to 6 tokens, padded to 8 tokens" in task.description
     features, _ = batch_of(task)
-    assert features["padding_mask"].numpy().all()
+    assert features["padding_mask"].numpy().sum(axis=1).tolist() == [6] * 8
+    assert features["token_ids"].shape == (8, 8)
 
 
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
@@ -217,10 +227,10 @@ def test_padding_does_not_change_the_logits(folder, pooling):
     config = bert_config()
     config.model.pooling = pooling
     model = create(config, folder).build_model()
-    tokenizer = tokens.train(["the movie is good"], 60)
-    short, cut = tokens.encode(tokenizer, ["the movie"], 12)
-    padded, _ = tokens.encode(tokenizer, ["the movie"], LENGTH)
-    assert cut == 0
+    tokenizer = tokens.train(["the movie is good"] * 2, 60)
+    short, cut = tokens.encode(tokenizer, ["the movie"], LENGTH)
+    padded = {k: np.pad(v, ((0, 0), (0, 8))) for k, v in short.items()}
+    assert (cut, short["token_ids"].shape) == (0, (1, 8))
     # Float32 sums in another order: a few roundings of values near 1.
     atol = 16 * np.finfo("float32").eps
     np.testing.assert_allclose(model(short), model(padded), rtol=0, atol=atol)
@@ -258,23 +268,63 @@ def test_tokenizer_is_trained_on_the_training_split_only(folder, monkeypatch):
     assert (len(texts), size) == (len(task.train), 200)
 
 
-def test_tokenizer_is_deterministic_and_uncased():
-    texts = [f"{word} {other}" for word in WORDS for other in WORDS]
-    first, second = (tokens.train(texts, 60) for _ in range(2))
-    assert first.get_vocab() == second.get_vocab()
-    assert first.get_vocab_size() <= 60
-    features, cut = tokens.encode(first, ["GOOD móvie", "unseen zebra"], 8)
-    lower, _ = tokens.encode(first, ["good movie", ""], 8)
-    np.testing.assert_array_equal(features["token_ids"][0], lower["token_ids"][0])
-    start, end = (first.token_to_id(token) for token in ("[CLS]", "[SEP]"))
-    np.testing.assert_array_equal(lower["token_ids"][1][:2], [start, end])
-    np.testing.assert_array_equal(lower["padding_mask"][1], [1, 1] + [0] * 6)
-    assert cut in (0, 1)
+def test_pairs_are_read_with_their_segments(tmp_path):
+    firsts = [f"{WORDS[n % 12]} {WORDS[n // 12]}" for n in range(40)]
+    rows = "".join(f"{first},bad movie is,{n % 2}\n" for n, first in enumerate(firsts))
+    (tmp_path / "train.csv").write_text("text,other,label\n" + rows)
+    task = create(bert_config(second_text_column="other"), tmp_path)
+    features, _ = batch_of(task)
+    # [CLS] first first [SEP] bad movie is [SEP]
+    assert features["segment_ids"].numpy().tolist() == [[0] * 4 + [1] * 4] * 8
+    assert features["padding_mask"].numpy().all()
+    ends = features["token_ids"].numpy()[:, [3, 7]]
+    assert (ends == ends[0, 0]).all()
+
+
+def test_without_a_validation_share_there_is_no_validation(folder):
+    config = bert_config()
+    config.validation_fraction = 0
+    task = create(config, folder)
+    assert task.validation is None
+    assert [len(part) for part in (task.train, task.test)] == [60, 20]
+    assert "60 train / 0 validation / 20 test" in task.description
+
+
+def test_token_ids_of_a_large_corpus_are_kept(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "FEWEST_CACHED", 80)
+    config = bert_config(token_cache=str(tmp_path / "cache"))
+    first, again = create(config, folder), create(config, folder)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    tf.nest.map_structure(
+        np.testing.assert_array_equal, batch_of(first, 45), batch_of(again, 45)
+    )
+    assert first.description == again.description
+
+
+def test_scores_are_those_of_the_predictions_file(folder, tmp_path):
+    metrics = pytest.importorskip("sklearn.metrics")
+    task = create(bert_config(), folder)
+    model = task.build_model()
+    model.compile(loss=task.loss, metrics=task.metrics())
+    logits = model.predict(task.test.batch(20), verbose=0)
+    middle = np.median(logits[:, 1] - logits[:, 0])
+    model.get_layer("logits").bias.assign([middle, 0.0])  # Each class is predicted.
+    scores = task.score(model, tmp_path)
+    rows = json.loads((tmp_path / "predictions.json").read_text())
+    labels, predicted = ([int(r[k]) for r in rows] for k in ("label", "prediction"))
+    assert list(scores) == ["accuracy", "f1"] and set(predicted) == {0, 1}
+    assert scores["f1"] == pytest.approx(metrics.f1_score(labels, predicted))
+    assert scores["accuracy"] == metrics.accuracy_score(labels, predicted)
+    evaluated = model.evaluate(task.test.batch(20), verbose=0, return_dict=True)
+    assert scores["accuracy"] == pytest.approx(evaluated["accuracy"])
+    assert [row["index"] for row in rows] == list(range(20))
+    assert labels == [int(label) for _, label in task.test]
+    assert all(0.5 <= row["probability"] <= 1.0 for row in rows)
 
 
 def test_unknown_data_and_too_long_examples_are_errors(folder):
-    with pytest.raises(ValueError, match="'docstrings' or 'csv'"):
-        bert.create(bert_config(name="glue"), folder)
+    with pytest.raises(ValueError, match="'docstrings', 'csv' or a name in TFDS"):
+        bert.create(bert_config(name=""), folder)
     with pytest.raises(ValueError, match="Received: 17, positions: 16"):
         bert.create(bert_config(sequence_length=17), folder)
 
@@ -397,20 +447,6 @@ def test_malformed_folder_is_an_error(hf_folder, tmp_path, file, content, expect
         pretrained.find(str(copy))
 
 
-def test_folder_with_broken_weights_is_an_error_when_the_model_is_built(
-    folder, hf_folder, tmp_path
-):
-    safetensors = pytest.importorskip("safetensors.numpy")
-    copy = shutil.copytree(hf_folder, tmp_path / "copy")
-    weights = {"embeddings.word_embeddings.weight": np.zeros((19, 8), "float32")}
-    safetensors.save_file(weights, str(copy / "model.safetensors"), {"format": "pt"})
-    config = bert_config()
-    config.model.preset = str(copy)
-    task = create(config, folder)
-    with pytest.raises(errors.DataError, match="cannot be loaded"):
-        task.build_model()
-
-
 @pytest.mark.parametrize("preset", ["./no/such/folder", "~/no_such_tfamp_folder"])
 def test_path_that_does_not_exist_is_an_error(preset):
     with pytest.raises(errors.DataError, match="There is no folder"):
@@ -445,7 +481,7 @@ def test_hf_name_is_read_like_a_folder(no_network, hf_folder, monkeypatch):
     preset = pretrained.find("hf://org/name")
     assert (preset.source, preset.activation) == (str(hf_folder), "gelu")
     assert (asked["repo"], asked["cached"]) == ("org/name", True)
-    assert set(asked["files"]) == set(pretrained._FILES)
+    assert set(asked["files"]) == set(preset_folder.FILES)
 
 
 def test_docstrings_task_under_the_tiny_override():
@@ -476,7 +512,10 @@ def load_config(name) -> config_dict.ConfigDict:
         ("tweets", "tweets", 27480 + 3534, "3 classes (negative, neutral, positive)"),
     ],
 )
-def test_real_files_are_read_whole(shared_data, name, data, sizes, expected):
+def test_real_files_are_read_whole(
+    shared_data, tmp_path, monkeypatch, name, data, sizes, expected
+):
+    monkeypatch.setenv("TFAMP_CACHE", str(tmp_path))
     task = create(load_config(name), str(shared_data(data)))
     parts = (task.train, task.validation, task.test)
     assert sum(map(len, parts)) == sizes

@@ -5,7 +5,7 @@ import pytest
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training import docstrings, text
+from tfamp.training import docstrings, tables, text
 
 GOOD = 'id,text,label\n1,"a ""quoted"", text",neg\n2,second,pos\n3,third,pos\n4,d,neg\n'
 
@@ -16,6 +16,7 @@ def csv_config(**data):
         "test_file": "",
         "test_fraction": 0.25,
         "text_column": "text",
+        "second_text_column": "",
         "label_column": "label",
         "delimiter": ",",
         "header": True,
@@ -87,9 +88,9 @@ def test_tsv_without_header_keeps_quotes_and_odd_line_separators(tmp_path):
     ("content", "expected"),
     [
         ("id,text,sentiment\n", r"row 1: no column 'label'. Found: 'id', 'text'"),
-        (GOOD + "5,,pos\n", r"train.csv, row 6: empty text in column 'text'"),
-        (GOOD + "5,  ,pos\n", r"row 6: empty text"),
-        (GOOD + "5,fifth,\n", r"row 6: no label in column 'label'"),
+        (GOOD + "5,,pos\n", r"train.csv, row 6: column 'text' is empty"),
+        (GOOD + "5,  ,pos\n", r"row 6: column 'text' is empty"),
+        (GOOD + "5,fifth,\n", r"row 6: column 'label' is empty"),
         (GOOD + "5,fifth\n", r"row 6: 2 field\(s\), expected 3"),
         (GOOD + "5,a,b,c\n", r"row 6: 4 field\(s\), expected 3"),
         (GOOD + '5,"open,pos\n6,next,neg\n', r"row 6: unexpected end of data"),
@@ -115,6 +116,60 @@ def test_csv_errors_name_file_row_and_reason(tmp_path, content, expected):
     with pytest.raises(errors.DataError, match=expected) as caught:
         text.load_csv(csv_config(), str(tmp_path))
     assert "train.csv" in str(caught.value)
+
+
+def test_pairs_keep_their_order_and_count_as_one_text(tmp_path):
+    rows = "b,a,label\nx,one,p\nx,two,q\none,x,q\nX ,ONE,p\nq,r,p\n"
+    (tmp_path / "train.csv").write_text(rows)
+    config = csv_config(text_column="a", second_text_column="b")
+    corpus = text.load_csv(config, str(tmp_path))
+    parts = parts_of(corpus)
+    examples = [e for part in parts for e in part]
+    assert text.Example("one", 0, "x") in examples  # Text "a", label "p", second "b".
+    assert text.Example("x", 1, "one") in examples
+    keys = [{text.example_key(e) for e in part} for part in parts]
+    assert [len(k) for k in keys] == [2, 1, 1]  # "one / x" twice, on one side.
+    assert len(set.union(*keys)) == 4
+
+
+def test_second_column_must_be_there_and_filled(tmp_path):
+    (tmp_path / "train.csv").write_text("text,second,label\na,,x\nb,c,y\nd,e,x\n")
+    with pytest.raises(errors.DataError, match="row 1: no column 'absent'"):
+        text.load_csv(csv_config(second_text_column="absent"), str(tmp_path))
+    with pytest.raises(errors.DataError, match="row 2: column 'second' is empty"):
+        text.load_csv(csv_config(second_text_column="second"), str(tmp_path))
+
+
+def test_without_a_validation_share_all_rows_train(tmp_path):
+    rows = "".join(f"{n},row {n},pos\n" for n in range(20))
+    (tmp_path / "train.csv").write_text(GOOD + rows)
+    (tmp_path / "test.csv").write_text("text,label\nq,neg\n")
+    config = csv_config(test_file="test.csv")
+    config.validation_fraction = 0
+    corpus = text.load_csv(config, str(tmp_path))
+    assert [len(part) for part in parts_of(corpus)] == [24, 0, 1]
+    assert corpus.train != sorted(corpus.train)  # Shuffled: a limit takes the first.
+    assert text.load_csv(config, str(tmp_path)) == corpus
+
+
+def test_test_file_with_other_labels_only_is_an_error(tmp_path):
+    (tmp_path / "train.csv").write_text(GOOD)
+    (tmp_path / "test.csv").write_text("text,label\nq,-1\n")
+    config = csv_config(test_file="test.csv", on_bad_rows="skip")
+    with pytest.raises(errors.DataError, match="test.csv .* no row with one of .*neg"):
+        text.load_csv(config, str(tmp_path))
+
+
+def test_columns_come_in_the_order_they_are_asked_for(tmp_path):
+    (tmp_path / "train.csv").write_text("a,b,c\n1, 2 ,3\n4,5\n6,7,\n")
+    records, bad = tables.read_table(
+        csv_config(), str(tmp_path), "train.csv", ("c", "a", "b")
+    )
+    assert [(r.number, r.values) for r in records] == [(2, ("3", "1", "2"))]
+    assert [(b.number, b.reason) for b in bad] == [
+        (3, "2 field(s), expected 3"),
+        (4, "column 'c' is empty"),
+    ]
 
 
 def test_csv_that_is_not_utf8_is_an_error(tmp_path):
@@ -247,6 +302,18 @@ def test_docstring_classes_are_balanced_in_each_split(corpus):
         counts = [sum(e.label == label for e in part) for label in range(3)]
         assert min(counts) == max(counts) > 5
     assert "sklearn 1." in corpus.notes[0]
+
+
+@pytest.mark.parametrize("limit_examples", [12, 0])
+def test_docstrings_without_a_validation_share_have_two_splits(limit_examples):
+    pytest.importorskip("sklearn")
+    config = docstrings_config(limit_examples)
+    config.validation_fraction = 0
+    config.data.libraries = ("keras", "sklearn")
+    config.data.texts_per_library = 250
+    corpus = docstrings.load(config)
+    train, validation, test = map(len, parts_of(corpus))
+    assert validation == 0 and train > 3 * test > 0
 
 
 def test_docstring_files_are_each_in_one_split():

@@ -360,7 +360,7 @@ def test_comparison_reports_both_modes_and_exports(config, tmp_path):
         f"run {i} of 4" for i in (1, 2, 3, 4)
     ]
     stored = json.loads((tmp_path / "comparison.json").read_text())
-    assert stored["schema_version"] == 1
+    assert stored["schema_version"] == 2
     assert [r["seed"] for r in stored["results"]] == [0, 0, 1, 1]
     report = (tmp_path / "report.md").read_text()
     assert report.count("| mixed_float16 |") == 1

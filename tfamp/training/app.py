@@ -15,15 +15,17 @@ from ml_collections import config_flags
 from tfamp import control, errors
 from tfamp.training import (
     base_config,
+    benchmark_flags,
     compare,
     distribution,
     figures,
     run_files,
+    step_benchmark,
     tasks,
     trainer,
 )
 
-JOBS = ("compare", "train")
+JOBS = ("compare", "train", *benchmark_flags.JOBS)
 # What a user can mend: reported in one line. Anything else is a bug: traceback.
 _USER_ERRORS = (
     errors.TfampError,
@@ -55,12 +57,18 @@ def define_flags(default_config: str) -> None:
     flags.DEFINE_string("data_dir", "", "Folder of prepared (TFDS) or local data.")
     flags.DEFINE_string("manual_dir", "", "Folder of a TFDS data set's original files.")
     flags.DEFINE_enum(
-        "job", "compare", JOBS, "compare: float32 and the mixed mode; train: one mode."
+        "job",
+        "compare",
+        JOBS,
+        "compare: float32 and the mixed mode; train: one mode; train_benchmark and "
+        "inference_benchmark: steps timed on synthetic data.",
     )
     flags.DEFINE_integer("seeds", 1, "How many seeds to compare over.", lower_bound=1)
     flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
     flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
-    flags.adopt_module_key_flags(sys.modules[__name__])  # For the script's --help.
+    benchmark_flags.define()
+    for module in (sys.modules[__name__], benchmark_flags):
+        flags.adopt_module_key_flags(module)  # For the script's --help.
 
 
 def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
@@ -129,19 +137,25 @@ def run_flags() -> None:
         config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
         config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
     base_config.validate(config)
+    benchmark = benchmark_flags.settings(values.job, values.tiny)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    workdir = pathlib.Path(values.workdir or default_workdir(config))
+    named = step_benchmark.identity(config, benchmark) if benchmark else config
+    workdir = pathlib.Path(values.workdir or default_workdir(named))
     if values.overwrite:
-        _delete_run(config, workdir, strategy)
+        _delete_run(config, workdir, strategy, benchmark)
     _say(f"working directory: {workdir}")
-    text = run_job(values.job, config, workdir, values.seeds)
+    text = run_job(values.job, config, workdir, values.seeds, benchmark)
     if distribution.is_chief(strategy):
         print(text)
 
 
-def _delete_run(config, workdir, strategy):
+def _delete_run(config, workdir, strategy, benchmark):
     if distribution.is_chief(strategy) and workdir.exists():
-        check(config)  # Nothing is deleted for a command that cannot run.
+        # Nothing is deleted for a command that cannot run.
+        if benchmark:
+            step_benchmark.plan(config, benchmark)
+        else:
+            check(config)
         run_files.delete_run(workdir)
     distribution.wait(strategy)
 
@@ -159,33 +173,41 @@ def check(config) -> None:
     tasks.from_config(config)
 
 
-def run_job(job: str, config, workdir: str | os.PathLike, seeds: int = 1) -> str:
+def run_job(
+    job: str,
+    config,
+    workdir: str | os.PathLike,
+    seeds: int = 1,
+    benchmark: step_benchmark.Settings | None = None,
+) -> str:
     """Runs a job and returns what a person wants to read of it.
 
     Args:
-      job: "compare" or "train".
+      job: One of `JOBS`.
       config: The resolved configuration.
       workdir: Folder of the runs.
       seeds: Seeds to compare over.
+      benchmark: What a benchmark measures; default: the configuration's sizes.
 
     Returns:
       A table and where the files are.
 
     Raises:
-      ValueError: If the job is unknown, or several seeds are asked of one training.
+      ValueError: If the job is unknown, or several seeds are asked of another job
+        than "compare".
     """
     if job not in JOBS:
         raise ValueError(f"Unknown job. Received: {job!r}. Expected one of {JOBS}.")
+    if job != "compare" and seeds != 1:
+        raise ValueError(
+            f"--seeds belongs to --job=compare. Received: --seeds={seeds}."
+        )
+    if job in benchmark_flags.JOBS:
+        asked = benchmark or step_benchmark.Settings(benchmark_flags.JOBS[job])
+        timed = step_benchmark.run(config, workdir, asked, report=_say)
+        return f"{timed.to_markdown()}\nfiles: {workdir}"
     if job == "train":
-        if seeds != 1:
-            raise ValueError(
-                f"--seeds belongs to --job=compare. Received: --seeds={seeds}."
-            )
-        result = trainer.train_and_evaluate(config, workdir)
-        if distribution.is_chief(distribution.create(config)):
-            figures.write_timeline(workdir, config.name, result.mode, result.seed)
-        lines = [f"{key}: {value}" for key, value in result._asdict().items()]
-        return "\n".join([*lines, f"files: {workdir}"])
+        return _train(config, workdir)
     comparison = compare.compare(config, workdir, seeds, report=_say)
     exported, *written = (
         pathlib.Path(workdir, name)
@@ -198,6 +220,15 @@ def run_job(job: str, config, workdir: str | os.PathLike, seeds: int = 1) -> str
             f"report and figure: {', '.join(str(p) for p in written if p.exists())}",
         ]
     )
+
+
+def _train(config, workdir):
+    """Trains in one mode; returns the result, a field a line."""
+    result = trainer.train_and_evaluate(config, workdir)
+    if distribution.is_chief(distribution.create(config)):
+        figures.write_timeline(workdir, config.name, result.mode, result.seed)
+    lines = [f"{key}: {value}" for key, value in result._asdict().items()]
+    return "\n".join([*lines, f"files: {workdir}"])
 
 
 def default_workdir(config) -> pathlib.Path:

@@ -86,6 +86,9 @@ def _precision():
     # True: the policy stays float32 and graphs are rewritten to the format that `mode`
     # names. None: as the environment variable TF_ENABLE_AUTO_MIXED_PRECISION says.
     precision.graph_rewrite = config_dict.placeholder(bool)
+    # One compiled kernel each for dropout, GELU and others in the mixed modes; see
+    # `tfamp.enable`.
+    precision.fused_kernels = True
     # Of TensorFlow's kernels; None leaves each as it is. See `kernel_switches`.
     precision.deterministic = config_dict.placeholder(bool)
     precision.cudnn_autotune = config_dict.placeholder(bool)
@@ -134,6 +137,7 @@ def enable_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
     return {
         "overrides": dict(settings.overrides),
         "graph_rewrite": settings.graph_rewrite,
+        "fused_kernels": settings.fused_kernels,
         "loss_scale": loss_scale_keywords(settings.loss_scale),
     }
 

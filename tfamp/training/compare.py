@@ -15,19 +15,12 @@ from tfamp.training import (
     distribution,
     figures,
     run_files,
+    seed_statistics,
     tasks,
     trainer,
 )
 
-_COLUMNS = (
-    "mode",
-    "steps/s",
-    "speed-up",
-    "final loss",
-    "test {score}",
-    "skipped steps",
-    "final loss scale",
-)
+SCHEMA_VERSION = 2
 
 
 class Comparison(NamedTuple):
@@ -51,7 +44,8 @@ class Comparison(NamedTuple):
         """Returns what `comparison.json` holds."""
         fields = self._asdict()
         fields["results"] = [result._asdict() for result in self.results]
-        return {"schema_version": 1, **fields}
+        found = [each.to_dict() for each in self.differences()]
+        return {"schema_version": SCHEMA_VERSION, **fields, "statistics": found}
 
     def by_mode(self) -> dict[str, list[trainer.RunResult]]:
         """Returns the runs of each mode, in order of seeds."""
@@ -60,12 +54,29 @@ class Comparison(NamedTuple):
             for mode in dict.fromkeys(r.mode for r in self.results)
         }
 
+    def score_names(self) -> list[str]:
+        """Returns the scores that every run has, the task's own first."""
+        scores = [_scores(run) for run in self.results]
+        return [name for name in scores[0] if all(name in each for each in scores)]
+
+    def differences(self) -> list[seed_statistics.PairedDifference]:
+        """Returns the paired difference of the modes for each score."""
+        found = []
+        for name in self.score_names():
+            base, other = (
+                (mode, {run.seed: _scores(run)[name] for run in runs})
+                for mode, runs in self.by_mode().items()
+            )
+            found.append(seed_statistics.compare(name, base, other))
+        return found
+
     def rows(self) -> list[list[str]]:
         """Returns the table's cells, the head first; mean and deviation over seeds."""
-        groups = self.by_mode()
+        groups, names = self.by_mode(), self.score_names()
         base = next(iter(groups.values()))
-        head = [column.format(score=base[0].score_name) for column in _COLUMNS]
-        return [head] + [_row(mode, runs, base) for mode, runs in groups.items()]
+        rows = [_row(runs, base, names) for runs in groups.values()]
+        cells = zip(groups, rows, strict=True)
+        return [["mode", *rows[0]], *([mode, *row.values()] for mode, row in cells)]
 
     def to_text(self) -> str:
         """Returns the table for a terminal, with the notes below."""
@@ -97,7 +108,7 @@ class Comparison(NamedTuple):
             self.results[0].description,
             self.note,
             *dict.fromkeys(r.graph_rewrite for r in self.results if r.graph_rewrite),
-            _difference(self.by_mode()),
+            *_differences(self.differences()),
             f"device: {self.environment['precision']['device']}; "
             f"tensorflow {packages['tensorflow']}, keras {packages['keras']}",
             "speed-up: runs one after the other on a machine that may be busy; "
@@ -106,27 +117,37 @@ class Comparison(NamedTuple):
         return [line for line in lines if line]
 
 
-def _row(mode, runs, base):
-    speed = [run.steps_per_second for run in runs]
-    ratio = [
-        r.steps_per_second / b.steps_per_second
-        if r.steps_per_second and b.steps_per_second
-        else None
-        for r, b in _pairs(runs, base)
-    ]
-    return [
-        mode,
-        _mean(speed, ".2f"),
-        _mean(ratio, ".2f"),
-        _mean([run.final_loss for run in runs], ".4f"),
-        _mean([run.score for run in runs], ".4f"),
-        _mean([run.skipped_steps for run in runs], ".0f"),
-        _mean([run.loss_scale for run in runs], ".0f"),
-    ]
+def _row(runs, base, names):
+    """The cells of one mode by their column."""
+    pairs = list(zip(runs, base, strict=True))
+    ratios = [_ratio(r.steps_per_second, b.steps_per_second) for r, b in pairs]
+    return {
+        "steps/s": _mean([run.steps_per_second for run in runs], ".2f"),
+        "speed-up": _mean(ratios, ".2f"),
+        "final loss": _mean([run.final_loss for run in runs], ".4f"),
+        **{
+            f"test {name}": _mean([_scores(run)[name] for run in runs], ".4f")
+            for name in names
+        },
+        "skipped steps": _mean([run.skipped_steps for run in runs], ".0f"),
+        "final loss scale": _mean([run.loss_scale for run in runs], ".0f"),
+    }
 
 
-def _pairs(runs, base):
-    return zip(runs, base, strict=True)
+def _differences(found):
+    """The notes on the scores: all of the task's own, a line on each of the others."""
+    first, *others = found
+    rest = (f"{each.to_text()}: {each.verdict}" for each in others)
+    return [first.to_text(), first.to_verdict(), *rest]
+
+
+def _ratio(speed, base):
+    return speed / base if speed and base else None
+
+
+def _scores(run):
+    """Every score of a run; those of runs before there were several have just one."""
+    return run.scores or {run.score_name: run.score}
 
 
 def _mean(values, form):
@@ -135,18 +156,8 @@ def _mean(values, form):
         return "-"
     text = format(statistics.fmean(values), form)
     if len(values) > 1:
-        text += " ± " + format(statistics.stdev(values), form.lstrip("+"))
+        text += " ± " + format(statistics.stdev(values), form)
     return text
-
-
-def _difference(groups):
-    base, mixed = groups.values()
-    points = [100 * (m.score - b.score) for m, b in _pairs(mixed, base)]
-    seeds = f" (mean and deviation of {len(points)} seeds)" if len(points) > 1 else ""
-    return (
-        f"{mixed[0].mode} minus {base[0].mode}: {_mean(points, '+.2f')} points of "
-        f"{base[0].score_name}{seeds}"
-    )
 
 
 def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
@@ -216,7 +227,7 @@ def compare(
         for seed in range(config.seed, config.seed + seeds)
         for mode in ("float32", mixed)
     }
-    configs = {key: _config_of(config, *key) for key in folders}
+    configs = {key: config_of(config, *key) for key in folders}
     for key, run in folders.items():
         run_files.open_folder(configs[key], run)  # Refuses other settings at once.
     stored = _read(folder, folders)
@@ -240,10 +251,17 @@ def compare(
     return _read(folder, folders)
 
 
-def _config_of(config, mode, seed):
+def config_of(config, mode: str, seed: int):
+    """Returns the configuration of one run: a copy with this mode and seed.
+
+    Args:
+      config: The configuration that is compared.
+      mode: The run's mode. "float32" and "tf32" have neither overrides nor a rewrite.
+      seed: The run's seed.
+    """
     one = config.copy_and_resolve_references()
     one.precision.mode, one.seed = mode, seed
-    if mode == "float32":  # The twin is float32 in every layer and graph.
+    if mode in ("float32", "tf32"):  # The twin is float32 in every layer and graph.
         one.precision.graph_rewrite, one.precision.overrides = False, ()
     return one
 
@@ -263,7 +281,9 @@ def _read(folder, folders):
     if not all(path.exists() for path in written):
         return None
     fields = json.loads((folder / "comparison.json").read_text())
-    del fields["schema_version"]
+    if fields.pop("schema_version", None) != SCHEMA_VERSION:
+        return None  # Of an earlier version: made anew from the runs, which are kept.
+    del fields["statistics"]  # They follow from the results.
     fields["results"] = [trainer.RunResult(**row) for row in fields["results"]]
     stored = Comparison(**fields)
     same = [(row.mode, row.seed) for row in stored.results] == list(folders)

@@ -92,10 +92,11 @@ def load(config: config_dict.ConfigDict) -> text.Corpus:
     }
     kept = _drop_near_duplicates(found, config.data.split_seed)
     dealt = [_deal(kept[library], config) for library in libraries]
-    splits = {
-        split: text.shuffle(_balance(dealt, split, libraries), config.data.split_seed)
-        for split in ("train", "validation", "test")
-    }
+    splits: dict[str, list[text.Example]] = {"validation": []}
+    for name in ("train", "validation", "test"):
+        if name != "validation" or config.validation_fraction:
+            examples = _balance(dealt, name, libraries)
+            splits[name] = text.shuffle(examples, config.data.split_seed)
     versions = ", ".join(f"{name} {_version(name)}" for name in libraries)
     notes = (f"docstrings of {versions}",)
     return text.Corpus(**splits, classes=libraries, notes=notes)
@@ -138,7 +139,8 @@ def _wanted(config):
     if not config.limit_examples:
         return config.data.texts_per_library
     test = config.data.test_fraction
-    share = min(test, (1.0 - test) * config.validation_fraction)
+    validation = (1.0 - test) * config.validation_fraction
+    share = min(test, validation or test)
     per_class = config.limit_examples / len(config.data.libraries)
     # Twice, since near-duplicates go and files come whole.
     enough = max(math.ceil(2.0 * per_class / share), _FEWEST)

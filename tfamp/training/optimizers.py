@@ -1,9 +1,13 @@
 """Keras optimizers and learning-rate schedules from a configuration."""
 
 import keras
+import tensorflow as tf
 
 SCHEDULES = ("constant", "linear", "cosine")
 NAMES = ("sgd", "adam", "adamw")
+# Keras searches for it in a variable's path as TensorFlow names it, for example
+# "beta_net/dense/bias:0" or, on the second replica, "beta_net/dense/bias/replica_1:0".
+_NO_DECAY = r"(^|/)(bias|gamma|beta)(/replica_\d+)?(:\d+)?$"
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
@@ -17,18 +21,30 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     progress = (step - warmup_steps) / (total_steps - warmup_steps)
     ```
 
+    Steps are updates of the weights. Keras calls a schedule with the number of batches
+    so far, which under gradient accumulation are more.
+
     Args:
       peak: Float. The learning rate after the warm-up.
       total_steps: Int. Steps of the whole run.
       warmup_steps: Int. Steps of the warm-up.
       decay: "constant", "linear" or "cosine".
+      batches_per_step: Int. Batches of a step: the optimizer's
+        `gradient_accumulation_steps`.
 
     References:
       Devlin et al., "BERT", 2019, https://arxiv.org/abs/1810.04805 (linear);
       Loshchilov and Hutter, "SGDR", 2017, https://arxiv.org/abs/1608.03983 (cosine).
     """
 
-    def __init__(self, peak, total_steps, warmup_steps=0, decay="constant"):
+    def __init__(
+        self,
+        peak,
+        total_steps,
+        warmup_steps=0,
+        decay="constant",
+        batches_per_step=1,
+    ):
         if decay not in SCHEDULES:
             raise ValueError(
                 f"Unknown schedule. Received: {decay!r}. Expected one of {SCHEDULES}."
@@ -37,11 +53,13 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
         self.decay = decay
+        self.batches_per_step = batches_per_step
 
     def __call__(self, step):
-        """Returns the learning rate of a step: float32 scalar."""
+        """Returns the learning rate at a batch, counted from 0: float32 scalar."""
         ops = keras.ops
-        step = ops.cast(step, "float32")
+        # Whole numbers, before float32 rounds those above 2**24.
+        step = ops.cast(ops.floor_divide(step, self.batches_per_step), "float32")
         warmup = float(max(self.warmup_steps, 1))
         rest = float(max(self.total_steps - self.warmup_steps, 1))
         progress = ops.clip((step - self.warmup_steps) / rest, 0.0, 1.0)
@@ -61,39 +79,97 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             "total_steps": self.total_steps,
             "warmup_steps": self.warmup_steps,
             "decay": self.decay,
+            "batches_per_step": self.batches_per_step,
         }
 
 
-def create(config, total_steps: int) -> keras.optimizers.Optimizer:
+def create(config, total_batches: int) -> keras.optimizers.Optimizer:
     """Builds the optimizer of a run, without loss scaling.
+
+    `config.accumulation_steps` batches make one update of the weights, by the mean of
+    their gradients, clipped after that: up to rounding the update that one batch of
+    so many times the size would give. Warm-up and decay count updates. Batches at the
+    end of a run that fill no whole window change nothing.
 
     Args:
       config: The `optimizer` part of the configuration.
-      total_steps: Steps of the whole run, for the schedule.
+      total_batches: Batches of the whole run, for the schedule.
 
     Returns:
       A Keras optimizer. AdamW decays no bias and no normalization weight.
 
     Raises:
-      ValueError: If a name is unknown.
+      ValueError: If a name is unknown, or the run is too short for one update.
     """
-    rate = WarmupSchedule(
-        config.learning_rate,
-        total_steps,
-        round(total_steps * config.warmup_fraction),
-        config.schedule,
-    )
-    clip = config.clip_global_norm or None
+    optimizer = _create(config, _schedule(config, total_batches))
+    sum_repeated_rows(optimizer)
+    return optimizer
+
+
+def _create(config, rate):
+    keywords = {
+        "global_clipnorm": config.clip_global_norm or None,
+        # Keras takes None or at least 2.
+        "gradient_accumulation_steps": (
+            config.accumulation_steps if config.accumulation_steps > 1 else None
+        ),
+    }
     if config.name == "sgd":
-        return keras.optimizers.SGD(rate, momentum=0.9, global_clipnorm=clip)
+        return keras.optimizers.SGD(rate, momentum=0.9, **keywords)
+    keywords["epsilon"] = config.epsilon
     if config.name == "adam":
-        return keras.optimizers.Adam(rate, global_clipnorm=clip)
+        return keras.optimizers.Adam(rate, **keywords)
     if config.name != "adamw":
         raise ValueError(
             f"Unknown optimizer. Received: {config.name!r}. Expected one of {NAMES}."
         )
-    optimizer = keras.optimizers.AdamW(
-        rate, weight_decay=config.weight_decay, global_clipnorm=clip
-    )
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    decay = config.weight_decay
+    optimizer = keras.optimizers.AdamW(rate, weight_decay=decay, **keywords)
+    optimizer.exclude_from_weight_decay(var_names=[_NO_DECAY])
     return optimizer
+
+
+def sum_repeated_rows(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer see the gradient of each embedding as one dense tensor.
+
+    TensorFlow gives it as rows, one for each use of a token in the batch. Keras 3.15
+    squares them before it sums those of one token: the norm that it clips by is not
+    the gradient's, and the second moment of Adam is too small for rows that agree,
+    so that a segment's embedding moves up to sqrt(batch * length) times too far.
+    Adam makes them dense anyway, so this costs nothing.
+
+    Args:
+      optimizer: Any but a `LossScaleOptimizer`; changed in place.
+    """
+    apply = optimizer.apply
+
+    def sum_and_apply(grads, trainable_variables=None):
+        return apply([_dense(grad) for grad in grads], trainable_variables)
+
+    optimizer.apply = sum_and_apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _dense(grad):
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    # Not `tf.convert_to_tensor`, which warns about large ones.
+    rows = tf.cast(grad.dense_shape[0], grad.indices.dtype)
+    return tf.math.unsorted_segment_sum(grad.values, grad.indices, rows)
+
+
+def _schedule(config, total_batches):
+    """Returns the learning rate of a run as a function of the batch."""
+    updates = total_batches // config.accumulation_steps
+    if updates < 1:
+        raise ValueError(
+            "`config.optimizer.accumulation_steps` must be at most the batches of the "
+            f"whole run, or no weight would change. Received: "
+            f"{config.accumulation_steps}, batches: {total_batches}."
+        )
+    return WarmupSchedule(
+        config.learning_rate,
+        updates,
+        round(updates * config.warmup_fraction),
+        config.schedule,
+        config.accumulation_steps,
+    )

@@ -1,47 +1,27 @@
-"""Pretrained BERT encoders: KerasHub names, hf:// names, Hugging Face folders."""
+"""Pretrained BERT encoders: KerasHub and Hugging Face names, and folders of both."""
 
 import importlib
-import json
 import os
 import pathlib
 from types import ModuleType
-from typing import Any, NamedTuple
 
 import keras
 
 from tfamp import errors
-from tfamp.training import data
+from tfamp.training import data, preset_folder
 
-# What KerasHub reads of a Hugging Face folder.
-_FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json")
 _HF_PREFIX = "hf://"
+_KAGGLE_PREFIX = "kaggle://"
 _LOCAL_OPTION = (
     "Without a network, give the path of a Hugging Face folder on disk with "
-    f"{', '.join(_FILES)}."
+    f"{', '.join(preset_folder.FILES)}, or of one saved by KerasHub."
 )
 
-# `hidden_act` -> Keras activation; None: the tanh form of GELU that BertBackbone has.
-_ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu"} | dict.fromkeys(
-    ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
-)
+# KerasHub's presets of Google's checkpoints begin so; Google computes the tanh form.
+# The others are sentence encoders (MiniLM, BGE, E5), which say "gelu": the exact one.
+_GOOGLE = "bert_"
 
-
-class Preset(NamedTuple):
-    """A pretrained encoder, its files found and its tokenizer read.
-
-    Attributes:
-      name: As the user wrote it.
-      source: What `BertBackbone.from_preset` takes: a folder or a KerasHub name.
-      tokenizer: A `tokenizers` tokenizer with the preset's vocabulary.
-      activation: Keras name of the feed-forward activation; None for KerasHub's own.
-      max_sequence_length: Positions the encoder has; None if not known yet.
-    """
-
-    name: str
-    source: str
-    tokenizer: Any
-    activation: str | None
-    max_sequence_length: int | None
+Preset = preset_folder.Preset
 
 
 def require(module: str) -> ModuleType:
@@ -60,24 +40,36 @@ def require(module: str) -> ModuleType:
 
 
 def find(preset: str) -> Preset:
-    """Finds a preset's files and reads its tokenizer; loads no weights yet.
+    """Finds a preset's files, downloads what is missing, and checks that they fit.
+
+    Reads the tokenizer and the headers of the weights; loads no weights yet.
 
     Args:
-      preset: A KerasHub name such as "bert_tiny_en_uncased", "hf://org/name", or the
-        path of a Hugging Face folder.
+      preset: A KerasHub name such as "bert_tiny_en_uncased", "kaggle://...",
+        "hf://org/name", or the path of a folder, of Hugging Face's or KerasHub's.
 
     Returns:
       A `Preset`.
 
     Raises:
-      DataError: If it is not there, lacks files, or cannot be downloaded.
+      DataError: If it is not there, lacks files, cannot be downloaded, is no BERT
+        encoder, or the weights are not those of its config.json.
     """
+    for module in ("tokenizers", "safetensors"):
+        require(module)
     if preset.startswith(_HF_PREFIX):
-        return _read_folder(preset, _download_hf(preset))
+        return preset_folder.read(preset, _download_hf(preset))
+    if preset.startswith(_KAGGLE_PREFIX):
+        return preset_folder.read(preset, _download_kaggle(preset, preset))
+    if "://" in preset:
+        raise errors.DataError(
+            f"The preset {preset!r} is of an unknown kind. Expected a KerasHub name, "
+            f"{_KAGGLE_PREFIX}..., {_HF_PREFIX}org/name, or the path of a folder."
+        )
     path = pathlib.Path(preset).expanduser()
     if path.is_dir():
-        return _read_folder(preset, path)
-    if "://" not in preset and (os.sep in preset or preset.startswith(("~", "."))):
+        return preset_folder.read(preset, path)
+    if os.sep in preset or preset.startswith(("~", ".")):
         raise errors.DataError(f"There is no folder {preset}. {_LOCAL_OPTION}")
     return _find_keras_hub(preset)
 
@@ -135,102 +127,59 @@ def with_activation(model: keras.Model, activation: str) -> keras.Model:
     return copy
 
 
-def _read_folder(name, folder):
-    """Returns the preset of a Hugging Face folder."""
-    missing = [file for file in _FILES if not (folder / file).is_file()]
-    if missing:
-        raise errors.DataError(
-            f"The preset {name} lacks {', '.join(missing)} (looked in {folder}). "
-            f"Expected a Hugging Face folder with {', '.join(_FILES)}."
-        )
-    model, tokens = (_read_json(folder / _FILES[0]), _read_json(folder / _FILES[3]))
-    if model.get("model_type") != "bert":
-        raise errors.DataError(
-            f"{folder / _FILES[0]} has model_type={model.get('model_type')!r}. "
-            "Expected 'bert'."
-        )
-    activation = model.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise errors.DataError(
-            f"{folder / _FILES[0]} has hidden_act={activation!r}. Expected one of "
-            f"{', '.join(_ACTIVATIONS)}."
-        )
-    vocabulary = _read_vocabulary(folder / _FILES[2])
-    if len(vocabulary) > model.get("vocab_size", len(vocabulary)):
-        raise errors.DataError(
-            f"{folder / _FILES[2]} has {len(vocabulary)} tokens, more than the "
-            f"vocab_size={model['vocab_size']} of {_FILES[0]}. Expected the files of "
-            "one model."
-        )
-    return Preset(
-        name,
-        str(folder),
-        _tokenizer_of(vocabulary, tokens),
-        _ACTIVATIONS[activation],
-        model.get("max_position_embeddings"),
-    )
-
-
-def _tokenizer_of(vocabulary, options):
-    """Returns a WordPiece tokenizer; uncased ones strip accents unless told not to."""
-    return require("tokenizers").BertWordPieceTokenizer(
-        {token: index for index, token in enumerate(vocabulary)},
-        lowercase=options.get("do_lower_case", True),
-        strip_accents=options.get("strip_accents"),
-        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
-    )
-
-
-def _read_json(path):
-    """Reads a JSON object."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise errors.DataError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise errors.DataError(
-            f"{path} must hold a JSON object. Received: {type(value).__name__}."
-        )
-    return value
-
-
-def _read_vocabulary(path):
-    """Returns the tokens of a vocab.txt, one a line."""
-    tokens = path.read_text("utf-8").rstrip("\n").split("\n")
-    missing = {"[PAD]", "[UNK]", "[CLS]", "[SEP]"} - set(tokens)
-    if missing:
-        raise errors.DataError(
-            f"{path} lacks the token(s) {', '.join(sorted(missing))}. Expected a BERT "
-            "WordPiece vocabulary, one token a line."
-        )
-    return tokens
-
-
 def _download_hf(preset):
     """Returns the folder of an hf:// name: downloaded, or as cached before."""
     hub = require("huggingface_hub")
     offline = not data.resolves("huggingface.co")  # Else the hub retries for 20 s.
-    try:
-        folder = hub.snapshot_download(
-            preset.removeprefix(_HF_PREFIX),
-            allow_patterns=list(_FILES),
-            local_files_only=offline,
-        )
-    except (OSError, ValueError) as error:
-        raise _unusable(preset, error) from error
-    return pathlib.Path(folder)
+
+    def download(files):
+        try:
+            folder = hub.snapshot_download(
+                preset.removeprefix(_HF_PREFIX),
+                allow_patterns=list(files),
+                local_files_only=offline,
+            )
+        except (OSError, ValueError) as error:
+            raise _unusable(preset, error) from error
+        return pathlib.Path(folder)
+
+    folder = download(preset_folder.FILES[:1])
+    # Not the weights of a model that cannot be used.
+    return download(preset_folder.files_of(preset, folder))
 
 
 def _find_keras_hub(preset):
-    """Returns a preset by its KerasHub or Kaggle name."""
+    """Returns a preset by its name in KerasHub."""
     models = require("keras_hub").models
-    try:
-        tokenizer = models.BertTokenizer.from_preset(preset)
-    except (OSError, ValueError, KeyError) as error:
-        raise _unusable(preset, error) from error
-    vocabulary = tokenizer.get_vocabulary()
-    options = {"do_lower_case": tokenizer.lowercase}
-    return Preset(preset, preset, _tokenizer_of(vocabulary, options), None, None)
+    known = models.BertBackbone.presets
+    if preset not in known:
+        other = preset in models.Backbone.presets
+        kind = "of another architecture" if other else "unknown"
+        raise errors.DataError(
+            f"The preset {preset!r} is {kind}. Expected one of {', '.join(known)}. "
+            f"{_LOCAL_OPTION}"
+        )
+    handle = known[preset]["kaggle_handle"]
+    found = preset_folder.read(preset, _download_kaggle(preset, handle))
+    activation = None if preset.startswith(_GOOGLE) else "gelu"
+    return found._replace(activation=activation)
+
+
+def _download_kaggle(preset, handle):
+    """Returns the folder of a kaggle:// name: downloaded, or as cached before."""
+    hub = require("kagglehub")
+
+    def download(file):
+        try:
+            path = hub.model_download(handle.removeprefix(_KAGGLE_PREFIX), file)
+        except (OSError, ValueError, KeyError) as error:
+            raise _unusable(preset, error) from error
+        return pathlib.Path(path)
+
+    folder = download(preset_folder.KERAS_FILES[0]).parent
+    for file in preset_folder.files_of(preset, folder)[1:]:
+        download(file)
+    return folder
 
 
 def _unusable(preset, error):

@@ -15,7 +15,8 @@ from ml_collections import config_dict
 from tfamp import control, errors, hardware, kernel_switches, modes
 
 _PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
-# What a run, and what a comparison, writes; nothing else is ever deleted.
+_CELL_PREFIXES = ("train-", "inference-")
+# What a run, a benchmark and a comparison write; nothing else is ever deleted.
 _RUN_FILES = {
     "backup",
     "backup.new",
@@ -32,6 +33,7 @@ _RUN_FILES = {
     "tensorboard",
     "timeline.png",
 }
+_BENCHMARK_FILES = {"benchmark.json", "cells", "config.yaml", "report.md"}
 _COMPARISON_FILES = {"comparison.json", "comparison.png", "export", "report.md"}
 
 
@@ -206,6 +208,10 @@ def delete_run(workdir: str | os.PathLike) -> None:
 
 def _foreign_files(folder):
     """Names of what neither a run nor a comparison writes into its folder."""
+    if (folder / "cells").is_dir():  # A benchmark's.
+        names = (path.name for path in (folder / "cells").iterdir())
+        foreign = [name for name in names if not name.startswith(_CELL_PREFIXES)]
+        return _others(folder, _BENCHMARK_FILES) + foreign
     if (folder / "config.yaml").exists():
         return _others(folder, _RUN_FILES)
     kept = {p.name for p in folder.iterdir() if p.is_dir()} & modes.MODES.keys()

@@ -45,6 +45,7 @@ def load_csv(config: config_dict.ConfigDict, data_dir: str | None) -> Corpus:
         test_file: The same; "": `test_fraction` of the training rows is held out.
         text_column, label_column: Names in the header; without a header
           (`header=False`) positions from "0".
+        second_text_column: The same, of the second text of a pair; "": single texts.
         delimiter, quoted: "," or a tab; whether `"` quotes fields.
         on_bad_rows: "raise", or "skip" to leave them out and say how many.
         split_seed: Seed of the splits, apart from the seed of a run.
@@ -56,22 +57,62 @@ def load_csv(config: config_dict.ConfigDict, data_dir: str | None) -> Corpus:
     Raises:
       DataError: If a file is missing or has unusable rows, naming file, row, reason.
     """
-    train_rows, bad = _read_files(config, data_dir, config.data.train_file)
-    classes = tuple(sorted({row.label for row in train_rows}))
-    test_rows: list[Row] = []
-    if config.data.test_file:
-        test_rows, bad_test = _read_files(config, data_dir, config.data.test_file)
-        unknown = _unknown_labels(test_rows, classes)
-        test_rows = [row for row in test_rows if row.label in classes]
-        bad = bad + bad_test + unknown
-    _handle_bad_rows(bad, config.data.on_bad_rows)
-    if len(classes) < 2:
-        raise errors.DataError(
-            f"{config.data.train_file} in {data_dir} has {len(classes)} class(es) in "
-            f"column {config.data.label_column!r}: {', '.join(classes)}. Expected at "
-            "least 2."
+    data = config.data
+    wanted = (data.text_column, data.second_text_column, data.label_column)
+    columns = [name for name in wanted if name]
+    train_rows, bad = tables.read_table(config, data_dir, data.train_file, columns)
+    classes = tuple(sorted({_label(row) for row in train_rows}))
+    test_rows: list[tables.Record] = []
+    if data.test_file:
+        test_rows, bad_test = tables.read_table(
+            config, data_dir, data.test_file, columns
         )
-    return _split_rows(train_rows, test_rows, classes, config, bad)
+        bad = bad + bad_test + _unknown_labels(test_rows, classes)
+        test_rows = [row for row in test_rows if _label(row) in classes]
+    tables.handle_bad_rows(bad, data.on_bad_rows)
+    _check_rows(config, data_dir, classes, test_rows)
+    train, test = (
+        [_example(row, classes) for row in r] for r in (train_rows, test_rows)
+    )
+    notes = (f"{len(bad)} bad row(s) skipped",) if bad else ()
+    return make_corpus(train, test if data.test_file else None, classes, config, notes)
+
+
+def make_corpus(
+    train: Sequence[Example],
+    test: Sequence[Example] | None,
+    classes: Sequence[str],
+    config: config_dict.ConfigDict,
+    notes: Sequence[str] = (),
+) -> Corpus:
+    """Shuffles examples and splits off what selects the checkpoint.
+
+    Args:
+      train: Training examples.
+      test: Test examples; None: `config.data.test_fraction` of the others.
+      classes: Class names.
+      config: `config.validation_fraction` of the training examples select; 0: none.
+        `config.data.split_seed` is the seed.
+      notes: What was left out and why.
+
+    Returns:
+      A `Corpus`; a note tells how many texts are both in `train` and `test`.
+    """
+    seed = config.data.split_seed
+    if test is None:
+        train, test = split(train, config.data.test_fraction, seed)
+    else:
+        test = shuffle(test, seed)
+    validation: list[Example] = []
+    if config.validation_fraction:
+        train, validation = split(train, config.validation_fraction, seed + 1)
+    else:
+        train = shuffle(train, seed + 1)
+    notes = tuple(notes)
+    shared = {example_key(e) for e in train} & {example_key(e) for e in test}
+    if shared:
+        notes += (f"{len(shared)} text(s) are in both the train and the test file",)
+    return Corpus(list(train), validation, list(test), tuple(classes), notes)
 
 
 def split(
@@ -93,16 +134,16 @@ def split(
     """
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"A held-out share must be in (0, 1). Received: {fraction}.")
-    keys = sorted({text_key(example.text) for example in examples})
+    keys = sorted({example_key(example) for example in examples})
     if len(keys) < 2:
         raise errors.DataError(
             f"{len(keys)} distinct text(s) cannot be split. Expected 2 or more."
         )
     order = np.random.default_rng(seed).permutation(len(keys))
     rank = {keys[index]: place for place, index in enumerate(order)}
-    ordered = sorted(examples, key=lambda e: (rank[text_key(e.text)], e))
+    ordered = sorted(examples, key=lambda e: (rank[example_key(e)], e))
     held_out = min(max(round(fraction * len(keys)), 1), len(keys) - 1)
-    ranks = [rank[text_key(example.text)] for example in ordered]
+    ranks = [rank[example_key(example)] for example in ordered]
     first = int(np.searchsorted(ranks, held_out))
     return ordered[first:], ordered[:first]
 
@@ -130,18 +171,47 @@ def text_key(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _split_rows(train_rows, test_rows, classes, config, bad):
-    """Turns rows into the three splits of a `Corpus`."""
-    index = {name: position for position, name in enumerate(classes)}
-    seed = config.data.split_seed
-    train = [Example(row.text, index[row.label]) for row in train_rows]
-    if config.data.test_file:
-        test = shuffle([Example(row.text, index[row.label]) for row in test_rows], seed)
-    else:
-        train, test = split(train, config.data.test_fraction, seed)
-    train, validation = split(train, config.validation_fraction, seed + 1)
-    notes = (f"{len(bad)} bad row(s) skipped",) if bad else ()
-    shared = {text_key(e.text) for e in train} & {text_key(e.text) for e in test}
-    if shared:
-        notes += (f"{len(shared)} text(s) are in both the train and the test file",)
-    return Corpus(train, validation, test, classes, notes)
+def example_key(example: Example) -> str:
+    """Returns what makes two examples the same: their texts, but not their labels."""
+    if example.second is None:
+        return text_key(example.text)
+    return f"{text_key(example.text)}\n{text_key(example.second)}"
+
+
+def _label(row):
+    """Returns the label of a row: its last value."""
+    return row.values[-1]
+
+
+def _example(row, classes):
+    """Turns a row of (text, [second text,] label) into an example."""
+    first, *second, label = row.values
+    return Example(first, classes.index(label), *second)
+
+
+def _unknown_labels(rows, classes):
+    """Returns the test rows whose class the training file does not have."""
+    return [
+        tables.BadRow(
+            row.file,
+            row.number,
+            f"label {_label(row)!r} is not one of {', '.join(classes)}",
+        )
+        for row in rows
+        if _label(row) not in classes
+    ]
+
+
+def _check_rows(config, data_dir, classes, test_rows):
+    """Raises if nothing can be learned or scored."""
+    if len(classes) < 2:
+        raise errors.DataError(
+            f"{config.data.train_file} in {data_dir} has {len(classes)} class(es) in "
+            f"column {config.data.label_column!r}: {', '.join(classes)}. Expected at "
+            "least 2."
+        )
+    if config.data.test_file and not test_rows:
+        raise errors.DataError(
+            f"{config.data.test_file} in {data_dir} has no row with one of the labels "
+            f"{', '.join(classes)} of {config.data.train_file}."
+        )

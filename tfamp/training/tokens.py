@@ -1,14 +1,19 @@
 """Texts as BERT's inputs: WordPiece token ids, segments, padding."""
 
 import collections
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfamp.training import pretrained
+from tfamp.training import pretrained, token_cache
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MULTIPLE = 8  # Tensor Cores want dimensions of multiples of it.
+_CHUNK = 10_000  # Texts at a time: the tokenizer's objects are 100 times the ids.
+# Fewer texts take two or three seconds on two cores: not worth a file to look after.
+FEWEST_CACHED = 20_000
 
 
 class Tokens(NamedTuple):
@@ -28,34 +33,128 @@ def encode(
     texts: Sequence[str],
     length: int,
     seconds: Sequence[str] | None = None,
+    *,
+    positions: int | None = None,
 ) -> Tokens:
     """Turns texts, or pairs of texts, into BERT's inputs.
+
+    A pair that is too long loses tokens of its longer text first. All are padded to the
+    longest, rounded up to a multiple of 8.
 
     Args:
       tokenizer: A `tokenizers` tokenizer with BERT's special tokens; its truncation
         and padding are set.
       texts: Texts.
-      length: Tokens of an example, special ones included.
+      length: Most tokens of an example, special ones included.
       seconds: The second text of each pair (segment 1); None: single texts.
+      positions: Positions of the encoder, which padding does not exceed; None:
+        `length`.
 
     Returns:
       `Tokens`.
     """
-    padding_id = tokenizer.token_to_id("[PAD]")
-    tokenizer.enable_truncation(length)
-    tokenizer.enable_padding(length=length, pad_id=padding_id, pad_token="[PAD]")
+    widest = min(_round_up(length), positions or length)
+    _set_options(tokenizer, length, widest)
     inputs = list(texts) if seconds is None else list(zip(texts, seconds, strict=True))
-    encodings = tokenizer.encode_batch(inputs)
+    chunks = list(_encode_chunks(tokenizer, inputs, widest))
+    features = {
+        name: np.concatenate([chunk.features[name] for chunk in chunks])
+        for name in chunks[0].features
+    }
+    longest = int(features["padding_mask"].sum(axis=1).max(initial=1))
+    width = min(_round_up(longest), widest)
+    return Tokens(
+        {name: values[:, :width].copy() for name, values in features.items()},
+        sum(chunk.truncated for chunk in chunks),
+    )
+
+
+def cached(
+    setting: str,
+    tokenizer: Any,
+    texts: Sequence[str],
+    length: int,
+    seconds: Sequence[str] | None = None,
+    *,
+    positions: int | None = None,
+) -> Tokens:
+    """Does what `encode` does; large corpora are tokenized once and kept on disk.
+
+    The file's name is a hash of the texts, the tokenizer and the lengths.
+
+    Args:
+      setting: Folder; "": the user's cache folder (`token_cache.find_folder`); "off":
+        nothing is kept.
+      tokenizer: As in `encode`.
+      texts: As in `encode`; fewer than `FEWEST_CACHED` are not kept.
+      length: As in `encode`.
+      seconds: As in `encode`.
+      positions: As in `encode`.
+
+    Returns:
+      `Tokens`.
+    """
+    folder = token_cache.find_folder(setting)
+    if folder is None or len(texts) < FEWEST_CACHED:
+        return encode(tokenizer, texts, length, seconds, positions=positions)
+    _set_options(tokenizer, length, length)  # They are part of the string below.
+    key = _key(tokenizer.to_str(), str(length), str(positions), texts, seconds or ())
+    arrays = token_cache.load(folder, key)
+    if arrays is None:
+        result = encode(tokenizer, texts, length, seconds, positions=positions)
+        token_cache.store(folder, key, _pack(result))
+        return result
+    truncated = int(arrays.pop("truncated"))
+    return Tokens({k: v.astype("int32") for k, v in arrays.items()}, truncated)
+
+
+def _set_options(tokenizer, length, width):
+    """Sets truncation and padding of a tokenizer."""
+    padding_id = tokenizer.token_to_id("[PAD]")
+    tokenizer.enable_truncation(length, strategy="longest_first")
+    tokenizer.enable_padding(length=width, pad_id=padding_id, pad_token="[PAD]")
+
+
+def _round_up(length):
+    """Returns the next multiple of 8."""
+    return -(-length // _MULTIPLE) * _MULTIPLE
+
+
+def _encode_chunks(tokenizer, inputs, width) -> Iterator[Tokens]:
+    """Yields the arrays of some texts at a time, `width` wide; one chunk at least."""
     fields = {
         "token_ids": "ids",
         "segment_ids": "type_ids",
         "padding_mask": "attention_mask",
     }
-    features = {
-        name: np.array([getattr(item, field) for item in encodings], "int32")
-        for name, field in fields.items()
-    }
-    return Tokens(features, sum(bool(item.overflowing) for item in encodings))
+    for start in range(0, max(len(inputs), 1), _CHUNK):
+        encodings = tokenizer.encode_batch(inputs[start : start + _CHUNK])
+        features = {
+            name: np.array(
+                [getattr(item, field) for item in encodings], "int32"
+            ).reshape(-1, width)
+            for name, field in fields.items()
+        }
+        yield Tokens(features, sum(bool(item.overflowing) for item in encodings))
+
+
+def _key(*parts):
+    """Returns a hash of strings and sequences of them, and of where each ends."""
+    digest = hashlib.sha256()
+    for part in parts:
+        items = [part] if isinstance(part, str) else part
+        digest.update(f"{len(items)};".encode())
+        for item in items:
+            encoded = item.encode("utf-8", "surrogatepass")
+            digest.update(b"%d:" % len(encoded) + encoded)
+    return digest.hexdigest()
+
+
+def _pack(result):
+    """Returns arrays for a file; segments and masks are 0 or 1."""
+    small = {"segment_ids": "uint8", "padding_mask": "uint8"}
+    arrays = {k: v.astype(small.get(k, v.dtype)) for k, v in result.features.items()}
+    return {**arrays, "truncated": np.array(result.truncated)}
 
 
 def train(texts: Sequence[str], vocabulary_size: int) -> Any:

@@ -164,26 +164,13 @@ class _Run:
         model = self.task.build_model()
         metrics = self.task.metrics()
         self.metric = metrics[0].name
-        jit = self.config.jit_compile
-        model.compile(
-            self._optimizer(model),
-            loss=self.task.loss,
-            metrics=metrics,
-            jit_compile="auto" if jit is None else jit,
-        )
-        model.optimizer.build(model.trainable_variables)
+        compile_model(model, self.config, self.total, self.task.loss, metrics)
         if self.strategy is not None:
             distribution.sum_gradients_first(model.optimizer)
             batch = next(iter(self.task.train.batch(1)))
             workers = distribution.count_workers(self.strategy)
             distributed_fit.prepare(model, batch, workers)
         return model
-
-    def _optimizer(self, model):
-        made = optimizers.create(self.config.optimizer, self.total)
-        if self.config.precision.finite_guard and not unscaled.needs_loss_scale(model):
-            return optimizer.wrap_optimizer(made, initial_scale=1.0, dynamic=False)
-        return made
 
     def _fit(self, model, first):
         config = self.config
@@ -260,6 +247,24 @@ class _Run:
             graph_rewrite=control.status().graph_rewrite if rewrite else "",
             scores=scores,
         )
+
+
+def compile_model(model, config, total_batches: int, loss, metrics) -> None:
+    """Compiles a model as the runs do; the benchmarks time the same step.
+
+    Args:
+      model: A built model; changed in place.
+      config: Its `optimizer`, `precision.finite_guard` and `jit_compile` count.
+      total_batches: Batches of the whole run, for the learning-rate schedule.
+      loss: A Keras loss.
+      metrics: Keras metrics.
+    """
+    made = optimizers.create(config.optimizer, total_batches)
+    if config.precision.finite_guard and not unscaled.needs_loss_scale(model):
+        made = optimizer.wrap_optimizer(made, initial_scale=1.0, dynamic=False)
+    jit = "auto" if config.jit_compile is None else config.jit_compile
+    model.compile(made, loss=loss, metrics=metrics, jit_compile=jit)
+    model.optimizer.build(model.trainable_variables)
 
 
 def _monitor(made, every):

@@ -1,0 +1,209 @@
+"""Fused kernels against float64, in graphs, forward and backward."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfamp import formats, fused_ops
+
+DTYPES = ("bfloat16", "float16", "float32")
+ACTIVATIONS = {
+    "gelu": lambda x: fused_ops.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: fused_ops.gelu(x, approximate=True),
+    "silu": fused_ops.silu,
+}
+_erf = np.vectorize(math.erf)
+
+
+def reference(name, x):
+    """Value and derivative in float64."""
+    if name == "gelu":
+        density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        share = 0.5 * (1 + _erf(x / math.sqrt(2)))
+        return x * share, share + x * density
+    if name == "silu":
+        share = 1 / (1 + np.exp(-x))
+        return x * share, share * (1 + x * (1 - share))
+    scale = math.sqrt(2 / math.pi)
+    inner = np.tanh(scale * (x + 0.044715 * x**3))
+    slope = scale * (1 + 3 * 0.044715 * x**2) * (1 - inner**2)
+    return 0.5 * x * (1 + inner), 0.5 * (1 + inner) + 0.5 * x * slope
+
+
+def every_value(dtype, largest=20.0):
+    """All values of a 16-bit format up to `largest`; a grid in float32."""
+    if dtype == "float32":
+        return np.linspace(-largest, largest, 4001, dtype="float32")
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    values = np.arange(2**16, dtype="uint16").view(kind)
+    with np.errstate(invalid="ignore"):
+        return values[np.abs(values.astype("float64")) <= largest]
+
+
+def value_and_gradient(function, x, upstream):
+    """Both in one graph, as training computes them."""
+
+    @tf.function
+    def both(x, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return y, tape.gradient(y, x, upstream)
+
+    return [np.asarray(part, "float64") for part in both(x, upstream)]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activation_and_its_gradient_are_right_to_half_a_unit(name, dtype):
+    x = every_value(dtype)
+    upstream = np.ones_like(x)
+    y, gradient = value_and_gradient(ACTIVATIONS[name], x, upstream)
+    expected_y, expected_gradient = reference(name, x.astype("float64"))
+    # Rounded once; and float32's own errors, of up to 20 times its epsilon.
+    relative = formats.float_format(dtype).epsilon / 2
+    absolute = 20 * 8 * formats.float_format("float32").epsilon
+    np.testing.assert_allclose(y, expected_y, rtol=1.01 * relative, atol=absolute)
+    np.testing.assert_allclose(
+        gradient, expected_gradient, rtol=1.01 * relative, atol=absolute
+    )
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_passes_nan_on_and_takes_any_shape(name):
+    x = tf.constant([[[1.0, float("nan")], [2.0, -1.0]]], tf.bfloat16)
+    y, gradient = value_and_gradient(ACTIVATIONS[name], x, tf.ones_like(x))
+    assert y.shape == gradient.shape == (1, 2, 2)
+    np.testing.assert_array_equal(np.isnan(y), [[[False, True], [False, False]]])
+    np.testing.assert_array_equal(np.isnan(gradient), np.isnan(y))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_normalization_and_its_gradients_equal_float64(dtype):
+    generator = np.random.default_rng(0)
+    x = tf.cast(generator.normal(3.0, 2.0, (4, 5, 32)), dtype)
+    upstream = tf.cast(generator.normal(size=(4, 5, 32)), dtype)
+    gamma = tf.constant(generator.normal(1, 0.1, 32), tf.float32)
+    beta = tf.constant(generator.normal(size=32), tf.float32)
+
+    def gradients(function, *inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            y = function(*inputs)
+        return y, *tape.gradient(y, inputs, tf.cast(upstream, y.dtype))
+
+    def plain(x, gamma, beta):
+        mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+        return (x - mean) / tf.sqrt(variance + 1e-6) * gamma + beta
+
+    wide = [tf.cast(t, tf.float64) for t in (x, gamma, beta)]
+    expected = gradients(plain, *wide)
+    fused = tf.function(
+        lambda *inputs: gradients(
+            lambda *i: fused_ops.layer_normalization(*i, 1e-6), *inputs
+        )
+    )
+    found = fused(x, gamma, beta)
+    assert [t.dtype.name for t in found] == [dtype, dtype, "float32", "float32"]
+    unit = formats.float_format(dtype).epsilon
+    single = formats.float_format("float32").epsilon
+    for got, want, tolerance in zip(
+        found, expected, (unit, unit, 64 * single, 64 * single), strict=True
+    ):
+        scale = np.abs(want).max()
+        np.testing.assert_allclose(
+            np.asarray(got, "float64"),
+            want,
+            rtol=tolerance,
+            atol=max(tolerance, 16 * single) * scale,
+        )
+
+
+def drop(x, rate, seed=(1, 2), noise_shape=None):
+    seed = tf.constant(seed, tf.int32)
+    return tf.function(lambda x: fused_ops.dropout(x, rate, noise_shape, seed))(x)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dropout_drops_the_share_that_is_asked_for(rate, dtype):
+    count = 2**21
+    y = np.asarray(drop(tf.ones([count], dtype), rate), "float64")
+    dropped = np.mean(y == 0)
+    # Five deviations of a binomial share.
+    assert abs(dropped - rate) < 5 * math.sqrt(rate * (1 - rate) / count)
+    kept = 1 / (1 - rate)
+    unit = formats.float_format(dtype).epsilon
+    np.testing.assert_allclose(np.unique(y[y != 0]), [kept], rtol=unit)
+
+
+def test_tensorflows_own_dropout_misses_the_share_in_bfloat16():
+    """The reason for ours; when this fails, it may no longer be needed."""
+    x = tf.ones([2**20], tf.bfloat16)
+    y = tf.nn.experimental.stateless_dropout(x, 0.1, seed=[1, 2])
+    assert np.mean(np.asarray(y, "float32") == 0) == pytest.approx(13 / 128, abs=1e-3)
+
+
+def test_dropout_depends_on_the_seed_alone():
+    x = tf.ones([7, 9], tf.bfloat16)  # 63: not a multiple of what a word holds.
+    first, again, other = drop(x, 0.5), drop(x, 0.5), drop(x, 0.5, seed=(1, 3))
+    np.testing.assert_array_equal(first, again)
+    assert np.any(np.asarray(first != other))
+
+
+def test_dropouts_gradient_is_zero_just_where_the_output_is():
+    x = tf.ones([64, 33], tf.bfloat16)
+    y, gradient = value_and_gradient(
+        lambda x: fused_ops.dropout(x, 0.3, None, tf.constant([5, 6])), x, x
+    )
+    np.testing.assert_array_equal(y, gradient)
+    assert 0 < np.mean(y == 0) < 1
+
+
+def test_dropouts_noise_shape_shares_decisions():
+    x = tf.ones([16, 8, 32], tf.bfloat16)
+    y = np.asarray(drop(x, 0.5, noise_shape=tf.constant([16, 1, 32])), "float32")
+    np.testing.assert_array_equal(y, np.broadcast_to(y[:, :1], y.shape))
+    assert 0.4 < np.mean(y[:, 0] == 0) < 0.6
+
+
+def test_unknown_batch_size_keeps_the_static_shape():
+    seen = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.bfloat16)])
+    def function(x):
+        seed = tf.constant([1, 2])
+        ones = tf.ones([6])
+        for y in (
+            fused_ops.gelu(x),
+            fused_ops.dropout(x, 0.1, None, seed),
+            fused_ops.layer_normalization(x, ones, ones, 1e-6),
+        ):
+            seen.append(y.shape.as_list())
+        return y
+
+    for rows in (1, 5):
+        assert function(tf.ones([rows, 6], tf.bfloat16)).shape == (rows, 6)
+    assert seen == [[None, 6]] * 3
+
+
+def test_second_derivative_of_an_activation():
+    x = tf.constant([0.5], tf.float32)
+
+    @tf.function
+    def second(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = fused_ops.silu(x)
+            first = inner.gradient(y, x)
+        return outer.gradient(first, x)
+
+    step = 1e-4
+    slopes = [reference("silu", np.array([0.5 + d]))[1] for d in (-step, step)]
+    expected = (slopes[1] - slopes[0]) / (2 * step)
+    np.testing.assert_allclose(second(x), expected, rtol=1e-4)

@@ -1,0 +1,99 @@
+"""Paired differences over seeds: the interval as SciPy has it, the verdict by rule."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+from scipy import stats
+
+from tfamp.training import seed_statistics
+
+
+def compare(base, other):
+    """Compares scores of seeds 0, 1, ...; given in percent."""
+    runs = [
+        (mode, {seed: score / 100 for seed, score in enumerate(scores)})
+        for mode, scores in (("float32", base), ("mixed_bfloat16", other))
+    ]
+    return seed_statistics.compare("accuracy", *runs)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 100])
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_critical_t_is_that_of_scipy(freedom, confidence):
+    expected = stats.t.ppf((1 + confidence) / 2, freedom)
+    found = seed_statistics.critical_t(freedom, confidence)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+CASES = {
+    # Base, other (percent), and how the verdict starts.
+    "one seed": ([90], [80], "one seed shows no noise: use --seeds=3 or more"),
+    "noise": ([90, 91, 92], [91, 90.5, 92.5], "within seed noise"),
+    "lower": (
+        [90, 91, 92, 93],
+        [88.9, 90.1, 90.9, 92.1],
+        "lower than float32 by 0.82 to 1.18 points",
+    ),
+    "higher": (
+        [70, 71, 72, 73],
+        [71.1, 71.9, 73.1, 73.9],
+        "higher than float32 by 0.82 to 1.18 points",
+    ),
+    "equal": ([90, 91, 92], [90, 91, 92], "equal to float32 in each of the 3 seeds"),
+    "the same step": (
+        [90, 91, 92],
+        [89, 90, 91],
+        "lower than float32 by 1.00 points in each of the 3 seeds",
+    ),
+    "two, noise": ([90, 91], [91, 91.5], "within seed noise (two seeds say little"),
+    "two, lower": ([90, 91], [88, 88.99], "lower than float32 by 1.94 to 2.07 points"),
+}
+
+
+@pytest.mark.parametrize(("base", "other", "start"), CASES.values(), ids=CASES.keys())
+def test_verdict_follows_the_rules(base, other, start):
+    assert compare(base, other).verdict.startswith(start)
+
+
+def test_texts_give_the_interval_and_the_scale_of_the_noise():
+    found = compare([90, 91, 92], [91, 90.5, 92.5])
+    # Differences 1.0, -0.5, 0.5; deviation 0.764; t = 4.303 for two degrees of freedom.
+    assert found.to_text() == (
+        "mixed_bfloat16 minus float32: +0.33 ± 0.76 points of accuracy (mean and "
+        "deviation of 3 seeds), 95% interval -1.56 to +2.23"
+    )
+    assert found.to_verdict() == (
+        "verdict on accuracy: within seed noise; float32 alone deviates by 1.00 points "
+        "from seed to seed, and 3 seeds can tell a mean difference from 1.90 points on"
+    )
+
+
+def test_one_seed_has_a_difference_and_no_interval():
+    found = compare([90], [88])
+    assert (found.deviation, found.interval, found.detectable) == (None, None, None)
+    assert found.to_text() == "mixed_bfloat16 minus float32: -2.00 points of accuracy"
+
+
+scores = strategies.floats(0, 100, allow_nan=False)
+
+
+@hypothesis.given(strategies.lists(strategies.tuples(scores, scores), min_size=2))
+def test_interval_is_that_of_scipy_and_its_verdict_agrees_with_the_t_test(pairs):
+    base, other = zip(*pairs, strict=True)
+    found = compare(base, other)
+    hypothesis.assume(found.interval is not None)
+    expected = stats.ttest_rel(
+        [score / 100 for score in other], [score / 100 for score in base]
+    )
+    assert found.interval == pytest.approx(
+        tuple(expected.confidence_interval(0.95)), rel=1e-6, abs=1e-9
+    )
+    if abs(expected.pvalue - 0.05) > 1e-6:
+        assert ("within" in found.verdict) == (expected.pvalue > 0.05)
+
+
+def test_runs_of_other_seeds_are_refused():
+    with pytest.raises(ValueError, match=r"float32: \[0, 1\], mixed_float16: \[1\]"):
+        seed_statistics.compare(
+            "f1", ("float32", {0: 0.5, 1: 0.5}), ("mixed_float16", {1: 0.5})
+        )

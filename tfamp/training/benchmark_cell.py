@@ -1,0 +1,254 @@
+"""Times one cell of a benchmark; as a program, in a process of its own.
+
+    python -m tfamp.training.benchmark_cell < request.json
+
+A request is {"config", "cell", "steps", "warmup", "output"}: a plain configuration, the
+fields of a `Cell`, how many steps are timed and how many come before them, and the file
+that the figures are written to. An error is one line, the last of standard error.
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from ml_collections import config_dict
+
+from tfamp import control, kernel_switches
+from tfamp.training import (
+    base_config,
+    benchmark_inputs,
+    callbacks,
+    compare,
+    run_files,
+    trainer,
+)
+
+JOBS = ("train", "inference")
+JIT = {"auto": None, "on": True, "off": False}  # As `config.jit_compile` has it.
+# Outputs kept to tell the modes apart: enough for an error, small in a file.
+_KEPT = 1024
+
+
+class Cell(NamedTuple):
+    """What one process measures.
+
+    Attributes:
+      job: "train" or "inference".
+      mode: A precision mode.
+      batch_size: Examples in a batch.
+      sequence_length: Tokens of an example; None for images.
+      jit: Whether XLA is asked for: "on", "off", or "auto" for Keras' choice.
+    """
+
+    job: str
+    mode: str
+    batch_size: int
+    sequence_length: int | None
+    jit: str
+
+    @property
+    def label(self) -> str:
+        """The cell in a line."""
+        length = f", length {self.sequence_length}" if self.sequence_length else ""
+        return f"{self.mode}, batch {self.batch_size}{length}, XLA {self.jit}"
+
+    @property
+    def key(self) -> str:
+        """The cell as a part of a file's name."""
+        length = f"-length{self.sequence_length}" if self.sequence_length else ""
+        return f"{self.job}-{self.mode}-batch{self.batch_size}{length}-xla_{self.jit}"
+
+
+def measure(config, cell: Cell, steps: int, warmup: int) -> dict[str, Any]:
+    """Times steps of a configuration's model on synthetic batches in this process.
+
+    Training calls the function that `fit` calls, with the configuration's optimizer,
+    loss and loss scaling; inference the one of `predict`. After each step its loss, or
+    its output, is read: without that a GPU would still be at work when the clock stops.
+
+    Args:
+      config: The configuration; its mode, sizes and `jit_compile` are the cell's.
+      cell: What to measure.
+      steps: Steps that are timed.
+      warmup: Steps before them, the first one included; at least 1.
+
+    Returns:
+      Plain data:
+        seconds: of each timed step;
+        first_step_seconds: of the first step, tracing and compilation included;
+        loss: mean over the timed steps; inference: outputs, up to 1024 numbers of the
+          first timed step;
+        skipped_steps, loss_scale: of the timed steps, and after them; None without;
+        mode, reason, tensor_float_32, xla, graph_rewrite, device: what was in force;
+        host_bytes, device_bytes: peak memory of the process; None where not known;
+        parameters, description: the model.
+    """
+    config = _config_of(config, cell)
+    base_config.validate(config)
+    precision = config.precision
+    with (
+        kernel_switches.scope(**base_config.kernel_keywords(precision)),
+        control.enabled(precision.mode, **base_config.enable_keywords(precision)),
+    ):
+        keras.utils.set_random_seed(config.seed)
+        synthetic = benchmark_inputs.create(config)
+        model = synthetic.build_model()
+        measured = _trained if cell.job == "train" else _inferred
+        figures = measured(model, config, synthetic, steps, warmup)
+        status = control.status()
+    return {
+        **figures,
+        "mode": status.effective,
+        "reason": status.reason,
+        "tensor_float_32": status.tensor_float_32,
+        "xla": bool(model.jit_compile),
+        "graph_rewrite": status.graph_rewrite if precision.graph_rewrite else "",
+        "device": status.device,
+        "host_bytes": _peak_host_memory(),
+        "device_bytes": _peak_device_memory(),
+        "parameters": model.count_params(),
+        "description": synthetic.description,
+    }
+
+
+def _config_of(config, cell):
+    one = compare.config_of(config, cell.mode, config.seed)
+    one.batch_size, one.jit_compile = cell.batch_size, JIT[cell.jit]
+    if cell.sequence_length:
+        one.data.sequence_length = cell.sequence_length
+    return one
+
+
+def _trained(model, config, synthetic, steps, warmup):
+    """Figures of training steps."""
+    metrics = synthetic.metrics()
+    trainer.compile_model(model, config, warmup + steps, synthetic.loss(), metrics)
+    model.make_train_function()
+    batches = iter(synthetic.batches)
+
+    def step():
+        return float(model.train_function(batches)["loss"])
+
+    first, _ = _timed(step, warmup)
+    model.reset_metrics()  # The loss is a running mean: from here on.
+    before = _scaling(model.optimizer)[0]
+    seconds, loss = _timed(step, steps)
+    skipped, scale = _scaling(model.optimizer)
+    return {
+        "seconds": seconds,
+        "first_step_seconds": first[0],
+        "loss": callbacks.json_number(loss),
+        "skipped_steps": None if skipped is None else skipped - before,
+        "loss_scale": scale,
+    }
+
+
+def _inferred(model, config, synthetic, steps, warmup):
+    """Figures of `predict`'s steps."""
+    jit = config.jit_compile
+    model.compile(jit_compile="auto" if jit is None else jit)
+    model.make_predict_function()
+    batches = iter(synthetic.batches)
+
+    def step():
+        return model.predict_function([next(batches)]).numpy()
+
+    first, _ = _timed(step, warmup)
+    one, outputs = _timed(step, 1)
+    rest, _ = _timed(step, steps - 1)
+    return {
+        "seconds": one + rest,
+        "first_step_seconds": first[0],
+        "outputs": [callbacks.json_number(x) for x in outputs.ravel()[:_KEPT]],
+        "skipped_steps": None,
+        "loss_scale": None,
+    }
+
+
+def _timed(step: Callable, count: int):
+    """Returns the seconds of so many steps, and what the last one returned."""
+    seconds, result = [], None
+    for _ in range(count):
+        start = time.perf_counter()
+        result = step()
+        seconds.append(time.perf_counter() - start)
+    return seconds, result
+
+
+def _scaling(optimizer):
+    """Returns (skipped steps, loss scale); None without loss scaling."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None, None
+    skipped = int(callbacks.read_number(optimizer.skipped_steps))
+    return skipped, callbacks.read_number(optimizer.loss_scale)
+
+
+def _peak_host_memory():
+    """Peak resident memory in bytes.
+
+    `getrusage` would not do: Linux starts it from what the parent process had.
+    """
+    file = pathlib.Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s*(\d+) kB", file.read_text()) if file.exists() else None
+    return int(found.group(1)) * 1024 if found else None
+
+
+def _peak_device_memory():
+    """Peak memory that TensorFlow took of the first GPU, in bytes."""
+    if not tf.config.list_physical_devices("GPU"):
+        return None
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+
+
+def to_request(config, cell: Cell, steps: int, warmup: int, output: pathlib.Path):
+    """Returns a request as text."""
+    return json.dumps(
+        {
+            "config": run_files.plain_config(config),
+            "cell": cell._asdict(),
+            "steps": steps,
+            "warmup": warmup,
+            "output": str(output),
+        }
+    )
+
+
+def serve(text: str) -> None:
+    """Measures what a request asks for and writes the figures; exits with an error."""
+    request = json.loads(text)
+    try:
+        config = config_dict.ConfigDict(_with_tuples(request["config"]))
+        cell = Cell(**request["cell"])
+        figures = measure(config, cell, request["steps"], request["warmup"])
+    except Exception as error:  # Whatever it is becomes the cell's reason.
+        line = " ".join(str(error).split())
+        sys.exit(f"{type(error).__name__}: {line[:300]}")
+    run_files.write_text(pathlib.Path(request["output"]), json.dumps(figures))
+
+
+def _with_tuples(value):
+    """Lists as tuples: JSON has no tuples, and configurations have no lists."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return tuple(map(_with_tuples, value))
+    return value
+
+
+def main() -> None:
+    """Serves the request on standard input."""
+    with contextlib.suppress(OSError):
+        # Where memory runs out Linux is to end this process, not the one that waits.
+        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+    serve(sys.stdin.read())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Synthetic batches and the model of a configuration, for timing; no data needed."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfamp.training import bert, cnn, encoder, question_answering
+
+_BATCHES = 8  # Different ones, again and again.
+_CLASSES = 2  # Of a text classifier; how many there are costs nothing.
+# Shape and classes of the data sets that are not read here.
+_IMAGES = {
+    "mnist": ((28, 28, 1), 10),
+    "fashion_mnist": ((28, 28, 1), 10),
+    "cifar10": ((32, 32, 3), 10),
+}
+
+
+class Synthetic(NamedTuple):
+    """A task's model and batches of the right shapes, with random content.
+
+    Attributes:
+      build_model: Function of no argument; returns an uncompiled, built model under
+        the dtype policy in force.
+      batches: Endless dataset of batches of (features, label).
+      description: One line: model and input.
+    """
+
+    build_model: Callable[[], keras.Model]
+    batches: tf.data.Dataset
+    description: str
+
+    @staticmethod
+    def loss() -> keras.losses.Loss:
+        """Returns the loss, which is the same in every task."""
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @staticmethod
+    def metrics() -> list[keras.metrics.Metric]:
+        """Returns what the tasks measure in each step of `fit`."""
+        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+
+
+def unit(task: str) -> str:
+    """Returns what a batch of a task holds: "sequences" or "images"."""
+    return "sequences" if task in _TEXTS else "images"
+
+
+def create(config) -> Synthetic:
+    """Describes a configuration's model and makes batches for it.
+
+    Texts are random token ids of full length, without padding; no corpus is read and
+    no tokenizer trained. A new encoder has as many positions as they need. The content
+    depends on `config.seed` alone, so every mode sees the same.
+
+    Args:
+      config: `config.task`, `config.model`, `config.batch_size` and, for texts,
+        `config.data.sequence_length`.
+
+    Returns:
+      A `Synthetic`.
+
+    Raises:
+      DataError: If the preset is missing or malformed.
+      ValueError: If the task, or the shape of its images, is not known.
+    """
+    if config.task in _TEXTS:
+        return _texts(config)
+    if config.task == "image_classification":
+        return _images(config)
+    raise ValueError(
+        f"No benchmark for this task. Received: config.task={config.task!r}. Expected "
+        f"one of {', '.join(map(repr, [*_TEXTS, 'image_classification']))}."
+    )
+
+
+def _texts(config):
+    length, model = config.data.sequence_length, config.model
+    if not model.preset:
+        config = config.copy_and_resolve_references()
+        positions = max(length, model.max_sequence_length)
+        config.model.max_sequence_length = positions
+    preset = encoder.find(config)
+    vocabulary = preset.tokenizer.get_vocab_size() if preset else model.vocabulary_size
+    draw = np.random.default_rng(config.seed).integers
+    shape = (_BATCHES, config.batch_size, length)
+    features = {
+        "token_ids": draw(vocabulary, size=shape, dtype="int32"),
+        "segment_ids": np.zeros(shape, "int32"),
+        "padding_mask": np.ones(shape, "int32"),
+    }
+    build, label = _TEXTS[config.task]
+    labels = label(draw, shape)
+    return Synthetic(
+        lambda: build(config, preset),
+        _repeat(features, labels),
+        f"{encoder.describe(config)}; random token ids of full length, no padding",
+    )
+
+
+def _classifier(config, preset):
+    return bert.build_model(config, _CLASSES, preset)
+
+
+# Task -> how its model is built, and its labels drawn.
+_TEXTS: dict[str, tuple[Callable, Callable[..., Any]]] = {
+    "text_classification": (
+        _classifier,
+        lambda draw, shape: draw(_CLASSES, size=shape[:2], dtype="int32"),
+    ),
+    "question_answering": (
+        question_answering.build_model,
+        lambda draw, shape: draw(shape[2], size=(*shape[:2], 2), dtype="int32"),
+    ),
+}
+
+
+def _images(config):
+    name = config.data.name
+    known = dict(_IMAGES)
+    if name == "digits":
+        known[name] = ((config.data.image_size, config.data.image_size, 1), 10)
+    if name not in known:
+        raise ValueError(
+            f"The images' shape is not known without reading them. Received: "
+            f"config.data.name={name!r}. Expected 'digits' or one of "
+            f"{', '.join(map(repr, _IMAGES))}."
+        )
+    shape, classes = known[name]
+    draw = np.random.default_rng(config.seed).integers
+    count = (_BATCHES, config.batch_size)
+    return Synthetic(
+        lambda: cnn.build_network(shape, classes, config.model),
+        _repeat(
+            draw(256, size=(*count, *shape), dtype="uint8"),
+            draw(classes, size=count, dtype="int64"),
+        ),
+        f"{config.model.name}: images {shape}, {classes} classes; random pixels",
+    )
+
+
+def _repeat(features, labels):
+    batches = tf.data.Dataset.from_tensor_slices((features, labels))
+    return batches.repeat().prefetch(tf.data.AUTOTUNE)

@@ -1,0 +1,219 @@
+"""Whether two modes differ beyond seed noise: paired differences and their interval."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+CONFIDENCE = 0.95
+# Fractions. A score that Keras computes is a float32, rounded by up to 6e-8.
+_EQUAL = 1e-6
+_ENOUGH = "use --seeds=3 or more"
+
+
+class PairedDifference(NamedTuple):
+    """One score in two modes over the same seeds; scores are fractions.
+
+    Attributes:
+      score: Name of the score.
+      mode: The mode that is compared.
+      base_mode: The mode it is compared with.
+      seeds: The seeds, in the order of `differences`.
+      differences: `mode` minus `base_mode`, seed by seed.
+      mean: Mean of the differences.
+      deviation: Their sample standard deviation; None for one seed.
+      base_deviation: The same of the base mode's scores.
+      interval: 95 % confidence interval of the mean difference; None for one seed, and
+        where all differences are equal.
+      detectable: Half the interval's width: the smallest mean difference that these
+        seeds would have told from none; None without an interval.
+      verdict: What a reader may conclude; see `compare`.
+    """
+
+    score: str
+    mode: str
+    base_mode: str
+    seeds: tuple[int, ...]
+    differences: tuple[float, ...]
+    mean: float
+    deviation: float | None
+    base_deviation: float | None
+    interval: tuple[float, float] | None
+    detectable: float | None
+    verdict: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {**self._asdict(), "confidence": CONFIDENCE}
+
+    def to_text(self) -> str:
+        """Returns the difference in points, with its interval where it has one."""
+        text = f"{self.mode} minus {self.base_mode}: {_points(self.mean)}"
+        if self.deviation is None:
+            return f"{text} points of {self.score}"
+        text += (
+            f" ± {_points(self.deviation, '')} points of {self.score} "
+            f"(mean and deviation of {len(self.seeds)} seeds)"
+        )
+        if self.interval is not None:
+            low, high = map(_points, self.interval)
+            text += f", {CONFIDENCE:.0%} interval {low} to {high}"
+        return text
+
+    def to_verdict(self) -> str:
+        """Returns what the difference means, and how large it is beside the noise."""
+        return f"verdict on {self.score}: {self.verdict}{self._scale()}"
+
+    def _scale(self):
+        """How far the base mode moves by itself, and what could have been seen."""
+        if self.base_deviation is None:
+            return ""
+        text = (
+            f"; {self.base_mode} alone deviates by "
+            f"{_points(self.base_deviation, '')} points from seed to seed"
+        )
+        if self.detectable is not None:
+            text += (
+                f", and {len(self.seeds)} seeds can tell a mean difference from "
+                f"{_points(self.detectable, '')} points on"
+            )
+        return text
+
+
+def compare(
+    score: str,
+    base: tuple[str, Mapping[int, float]],
+    other: tuple[str, Mapping[int, float]],
+) -> PairedDifference:
+    """Compares two modes by the differences between runs of the same seed.
+
+    A seed fixes the first weights and the order of the data in both modes, so that
+    pairs differ by less noise than runs of different seeds do. The interval is
+    mean ± t * deviation / sqrt(n), with Student's t for n - 1 degrees of freedom; it
+    takes the differences for independent and roughly normal.
+
+    ```
+    seeds                        | verdict
+    one                          | one seed shows no noise
+    all differences equal        | equal, lower or higher by so much in every seed
+    the interval contains 0      | within seed noise
+    else                         | lower or higher by the interval's ends
+    two                          | as above, and that two say little
+    ```
+
+    Args:
+      score: Name of the score; higher is better.
+      base: (name of the base mode, {seed: score as a fraction}).
+      other: The same of the mode that is compared; the same seeds.
+
+    Returns:
+      A `PairedDifference`.
+
+    Raises:
+      ValueError: If the seeds differ, or there are none.
+
+    References:
+      Student, "The probable error of a mean", Biometrika 6 (1908), 1-25,
+      https://doi.org/10.1093/biomet/6.1.1. Paired runs of classifiers: Dietterich,
+      "Approximate statistical tests", Neural Computation 10 (1998), 1895-1923,
+      https://doi.org/10.1162/089976698300017197.
+    """
+    (base_mode, before), (mode, after) = base, other
+    if not before or before.keys() != after.keys():
+        raise ValueError(
+            "Both modes must have the same seeds, at least one. Received: "
+            f"{base_mode}: {sorted(before)}, {mode}: {sorted(after)}."
+        )
+    seeds = tuple(sorted(before))
+    differences = tuple(after[seed] - before[seed] for seed in seeds)
+    interval = _interval(differences)
+    return PairedDifference(
+        score=score,
+        mode=mode,
+        base_mode=base_mode,
+        seeds=seeds,
+        differences=differences,
+        mean=statistics.fmean(differences),
+        deviation=_deviation(differences),
+        base_deviation=_deviation([before[seed] for seed in seeds]),
+        interval=interval,
+        detectable=(interval[1] - interval[0]) / 2 if interval else None,
+        verdict=_verdict(differences, interval, base_mode),
+    )
+
+
+def critical_t(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """Returns how many standard errors an interval reaches to each side.
+
+    Solves for the angle of Student's distribution, which has a closed form for whole
+    degrees of freedom; 12.71 for one, 4.30 for two, 1.96 in the limit.
+
+    Args:
+      freedom: Degrees of freedom, at least 1.
+      confidence: Probability that the interval covers the mean, in (0, 1).
+
+    References:
+      Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964, 26.7.3 and
+      26.7.4.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):  # Halves the angle's range to less than its rounding.
+        angle = (low + high) / 2
+        if _probability_within(angle, freedom) < confidence:
+            low = angle
+        else:
+            high = angle
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _probability_within(angle, freedom):
+    """P(|T| < sqrt(freedom) * tan(angle)) of Student's distribution."""
+    cosine = math.cos(angle)
+    odd = freedom % 2
+    term = total = cosine if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return (angle + (math.sin(angle) * total if freedom > 1 else 0)) * 2 / math.pi
+
+
+def _deviation(values: Sequence[float]):
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _interval(differences):
+    deviation = _deviation(differences)
+    if deviation is None or deviation < _EQUAL:
+        return None
+    error = deviation / math.sqrt(len(differences))
+    reach = critical_t(len(differences) - 1) * error
+    mean = statistics.fmean(differences)
+    return (mean - reach, mean + reach)
+
+
+def _verdict(differences, interval, base_mode):
+    if len(differences) == 1:
+        return f"one seed shows no noise: {_ENOUGH}"
+    mean = statistics.fmean(differences)
+    side = f"{'lower' if mean < 0 else 'higher'} than {base_mode} by"
+    if interval is None:
+        every = f"in each of the {len(differences)} seeds"
+        if abs(mean) < _EQUAL:
+            text = f"equal to {base_mode} {every}"
+        else:
+            text = f"{side} {_points(abs(mean), '')} points {every}"
+        text += ", which leaves no deviation to judge by"
+    elif interval[0] <= 0 <= interval[1]:
+        text = "within seed noise"
+    else:
+        low, high = sorted(map(abs, interval))
+        text = f"{side} {_points(low, '')} to {_points(high, '')} points"
+    if len(differences) == 2:
+        text += f" (two seeds say little: {_ENOUGH})"
+    return text
+
+
+def _points(fraction, sign="+"):
+    return f"{100 * fraction:{sign}.2f}"

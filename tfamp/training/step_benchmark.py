@@ -1,0 +1,292 @@
+"""Times a configuration's steps over modes, batch sizes, lengths and XLA.
+
+Each cell runs in a process of its own, so that no mode finds the memory, the caches or
+the switches of another. The repeats are interleaved: every cell once, then every cell
+again, so that a machine that is busy for a while slows all modes and not one.
+"""
+
+import itertools
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from absl import logging
+
+import tfamp
+from tfamp import modes
+from tfamp.diagnostics import machine
+from tfamp.training import (
+    base_config,
+    benchmark_cell,
+    benchmark_figures,
+    benchmark_inputs,
+    benchmark_report,
+    compare,
+    run_files,
+)
+
+
+class Settings(NamedTuple):
+    """What a benchmark measures; cells are all combinations.
+
+    Attributes:
+      job: "train" or "inference".
+      batch_sizes: Examples in a batch; empty: the configuration's.
+      sequence_lengths: Tokens of an example; empty: the configuration's. None for
+        images.
+      modes: Precision modes; empty: float32 and the mode for this host.
+      jit: "auto", "on", "off"; empty: as the configuration says.
+      steps: Timed steps of each repeat.
+      warmup: Steps before them, the first one included.
+      repeats: Processes of each cell.
+    """
+
+    job: str
+    batch_sizes: tuple[int, ...] = ()
+    sequence_lengths: tuple[int, ...] = ()
+    modes: tuple[str, ...] = ()
+    jit: tuple[str, ...] = ()
+    steps: int = 20
+    warmup: int = 5
+    repeats: int = 3
+
+
+def identity(config, settings: Settings):
+    """Returns the configuration of a benchmark's folder; it names what cells share.
+
+    Args:
+      config: The configuration of the model.
+      settings: Its job, steps and warm-up count. Cells are files of the folder: more of
+        them, and more repeats, go on from those that there are.
+    """
+    one = base_config.settle_rewrite(config)
+    with one.unlocked():
+        one.name = f"{config.name}-{settings.job}-benchmark"
+        names = ("job", "steps", "warmup")
+        one.benchmark = {name: getattr(settings, name) for name in names}
+    return one
+
+
+def plan(config, settings: Settings) -> list[benchmark_cell.Cell]:
+    """Returns the cells, the modes of one shape next to each other.
+
+    Args:
+      config: The configuration.
+      settings: What to measure.
+
+    Raises:
+      ValueError: If a setting makes no sense, or the mode is unknown.
+    """
+    config = base_config.settle_rewrite(config)
+    text = benchmark_inputs.unit(config.task) == "sequences"
+    _check(config, settings, text)
+    asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
+    lengths = settings.sequence_lengths or (config.data.get("sequence_length"),)
+    shapes = itertools.product(
+        settings.jit or (asked,),
+        lengths if text else (None,),
+        settings.batch_sizes or (config.batch_size,),
+        settings.modes or ("float32", _mixed(config)[0]),
+    )
+    cells = (
+        benchmark_cell.Cell(settings.job, mode, batch, length, jit)
+        for jit, length, batch, mode in shapes
+    )
+    return list(dict.fromkeys(cells))
+
+
+def _mixed(config):
+    """The mode beside float32, and why."""
+    precision = config.precision
+    return compare.mixed_mode(precision.mode, precision.graph_rewrite)
+
+
+def _check(config, settings, text):
+    for mode in settings.modes:
+        modes.get_mode(mode)
+    if settings.job not in benchmark_cell.JOBS:
+        raise ValueError(
+            f"Unknown benchmark. Received: job={settings.job!r}. Expected one of "
+            f"{benchmark_cell.JOBS}."
+        )
+    unknown = set(settings.jit) - benchmark_cell.JIT.keys()
+    if unknown:
+        raise ValueError(
+            f"Unknown choice of XLA. Received: {', '.join(sorted(unknown))}. Expected "
+            f"some of {', '.join(benchmark_cell.JIT)}."
+        )
+    for name in ("batch_sizes", "sequence_lengths"):
+        values = getattr(settings, name)
+        if values and min(values) < 1:
+            raise ValueError(f"`{name}` must be at least 1. Received: {name}={values}.")
+    if settings.sequence_lengths and not text:
+        raise ValueError(
+            "Only texts have a sequence length. Received: sequence lengths "
+            f"{settings.sequence_lengths} for config.task={config.task!r}."
+        )
+    if config.strategy != "none":
+        raise ValueError(
+            "Benchmarks measure one device. Received: "
+            f"config.strategy={config.strategy!r}. Expected 'none'."
+        )
+
+
+def run(
+    config,
+    workdir: str | os.PathLike,
+    settings: Settings,
+    report: Callable[[str], object] = logging.info,
+    command: Sequence[str] | None = None,
+) -> benchmark_report.Report:
+    """Measures every cell and writes `benchmark.json` and `report.md`.
+
+    What a cell's process measured stays in `cells/`, and is not measured again. A cell
+    that fails is a row with its reason; the next call tries it again.
+
+    Args:
+      config: The configuration; its model, optimizer, loss scaling and seed are used,
+        its data are not.
+      workdir: The benchmark's folder.
+      settings: What to measure.
+      report: Function that is told of each cell.
+      command: The program that measures a cell; default: `benchmark_cell`.
+
+    Returns:
+      A `benchmark_report.Report`.
+
+    Raises:
+      RunError: If the folder cannot be written or holds another benchmark.
+      ValueError: If a setting makes no sense.
+    """
+    base_config.validate(config)
+    cells = plan(config, settings)
+    shared = identity(config, settings)
+    note = "" if settings.modes else _mixed(shared)[1]
+    folder = run_files.open_folder(shared, workdir)
+    run_files.write_config(shared, folder)
+    (folder / "cells").mkdir(exist_ok=True)
+    measured = {cell: [] for cell in cells}
+    failures = {}
+    work = list(itertools.product(range(settings.repeats), cells))
+    for number, (repeat, cell) in enumerate(work, 1):
+        if cell in failures:
+            continue
+        report(f"cell {number} of {len(work)}: {cell.label}, repeat {repeat + 1}")
+        file = folder / "cells" / f"{cell.key}-repeat{repeat}.json"
+        reason = _measure(shared, cell, settings, file, command or _COMMAND)
+        if reason:
+            failures[cell] = reason
+            report(f"  failed: {reason}")
+        else:
+            measured[cell].append(json.loads(file.read_text()))
+            report(f"  {_told(cell, measured[cell][-1], config.task)}")
+    result = _report(config, settings, note, measured, failures)
+    text = json.dumps(result.to_dict(), indent=2)
+    run_files.write_text(folder / "benchmark.json", text)
+    run_files.write_text(folder / "report.md", result.to_markdown())
+    return result
+
+
+# What a crash prints below its reason.
+_FRAME = re.compile(r"\s*($|@|\*\*\*|PC:)")
+_COMMAND = (sys.executable, "-P", "-m", benchmark_cell.__name__)
+
+
+def _measure(config, cell, settings, file, command):
+    """Runs a cell's process unless its file is there; returns why it failed, or ""."""
+    if file.exists():
+        return ""
+    root = str(pathlib.Path(tfamp.__file__).parents[1])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(  # Ctrl-C ends the process, too.
+        command,
+        input=benchmark_cell.to_request(
+            config, cell, settings.steps, settings.warmup, file.absolute()
+        ),
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == 0 and file.exists():
+        return ""
+    lines = [line for line in done.stderr.splitlines() if not _FRAME.match(line)]
+    last = lines[-1][:400] if lines else "no reason was given"
+    if done.returncode >= 0:
+        return last
+    name = signal.Signals(-done.returncode).name
+    if name == "SIGKILL":
+        return "killed (SIGKILL), as Linux does with a process when memory runs out"
+    return f"ended by {name}: {last}"
+
+
+def _told(cell, figures, task):
+    """What one process measured, in a line."""
+    (row,) = benchmark_figures.summarize([cell], {cell: [figures]}, {})
+    return (
+        f"{row.throughput:.2f} {benchmark_inputs.unit(task)}/s, "
+        f"{row.latency_ms['50']:.1f} ms a step, first step "
+        f"{row.first_step_seconds:.1f} s"
+    )
+
+
+def _report(config, settings, note, measured, failures):
+    described = machine.describe()
+    found = [each[0] for cell, each in measured.items() if cell not in failures]
+    return benchmark_report.Report(
+        name=config.name,
+        job=settings.job,
+        unit=benchmark_inputs.unit(config.task),
+        settings={
+            "steps": settings.steps,
+            "warmup": settings.warmup,
+            "repeats": settings.repeats,
+            "seed": config.seed,
+        },
+        rows=benchmark_figures.summarize(list(measured), measured, failures),
+        notes=[*_notes(settings, note, found), _versions(described)],
+        machine=described.to_dict(),
+    )
+
+
+def _notes(settings, note, found):
+    """The lines below the tables."""
+    described = (
+        f"{figures['description']}; {figures['parameters']:,} parameters"
+        for figures in found
+    )
+    modes_in_force = (f for f in found if f["mode"] != "float32" and not note)
+    reasons = (f"{f['mode']}: {f['reason']}" for f in modes_in_force)
+    rewrites = (f["graph_rewrite"] for f in found if f["graph_rewrite"])
+    if settings.job == "train":
+        meaning = (
+            "a step is the one of `fit`, its loss read back; the loss is the mean over "
+            "the timed steps, on the same batches and from the same seed in every mode "
+            "(dropout draws other numbers in other formats)"
+        )
+    else:
+        meaning = (
+            "a step is the one of `predict`, its output read back; the output error is "
+            "the largest difference from float32's, relative to the largest output"
+        )
+    return [
+        *dict.fromkeys([*described, *filter(None, [note]), *reasons, *rewrites]),
+        f"{settings.steps} timed steps after {settings.warmup}, a process for each of "
+        f"{settings.repeats} interleaved repeats; throughput: median step, median over "
+        "the repeats; avg and latency: all timed steps",
+        meaning,
+    ]
+
+
+def _versions(described):
+    facts = dict(described.facts)
+    packages = ", ".join(f"{name} {facts[name]}" for name in ("tensorflow", "keras"))
+    return f"{described.device}; {facts['CPU cores']} CPU cores; {packages}"

@@ -1,0 +1,263 @@
+"""Folders that `tfds.load` reads, written whole or not at all."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from tfamp import errors
+
+_VERSION = "1.0.0"  # Of sets that TFDS does not know.
+_REPORTED = 10_000  # Examples between two lines on progress.
+_SHOWN = 5  # Bad rows that an error lists.
+
+
+class Target(NamedTuple):
+    """A data set that is to be written.
+
+    Attributes:
+      name: As `tfds.load` takes it, without a version.
+      version: Such as "1.0.0".
+      registered: TFDS' builder of that name, which reads the set; None for a new name.
+    """
+
+    name: str
+    version: str
+    registered: Any
+
+    @property
+    def folder(self) -> pathlib.PurePath:
+        """Where it lies in the data folder."""
+        return pathlib.PurePath(self.name, self.version)
+
+
+class Source(NamedTuple):
+    """What was read of local files.
+
+    Attributes:
+      splits: Feature dictionaries of each split's examples, by its name.
+      features: A `tfds.features.FeaturesDict`.
+      supervised_keys: (input, label), where the set can be read as such pairs.
+      notes: What was left out and why.
+    """
+
+    splits: Mapping[str, Iterable[Mapping[str, Any]]]
+    features: Any
+    supervised_keys: tuple[str, str] | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Prepared(NamedTuple):
+    """A data set that was written.
+
+    Attributes:
+      name: As `tfds.load` takes it.
+      folder: Where it lies.
+      splits: (name, examples) of each split.
+      classes: Names of the classes; empty where there are none.
+      notes: What was left out and why.
+    """
+
+    name: str
+    folder: pathlib.Path
+    splits: tuple[tuple[str, int], ...]
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """Returns a table of the splits, and where they are."""
+        classes = str(len(self.classes)) if self.classes else "-"
+        rows = [("split", "examples", "classes")]
+        rows += [(split, str(count), classes) for split, count in self.splits]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"{split:<{widths[0]}}  {count:>{widths[1]}}  {number:>{widths[2]}}"
+            for split, count, number in rows
+        ]
+        if self.classes:
+            shown = ", ".join(self.classes[:20])
+            lines.append(f"classes: {shown}{', ...' if self.classes[20:] else ''}")
+        return "\n".join([*lines, *self.notes, f"{self.name}: {self.folder}"])
+
+
+def find_target(name: str) -> Target:
+    """Returns what a name stands for; the same for one config of a set as in TFDS.
+
+    Args:
+      name: Name in TFDS, or a new one of small letters, digits and "_".
+
+    Raises:
+      DataError: If it is not a name, or TFDS knows the set but not this config.
+    """
+    tfds = import_tfds()
+    if not re.fullmatch(r"[a-z][a-z0-9_]*(/[\w.-]+)?", name):
+        raise errors.DataError(
+            f"Not a name of a data set. Received: {name!r}. Expected small letters, "
+            "digits and '_', as 'my_reviews'; or a name in TFDS, as 'glue/sst2'."
+        )
+    with tempfile.TemporaryDirectory() as nowhere:
+        try:
+            builder = tfds.builder(name, data_dir=nowhere)
+        except tfds.core.registered.DatasetNotFoundError:
+            return Target(name, _VERSION, None)
+        except ValueError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise errors.DataError(f"Unknown data set {name!r}: {reason}") from error
+        folder = pathlib.Path(builder.data_dir).relative_to(nowhere)
+    return Target(folder.parent.as_posix(), folder.name, builder)
+
+
+def check_target(target: Target, data_dir: str, overwrite: bool) -> pathlib.Path:
+    """Returns where a set is to lie.
+
+    Raises:
+      DataError: If there is one already, and it is not to be replaced.
+    """
+    final = pathlib.Path(data_dir, target.folder).absolute()
+    if final.exists() and not overwrite:
+        raise errors.DataError(
+            f"{target.name} is prepared already in {final}. Pass --overwrite to "
+            "replace it, or another --data_dir."
+        )
+    return final
+
+
+def write(
+    target: Target,
+    source: Source,
+    final: pathlib.Path,
+    report: Callable[[str], None] = lambda line: None,
+) -> Prepared:
+    """Writes a data set; its folder appears whole or, after a failure, not at all.
+
+    Args:
+      target: The name.
+      source: The examples.
+      final: From `check_target`. What lies there is replaced.
+      report: Takes lines on the progress.
+
+    Returns:
+      A `Prepared`.
+
+    Raises:
+      DataError: If the folder cannot be written, or an example does not fit.
+    """
+    root = final.parents[len(target.folder.parts) - 1]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".prepare-") as folder:
+            builder = _store(target, source, folder, report)
+            _publish(pathlib.Path(folder, target.folder), final, folder)
+    except OSError as error:
+        raise errors.DataError(
+            f"Cannot write {final}: {error.strerror or error}. Pass another --data_dir."
+        ) from error
+    splits = {name: info.num_examples for name, info in builder.info.splits.items()}
+    label = source.features["label"] if "label" in source.features else None
+    return Prepared(
+        target.name,
+        final,
+        tuple((name, splits[name]) for name in source.splits),
+        tuple(getattr(label, "names", None) or ()),
+        tuple(source.notes),
+    )
+
+
+def settle(problems: list[str], on_bad_rows: str) -> tuple[str, ...]:
+    """Raises for bad entries unless they are to be skipped.
+
+    Args:
+      problems: A line for each, with its file and what is wrong.
+      on_bad_rows: "raise" or "skip".
+
+    Returns:
+      Notes: how many were left out, and the first of them.
+
+    Raises:
+      DataError: If there are any, for "raise".
+    """
+    if not problems:
+        return ()
+    shown = "; ".join(problems[:_SHOWN])
+    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    if on_bad_rows == "raise":
+        raise errors.DataError(
+            f"{len(problems)} bad row(s). {shown}{more}. Correct the files, or leave "
+            "such rows out with --on_bad_rows=skip."
+        )
+    return (f"{len(problems)} bad row(s) skipped: {shown}{more}",)
+
+
+def import_tfds() -> ModuleType:
+    """Imports TFDS.
+
+    Raises:
+      ImportError: If it is missing, naming the extra that brings it.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as e:
+        raise ImportError('Install TFDS: pip install "tfamp[data]".') from e
+    return tfds
+
+
+def _store(target, source, folder, report):
+    """Writes the set below a temporary folder; returns its builder."""
+    tfds = import_tfds()
+
+    name, _, config = target.name.partition("/")
+    configs = [tfds.core.BuilderConfig(name=config)] if config else []
+
+    class Builder(tfds.dataset_builders.AdhocBuilder, skip_registration=True):
+        """Stores the keys that `as_supervised` needs, too."""
+
+        BUILDER_CONFIGS = configs  # Else TFDS warns of a "custom configuration".
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self,
+                description=f"{target.name}, from local files.",
+                features=source.features,
+                supervised_keys=source.supervised_keys,
+            )
+
+    builder = Builder(
+        name=name,
+        config=configs[0] if configs else None,
+        version=target.version,
+        features=source.features,
+        split_datasets={
+            split: _counted(split, examples, report)
+            for split, examples in source.splits.items()
+        },
+        data_dir=folder,
+    )
+    tfds.display_progress_bar(False)  # Bars for every part of a split; see `report`.
+    try:
+        # It prints where the set is: in the temporary folder.
+        with contextlib.redirect_stdout(io.StringIO()):
+            builder.download_and_prepare()
+    finally:
+        tfds.display_progress_bar(True)
+    return builder
+
+
+def _counted(split, examples, report) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yields (key, example) as TFDS wants them, and reports now and then."""
+    for number, example in enumerate(examples):
+        if number and number % _REPORTED == 0:
+            report(f"{split}: {number} examples")
+        yield number, example
+
+
+def _publish(written, final, temporary):
+    """Moves a written set to its place, and what was there out of the way."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    if final.exists():
+        os.replace(final, pathlib.Path(temporary, "replaced"))
+    os.replace(written, final)
