@@ -144,9 +144,9 @@ def keras_optimizer(settings):
     )
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     if settings["sum_rows"]:
-        from tfamp.training import optimizers
+        from tfamp import row_gradients
 
-        optimizers.sum_repeated_rows(optimizer)
+        row_gradients.install()
     return optimizer
 
 

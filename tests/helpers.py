@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.optimizers import base_optimizer
 from tensorflow.python.framework import ops as tf_ops
 
-from tfamp import bias_gradient, hardware, keras_kernels, loss_scale
+from tfamp import bias_gradient, hardware, keras_kernels, loss_scale, row_gradients
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 
@@ -51,7 +52,10 @@ class Globals(NamedTuple):
     methods: dict[tuple[type, str], Callable | None]
 
 
-_FUSED = keras_kernels._places()
+_FUSED = [
+    *keras_kernels._places(),
+    (base_optimizer.BaseOptimizer, "apply", None),
+]
 _SET_BY_PYTEST = "PYTEST_CURRENT_TEST"  # Differs between set-up, call and tear-down.
 
 
@@ -85,6 +89,7 @@ def write_globals(saved: Globals) -> None:
     os.environ.update(saved.environ)
     bias_gradient.remove()
     keras_kernels.remove()
+    row_gradients.remove()
     for (base, name), function in saved.methods.items():
         if vars(base).get(name) is function:
             continue

@@ -71,6 +71,7 @@ LAYERS: dict[str, set[str]] = {
         "rewrite_control",
         "rewrite_record",
         "rewrite_report",
+        "row_gradients",
         "training_hooks",
         "unscaled",
     },

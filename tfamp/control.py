@@ -21,6 +21,7 @@ from tfamp import (
     modes,
     optimizer_settings,
     policy,
+    row_gradients,
     training_hooks,
 )
 
@@ -40,6 +41,7 @@ class Status(NamedTuple):
       loss_scaling: Whether, and how, `compile` adds loss scaling.
       graph_rewrite: What is asked of Grappler's rewrite, and what was seen of it.
       bias_gradients: Whether bfloat16 bias gradients are summed rightly.
+      embedding_gradients: Whether rows of one index are summed before they are squared.
       fused_kernels: What runs as fused kernels in 16-bit training on a CPU.
     """
 
@@ -53,6 +55,7 @@ class Status(NamedTuple):
     loss_scaling: str
     graph_rewrite: str
     bias_gradients: str
+    embedding_gradients: str
     fused_kernels: str
 
     def __str__(self):
@@ -104,9 +107,10 @@ def enable(
     in an unchanged script. A `LossScaleOptimizer` that the user passes is never
     wrapped again. Layers built before keep their precision (a warning names them).
     Bias gradients in bfloat16 are summed rightly, which TensorFlow does not do on a
-    CPU. Calling it again changes the mode; `disable` restores what stood before the
-    first call. Keras' policy belongs to a thread: enable and disable in the thread
-    that builds the models.
+    CPU, and the rows of an embedding's gradient before optimizers square them, which
+    Keras does not do. Calling it again changes the mode; `disable` restores what stood
+    before the first call. Keras' policy belongs to a thread: enable and disable in the
+    thread that builds the models.
 
     A model that trains float16 layers with an optimizer that does not scale the loss
     gets a warning that names the layers: one whose own `compile` keeps optimizers to
@@ -292,6 +296,7 @@ def refresh_hooks() -> None:
     if _session is None and graph_rewrite.active() is None:
         training_hooks.remove()
         bias_gradient.remove()
+        row_gradients.remove()
         keras_kernels.remove()
     else:
         scaling, resolver = {}, None
@@ -299,6 +304,7 @@ def refresh_hooks() -> None:
             scaling, resolver = _session.scaling, _session.resolver
         training_hooks.install(scaling, resolver)
         bias_gradient.install()
+        row_gradients.install()
         if _session is not None and _session.fused_kernels:
             keras_kernels.install()
         else:
@@ -346,6 +352,11 @@ def status() -> Status:
             "summed rightly in bfloat16"
             if bias_gradient.installed()
             else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
+        ),
+        embedding_gradients=(
+            "rows of one index summed first"
+            if row_gradients.installed()
+            else "Keras': rows of one index squared apart"
         ),
         fused_kernels=_describe_kernels(),
     )

@@ -7,6 +7,9 @@ FOLDER holds `train.csv` and `test.csv` with columns `text` and `sentiment`; see
 trained from nothing; a pretrained one wants a smaller step:
 --preset=bert_tiny_en_uncased (or `hf://...`, or a Hugging Face or KerasHub folder)
 --config.optimizer.learning_rate=1e-4.
+
+Expected without a preset: test accuracy 0.634 in float32 (one seed, chance 0.405).
+Time: a minute on 2 shared virtual cores with AMX.
 """
 
 from tfamp.training import bert_config

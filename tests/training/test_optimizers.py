@@ -1,5 +1,6 @@
 import itertools
 import math
+import types
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 import tfamp
+from tfamp import row_gradients
 from tfamp.training import base_config, optimizers
 
 EPSILON = tfamp.float_format("float32").epsilon
@@ -144,29 +146,6 @@ def test_gradients_are_clipped_once_unscaled(scaled):
     )
 
 
-@pytest.mark.parametrize("name", optimizers.NAMES)
-@pytest.mark.parametrize("accumulation", [1, 2], ids=["", "accumulated"])
-def test_rows_of_one_token_count_as_their_sum(name, accumulation):
-    # Contract with Keras 3.15, which clips by the norm of the rows, and squares them.
-    rows = tf.IndexedSlices(
-        *map(tf.constant, ([[1.0, 2.0], [3.0, -2.5], [1.0, 1.0]], [1, 1, 2], [4, 2]))
-    )
-    config = options(name=name, learning_rate=0.1, **CLIPPED)
-    config.accumulation_steps = accumulation
-
-    def train(gradient):
-        made = optimizers.create(config, 4)
-        variable = keras.Variable(np.ones((4, 2), "float32"))
-        made.build([variable])
-        for _ in range(2 * accumulation):
-            made.apply([gradient], [variable])
-        return np.asarray(variable)
-
-    dense = train(tf.constant([[0.0, 0.0], [4.0, -0.5], [1.0, 1.0], [0.0, 0.0]]))
-    assert np.all(dense[1:3] != 1)
-    np.testing.assert_allclose(train(rows), dense, rtol=4 * EPSILON)
-
-
 # ---- Gradient accumulation ----
 
 
@@ -201,8 +180,16 @@ def test_learning_rate_follows_updates_and_not_batches(
     assert int(made.iterations) == len(expected)
 
 
+@pytest.fixture
+def summed_rows():
+    """As every run of the trainer has them."""
+    row_gradients.install()
+    yield
+    row_gradients.remove()
+
+
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])
-def test_accumulated_batches_train_like_one_large_batch(scaled):
+def test_accumulated_batches_train_like_one_large_batch(scaled, summed_rows):
     ids = np.random.default_rng(0).integers(0, 20, (16, 8))
     labels = ids[:, 0] % 2
     large, small = (classifier(scaled, accumulation) for accumulation in (1, 4))
@@ -239,6 +226,14 @@ def train_on(model, ids, labels):
 def test_accumulation_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match="Received: 4, batches: 3"):
         optimizers.create(options(accumulation_steps=4), 3)
+
+
+def test_accumulation_over_replicas_is_refused(monkeypatch):
+    # Two CPU devices would have to be set up before TensorFlow starts.
+    two = types.SimpleNamespace(num_replicas_in_sync=2)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: two)
+    with pytest.raises(ValueError, match="accumulation_steps=4, 2 replicas"):
+        optimizers.create(options(accumulation_steps=4), 8)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ import tensorflow as tf
 
 import tfamp
 from tfamp import errors, policy
-from tfamp.training import bert_config, encoder, pretrained, tokens
+from tfamp.training import (
+    bert,
+    bert_config,
+    encoder,
+    pretrained,
+    question_answering,
+    tokens,
+)
 
 keras_hub = pytest.importorskip("keras_hub")
 pytest.importorskip("tokenizers")
@@ -169,6 +176,14 @@ def hf_weights():
     return {k: rng.normal(size=s).astype("float32") for k, s in shapes.items()}
 
 
+def bert_head(preset):
+    return bert.build_model(bert_config.get_bert_config(), 2, preset)
+
+
+def span_head(preset):
+    return question_answering.build_model(bert_config.get_squad_config(), preset)
+
+
 def prefixed(weights):
     """As `BertForPreTraining` saves them."""
     head = {"cls.predictions.bias": np.zeros(len(VOCABULARY), "float32")}
@@ -196,6 +211,19 @@ def test_each_layout_of_a_checkpoint_loads_the_same_weights(hf_folder, layout):
     np.testing.assert_array_equal(dense.kernel, expected["pooler.dense.weight"].T)
     norm = backbone.get_layer("embeddings_layer_norm")
     np.testing.assert_array_equal(norm.gamma, expected["embeddings.LayerNorm.weight"])
+
+
+@pytest.mark.parametrize("head", [bert_head, span_head], ids=["classes", "spans"])
+@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+def test_logits_on_a_pretrained_encoder_are_float32(hf_folder, mode, head):
+    preset = pretrained.find(str(hf_folder))
+    with policy.policy_scope(mode):
+        model = head(preset)
+    features = tokens.encode(preset.tokenizer, ["a b"], 8).features
+    logits = model(features)
+    assert logits.dtype == tf.float32 and np.all(np.isfinite(logits))
+    # Not numbers of 16 bits that were cast.
+    assert np.any(np.asarray(logits) != tf.cast(tf.cast(logits, "bfloat16"), "float32"))
 
 
 QUERY = "encoder.layer.1.attention.self.query.weight"

@@ -283,6 +283,12 @@ def validate(config: config_dict.ConfigDict) -> None:
             part = part.get(name) if part is not None else None
         if part is not None and not holds(part):
             wrong.append(f"config.{field} must be {words}. Received: {part!r}.")
+    if config.strategy in STRATEGIES[1:] and config.optimizer.accumulation_steps > 1:
+        wrong.append(
+            "Keras 3.15 cannot accumulate gradients over several replicas. Received: "
+            f"config.strategy={config.strategy!r} and "
+            f"config.optimizer.accumulation_steps={config.optimizer.accumulation_steps}."
+        )
     if not any("loss_scale" in line for line in wrong):
         wrong += _schedule_errors(config)
     if wrong:

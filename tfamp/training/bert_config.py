@@ -98,7 +98,7 @@ def get_squad_config() -> config_dict.ConfigDict:
 
 
 def get_span_csv_config() -> config_dict.ConfigDict:
-    """Returns the defaults of spans in local CSV files; see `squad.load_csv`."""
+    """Returns the defaults of spans in local CSV files; see `squad_splits.load_csv`."""
     config = get_squad_config()
     config.data.name = "csv"
     _add_files(config)

@@ -99,11 +99,21 @@ def create(config, total_batches: int) -> keras.optimizers.Optimizer:
       A Keras optimizer. AdamW decays no bias and no normalization weight.
 
     Raises:
-      ValueError: If a name is unknown, or the run is too short for one update.
+      ValueError: If a name is unknown, the run is too short for one update, or
+        several replicas are to accumulate gradients.
     """
-    optimizer = _create(config, _schedule(config, total_batches))
-    sum_repeated_rows(optimizer)
-    return optimizer
+    _check_replicas(config)
+    return _create(config, _schedule(config, total_batches))
+
+
+def _check_replicas(config):
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1 and config.accumulation_steps > 1:
+        raise ValueError(
+            "Keras 3.15 cannot accumulate gradients over several replicas. Received: "
+            f"config.optimizer.accumulation_steps={config.accumulation_steps}, "
+            f"{replicas} replicas. Use more replicas, or a smaller batch on one."
+        )
 
 
 def _create(config, rate):
@@ -127,34 +137,6 @@ def _create(config, rate):
     optimizer = keras.optimizers.AdamW(rate, weight_decay=decay, **keywords)
     optimizer.exclude_from_weight_decay(var_names=[_NO_DECAY])
     return optimizer
-
-
-def sum_repeated_rows(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer see the gradient of each embedding as one dense tensor.
-
-    TensorFlow gives it as rows, one for each use of a token in the batch. Keras 3.15
-    squares them before it sums those of one token: the norm that it clips by is not
-    the gradient's, and the second moment of Adam is too small for rows that agree,
-    so that a segment's embedding moves up to sqrt(batch * length) times too far.
-    Adam makes them dense anyway, so this costs nothing.
-
-    Args:
-      optimizer: Any but a `LossScaleOptimizer`; changed in place.
-    """
-    apply = optimizer.apply
-
-    def sum_and_apply(grads, trainable_variables=None):
-        return apply([_dense(grad) for grad in grads], trainable_variables)
-
-    optimizer.apply = sum_and_apply  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _dense(grad):
-    if not isinstance(grad, tf.IndexedSlices):
-        return grad
-    # Not `tf.convert_to_tensor`, which warns about large ones.
-    rows = tf.cast(grad.dense_shape[0], grad.indices.dtype)
-    return tf.math.unsorted_segment_sum(grad.values, grad.indices, rows)
 
 
 def _schedule(config, total_batches):
