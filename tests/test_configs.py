@@ -185,6 +185,14 @@ def test_recipe_as_published_starts_from_weights_and_selects_nothing(path):
     assert (optimizer.warmup_fraction, optimizer.weight_decay) == (0.1, 0.01)
     assert (optimizer.clip_global_norm, optimizer.epsilon) == (1.0, 1e-6)
     assert "https://" in load(path).__doc__
+    # Of a new encoder: the same shapes, as https://arxiv.org/abs/1810.04805 has them.
+    model = config.model
+    sizes = {"base": (12, 12, 768, 3072), "large": (24, 16, 1024, 4096)}[size]
+    assert sizes == (
+        *(model.num_layers, model.num_heads),
+        *(model.hidden_dim, model.intermediate_dim),
+    )
+    assert (model.max_sequence_length, model.vocabulary_size) == (512, 30522)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

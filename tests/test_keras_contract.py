@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import keras_hooks, model_structure
+from tfamp import keras_hooks, keras_kernels, model_structure, row_gradients
 
 
 def tiny_model():
@@ -188,3 +188,76 @@ def test_optimizers_list_all_the_variables_that_they_write():
     nadam = keras.optimizers.Nadam(0.1)
     nadam.build([keras.Variable([1.0])])
     assert any(nadam._u_product is v for v in nadam.variables)
+
+
+KERNELS = {
+    "gelu": ["x", "approximate"],
+    "silu": ["x"],
+    "dropout": ["inputs", "rate", "noise_shape", "seed"],
+    "layer_normalization": ["x", "gamma", "beta", "axis", "epsilon", "kwargs"],
+    "update_step": ["self", "gradient", "variable", "learning_rate"],
+    "clip_by_global_norm": ["value_list", "clip_norm"],
+    "make_test_function": ["self", "force"],
+    "make_predict_function": ["self", "force"],
+}
+
+
+def test_functions_that_fused_kernels_replace_have_these_parameters():
+    found = {
+        name: list(inspect.signature(vars(owner)[name]).parameters)
+        for owner, name, _ in keras_kernels._places()
+    }
+    assert found == KERNELS
+
+
+def test_layers_call_the_functions_that_are_replaced(monkeypatch):
+    """Through the modules, and not by names that they imported."""
+    called = []
+
+    def noting(name, original):
+        def function(*args, **kwargs):
+            called.append(name)
+            return original(*args, **kwargs)
+
+        return function
+
+    for owner, name, _ in keras_kernels._places():
+        monkeypatch.setattr(owner, name, noting(name, vars(owner)[name]))
+    layers = [
+        keras.layers.Dense(4, "gelu"),
+        keras.layers.Dense(4, "silu"),
+        keras.layers.LayerNormalization(),
+        keras.layers.Dropout(0.5),
+    ]
+    model = keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.AdamW(global_clipnorm=1.0), "mse")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    model.evaluate(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    model.predict(np.ones((2, 2)), verbose=0)
+    assert set(called) == set(KERNELS)
+
+
+def test_call_context_tells_whether_layers_train():
+    seen = []
+
+    class Look(keras.layers.Layer):
+        def call(self, x):
+            seen.append(keras_kernels._trains())
+            return x
+
+    look = Look()
+    for training in (True, False, None):
+        look(np.ones(1), training=training)
+    assert seen == [True, False, False]
+    assert not keras_kernels._trains()
+
+
+def test_optimizers_apply_by_the_method_that_is_hooked():
+    owner = row_gradients._base_optimizer.BaseOptimizer
+    assert list(inspect.signature(owner.apply).parameters) == [
+        "self",
+        "grads",
+        "trainable_variables",
+    ]
+    for kind in (keras.optimizers.SGD, keras.optimizers.AdamW):
+        assert kind.apply is owner.apply

@@ -8,6 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = ("train_cnn.py", ["--tiny", "--workdir=run"])
 VERBOSE = ("train_cnn.py", ["--config.precision.mode=x", "--verbosity=1"])
+KEPT = ["--tiny", "--workdir=kept", "--overwrite"]
 # Script, arguments, and what the one line says.
 BAD = [
     ("train_cnn.py", ["--config.epochz=3"], 'Did you mean "epochs"'),
@@ -35,8 +36,24 @@ BAD = [
     ("train_cnn.py", ["--config.batch_size=0", "--verbosity=0"], "batch_size must be"),
     (
         "train_cnn.py",
-        ["--tiny", "--workdir=kept", "--overwrite", "--config.precision.mode=x"],
+        [*KEPT, "--config.precision.mode=x"],
         "Unknown precision mode",
+    ),
+    (
+        "train_cnn.py",
+        [*KEPT, "--job=train", "--seeds=3"],
+        "--seeds belongs to --job=compare",
+    ),
+    ("train_cnn.py", [*KEPT, "--config.optimizer.name=lamb"], "'lamb'"),
+    (
+        "train_cnn.py",
+        [*KEPT, "--config.optimizer.accumulation_steps=99"],
+        "accumulation_steps",
+    ),
+    (
+        "train_bert.py",
+        [*KEPT, "--job=train_benchmark", "--preset=/nowhere"],
+        "There is no folder /nowhere",
     ),
     (
         "train_bert.py",
@@ -52,7 +69,7 @@ def finished(tmp_path_factory):
     """How each command ended: dict from its text; `--tiny` twice, in one folder."""
     folder = tmp_path_factory.mktemp("scripts")
     (folder / "kept").mkdir()
-    (folder / "kept/config.yaml").write_text("a: 1")
+    (folder / "kept/config.yaml").write_text("{task: a, optimizer: b, precision: c}")
     commands = [*((script, given) for script, given, _ in BAD), VERBOSE, TINY, TINY]
     cases = [(ROOT / "scripts" / script, given, folder) for script, given in commands]
     results = helpers.run_scripts(cases)

@@ -6,6 +6,7 @@ of the size of the variable; TensorFlow has it as one kernel.
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -30,7 +31,7 @@ def apply(
     variable -= rate * momentum / (sqrt(velocity) + epsilon)
     ```
 
-    The same as `keras.optimizers.Adam`, up to the rounding of float32.
+    The same as `keras.optimizers.Adam` up to rounding, also of `1 - beta`.
 
     Args:
       variable, momentum, velocity: float32, of one shape.
@@ -56,6 +57,14 @@ def apply(
         epsilon=epsilon,
         grad=tf.cast(tf.convert_to_tensor(gradient), tf.float32),
     )
+
+
+def is_precise(beta: float) -> bool:
+    """Whether `1 - beta` keeps four digits, as the kernel takes it: in float32."""
+    if not isinstance(beta, float):
+        return False
+    kept = 1 - np.float32(beta)
+    return 0 < beta < 1 and abs(kept - (1 - beta)) <= 1e-4 * (1 - beta)
 
 
 def clip_by_global_norm(

@@ -8,7 +8,8 @@ and rounds once, forward and backward. The matrix products stay with oneDNN, who
 """
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -50,9 +51,10 @@ def silu(x: tf.Tensor) -> tf.Tensor:
 
 
 def _gelu(x):
-    # By `erf`: TensorFlow's own `erfc` takes ten times as long. It loses digits only
-    # where the result is below float32's epsilon.
-    return x * (0.5 * tf.math.erf(x * 0.5**0.5) + 0.5)
+    # By `erf`, which is faster than `erfc`; the result is right to 5e-7. XLA's never
+    # quite reaches -1, which would grow with x: from here on less than that is left.
+    y = x * (0.5 * tf.math.erf(x * 0.5**0.5) + 0.5)
+    return tf.where(x < -5.6, 0.0, y)
 
 
 def _gelu_tanh(x):
@@ -72,11 +74,11 @@ def _elementwise(name, x):
 
     @tf.custom_gradient
     def apply(x):
-        flat = tf.reshape(x, [-1])
+        flat = _padded(tf.reshape(x, [-1]), x)
 
         def gradient(upstream):
-            received = backward(flat, tf.reshape(upstream, [-1]))
-            return _like(received, x)
+            upstream = _padded(tf.reshape(upstream, [-1]), x)
+            return _like(backward(_here(flat), upstream), x)
 
         return _like(forward(flat), x), gradient
 
@@ -111,9 +113,41 @@ def _compiled(*signature):
     )
 
 
-def _like(flat, x):
-    """Returns a flat tensor in the shape of another."""
-    shaped = tf.reshape(flat, tf.shape(x))
+def _here(tensor):
+    """Returns a tensor of the forward pass for use in the gradient's graph.
+
+    In a branch of `tf.cond` that graph is another, to which an operation brings the
+    tensor, but not a call of a compiled function (TensorFlow 2.21).
+    """
+    return tf.identity(tensor)
+
+
+def _padded(rows, x):
+    """Pads the first dimension with zeros, unless the shape of x is known.
+
+    XLA compiles each size anew, for tenths of a second, and keeps what it compiled. So
+    batches of any size come to four sizes between a power of 2 and the next.
+    """
+    if x.shape.is_fully_defined():
+        return rows
+    count = tf.shape(rows)[0]
+    paddings = [[0, _padded_size(count) - count]] + [[0, 0]] * (len(rows.shape) - 1)
+    return tf.pad(rows, paddings)
+
+
+def _padded_size(count):
+    """Returns the next of four steps between powers of 2: int32 scalar."""
+    logarithm = tf.math.log(tf.cast(tf.maximum(count, 1), tf.float64)) / math.log(2)
+    step = tf.bitwise.left_shift(1, tf.maximum(tf.cast(logarithm, tf.int32) - 2, 0))
+    return (count + step - 1) // step * step
+
+
+def _like(padded, x):
+    """Returns flat elements, or rows, in the shape of another tensor."""
+    if not x.shape.is_fully_defined():
+        flat = len(padded.shape) == 1
+        padded = padded[: tf.size(x) if flat else tf.size(x) // x.shape[-1]]
+    shaped = tf.reshape(padded, tf.shape(x))
     shaped.set_shape(x.shape)
     return shaped
 
@@ -132,7 +166,7 @@ def layer_normalization(
     intermediate tensor of the size of x.
 
     Args:
-      x: Float tensor [..., features].
+      x: Float tensor [..., features], features known.
       gamma, beta: float32 [features].
       epsilon: Added to the variance.
 
@@ -148,12 +182,13 @@ def layer_normalization(
 
     @tf.custom_gradient
     def apply(x, gamma, beta):
-        rows = tf.reshape(x, [-1, tf.shape(x)[-1]])
+        rows = _padded(tf.reshape(x, [-1, x.shape[-1]]), x)
         y, mean, inverse = forward(rows, gamma, beta, epsilon)
 
         def gradient(upstream):
-            upstream = tf.reshape(upstream, tf.shape(rows))
-            of_x, *others = backward(rows, gamma, mean, inverse, upstream)
+            upstream = _padded(tf.reshape(upstream, [-1, x.shape[-1]]), x)
+            kept = map(_here, (rows, gamma, mean, inverse))
+            of_x, *others = backward(*kept, upstream)
             return _like(of_x, x), *others
 
         return _like(y, x), gradient
@@ -191,7 +226,7 @@ def _compiled_normalization(dtype):
 
 
 def dropout(
-    x: tf.Tensor, rate: float, noise_shape: tf.Tensor | None, seed: tf.Tensor
+    x: tf.Tensor, rate: float, noise_shape: Sequence[int] | None, seed: tf.Tensor
 ) -> tf.Tensor:
     """Sets a share of the elements to zero, and scales the others up.
 
@@ -202,35 +237,37 @@ def dropout(
     Args:
       x: Float tensor of any shape.
       rate: Share to drop, in (0, 1).
-      noise_shape: int32 [rank]; a dimension of 1 shares its decisions. None: the
-        shape of x.
+      noise_shape: Sizes, as many as x has dimensions; one of 1 shares its decisions.
+        Those of x are known then. None: the shape of x.
       seed: int32 [2]. The same seed drops the same elements.
 
     Returns:
       A tensor of the shape and dtype of x.
     """
-    shape = tf.shape(x) if noise_shape is None else tf.convert_to_tensor(noise_shape)
-    bits = tf.reshape(_random_bits(tf.reduce_prod(shape), seed), shape)
     threshold = round(rate * 2**_DRAWN_BITS)
-    kernel = _compiled_dropout(threshold, 1 / (1 - rate), x.dtype, len(x.shape))
+    if noise_shape is None:
+        rows = _padded(tf.reshape(x, [-1]), x)
+        bits = _random_bits(tf.size(rows), seed)
+    else:
+        rows = x
+        bits = tf.reshape(_random_bits(math.prod(noise_shape), seed), noise_shape)
+    kernel = _compiled_dropout(threshold, x.dtype, len(rows.shape))
 
     @tf.custom_gradient
-    def apply(x):
-        def gradient(upstream):
-            received = kernel(upstream, bits)
-            received.set_shape(x.shape)
-            return received
+    def apply(rows):
+        return kernel(rows, bits), lambda upstream: kernel(upstream, _here(bits))
 
-        y = kernel(x, bits)
-        y.set_shape(x.shape)
-        return y, gradient
-
-    return apply(x)
+    y = apply(rows)
+    if noise_shape is None:
+        return _like(y, x)
+    y.set_shape(x.shape)
+    return y
 
 
 @functools.cache
-def _compiled_dropout(threshold, scale, dtype, rank):
+def _compiled_dropout(threshold, dtype, rank):
     drawn = tf.TensorSpec([None] * rank, tf.uint16)
+    scale = 2**_DRAWN_BITS / (2**_DRAWN_BITS - threshold)  # 1 / what is kept
 
     @_compiled(tf.TensorSpec([None] * rank, dtype), drawn)
     def kernel(x, bits):

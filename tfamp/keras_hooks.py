@@ -1,4 +1,6 @@
-"""The only place that patches Keras or calls private names of its optimizers.
+"""Patches Keras, and calls private names of its optimizers.
+
+`keras_kernels` and `row_gradients` patch by `Hook`, too; no other module does.
 
 Each name is given with the Keras version it was read in and is guarded by
 tests/test_keras_contract.py. `model_structure` reads private names of models.

@@ -1,6 +1,6 @@
 """Has Keras' layers and optimizers run the fused kernels, where they are faster.
 
-With `keras_hooks` the only place that patches Keras. Each name is given with the Keras
+Patches by `keras_hooks.Hook`. Each name is given with the Keras
 version it was read in and is guarded by tests/test_keras_contract.py.
 """
 
@@ -18,7 +18,13 @@ from keras.src.random import seed_generator as _seed_generator
 
 from tfamp import fused_adam, fused_ops, keras_hooks, tracing
 
-NAMES = ("dropout", "GELU", "SiLU", "layer normalization", "Adam's update")
+NAMES = (
+    "dropout",
+    "GELU",
+    "SiLU",
+    "layer normalization",
+    "Adam's update where the loss is not scaled",
+)
 _LOW = (tf.bfloat16, tf.float16)
 _inference = threading.local()
 _hooks: list[keras_hooks.Hook] = []
@@ -28,8 +34,9 @@ def install() -> None:
     """Puts the fused kernels into what Keras traces from now on; idempotent.
 
     Only in graphs that run on one CPU, and not under XLA, which fuses by itself; in
-    what trains, evaluates or predicts, so that an exported model has TensorFlow's own
-    operations. Everything else calls Keras' own function.
+    layers that train, and in `evaluate` and `predict`, so that an exported model has
+    TensorFlow's own operations (unless it calls layers with `training=True`).
+    Everything else calls Keras' own function.
     """
     if _hooks:
         return
@@ -86,17 +93,28 @@ def _silu(original):
 
 def _dropout(original):
     def dropout(inputs, rate, noise_shape=None, seed=None):
-        if not _applies(inputs) or not 2**-16 <= rate <= 1 - 2**-16:
+        if (
+            not _applies(inputs)
+            or not 2**-16 <= rate <= 1 - 2**-16
+            or not _is_noise_shape(noise_shape, inputs.shape)
+        ):
             return original(inputs, rate, noise_shape, seed)
         # One draw, as in the original: later layers get the same seeds.
         drawn = tf.cast(_seed_generator.draw_seed(seed), tf.int32)
         if noise_shape is not None:
-            sizes = tf.unstack(tf.shape(inputs))
-            pairs = zip(noise_shape, sizes, strict=True)
-            noise_shape = tf.stack([own if n is None else n for n, own in pairs])
+            pairs = zip(noise_shape, inputs.shape, strict=True)
+            noise_shape = [own if size is None else size for size, own in pairs]
         return fused_ops.dropout(inputs, rate, noise_shape, drawn)
 
     return dropout
+
+
+def _is_noise_shape(given, shape):
+    """Whether decisions are shared in a way that the kernel knows."""
+    if given is None:
+        return True
+    known = isinstance(given, list | tuple) and shape.is_fully_defined()
+    return known and len(given) == len(shape)
 
 
 def _layer_normalization(original):
@@ -106,7 +124,8 @@ def _layer_normalization(original):
             plain
             and _applies(x)
             and _is_last(axis, len(x.shape))
-            and all(w is not None and w.dtype == "float32" for w in (gamma, beta))
+            and all(_is_feature_weight(w, x) for w in (gamma, beta))
+            and isinstance(epsilon, float | int | None)
         ):
             weights = [tf.convert_to_tensor(w) for w in (gamma, beta)]
             epsilon = keras.config.epsilon() if epsilon is None else epsilon
@@ -117,20 +136,24 @@ def _layer_normalization(original):
 
 
 def _is_last(axis, rank):
-    axes = axis if isinstance(axis, list | tuple) else [axis]
-    return [a % rank for a in axes] == [rank - 1]
+    axes = list(axis) if isinstance(axis, list | tuple) else [axis]
+    return rank > 0 and axes in ([-1], [rank - 1])
+
+
+def _is_feature_weight(weight, x):
+    known = isinstance(weight, keras.Variable | tf.Tensor)
+    return known and weight.dtype == "float32" and tuple(weight.shape) == x.shape[-1:]
 
 
 def _update_step(original):
     def update_step(optimizer, gradient, variable, learning_rate):
-        native = keras_hooks.native(variable)
-        if optimizer.amsgrad or not _updates(native):
-            return original(optimizer, gradient, variable, learning_rate)
         index = optimizer._get_variable_index(variable)  # Keras 3.15
+        slots = optimizer._momentums[index], optimizer._velocities[index]
+        variables = [keras_hooks.native(v) for v in (variable, *slots)]
+        if not _updates(optimizer, variables):
+            return original(optimizer, gradient, variable, learning_rate)
         return fused_adam.apply(
-            native,
-            keras_hooks.native(optimizer._momentums[index]),  # Keras 3.15
-            keras_hooks.native(optimizer._velocities[index]),
+            *variables,
             gradient,
             step=optimizer.iterations + 1,
             learning_rate=learning_rate,
@@ -159,7 +182,7 @@ def _marked(name):
             original(model, *args, **kwargs)
             function = getattr(model, f"{name}_function")
             if not hasattr(function, "is_marked"):
-                setattr(model, f"{name}_function", _in_inference(function))
+                setattr(model, f"{name}_function", _InInference(function))
             return getattr(model, f"{name}_function")
 
         return make_function
@@ -167,13 +190,20 @@ def _marked(name):
     return make
 
 
-def _in_inference(function):
-    def marked(*args, **kwargs):
-        with _mark():
-            return function(*args, **kwargs)
+class _InInference:
+    """A function that is marked while it is called; otherwise that function."""
 
-    marked.is_marked = True  # pyright: ignore[reportFunctionMemberAccess]
-    return marked
+    is_marked = True
+
+    def __init__(self, function):
+        self._function = function
+
+    def __call__(self, *args, **kwargs):
+        with _mark():
+            return self._function(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self._function, name)
 
 
 @contextlib.contextmanager
@@ -205,13 +235,23 @@ def _trains() -> bool:
     return context is not None and bool(context.get_value("training"))
 
 
-def _updates(variable) -> bool:
-    """Whether a variable is updated by the fused kernel.
+def _updates(optimizer, variables) -> bool:
+    """Whether a variable and its two slots are updated by the fused kernel.
 
-    Not where its assignments are masked: the kernel writes past them.
+    Not where assignments are masked, or a subclass has its own: the kernel writes past
+    them. Nor where TensorFlow would take `1 - beta` of a rounded beta.
     """
-    masked = "assign" in vars(variable)
-    return not masked and variable.dtype == tf.float32 and _in_graph([variable])
+    stock = type(optimizer) in (keras.optimizers.Adam, keras.optimizers.AdamW)
+    return (
+        stock
+        and not optimizer.amsgrad
+        and fused_adam.is_precise(optimizer.beta_1)
+        and fused_adam.is_precise(optimizer.beta_2)
+        and not any("assign" in vars(v) for v in variables)
+        and all(v.dtype == tf.float32 for v in variables)
+        and len({v.device for v in variables}) == 1
+        and _in_graph(variables)
+    )
 
 
 def _in_graph(values) -> bool:

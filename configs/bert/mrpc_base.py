@@ -6,6 +6,8 @@ FOLDER holds `glue/mrpc` as TFDS prepares it; without a network, `prepare_data.p
 writes it from the original files, and --preset=FOLDER takes the weights from a Hugging
 Face or KerasHub folder. Meant for a GPU; nothing is recorded here yet.
 
+`--config.model.preset=` takes new weights of the same sizes: enough to time steps.
+
 Batch 32, learning rate 2e-5, 3 epochs and length 128 are the example of
 https://github.com/google-research/bert#sentence-and-sentence-pair-classification-tasks.
 
@@ -29,5 +31,5 @@ def get_config():
     config.epochs = 3
     config.validation_fraction = 0.0  # As published: the last epoch's weights.
     config.optimizer.learning_rate = 2e-5
-    config.model.preset = "bert_base_en_uncased"
+    bert_config.use_published(config, "base")
     return config

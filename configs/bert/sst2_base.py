@@ -6,6 +6,8 @@ FOLDER holds `glue/sst2` as TFDS prepares it; without a network, `prepare_data.p
 writes it from GLUE's TSV files, and --preset=FOLDER takes the weights from a Hugging
 Face or KerasHub folder. Meant for a GPU; nothing is recorded here yet.
 
+`--config.model.preset=` takes new weights of the same sizes: enough to time steps.
+
 Batch 32, learning rate 2e-5 (of 5e-5, 3e-5, 2e-5) and 3 epochs are those of Devlin et
 al., "BERT", 2019, https://arxiv.org/abs/1810.04805, section A.3, as are the 10 % of
 warm-up and the weight decay of 0.01.
@@ -30,5 +32,5 @@ def get_config():
     config.epochs = 3
     config.validation_fraction = 0.0  # As published: the last epoch's weights.
     config.optimizer.learning_rate = 2e-5
-    config.model.preset = "bert_base_en_uncased"
+    bert_config.use_published(config, "base")
     return config

@@ -8,6 +8,8 @@ https://www.kaggle.com/c/tweet-sentiment-extraction). Without a network, --prese
 takes the weights from a Hugging Face or KerasHub folder. Meant for a GPU; nothing is
 recorded here yet.
 
+`--config.model.preset=` takes new weights of the same sizes: enough to time steps.
+
 Batch 32, learning rate 2e-5 and 3 epochs are within what Devlin et al., "BERT", 2019,
 https://arxiv.org/abs/1810.04805, section A.3, recommend for fine-tuning. There is no
 published score to compare with: Kaggle's competition scored spans (`tweets_spans.py`).
@@ -28,6 +30,5 @@ def get_config():
     config.data.label_column = "sentiment"
     config.data.on_bad_rows = "skip"  # The published file has an empty text.
     config.data.sequence_length = 128
-    config.model.preset = "bert_base_en_uncased"
-    config.model.max_sequence_length = 128
+    bert_config.use_published(config, "base")
     return config

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tfamp import growth_interval, optimizer_settings
-from tfamp.training import base_config
+from tfamp.training import base_config, bert_config
 
 PREFIX = "precision.loss_scale"
 
@@ -148,4 +148,13 @@ def test_overrides_must_be_pairs(overrides):
     with config.unlocked():
         config.precision.overrides = overrides
     with pytest.raises(ValueError, match="a tuple of pairs"):
+        base_config.validate(config)
+
+
+def test_vocabulary_holds_the_special_tokens():
+    config = bert_config.get_bert_config()
+    config.model.vocabulary_size = 5
+    base_config.validate(config)
+    config.model.vocabulary_size = 4
+    with pytest.raises(ValueError, match="vocabulary_size must be at least 5.* 4"):
         base_config.validate(config)

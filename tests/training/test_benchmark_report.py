@@ -11,6 +11,7 @@ def make_cell(mode, job="train", length=128):
 
 def measured(*seconds, **fields):
     defaults = {
+        "batches_per_step": 1,
         "first_step_seconds": 3.0,
         "loss": 0.7,
         "skipped_steps": None,
@@ -32,9 +33,12 @@ TRAINING = {
     ],
 }
 OUTPUTS = {
-    make_cell("float32", "inference"): [measured(0.1, loss=None, outputs=[1.0, -2.0])],
+    # Medians 0.1 and 0.09, averages 0.2 and 0.08 seconds a step.
+    make_cell("float32", "inference"): [
+        measured(0.1, 0.1, 0.4, loss=None, outputs=[1.0, -2.0])
+    ],
     make_cell("mixed_bfloat16", "inference"): [
-        measured(0.05, loss=None, outputs=[1.01, -2.0])
+        measured(0.09, 0.09, 0.06, loss=None, outputs=[1.01, -2.0])
     ],
 }
 
@@ -58,6 +62,16 @@ def test_throughput_is_the_median_over_repeats_of_the_median_step():
     assert mixed.speed_up == pytest.approx(80 / 36)
     assert mixed.error == pytest.approx(0.01)
     assert mixed.skipped_steps == 1
+
+
+def test_step_of_several_batches_counts_them_all():
+    cells = {
+        make_cell(mode): [measured(0.4, 0.4, 0.8, batches_per_step=4)]
+        for mode in ("float32", "mixed_float16")
+    }
+    row = make_report(cells).rows[1]
+    assert row.throughput == pytest.approx(4 * 8 / 0.4)
+    assert row.throughput_average == pytest.approx(4 * 8 / (1.6 / 3))
 
 
 def test_training_table_is_laid_out_as_the_published_ones():
@@ -94,8 +108,8 @@ def test_inference_table_has_the_published_columns_and_the_error():
         *(f"latency {x} (ms)" for x in ("avg", "50 %", "90 %", "95 %", "99 %")),
         *("speed-up", "output error"),
     ]
-    assert first[2][4:6] == ["160.00", "50.0"]
-    assert first[2][-2:] == ["2.00", "0.005"]
+    assert [row[4] for row in first[1:]] == ["40.00", "100.00"]
+    assert first[2][-2:] == ["2.50", "0.005"]  # The quotient of what is shown.
 
 
 def test_speed_up_over_tf32_is_shown_where_it_was_measured():
@@ -104,6 +118,9 @@ def test_speed_up_over_tf32_is_shown_where_it_was_measured():
     by_mode = {row[3]: dict(zip(first[0], row, strict=True)) for row in first[1:]}
     assert by_mode["mixed_float16"]["speed-up over TF32"] == "1.60"
     assert by_mode["tf32"]["speed-up"] == "1.39"
+    column = "throughput TF32 (sequences/s)"
+    assert by_mode["mixed_float16"][column] == "50.00"
+    assert by_mode["tf32"][column] == "-"
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,15 @@ def test_task_datasets_have_fixed_order_dtypes_and_cardinality(folder):
     assert "0 of 80 texts cut to 16 tokens, padded to 16 tokens" in task.description
 
 
+def test_description_lists_some_classes_of_many(tmp_path):
+    rows = [f"row {n},class{n // 4:02}" for n in range(120)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    task = create(bert_config(), tmp_path)
+    assert "30 classes (class00, " in task.description
+    assert "class19, ... (30))" in task.description
+    assert "class20" not in task.description
+
+
 def test_splits_depend_on_the_split_seed_and_not_on_the_runs_seed(folder):
     def test_labels(**changes):
         config = bert_config()

@@ -1,6 +1,9 @@
 """Several seeds: every score in the table, a verdict, and no run done twice."""
 
 import json
+import os
+import pathlib
+import shutil
 import sys
 
 import keras
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfamp
 from tfamp.training import base_config, compare, tasks, trainer
 
 
@@ -51,20 +55,18 @@ def compared(tmp_path_factory):
     """A comparison over two seeds, then over three in the same folder."""
     folder = tmp_path_factory.mktemp("seeds")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tasks.TASKS, "points", __name__)
-        patch.setattr(sys.modules[__name__], "create", create_points, raising=False)
+        register(patch)
         two = compare.compare(make_config(), folder, 2)
         models = sorted(folder.glob("*/seed*/model.keras"))
         stamps = {path: path.stat().st_mtime_ns for path in models}
         said = []
         three = compare.compare(make_config(), folder, 3, report=said.append)
-        # As a comparison of an earlier version left it.
-        file = folder / "comparison.json"
-        stored = json.loads(file.read_text())
-        del stored["statistics"]
-        file.write_text(json.dumps({**stored, "schema_version": 1}))
-        again = compare.compare(make_config(), folder, 3)
-    return folder, two, stamps, said, three, again
+    return folder, two, stamps, said, three
+
+
+def register(patch, create=create_points):
+    patch.setitem(tasks.TASKS, "points", __name__)
+    patch.setattr(sys.modules[__name__], "create", create, raising=False)
 
 
 def test_every_score_is_a_column_the_tasks_own_first(compared):
@@ -93,7 +95,7 @@ def test_differences_are_those_of_the_runs(compared):
 
 
 def test_more_seeds_reuse_the_runs_that_there_are(compared):
-    _, two, stamps, said, three, _ = compared
+    _, two, stamps, said, three = compared
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert len(stamps) == 4
     assert sum("finished before" in line for line in said) == 4
@@ -101,14 +103,130 @@ def test_more_seeds_reuse_the_runs_that_there_are(compared):
     assert three.differences()[0].seeds == (0, 1, 2)
 
 
-def test_statistics_are_in_the_file_and_one_of_before_is_made_anew(compared):
-    folder, _, _, _, three, again = compared
-    assert again.to_text() == three.to_text()
+def test_statistics_are_in_the_file(compared):
+    folder, *_, three = compared
     stored = json.loads((folder / "comparison.json").read_text())
     assert stored["schema_version"] == 2
     first = stored["statistics"][0]
     assert (first["score"], first["seeds"]) == ("even", [0, 1, 2])
     assert first["differences"] == list(three.differences()[0].differences)
+
+
+@pytest.fixture
+def finished(compared, tmp_path, monkeypatch):
+    """A copy of the comparison over three seeds, to be damaged."""
+    register(monkeypatch)
+    return shutil.copytree(compared[0], tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [
+        ("comparison.json", '{"schema_version": 1, "results": []}'),
+        ("comparison.json", "{"),
+        ("comparison.json", "[1]"),
+        ("comparison.png", None),
+    ],
+    ids=["other schema", "cut short", "a list", "no figure"],
+)
+def test_damaged_comparison_is_made_anew_from_its_runs(
+    name, damaged, finished, compared
+):
+    (finished / name).unlink()
+    if damaged:
+        (finished / name).write_text(damaged)
+    again = compare.compare(make_config(), finished, 3)
+    assert again.to_text() == compared[-1].to_text()
+    assert (finished / "comparison.png").exists()
+    assert json.loads((finished / "comparison.json").read_text())
+
+
+def test_report_is_of_the_comparison_that_is_returned(finished, compared, monkeypatch):
+    """Killed on the way from three seeds to two, then three again: no mixture."""
+    replace = os.replace
+
+    def kill(source, target):
+        if pathlib.Path(target).name == "report.md":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", kill)
+        with pytest.raises(KeyboardInterrupt):
+            compare.compare(make_config(), finished, 2)
+    for seeds, expected in ((2, compared[1]), (3, compared[-1])):
+        compare.compare(make_config(), finished, seeds)
+        assert (finished / "report.md").read_text() == expected.to_markdown()
+
+
+def test_result_of_another_version_is_an_error_that_names_the_file(finished):
+    file = finished / "float32/seed1/result.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "joules": 7}))
+    (finished / "comparison.json").unlink()
+    with pytest.raises(tfamp.RunError, match=r"seed1/result.json.*joules"):
+        compare.compare(make_config(), finished, 3)
+
+
+def test_runs_of_several_environments_are_told_apart(finished):
+    file = finished / "float32/seed1/environment.json"
+    file.write_text(file.read_text().replace(tf.__version__, "9.9"))
+    (finished / "comparison.json").unlink()
+    note = compare.compare(make_config(), finished, 3).note
+    assert "environments differ" in note and "float32 seed 1: tensorflow 9.9;" in note
+    assert "keras" not in note
+
+
+# Fields that an earlier version did not have, and those that it alone had.
+@pytest.mark.parametrize(
+    ("old", "new", "phrase"),
+    [
+        ("  epsilon: 1.0e-07\n", "", "optimizer.epsilon: none such -> 1e-07"),
+        ("epochs: 2\n", "epochs: 2\nspeed: 3\n", "speed: 3 -> none such"),
+    ],
+    ids=["new field", "old field"],
+)
+def test_folder_of_another_version_is_refused_as_such(old, new, phrase, finished):
+    file = finished / "float32/seed0/config.yaml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    with pytest.raises(tfamp.RunError, match="another version of tfamp") as caught:
+        compare.compare(make_config(), finished, 3)
+    assert phrase in str(caught.value)
+
+
+def test_score_and_loss_that_are_not_finite_are_told_and_stop_nothing(
+    tmp_path, monkeypatch
+):
+    def create(config, data_dir, manual_dir):
+        task = create_points(config, data_dir, manual_dir)
+        return task._replace(score=lambda model, folder: {"mcc": float("nan")})
+
+    register(monkeypatch, create)
+    config = make_config()
+    config.epochs, config.optimizer.learning_rate = 1, 1e37
+    text = compare.compare(config, tmp_path).to_text()
+    assert "verdict on mcc: no verdict: the score of float32 is not finite" in text
+    assert "the loss of mixed_bfloat16 is not finite with seed 0" in text
+    for file in ("comparison.json", "float32/seed0/result.json"):
+        json.loads((tmp_path / file).read_text(), parse_constant=pytest.fail)
+    stored = json.loads((tmp_path / "float32/seed0/result.json").read_text())
+    assert stored["score"] is None
+
+
+def test_column_is_of_the_seeds_that_have_a_number(compared):
+    first, *rest = compared[-1].results
+    part = compared[-1]._replace(results=[first._replace(final_loss=None), *rest])
+    head, base, _ = part.rows()
+    assert base[head.index("final loss")].endswith("(of 2 seeds)")
+    assert "the loss of float32 is not finite with seed 0" in part.notes()
+
+
+def test_runs_without_a_common_score_have_no_verdict(compared):
+    first, *rest = compared[-1].results
+    alone = first._replace(scores={"f1": 0.5})
+    text = compared[-1]._replace(results=[alone, *rest]).to_text()
+    assert "no verdict: the runs have no score in common" in text
 
 
 def test_runs_without_named_scores_are_compared_by_their_score(compared):

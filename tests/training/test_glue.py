@@ -12,6 +12,16 @@ SENTENCES = [(f"sentence {n} of a kind", n % 2) for n in range(16)]
 PAIRS = [(f"first {n}", f"second {n}", n % 2) for n in range(8)]
 
 
+# Name -> type of the label, examples of text and label; the last one is the test split.
+ODD = {
+    "one_class": (np.int32, [(f"t {n}", 7) for n in range(4)]),
+    "no_test": (np.int32, [("a", 0), ("b", 1), ("c", 0), (" ", 1)]),
+    "latin_1": (np.int32, [("a", 0), (b"caf\xe9", 1), ("c", 0)]),
+    "vectors": (tfds.features.Tensor(shape=(2,), dtype=np.int32), [("a", [0, 1])] * 2),
+    "unnamed": (tfds.features.Text(), [("a", "x"), ("b", "y"), ("c", ""), ("d", "y")]),
+}
+
+
 def store(folder, name, splits, features=None):
     """Stores lists of feature dictionaries as a TFDS data set."""
     target = tfds_folder.find_target(name)
@@ -51,6 +61,11 @@ def folder(tmp_path_factory):
         "test": [{"text": "a", "label": -1}, {"text": "b", "label": 1}],
     }
     store(folder, "masked", splits, tfds.features.FeaturesDict(named))
+    for name, (label, examples) in ODD.items():
+        features = {"text": tfds.features.Text(), "label": label}
+        rows = [dict(zip(("text", "label"), row, strict=True)) for row in examples]
+        splits = {"train": rows[:-1], "test": rows[-1:]}
+        store(folder, name, splits, tfds.features.FeaturesDict(features))
     return folder
 
 
@@ -112,15 +127,22 @@ def test_any_set_is_read_by_the_names_of_its_columns(folder):
         (
             "sizes",
             {"text_column": "words", "label_column": "share"},
-            "labels of 'sizes' are real numbers",
+            "'share' of sizes/1.0.0 is not a class: .* Received: .*float32",
         ),
         (
             "sizes",
             {"text_column": "share", "label_column": "size"},
-            "'share' of sizes/1.0.0 is not text. Received: float32",
+            "'share' of sizes/1.0.0 is not text. Received: .*float32",
         ),
         ("glue/rte", {}, "'glue/rte' in .* has no split 'validation'. Found: train"),
         ("glue/stsb", {}, "'glue/stsb' is a regression"),
+        ("glue/stsb:2.0.0", {}, "'glue/stsb:2.0.0' is a regression"),
+        ("glue/ax", {}, "'glue/ax' hides all its labels"),
+        ("one_class", {}, r"one_class has 1 class\(es\) in 3 .*: 7. Expected at le"),
+        ("no_test", {"on_bad_rows": "skip"}, "no_test has no usable row to score"),
+        ("latin_1", {}, "latin_1/1.0.0 train, row .*: 'utf-8' codec can't decode"),
+        ("vectors", {}, "'label' of vectors/1.0.0 is not a class: .*shape=\\(2,\\)"),
+        ("unnamed", {}, "unnamed train, row .*: label '' is not one of x, y"),
         ("glue/sst3", {}, "Unknown data set.*'glue/sst3'"),
         ("no_such_set", {}, "Unknown data set.*'no_such_set'.*prepare_data.py"),
     ],

@@ -1,4 +1,5 @@
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -75,6 +76,7 @@ def test_glue_files_are_read_by_their_tfds_name(files):
     prepared = prepare.prepare(settings(folder))
     assert prepared.splits == (("train", 3), ("validation", 3), ("test", 1))
     rows = sorted(rows_of(folder, "glue/sst2", "train"), key=lambda row: row["idx"])
+    assert [row["idx"] for row in rows] == [0, 1, 2]
     assert [(r["sentence"].decode(), int(r["label"])) for r in rows] == [
         ('a "fine" film', 1),
         ("bad, bad", 0),
@@ -238,6 +240,25 @@ def test_held_out_images_are_a_share_of_each_class(files):
     assert sorted(labels) == [0] * 3 + [1] * 3
 
 
+def test_what_is_no_image_is_left_out_and_told(files):
+    others = ["train/a/2.webp", "train/a/sub/3.png", "train/notes.txt"]
+    hidden = ["train/.cache/1.png", "train/a/._1.png", "test/b/.x"]
+    folder = files(PETS | dict.fromkeys([*others, *hidden], b""))
+    prepared = prepare.prepare(settings(folder, "images", "pets"))
+    assert (prepared.classes, prepared.splits[0]) == (("a", "b"), ("train", 2))
+    (note,) = prepared.notes
+    assert note.startswith("3 other file(s) left out: ")
+    assert "2.webp" in note and "sub" in note and "._1" not in note
+
+
+def test_color_that_is_lost_is_told(files):
+    names = map(str, range(10))
+    splits = ("train", "test")
+    contents = {f"{s}/{n}/1.png": png((28, 28)) for n in names for s in splits}
+    prepared = prepare.prepare(settings(files(contents), "images", "mnist"))
+    assert prepared.notes == ("color images turned gray, as those of 'mnist' are",)
+
+
 def test_images_of_a_set_of_tfds_have_its_features(files):
     names = ["airplane", "automobile", "bird", "cat", "deer"]
     names += ["dog", "frog", "horse", "ship", "truck"]
@@ -274,13 +295,13 @@ BAD = {
         ("glue", "glue/sst2"),
         {"dev.tsv": TSV},
         {},
-        "No file train.tsv .*--source_dir=.*/source. .* --validation_file",
+        "No file train.tsv .*--source_dir=.*/source. Pass the folder that holds it.$",
     ),
     "missing column": (
         ("glue", "glue/sst2"),
         GLUE | {"dev.tsv": "text\tlabel\nx\t1\n"},
         {},
-        "dev.tsv, row 1: no column 'sentence'",
+        "dev.tsv, row 1: no column 'sentence'.* Correct the file.$",
     ),
     "unknown label": (
         ("glue", "glue/sst2"),
@@ -311,12 +332,53 @@ BAD = {
         SPLIT,
         "row 6: 2 field.*--on_bad_rows",
     ),
+    "nothing to score": (
+        ("glue", "glue/sst2"),
+        GLUE | {"dev.tsv": "sentence\tlabel\nx\t7\n"},
+        {"on_bad_rows": "skip"},
+        "No example of the split 'validation' of glue/sst2.*dev.tsv, row 2: label '7'",
+    ),
+    "no id of MRPC": (
+        ("glue", "glue/mrpc"),
+        {
+            "msr_paraphrase_train.txt": f"{MSR}1\t10\t11\ta\tb\n",
+            "msr_paraphrase_test.txt": f"{MSR}1\t20\t21\te\tf\n",
+            "mrpc_dev_ids.tsv": "8\t9\n",
+        },
+        {},
+        "split 'validation' .* 1 of 1 pairs of mrpc_dev_ids.tsv are not in msr_para",
+    ),
+    "name of a folder": (("csv", "mine/.."), {"a": CSV}, SPLIT, "Not a name"),
+    "line end in a class": (
+        ("csv", "mine"),
+        {"a": CSV.replace(",x", ',"x\nz"')},
+        SPLIT,
+        r"1 name\(s\) of classes .*'x\\nz'",
+    ),
+    "words of training in a path": (
+        ("csv", "mine"),
+        {"config.data.csv": "text,other\n"},
+        SPLIT | {"train_file": "config.data.csv"},
+        "/config.data.csv, row 1: .*set --label_column, --second_text_column, --text_c",
+    ),
     "no JSON": (("squad", "squad"), {"a": "{"}, SPLIT, "/a"),
     "answer elsewhere": (
         ("squad", "squad"),
         {"a": squad_json(ARTICLE, ARTICLE).replace("12", "3")},
         SPLIT,
         "France.*answer_start",
+    ),
+    "bad question before the split": (
+        ("squad", "squad"),
+        {"a": squad_json(ARTICLE, ARTICLE).replace('"q1"', "5", 1)},
+        SPLIT,
+        r"1 bad row\(s\). .*article 1.*'id' is missing or not of type str",
+    ),
+    "surrogate": (
+        ("squad", "squad"),
+        {"a": squad_json(ARTICLE).replace("Where", "\\ud800")},
+        SPLIT,
+        "question 'q1': its question has half of a surrogate pair",
     ),
     "SQuAD as another": (("squad", "mnist"), {"a": ""}, SPLIT, "'squad' or a new name"),
     "no image": (
@@ -330,6 +392,42 @@ BAD = {
         PETS | {"test/b/2.png": png((5, 4))},
         {},
         r"2 sizes: .*4x4; .*2.png: 5x4",
+    ),
+    "image torn": (
+        ("images", "pets"),
+        PETS | {"test/b/2.png": "text"},
+        {},
+        "2.png: not an image: [^{}]*$",
+    ),
+    "all images bad": (
+        ("images", "pets"),
+        PETS | {f"test/{label}/1.png": "text" for label in "ab"},
+        {"on_bad_rows": "skip"},
+        "No example of the split 'test' of pets is usable. 2 bad row",
+    ),
+    "class without an image": (
+        ("images", "pets"),
+        PETS | {"train/c/1.webp": b""},
+        {},
+        r"train has 2 image\(s\) .* none in: c",
+    ),
+    "class to score only": (
+        ("images", "pets"),
+        PETS | {"test/c/1.png": png()},
+        {},
+        r"'test' has the class\(es\) c, of which 'train' has no image",
+    ),
+    "line end in a folder": (
+        ("images", "pets"),
+        {k.replace("/b/", "/b\nc/"): v for k, v in PETS.items()},
+        {},
+        "line end",
+    ),
+    "validation for test": (
+        ("images", "pets"),
+        {k.replace("test/", "validation/"): v for k, v in PETS.items()},
+        {},
+        "split folder.s. train, validation. Expected train and test",
     ),
     "one class": (("images", "pets"), {"train/a/1.png": png()}, {}, "Expected"),
     "no test": (
@@ -372,6 +470,10 @@ def test_bad_files_are_one_line_and_write_nothing(
         (("csv", "x"), {"train_file": "a"}, "either --validation_file or"),
         (("csv", "x"), SPLIT | {"validation_file": "b"}, "either --validation_file or"),
         (("images", "x"), {}, "Pass --validation_fraction"),
+        (("glue", "glue/sst2"), SPLIT, "glue does not read --train_file=a, --valid.*5"),
+        (("squad", "squad"), SPLIT | {"header": False}, "not read --header=False"),
+        (("images", "x"), {"train_file": "a"}, "not read --train_file=a"),
+        (("csv", "x"), SPLIT | {"delimiter": ";;"}, "Received: delimiter=';;'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(files, target, changes, expected):
@@ -436,6 +538,44 @@ def test_failure_leaves_what_was_there(files, before):
     assert names_in(folder) == (["glue"] if before else [])
     if before:
         assert len(rows_of(folder, "glue/sst2", "train")) == 3
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["new", "replaced"])
+@pytest.mark.parametrize("failure", [OSError(28, "No space left"), KeyboardInterrupt()])
+def test_failure_of_the_last_move_leaves_what_was_there(
+    files, monkeypatch, before, failure
+):
+    folder = files(GLUE)
+    if before:
+        prepare.prepare(settings(folder))
+    final = folder / "data/glue/sst2/2.0.0"
+    replace = os.replace
+
+    def fail(source, target):
+        if target == final and "replaced" not in str(source):
+            raise failure
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises((errors.DataError, KeyboardInterrupt)):
+        prepare.prepare(settings(folder, overwrite=True))
+    assert final.exists() == before
+    if before:
+        assert len(rows_of(folder, "glue/sst2", "train")) == 3
+    assert names_in(folder) == ["glue"]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_bars_of_tfds_are_as_they_were(files, shown):
+    tfds.display_progress_bar(shown)
+    try:
+        prepare.prepare(settings(files(GLUE)))
+        off = tfds.core.utils.tqdm_utils.EmptyTqdm
+        bar = tfds.core.utils.tqdm_utils.tqdm(total=1, leave=False)
+        assert isinstance(bar, off) != shown
+        bar.close()
+    finally:
+        tfds.display_progress_bar(True)
 
 
 def test_folder_that_cannot_be_written_is_one_line(files):

@@ -12,6 +12,7 @@ from tfamp.training import (
     question_answering,
     squad_scores,
     tasks,
+    tokens,
     trainer,
 )
 
@@ -90,6 +91,7 @@ def test_task_has_windows_positions_and_a_description(task, folder):
         f"windows of up to {LENGTH} tokens, 4 apart",
         "0 of 32 questions cut to 3 tokens",
         "training windows without the whole answer",
+        "validation windows without it, which position accuracy counts",
         "encoder: new, 1 layers of 16",
     ):
         assert words in task.description
@@ -99,12 +101,26 @@ def test_task_has_windows_positions_and_a_description(task, folder):
     )
 
 
-def test_share_of_zero_selects_nothing(folder):
+def test_share_of_zero_selects_nothing_and_is_the_default(folder):
     config = make_config()
-    config.validation_fraction = 0.0
+    config.validation_fraction = bert_config.get_squad_config().validation_fraction
     task = create(config, folder)
     assert task.validation is None
+    assert "position accuracy" not in task.description
     assert "26 train / 0 validation / 6 test questions" in task.description
+
+
+def test_tokens_are_kept_where_the_setting_says(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "FEWEST_CACHED", 10)
+    create(make_config(token_cache=str(tmp_path)), folder)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".npz"}
+
+
+def test_configuration_has_no_settings_of_other_tasks():
+    config = bert_config.get_span_csv_config()
+    settings = {*config.data, *config.model}
+    assert not settings & {"text_column", "label_column", "pooling"}
+    assert "question_column" in settings
 
 
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])

@@ -1,5 +1,8 @@
 """Paired differences over seeds: the interval as SciPy has it, the verdict by rule."""
 
+import json
+import math
+
 import hypothesis
 import pytest
 from hypothesis import strategies
@@ -43,7 +46,22 @@ CASES = {
     "the same step": (
         [90, 91, 92],
         [89, 90, 91],
-        "lower than float32 by 1.00 points in each of the 3 seeds",
+        "no interval: -1.00 points in each of the 3 seeds",
+    ),
+    "small": (
+        [90, 91, 92],
+        [90.002, 91.0022, 92.0018],
+        "higher than float32 by 0.0015 to 0.0025 points",
+    ),
+    "not finite": (
+        [90, 91, 92],
+        [90, math.nan, math.inf],
+        "no verdict: the score of mixed_bfloat16 is not finite with seed 1, 2",
+    ),
+    "one, not finite": (
+        [math.nan],
+        [90],
+        "no verdict: the score of float32 is not finite with seed 0",
     ),
     "two, noise": ([90, 91], [91, 91.5], "within seed noise (two seeds say little"),
     "two, lower": ([90, 91], [88, 88.99], "lower than float32 by 1.94 to 2.07 points"),
@@ -64,8 +82,26 @@ def test_texts_give_the_interval_and_the_scale_of_the_noise():
     )
     assert found.to_verdict() == (
         "verdict on accuracy: within seed noise; float32 alone deviates by 1.00 points "
-        "from seed to seed, and 3 seeds can tell a mean difference from 1.90 points on"
+        "from seed to seed; the interval's half width, below which a mean difference "
+        "counts as noise, is 1.90 points"
     )
+
+
+def test_base_that_never_moves_has_no_deviation_to_tell_of():
+    verdict = compare([90, 90], [90, 90]).to_verdict()
+    assert "deviates" not in verdict
+
+
+def test_difference_below_rounding_has_no_sign():
+    assert "+0.00 points" in compare([90], [90 - 1e-7]).to_text()
+
+
+def test_scores_that_are_not_finite_leave_no_number_but_the_other_differences():
+    found = compare([90, 91], [math.nan, 90.5])
+    assert found.differences == (None, pytest.approx(-0.005))
+    assert found.to_text() == "mixed_bfloat16 minus float32: no mean of accuracy"
+    assert found.to_verdict().endswith("is not finite with seed 0")
+    assert "NaN" not in json.dumps(found.to_dict())
 
 
 def test_one_seed_has_a_difference_and_no_interval():

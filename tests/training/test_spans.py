@@ -75,6 +75,26 @@ def test_best_span(cut, starts, ends, expected):
     assert best(cut, starts, ends) == expected
 
 
+@pytest.mark.parametrize(
+    ("context", "last", "expected"),
+    [
+        ("Alpha\u0301 beta\u0308\u0301", 0, "Alpha\u0301"),
+        ("Alpha\u0301 beta\u0308\u0301", 1, "Alpha\u0301 beta\u0308\u0301"),
+        ("Alpha\u0301, beta", 0, "Alpha\u0301"),
+    ],
+    ids=["between", "at the end", "before a token"],
+)
+def test_accents_that_are_stripped_belong_to_their_letter(context, last, expected):
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *TOKENS])}
+    tokenizer = pretrained.require("tokenizers").BertWordPieceTokenizer(vocabulary)
+    question = squad.Question("q", "", context, "beta", (squad.Answer("Alpha", 0),))
+    cut = windows.cut(
+        tokenizer, [question], length=LENGTH, doc_stride=2, max_query_length=1
+    )
+    logits = logits_of(cut, {(0, 0): 1}, {(0, last): 1})
+    assert decode(cut, logits, contexts=[context])[0][0].text == expected
+
+
 def test_longest_answer_is_in_tokens(cut):
     starts, ends = {(0, 0): 5, (0, 1): 0}, {(0, 2): 5}
     assert best(cut, starts, ends, max_answer_length=3) == "Alpha  beta,"

@@ -57,6 +57,12 @@ def test_questions_are_read_in_the_order_of_the_file(tmp_path):
     assert second.answers == (squad.Answer("a", 2), squad.Answer("b a", 0))
 
 
+def test_title_that_is_no_string_is_none(tmp_path):
+    content = copy.deepcopy(FILE)
+    content["data"][0]["title"] = None
+    assert squad.read_json(write(tmp_path, content))[0].title == ""
+
+
 def test_offsets_count_characters_and_a_byte_order_mark_does_not(tmp_path):
     content = changed(answers=answer("300 m", 15))
     content["data"][0]["paragraphs"][0]["context"] = "\u00e9\U0001f600" + CONTEXT
@@ -98,6 +104,8 @@ def test_offsets_count_characters_and_a_byte_order_mark_does_not(tmp_path):
         (changed(answers=answer(" ", 3)), "an answer is empty"),
         (changed(question=" "), "its question is empty"),
         (changed(id="q2"), "question 'q2': its id occurs twice"),
+        (changed(question="w\ud800?"), "'q1': its question has half of a surrogate"),
+        (changed(id="q\udfff"), r"'q\\udfff': its id has half of a surrogate"),
     ],
     ids=[
         "empty file",
@@ -121,6 +129,8 @@ def test_offsets_count_characters_and_a_byte_order_mark_does_not(tmp_path):
         "empty answer",
         "empty question",
         "id twice",
+        "surrogate",
+        "surrogate in the id",
     ],
 )
 def test_malformed_files_are_one_line_errors(tmp_path, content, expected):

@@ -136,6 +136,17 @@ def test_file_of_predictions_is_scored_against_a_squad_file(tmp_path, questions_
     assert scores["f1"] == pytest.approx((1 + 2 / 3) / 2)
 
 
+def test_scoring_has_no_use_for_places_and_byte_order_marks(tmp_path, questions_file):
+    content = questions_file.read_text().replace(
+        '"answer_start": 2', '"answer_start": 1'
+    )
+    questions_file.write_text("\ufeff" + content, encoding="utf-8")
+    predictions = tmp_path / "predictions.json"
+    predictions.write_text("\ufeff" + json.dumps({"q1": "b"}), encoding="utf-8")
+    scores = squad_scores.score_file(questions_file, predictions)
+    assert scores == {"f1": 0.5, "exact_match": 0.5}
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -1,9 +1,10 @@
 import socket
 
+import numpy as np
 import pytest
 
 from tfamp import errors
-from tfamp.training import bert_config, squad, squad_splits
+from tfamp.training import bert_config, squad, squad_splits, tfds_folder
 
 ROWS = (
     "textID,text,selected_text,sentiment\n"
@@ -40,20 +41,26 @@ def titles(questions):
     return {question.title for question in questions}
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
-def test_articles_are_held_out_whole(fraction):
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0.01, 5), (0.2, 5), (0.5, 20), (0.99, 35)]
+)
+def test_articles_are_held_out_whole(fraction, expected):
     kept, held = squad_splits.hold_out(ARTICLES, fraction, seed=0)
     assert sorted(kept + held) == sorted(ARTICLES)
     assert titles(kept) and titles(held) and not titles(kept) & titles(held)
-    # Up to one article of five questions, and never all eight.
-    assert 0 <= len(held) - min(round(fraction * 40), 35) <= 5
+    # No more than the share, but one of the eight articles of five questions.
+    assert len(held) == expected
 
 
-def test_held_out_share_is_of_questions_not_of_articles():
-    questions = article("long", 60) + [q for t in "abcd" for q in article(t, 10)]
+@pytest.mark.parametrize(
+    ("sizes", "expected"), [((60, 10, 10, 10, 10), 10), ((99, 1), 1), ((70, 30), 30)]
+)
+def test_held_out_share_is_of_questions_not_of_articles(sizes, expected):
+    parts = zip("abcde", sizes, strict=False)
+    questions = [q for title, size in parts for q in article(title, size)]
     for seed in range(5):
         _, held = squad_splits.hold_out(questions, 0.1, seed)
-        assert len(held) in (10, 60)
+        assert len(held) == expected
 
 
 def test_split_depends_on_the_seed_and_not_on_the_order():
@@ -98,10 +105,11 @@ def test_test_file_is_used_whole_and_shared_contexts_are_noted(tmp_path):
     (tmp_path / "train.csv").write_text(ROWS)
     (tmp_path / "test.csv").write_text(ROWS.split("2,very")[0] + "9,other,other,x\n")
     config = csv_config(test_file="test.csv")
-    config.validation_fraction = 0.0
-    splits = squad_splits.load(config, str(tmp_path), None)
-    assert [len(part) for part in splits[:3]] == [4, 0, 2]
-    assert splits.notes == ("1 context(s) are in both training and test data",)
+    for fraction, sizes in ((0.0, [4, 0, 2]), (0.74, [1, 3, 2])):
+        config.validation_fraction = fraction
+        splits = squad_splits.load(config, str(tmp_path), None)
+        assert [len(part) for part in splits[:3]] == sizes
+        assert splits.notes == ("1 context(s) are in both training and test data",)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +136,10 @@ def test_bad_rows_are_errors_or_skipped_and_counted(tmp_path, row, expected):
 
 def test_missing_column_is_an_error(tmp_path):
     (tmp_path / "train.csv").write_text("text,sentiment\na,neutral\n")
-    with pytest.raises(errors.DataError, match="row 1: no column 'selected_text'"):
+    expected = "row 1: no column 'selected_text'.*, or set .*config.data.answer_column"
+    with pytest.raises(errors.DataError, match=expected) as caught:
         squad_splits.load(csv_config(), str(tmp_path), None)
+    assert "data.text_column" not in str(caught.value)
 
 
 def test_limit_and_order_depend_on_the_split_seed(tmp_path):
@@ -201,6 +211,42 @@ def test_tfds_data_without_answers_are_refused(write_tfds):
     config = bert_config.get_squad_config()
     with pytest.raises(errors.DataError, match="Received: splits train, features ans"):
         squad_splits.load(config, folder, None)
+
+
+@pytest.mark.parametrize("wrong", ["id", "starts", "text", "bytes"])
+def test_tfds_data_of_other_kinds_are_a_line(tmp_path, wrong):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    answers = {"text": tfds.features.Text(), "answer_start": np.int32}
+    features = dict.fromkeys(("id", "context", "question"), tfds.features.Text())
+    features["answers"] = tfds.features.Sequence(answers)
+    example = {"id": "1", "context": "a b", "question": "?"}
+    example["answers"] = {"text": ["a"], "answer_start": [0]}
+    if wrong == "id":
+        features["id"], example["id"] = np.int32, 1
+    elif wrong == "starts":
+        features["answers"] = tfds.features.Sequence({"text": tfds.features.Text()})
+        example["answers"] = {"text": ["a"]}
+    elif wrong == "text":
+        features["answers"], example["answers"] = tfds.features.Text(), "a"
+    else:
+        example["question"] = b"caf\xe9"
+    source = tfds_folder.Source(
+        dict.fromkeys(("train", "validation"), [example]),
+        tfds.features.FeaturesDict(features),
+    )
+    target = tfds_folder.find_target("mine")
+    tfds_folder.write(target, source, tmp_path / target.folder)
+    config = bert_config.get_squad_config()
+    config.data.name = "mine"
+    expected = {
+        "id": "Received: id: .*int32",
+        "bytes": r"mine \(train\), row 1: 'utf-8",
+    }
+    with pytest.raises(
+        errors.DataError, match=expected.get(wrong, "Received: answers: ")
+    ) as caught:
+        squad_splits.load(config, str(tmp_path), None)
+    assert "\n" not in str(caught.value)
 
 
 def test_unprepared_squad_without_a_network_is_refused(tmp_path, monkeypatch):

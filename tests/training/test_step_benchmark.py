@@ -1,19 +1,26 @@
 """Benchmark jobs: planned, measured in processes of their own, resumed, reported."""
 
+import importlib.metadata
+import inspect
 import json
+import platform
+import subprocess
 import sys
 
+import keras
 import pytest
 
-from tfamp import errors
+from tfamp import control, errors
 from tfamp.training import (
     app,
     base_config,
     benchmark_cell,
     benchmark_inputs,
+    benchmark_process,
     bert_config,
     run_files,
     step_benchmark,
+    trainer,
 )
 
 LENGTH = 16
@@ -27,7 +34,10 @@ if mode == "tf32":
     sys.exit("first line\\nValueError: no TF32 here")
 if mode == "mixed_float16":
     os.kill(os.getpid(), 9)
+if os.environ.get("FAILS") and request["output"].endswith(os.environ["FAILS"]):
+    sys.exit("ValueError: " + 1000 * "long " + "hint")
 figures = {"seconds": [0.1] * request["steps"], "first_step_seconds": 1.0,
+           "identity": request["identity"], "batches_per_step": 1,
            "loss": 0.5, "skipped_steps": None, "loss_scale": None, "mode": mode,
            "reason": "asked for", "tensor_float_32": False, "xla": False,
            "graph_rewrite": "", "host_bytes": None, "device_bytes": None,
@@ -103,6 +113,39 @@ def test_settings_that_make_no_sense_are_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.preset": "/nowhere"}, "There is no folder /nowhere"),
+        ({"data.sequence_length": 1}, "sequence_length must be at least 3"),
+        ({"optimizer.name": "lamb"}, "'lamb'"),
+        ({"optimizer.schedule": "step"}, "'step'"),
+        ({"task": "chess"}, "chess"),
+    ],
+    ids=["preset", "length", "optimizer", "schedule", "task"],
+)
+def test_model_that_no_cell_could_build_is_refused_before_any_work(
+    changes, message, tmp_path
+):
+    config = make_texts()
+    config.update_from_flattened_dict(changes)
+    with pytest.raises((ValueError, errors.DataError), match=message):
+        step_benchmark.run(config, tmp_path / "run", ask(), command=COMMAND)
+    assert not (tmp_path / "run").exists()
+
+
+def test_asked_lengths_are_checked_each():
+    with pytest.raises(ValueError, match="sequence_length must be at least 3"):
+        step_benchmark.plan(make_texts(), ask(sequence_lengths=(LENGTH, 1)))
+
+
+def test_folder_does_not_depend_on_what_no_cell_uses():
+    config, other = make_texts(), make_texts()
+    other.data_dir, other.epochs, other.eval_batch_size = "elsewhere", 9, 7
+    first, second = (step_benchmark.identity(each, ask()) for each in (config, other))
+    assert app.default_workdir(first) == app.default_workdir(second)
+
+
 def test_benchmark_of_several_replicas_is_refused():
     config = make_texts()
     config.strategy = "mirrored"
@@ -165,11 +208,128 @@ def test_interrupted_benchmark_goes_on_with_the_cells_that_are_left(tmp_path):
     assert not tmp_path.exists()
 
 
-def test_overwrite_deletes_no_benchmark_with_foreign_files(tmp_path):
-    (tmp_path / "run/cells").mkdir(parents=True)
-    (tmp_path / "run/cells/thesis.txt").write_text("years of work")
-    with pytest.raises(errors.RunError, match="thesis.txt"):
+def rerun(folder, **fields):
+    """Runs cells with the stand-in; returns what was said of each, and the report."""
+    said = []
+    report = step_benchmark.run(
+        make_texts(), folder, ask(**fields), said.append, COMMAND
+    )
+    return [line for line in said if line.startswith("cell ")], report
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch, file: patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0"),
+        lambda patch, file: patch.setattr(platform, "platform", lambda: "elsewhere"),
+        lambda patch, file: patch.setattr(
+            importlib.metadata, "version", lambda package: "99"
+        ),
+        lambda patch, file: file.write_text("{"),
+        lambda patch, file: file.write_text("[1]"),
+        lambda patch, file: file.write_text('{"seconds": [9.0]}'),
+    ],
+    ids=["oneDNN", "platform", "versions", "cut short", "a list", "older"],
+)
+def test_cell_of_another_environment_or_a_damaged_one_is_measured_anew(
+    change, tmp_path, monkeypatch
+):
+    modes = ("float32",)
+    first, before = rerun(tmp_path, modes=modes)
+    again, _ = rerun(tmp_path, modes=modes)
+    assert [line.endswith("(measured before)") for line in first + again] == [
+        False,
+        True,
+    ]
+    (file,) = (tmp_path / "cells").iterdir()
+    change(monkeypatch, file)
+    anew, after = rerun(tmp_path, modes=modes)
+    assert not anew[0].endswith("(measured before)")
+    assert after.rows == before.rows
+
+
+def test_repeats_before_a_failure_count_and_the_reason_is_told_whole(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FAILS", "repeat1.json")
+    _, report = rerun(tmp_path, modes=("float32",), repeats=3)
+    assert (report.rows[0].failed, report.rows[0].throughput) == ("", 40)
+    (note,) = [line for line in report.notes if "1 of 3 repeats" in line]
+    assert note.endswith("long hint")
+
+
+def test_process_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark_process, "TIME_LIMIT", 0.2)
+    command = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    reason = benchmark_process.run("", tmp_path / "figures.json", command)
+    assert reason == "ended after 0.2 s without figures"
+
+
+# A parent that starts a child, which is to end with it and then waits.
+PARENT = """
+import os, subprocess, sys
+child = "parent, code = int(sys.argv[1]), sys.argv[2]; exec(code); _end_with(parent)"
+child = "import contextlib, ctypes, os, signal, sys; " + child
+child += "; print('ready', flush=True); import time; time.sleep(60)"
+subprocess.run([sys.executable, "-S", "-c", child, sys.argv[1] or str(os.getpid()),
+                sys.argv[2]])
+"""
+
+
+def start_parent(told):
+    source = inspect.getsource(benchmark_cell._end_with)
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", PARENT, told, source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
+def test_cell_ends_with_the_process_that_asked():
+    parent = start_parent("")
+    assert parent.stdout.readline() == "ready\n"
+    parent.kill()
+    # The end of the pipe, which the child has, too: in time only if it is gone.
+    assert parent.communicate(timeout=30) == ("", "")
+
+
+def test_cell_whose_asker_has_ended_meanwhile_measures_nothing():
+    stdout, stderr = start_parent("1").communicate(timeout=30)
+    assert (stdout, stderr) == ("", "the process that asked has ended\n")
+
+
+def test_benchmark_without_any_figures_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark_process, "_COMMAND", COMMAND)
+    with pytest.raises(errors.RunError, match=r"failed.*no TF32 here"):
+        app.run_job("train_benchmark", make_texts(), tmp_path, 1, ask(modes=("tf32",)))
+    assert "no TF32 here" in (tmp_path / "report.md").read_text()
+
+
+# Files of a folder that nobody but its owner may delete, and what is told of it.
+FOREIGN = {
+    "cells of a biologist": (["cells/train-images/2019/a.tif"], "cells"),
+    "a folder": (
+        ["config.yaml", "cells/train-a-repeat0.json/a.tif"],
+        "train-a-repeat0",
+    ),
+    "a table": (["config.yaml", "cells/train-labels.csv"], "train-labels.csv"),
+}
+
+
+@pytest.mark.parametrize(("files", "told"), FOREIGN.values(), ids=FOREIGN.keys())
+def test_overwrite_deletes_no_benchmark_with_foreign_files(files, told, tmp_path):
+    for file in files:
+        path = tmp_path / "run" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("years of work")
+    if "config.yaml" in files:
+        settings = step_benchmark.identity(make_texts(), ask())
+        run_files.write_config(settings, tmp_path / "run")
+    with pytest.raises(errors.RunError, match=told):
         run_files.delete_run(tmp_path / "run")
+    assert all((tmp_path / "run" / file).exists() for file in files)
 
 
 def test_job_runs_real_processes_and_prints_the_table(tmp_path):
@@ -199,7 +359,43 @@ def measure(config, job, mode, length=LENGTH, jit="off"):
     return benchmark_cell.measure(config, cell, steps=3, warmup=2)
 
 
-def test_training_cell_takes_the_steps_of_fit():
+def fit_losses(config, count):
+    """The loss of each batch in a `fit` over the batches of a cell."""
+    losses = []
+
+    class Losses(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            losses.append(float(logs["loss"]) * (batch + 1) - sum(losses))
+
+    with control.enabled("float32"):
+        keras.utils.set_random_seed(config.seed)
+        synthetic = benchmark_inputs.create(config)
+        model = synthetic.build_model()
+        trainer.compile_model(
+            model, config, count, synthetic.loss(), synthetic.metrics()
+        )
+        model.fit(
+            synthetic.batches,
+            steps_per_epoch=count,
+            callbacks=[Losses()],
+            shuffle=False,
+            verbose=0,
+        )
+    return losses
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_training_cell_takes_the_steps_of_fit(window):
+    config = make_images()
+    config.batch_size, config.optimizer.accumulation_steps = 2, window
+    config.jit_compile = False
+    found = measure(config, "train", "float32", None)
+    expected = fit_losses(config, 5 * window)[2 * window :]
+    assert found["loss"] == pytest.approx(sum(expected) / len(expected), rel=1e-5)
+    assert (len(found["seconds"]), found["batches_per_step"]) == (3, window)
+
+
+def test_training_cell_scales_the_loss():
     found = measure(make_texts(), "train", "mixed_float16")
     assert len(found["seconds"]) == 3
     assert found["first_step_seconds"] > max(found["seconds"])
@@ -250,7 +446,9 @@ def test_request_brings_the_configuration_over_and_errors_back(tmp_path):
     config = make_images()
     config.data.name = "imagenet"
     cell = benchmark_cell.Cell("train", "float32", 2, None, "auto")
-    request = benchmark_cell.to_request(config, cell, 1, 1, tmp_path / "figures.json")
+    request = benchmark_cell.to_request(
+        config, cell, 1, 1, tmp_path / "figures.json", {}
+    )
     with pytest.raises(SystemExit, match="ValueError: .*'imagenet'"):
         benchmark_cell.serve(request)
     assert not (tmp_path / "figures.json").exists()

@@ -97,6 +97,11 @@ def test_tsv_without_header_keeps_quotes_and_odd_line_separators(tmp_path):
         (GOOD + "5,,a\n" * 7, r"7 bad row\(s\).*row 10: .*; and 2 more"),
         ("id,text,label\n", r"no usable row"),
         ("id,text,label\n1,a,x\n2,b,x\n", r"1 class\(es\)"),
+        ("text,label,label\na,x,y\n", "row 1: two columns 'label'"),
+        (
+            "text,label\n" + "".join(f"t{n},c{n}\n" for n in range(30)),
+            r"30 class\(es\) in 30 .*c26, \.\.\. \(30\)\. Expected several rows",
+        ),
     ],
     ids=[
         "missing column",
@@ -109,6 +114,8 @@ def test_tsv_without_header_keeps_quotes_and_odd_line_separators(tmp_path):
         "at most five are listed",
         "no rows",
         "one class",
+        "a name twice",
+        "a column of ids",
     ],
 )
 def test_csv_errors_name_file_row_and_reason(tmp_path, content, expected):
@@ -156,7 +163,7 @@ def test_test_file_with_other_labels_only_is_an_error(tmp_path):
     (tmp_path / "train.csv").write_text(GOOD)
     (tmp_path / "test.csv").write_text("text,label\nq,-1\n")
     config = csv_config(test_file="test.csv", on_bad_rows="skip")
-    with pytest.raises(errors.DataError, match="test.csv .* no row with one of .*neg"):
+    with pytest.raises(errors.DataError, match="test.csv has no usable row .*neg, pos"):
         text.load_csv(config, str(tmp_path))
 
 
@@ -172,10 +179,66 @@ def test_columns_come_in_the_order_they_are_asked_for(tmp_path):
     ]
 
 
-def test_csv_that_is_not_utf8_is_an_error(tmp_path):
-    (tmp_path / "train.csv").write_bytes(GOOD.encode() + b"5,caf\xe9,pos\n")
-    with pytest.raises(errors.DataError, match="train.csv, row .*utf-8"):
-        text.load_csv(csv_config(), str(tmp_path))
+@pytest.mark.parametrize("quoted", [True, False])
+def test_csv_that_is_not_utf8_names_the_line(tmp_path, quoted):
+    rows = "".join(f"{n},row {n},pos\n" for n in range(5000))  # More than a buffer.
+    content = "\ufeffid,text,label\n" + rows
+    (tmp_path / "train.csv").write_bytes(content.encode() + b"5,caf\xe9,pos\n")
+    expected = "train.csv, line 5002: the byte 0xe9 is not UTF-8"
+    with pytest.raises(errors.DataError, match=expected):
+        text.load_csv(csv_config(quoted=quoted), str(tmp_path))
+
+
+@pytest.mark.parametrize("quoted", [True, False])
+def test_blank_lines_are_no_rows_but_count(tmp_path, quoted):
+    (tmp_path / "a").write_text("text,label\na,x\n\nb,y\n,z\n\n\n")
+    columns = ("text", "label")
+    found = tables.read_table(csv_config(quoted=quoted), str(tmp_path), "a", columns)
+    assert [[item.number for item in part] for part in found] == [[2, 4], [5]]
+
+
+@pytest.mark.parametrize("pattern", ["a.csv", "*.csv"])
+def test_folder_is_no_pattern(tmp_path, pattern):
+    folder = tmp_path / "data[1]*"
+    folder.mkdir()
+    (folder / "a.csv").write_text(GOOD)
+    records, _ = tables.read_table(csv_config(), str(folder), pattern, ("text",))
+    assert {record.file for record in records} == {str(folder / "a.csv")}
+
+
+@pytest.mark.parametrize("delimiter", ["\t", r"\t"], ids=["tab", "escape"])
+@pytest.mark.parametrize("quoted", [True, False])
+def test_tab_may_be_an_escape(tmp_path, delimiter, quoted):
+    (tmp_path / "train.csv").write_text("text\tlabel\na\tx\nb\ty\nc\tx\n")
+    config = csv_config(delimiter=delimiter, quoted=quoted)
+    assert text.load_csv(config, str(tmp_path)).classes == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "quoted"), [("", True), ("", False), (";;", True), ("\n", False)]
+)
+def test_delimiter_that_separates_nothing_is_refused(tmp_path, delimiter, quoted):
+    (tmp_path / "train.csv").write_text(GOOD)
+    expected = re.escape(f"Received: delimiter={delimiter!r}, quoted={quoted}")
+    with pytest.raises(ValueError, match=expected):
+        text.load_csv(csv_config(delimiter=delimiter, quoted=quoted), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("text_column", "label_column"), "set config.data.label_column, .*text_colu"),
+        (("context_column",), "set config.data.context_column.$"),
+        ((), "Correct the file.$"),
+    ],
+    ids=["classes", "spans", "no setting"],
+)
+def test_missing_column_recommends_settings_that_there_are(tmp_path, names, expected):
+    (tmp_path / "a").write_text("x\n1\n")
+    data = {"delimiter": ",", "header": True, "quoted": True}
+    config = config_dict.ConfigDict({"data": data | dict.fromkeys(names, "")})
+    with pytest.raises(errors.DataError, match=expected):
+        tables.read_table(config, str(tmp_path), "a", ("y",))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +288,8 @@ def test_texts_in_both_files_are_reported(tmp_path):
     (tmp_path / "train.csv").write_text(GOOD)
     (tmp_path / "test.csv").write_text(GOOD)
     corpus = text.load_csv(csv_config(test_file="test.csv"), str(tmp_path))
-    assert "in both the train and the test file" in corpus.notes[0]
+    assert corpus.validation  # Which selects: its texts count, too.
+    assert corpus.notes == ("4 text(s) are in both the train and the test file",)
 
 
 def test_split_is_independent_of_order_and_keeps_equal_texts_together():

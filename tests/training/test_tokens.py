@@ -109,6 +109,16 @@ def test_width_is_the_longest_example_rounded_up(
     assert (features["token_ids"][features["padding_mask"] == 0] == padding).all()
 
 
+def test_sizes_without_room_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="`length` must be >= 3. Received: 2"):
+        tokens.encode(tokenizer, ["good"], 2)
+    with pytest.raises(
+        ValueError, match="`vocabulary_size` must be >= 5.* Received: 3"
+    ):
+        tokens.train(["good"], 3)
+    assert tokens.train(["good"], 5).get_vocab_size() == 5
+
+
 def test_chunks_change_nothing(tokenizer, monkeypatch):
     texts = [" ".join(WORDS[: n % 12]) for n in range(50)]
     whole = tokens.encode(tokenizer, texts, 8, texts[::-1])
@@ -212,6 +222,21 @@ def test_damaged_bytes_are_noticed(cached, tmp_path):
     place = contents.find(expected.features["token_ids"].tobytes())
     contents[place] ^= 1
     path.write_bytes(bytes(contents))
+    result, encoded = cached()
+    assert encoded
+    assert_same(result, expected)
+
+
+@pytest.mark.parametrize("damage", ["flags", "arrays"])
+def test_archive_that_opens_but_is_not_ours_is_made_anew(cached, tmp_path, damage):
+    expected, _ = cached()
+    (path,) = tmp_path.iterdir()
+    if damage == "arrays":
+        token_cache.store(tmp_path, path.stem, {"token_ids": np.zeros(3)})
+    else:
+        contents = bytearray(path.read_bytes())
+        contents[contents.rfind(b"PK\x01\x02") + 10] = 99  # The compression method.
+        path.write_bytes(bytes(contents))
     result, encoded = cached()
     assert encoded
     assert_same(result, expected)

@@ -214,9 +214,9 @@ def test_best_checkpoint_breaks_ties_by_the_loss(tmp_path, resumed_after):
     path = tmp_path / "best.weights.h5"
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     nan = float("nan")
-    scores = [(0.5, nan), (0.9, 0.4), (0.8, 0.1), (0.9, 0.3), (0.9, 0.35), (0.7, nan)]
+    scores = [(nan, nan), (0.9, 0.4), (0.8, 0.1), (0.9, 0.3), (0.9, 0.35), (0.7, nan)]
     logs = [{"val_accuracy": a, "val_loss": loss} for a, loss in scores]
-    read = [{k: None if v != v else v for k, v in row.items()} for row in logs]
+    read = [{k: callbacks.json_number(v) for k, v in row.items()} for row in logs]
     for first, last in ((0, resumed_after), (resumed_after, len(logs))):
         callback = callbacks.BestCheckpoint(path, "accuracy", read[:first])
         callback.set_model(model)

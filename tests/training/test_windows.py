@@ -175,6 +175,37 @@ def test_width_is_that_of_the_longest_rounded_up(tokenizer, length, positions, w
     assert found.features["token_ids"].shape == (1, width)
 
 
+def test_second_time_reads_the_tokens_that_the_first_kept(
+    tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tokens, "FEWEST_CACHED", 3)
+    questions = [question("a b c"), question("é d", "d", asked="", name="empty")]
+
+    def run(cache):
+        return windows.cut(
+            tokenizer,
+            questions,
+            length=10,
+            doc_stride=2,
+            max_query_length=2,
+            cache=cache,
+        )
+
+    expected = run("off")
+    assert list(tmp_path.iterdir()) == []
+    run(str(tmp_path))
+    (path,) = tmp_path.iterdir()
+    monkeypatch.setattr(windows, "_encode", None)  # No text is tokenized again.
+    again = run(str(tmp_path))
+    for name, values in expected.features.items():
+        np.testing.assert_array_equal(again.features[name], values)
+    np.testing.assert_array_equal(again.labels, expected.labels)
+    for offsets, others in zip(again.offsets, expected.offsets, strict=True):
+        np.testing.assert_array_equal(offsets, others)
+        assert offsets.dtype == others.dtype
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_no_questions_are_no_windows(tokenizer):
     found = cut(tokenizer, [])
     assert found.labels.shape == (0, 2) and len(found.question) == 0

@@ -19,6 +19,8 @@ from tfamp.training import (
     compare,
     distribution,
     figures,
+    optimizers,
+    pipeline,
     run_files,
     step_benchmark,
     tasks,
@@ -102,6 +104,7 @@ def _guarded(main, argv):
     if not flags.FLAGS["verbosity"].present:
         # TensorFlow tells of its own doings through absl at INFO.
         logging.set_verbosity(logging.WARNING)
+        tf.get_logger().addFilter(_is_of_interest)
     try:
         if len(argv) > 1:
             raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
@@ -113,6 +116,11 @@ def _guarded(main, argv):
         if logging.get_verbosity() >= logging.DEBUG:
             raise
         _exit(e)
+
+
+def _is_of_interest(record):
+    """Drops what TensorFlow says of several models in one process, each traced once."""
+    return "triggered tf.function retracing" not in record.getMessage()
 
 
 def _exit(error):
@@ -137,10 +145,11 @@ def run_flags() -> None:
         config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
         config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
     base_config.validate(config)
+    _check_job(values.job, values.seeds)
     benchmark = benchmark_flags.settings(values.job, values.tiny)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
     named = step_benchmark.identity(config, benchmark) if benchmark else config
-    workdir = pathlib.Path(values.workdir or default_workdir(named))
+    workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))
     if values.overwrite:
         _delete_run(config, workdir, strategy, benchmark)
     _say(f"working directory: {workdir}")
@@ -151,7 +160,7 @@ def run_flags() -> None:
 
 def _delete_run(config, workdir, strategy, benchmark):
     if distribution.is_chief(strategy) and workdir.exists():
-        # Nothing is deleted for a command that cannot run.
+        # Nothing is deleted for a command whose settings or data are wrong.
         if benchmark:
             step_benchmark.plan(config, benchmark)
         else:
@@ -170,7 +179,9 @@ def check(config) -> None:
     keywords = base_config.enable_keywords(config.precision)
     with control.enabled(config.precision.mode, **keywords):
         pass  # It checks the settings against each other and this host.
-    tasks.from_config(config)
+    task = tasks.from_config(config)
+    steps = pipeline.steps_per_epoch(task.train, config.batch_size)
+    optimizers.create(config.optimizer, steps * config.epochs)
 
 
 def run_job(
@@ -193,19 +204,14 @@ def run_job(
       A table and where the files are.
 
     Raises:
+      RunError: If every cell of a benchmark failed; the report is there.
       ValueError: If the job is unknown, or several seeds are asked of another job
         than "compare".
     """
-    if job not in JOBS:
-        raise ValueError(f"Unknown job. Received: {job!r}. Expected one of {JOBS}.")
-    if job != "compare" and seeds != 1:
-        raise ValueError(
-            f"--seeds belongs to --job=compare. Received: --seeds={seeds}."
-        )
+    _check_job(job, seeds)
     if job in benchmark_flags.JOBS:
         asked = benchmark or step_benchmark.Settings(benchmark_flags.JOBS[job])
-        timed = step_benchmark.run(config, workdir, asked, report=_say)
-        return f"{timed.to_markdown()}\nfiles: {workdir}"
+        return _benchmark(config, workdir, asked)
     if job == "train":
         return _train(config, workdir)
     comparison = compare.compare(config, workdir, seeds, report=_say)
@@ -222,17 +228,45 @@ def run_job(
     )
 
 
+def _check_job(job, seeds):
+    if job not in JOBS:
+        raise ValueError(f"Unknown job. Received: {job!r}. Expected one of {JOBS}.")
+    if job != "compare" and seeds != 1:
+        raise ValueError(
+            f"--seeds belongs to --job=compare. Received: --seeds={seeds}."
+        )
+
+
+def _benchmark(config, workdir, asked):
+    """Times the cells; returns the report."""
+    timed = step_benchmark.run(config, workdir, asked, report=_say)
+    if all(row.failed for row in timed.rows):
+        raise errors.RunError(
+            f"Every cell of the benchmark failed, see {workdir}/report.md. Received "
+            f"of the first: {timed.rows[0].failed}"
+        )
+    return f"{timed.to_markdown()}\nfiles: {workdir}"
+
+
 def _train(config, workdir):
     """Trains in one mode; returns the result, a field a line."""
     result = trainer.train_and_evaluate(config, workdir)
     if distribution.is_chief(distribution.create(config)):
         figures.write_timeline(workdir, config.name, result.mode, result.seed)
-    lines = [f"{key}: {value}" for key, value in result._asdict().items()]
+    scores = ", ".join(f"{name} {score}" for name, score in result.scores.items())
+    fields = {**result._asdict(), "scores": scores}
+    lines = [f"{key}: {value}" for key, value in fields.items()]
     return "\n".join([*lines, f"files: {workdir}"])
 
 
-def default_workdir(config) -> pathlib.Path:
-    """Returns runs/NAME-HASH: the same settings, the same folder, so runs resume."""
+def default_workdir(config, job: str = "compare") -> pathlib.Path:
+    """Returns runs/NAME-HASH: the same settings, the same folder, so runs resume.
+
+    Args:
+      config: The resolved configuration; of a benchmark, its `identity`.
+      job: One of `JOBS`. "train" has a folder of its own: runs/NAME-train-HASH.
+    """
     settings = run_files.plain_config(config)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    return pathlib.Path("runs", f"{config.name}-{digest.hexdigest()[:8]}")
+    name = f"{config.name}-train" if job == "train" else config.name
+    return pathlib.Path("runs", f"{name}-{digest.hexdigest()[:8]}")

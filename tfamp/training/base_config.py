@@ -256,6 +256,7 @@ _RULES = {
     "data.max_answer_length": ("at least 1", lambda v: v >= 1),
     "data.n_best_size": ("at least 1", lambda v: v >= 1),
     "model.dropout": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "model.vocabulary_size": ("at least 5, the special tokens", lambda v: v >= 5),
     "model.dense": ("at least 1", lambda v: v >= 1),
     "model.blocks": (
         "a tuple of tuples of channels, each at least 1",

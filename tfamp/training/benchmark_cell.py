@@ -2,15 +2,19 @@
 
     python -m tfamp.training.benchmark_cell < request.json
 
-A request is {"config", "cell", "steps", "warmup", "output"}: a plain configuration, the
-fields of a `Cell`, how many steps are timed and how many come before them, and the file
-that the figures are written to. An error is one line, the last of standard error.
+A request is {"config", "cell", "steps", "warmup", "output", "identity", "parent"}: a
+plain configuration, the fields of a `Cell`, how many steps are timed and how many come
+before them, the file that the figures are written to, what is written beside them, and
+the process that asks. An error is one line, the last of standard error.
 """
 
 import contextlib
+import ctypes
 import json
+import os
 import pathlib
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -72,21 +76,25 @@ def measure(config, cell: Cell, steps: int, warmup: int) -> dict[str, Any]:
     Training calls the function that `fit` calls, with the configuration's optimizer,
     loss and loss scaling; inference the one of `predict`. After each step its loss, or
     its output, is read: without that a GPU would still be at work when the clock stops.
+    With `config.optimizer.accumulation_steps` a step is a whole window of so many
+    batches: only then does each hold an update of the weights.
 
     Args:
       config: The configuration; its mode, sizes and `jit_compile` are the cell's.
       cell: What to measure.
-      steps: Steps that are timed.
+      steps: Steps that are timed, each of them a whole window.
       warmup: Steps before them, the first one included; at least 1.
 
     Returns:
       Plain data:
         seconds: of each timed step;
+        batches_per_step: of a step; 1 without accumulation, and for inference;
         first_step_seconds: of the first step, tracing and compilation included;
         loss: mean over the timed steps; inference: outputs, up to 1024 numbers of the
           first timed step;
         skipped_steps, loss_scale: of the timed steps, and after them; None without;
-        mode, reason, tensor_float_32, xla, graph_rewrite, device: what was in force;
+        mode, reason, tensor_float_32, graph_rewrite, device: what was in force;
+        xla: whether Keras compiles the step with XLA;
         host_bytes, device_bytes: peak memory of the process; None where not known;
         parameters, description: the model.
     """
@@ -129,12 +137,16 @@ def _config_of(config, cell):
 def _trained(model, config, synthetic, steps, warmup):
     """Figures of training steps."""
     metrics = synthetic.metrics()
-    trainer.compile_model(model, config, warmup + steps, synthetic.loss(), metrics)
+    window = config.optimizer.accumulation_steps
+    total = window * (warmup + steps)
+    trainer.compile_model(model, config, total, synthetic.loss(), metrics)
     model.make_train_function()
     batches = iter(synthetic.batches)
 
     def step():
-        return float(model.train_function(batches)["loss"])
+        for _ in range(window):
+            logs = model.train_function(batches)
+        return float(logs["loss"])
 
     first, _ = _timed(step, warmup)
     model.reset_metrics()  # The loss is a running mean: from here on.
@@ -143,6 +155,7 @@ def _trained(model, config, synthetic, steps, warmup):
     skipped, scale = _scaling(model.optimizer)
     return {
         "seconds": seconds,
+        "batches_per_step": window,
         "first_step_seconds": first[0],
         "loss": callbacks.json_number(loss),
         "skipped_steps": None if skipped is None else skipped - before,
@@ -165,6 +178,7 @@ def _inferred(model, config, synthetic, steps, warmup):
     rest, _ = _timed(step, steps - 1)
     return {
         "seconds": one + rest,
+        "batches_per_step": 1,
         "first_step_seconds": first[0],
         "outputs": [callbacks.json_number(x) for x in outputs.ravel()[:_KEPT]],
         "skipped_steps": None,
@@ -207,8 +221,15 @@ def _peak_device_memory():
     return tf.config.experimental.get_memory_info("GPU:0")["peak"]
 
 
-def to_request(config, cell: Cell, steps: int, warmup: int, output: pathlib.Path):
-    """Returns a request as text."""
+def to_request(
+    config,
+    cell: Cell,
+    steps: int,
+    warmup: int,
+    output: pathlib.Path,
+    identity: dict[str, Any],
+) -> str:
+    """Returns this process' request as text."""
     return json.dumps(
         {
             "config": run_files.plain_config(config),
@@ -216,6 +237,8 @@ def to_request(config, cell: Cell, steps: int, warmup: int, output: pathlib.Path
             "steps": steps,
             "warmup": warmup,
             "output": str(output),
+            "identity": identity,
+            "parent": os.getpid(),
         }
     )
 
@@ -229,8 +252,9 @@ def serve(text: str) -> None:
         figures = measure(config, cell, request["steps"], request["warmup"])
     except Exception as error:  # Whatever it is becomes the cell's reason.
         line = " ".join(str(error).split())
-        sys.exit(f"{type(error).__name__}: {line[:300]}")
-    run_files.write_text(pathlib.Path(request["output"]), json.dumps(figures))
+        sys.exit(f"{type(error).__name__}: {line}")
+    text = json.dumps({**figures, "identity": request["identity"]})
+    run_files.write_text(pathlib.Path(request["output"]), text)
 
 
 def _with_tuples(value):
@@ -242,12 +266,26 @@ def _with_tuples(value):
     return value
 
 
+def _end_with(parent):
+    """Makes Linux end this process when the one that asked ends.
+
+    It would go on beside the next cell, hold its memory, and falsify its times.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>.
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the process that asked has ended")
+
+
 def main() -> None:
     """Serves the request on standard input."""
+    text = sys.stdin.read()
+    _end_with(json.loads(text)["parent"])
     with contextlib.suppress(OSError):
         # Where memory runs out Linux is to end this process, not the one that waits.
         pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
-    serve(sys.stdin.read())
+    serve(text)
 
 
 if __name__ == "__main__":

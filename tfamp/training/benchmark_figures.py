@@ -1,5 +1,6 @@
 """The figures of a benchmark's cells, from what their processes measured."""
 
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ class Figures(NamedTuple):
     Attributes:
       mode, batch_size, sequence_length, jit: The cell.
       failed: Why there are no figures; "" if there are.
-      throughput: Examples a second: of the median step, median over the repeats.
+      throughput: Examples a second: of the median step, median over the repeats. A step
+        under gradient accumulation is a window of several batches; all count.
       throughput_average: Examples a second over all timed steps together, as NVIDIA's
         DeepLearningExamples count.
       throughput_range: Smallest and largest `throughput` of the repeats.
@@ -26,8 +28,10 @@ class Figures(NamedTuple):
       host_bytes, device_bytes: Peak memory, the largest of the repeats.
       loss: Mean over the timed steps; None for inference, and if not finite.
       skipped_steps, loss_scale: None without loss scaling.
-      tensor_float_32, xla: Whether they were in force.
-      speed_up: `throughput` over that of the same cell in float32.
+      tensor_float_32: Whether it was in force.
+      xla: Whether Keras compiles the step with XLA.
+      speed_up: `throughput` over that of the same cell in float32; of inference
+        `throughput_average`, as published.
       speed_up_over_tf32: The same over tf32.
       error: Training: `loss` minus that of float32 on the same batches and seed.
         Inference: largest difference of an output from float32's, relative to the
@@ -82,7 +86,10 @@ def summarize(
         for row, cell in zip(rows, cells, strict=True)
         if not row.failed
     }
-    return [_compared(row, rows, outputs) for row in rows]
+    return [
+        _compared(row, rows, outputs, cell.job == "inference")
+        for row, cell in zip(rows, cells, strict=True)
+    ]
 
 
 def _failed(cell, reason):
@@ -96,12 +103,13 @@ def _key(cell):
 def _summary(cell, repeats):
     seconds = [repeat["seconds"] for repeat in repeats]
     every = [x for each in seconds for x in each]
-    speeds = [cell.batch_size / statistics.median(each) for each in seconds]
     first, last = repeats[0], repeats[-1]
+    examples = cell.batch_size * first["batches_per_step"]
+    speeds = [examples / statistics.median(each) for each in seconds]
     return Figures(
         *_key(cell),
         throughput=statistics.median(speeds),
-        throughput_average=cell.batch_size / statistics.fmean(every),
+        throughput_average=examples / statistics.fmean(every),
         throughput_range=(min(speeds), max(speeds)),
         latency_ms=_latency(every),
         first_step_seconds=statistics.median(r["first_step_seconds"] for r in repeats),
@@ -132,9 +140,10 @@ def twin(rows: Sequence[Figures], row: Figures, mode: str) -> Figures | None:
     return next((x for x in rows if x[:4] == wanted and not x.failed), None)
 
 
-def _compared(row, rows, outputs):
+def _compared(row, rows, outputs, inference):
     if row.failed:
         return row
+    speed = operator.attrgetter("throughput_average" if inference else "throughput")
     base, tf32 = (twin(rows, row, mode) for mode in ("float32", "tf32"))
     if base is not None and base.loss is not None and row.loss is not None:
         error = row.loss - base.loss
@@ -143,8 +152,8 @@ def _compared(row, rows, outputs):
     else:
         error = None
     return row._replace(
-        speed_up=base and row.throughput / base.throughput,
-        speed_up_over_tf32=tf32 and row.throughput / tf32.throughput,
+        speed_up=base and speed(row) / speed(base),
+        speed_up_over_tf32=tf32 and speed(row) / speed(tf32),
         error=error,
     )
 

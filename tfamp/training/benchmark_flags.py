@@ -20,13 +20,13 @@ def define() -> None:
         "benchmark_sequence_lengths", [], "Lengths; default: the configuration's."
     )
     flags.DEFINE_list(
-        "benchmark_modes", [], "Modes; default: float32 and the mode for this host."
+        "benchmark_modes", [], "Modes; default: float32 and the configuration's."
     )
     flags.DEFINE_list(
         "benchmark_jit", [], "XLA: auto, on, off; default: as the configuration says."
     )
     for name, text in (
-        ("steps", "Timed steps of each process."),
+        ("steps", "Timed steps of each process; with accumulation, whole windows."),
         ("warmup", "Steps before them, the first one included."),
         ("repeats", "Processes of each cell, interleaved."),
     ):

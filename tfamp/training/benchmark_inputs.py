@@ -49,6 +49,34 @@ def unit(task: str) -> str:
     return "sequences" if task in _TEXTS else "images"
 
 
+def check(config) -> None:
+    """Raises what `create` would, without making batches.
+
+    Args:
+      config: As for `create`.
+
+    Raises:
+      DataError: If the preset is missing or malformed.
+      ValueError: If the task, or the shape of its images, is not known, or texts are
+        longer than the preset's positions.
+    """
+    if _is_text(config):
+        encoder.find(_with_positions(config))
+    else:
+        _image_shape(config)
+
+
+def _is_text(config):
+    if config.task in _TEXTS:
+        return True
+    if config.task == "image_classification":
+        return False
+    raise ValueError(
+        f"No benchmark for this task. Received: config.task={config.task!r}. Expected "
+        f"one of {', '.join(map(repr, [*_TEXTS, 'image_classification']))}."
+    )
+
+
 def create(config) -> Synthetic:
     """Describes a configuration's model and makes batches for it.
 
@@ -65,24 +93,23 @@ def create(config) -> Synthetic:
 
     Raises:
       DataError: If the preset is missing or malformed.
-      ValueError: If the task, or the shape of its images, is not known.
+      ValueError: As `check` does.
     """
-    if config.task in _TEXTS:
-        return _texts(config)
-    if config.task == "image_classification":
-        return _images(config)
-    raise ValueError(
-        f"No benchmark for this task. Received: config.task={config.task!r}. Expected "
-        f"one of {', '.join(map(repr, [*_TEXTS, 'image_classification']))}."
-    )
+    return _texts(config) if _is_text(config) else _images(config)
+
+
+def _with_positions(config):
+    """A copy with as many positions of a new encoder as the texts need."""
+    config = config.copy_and_resolve_references()
+    if not config.model.preset:
+        positions = max(config.data.sequence_length, config.model.max_sequence_length)
+        config.model.max_sequence_length = positions
+    return config
 
 
 def _texts(config):
+    config = _with_positions(config)
     length, model = config.data.sequence_length, config.model
-    if not model.preset:
-        config = config.copy_and_resolve_references()
-        positions = max(length, model.max_sequence_length)
-        config.model.max_sequence_length = positions
     preset = encoder.find(config)
     vocabulary = preset.tokenizer.get_vocab_size() if preset else model.vocabulary_size
     draw = np.random.default_rng(config.seed).integers
@@ -118,7 +145,8 @@ _TEXTS: dict[str, tuple[Callable, Callable[..., Any]]] = {
 }
 
 
-def _images(config):
+def _image_shape(config):
+    """Returns the shape and the classes of the images."""
     name = config.data.name
     known = dict(_IMAGES)
     if name == "digits":
@@ -129,7 +157,11 @@ def _images(config):
             f"config.data.name={name!r}. Expected 'digits' or one of "
             f"{', '.join(map(repr, _IMAGES))}."
         )
-    shape, classes = known[name]
+    return known[name]
+
+
+def _images(config):
+    shape, classes = _image_shape(config)
     draw = np.random.default_rng(config.seed).integers
     count = (_BATCHES, config.batch_size)
     return Synthetic(

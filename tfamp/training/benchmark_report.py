@@ -55,8 +55,14 @@ class Report(NamedTuple):
         return [_table(rows) for rows in (first, rest) if rows]
 
     def _pair(self, row):
-        """Training in a mode beside float32."""
+        """Training in a mode beside float32 and, where measured, TF32.
+
+        Of the same batch size; the published pairs are often of the largest that fits
+        each. Those speed-ups are the quotient of two rows of the second table.
+        """
         base = self._base(row)
+        tf32 = benchmark_figures.twin(self.rows, row, "tf32")
+        tf32 = None if row.mode == "tf32" else tf32
         return {
             "GPU/CPU": self.machine["device"],
             "sequence length": _text(row.sequence_length, "d"),
@@ -66,6 +72,7 @@ class Report(NamedTuple):
             "XLA": _on(row.xla),
             f"throughput mode ({self.unit}/s)": _text(row.throughput, ".2f"),
             f"throughput FP32 ({self.unit}/s)": _text(base and base.throughput, ".2f"),
+            f"throughput TF32 ({self.unit}/s)": _text(tf32 and tf32.throughput, ".2f"),
             **_speed_ups(row),
             "loss minus FP32's": self._error(row, "+.2g"),
         }

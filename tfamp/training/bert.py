@@ -12,6 +12,7 @@ from tfamp.training import (
     glue,
     pipeline,
     pretrained,
+    tables,
     tasks,
     text,
     tokens,
@@ -174,7 +175,7 @@ def _describe(corpus, encoded, config):
     length = encoded.features["token_ids"].shape[1]
     parts = [
         f"Text classification, {len(corpus.classes)} classes "
-        f"({', '.join(corpus.classes)})",
+        f"({tables.list_names(corpus.classes)})",
         "{} train / {} validation / {} test texts".format(*sizes),
         f"chance level {chance:.1%} (largest class of the test split)",
         f"{encoded.truncated} of {sum(sizes)} texts cut to "

@@ -27,7 +27,7 @@ def get_bert_config() -> config_dict.ConfigDict:
     config.data.sequence_length = 64
     config.data.on_bad_rows = "raise"  # Or "skip": left out and counted.
     # Folder for the token ids of large corpora; "": the user's cache folder (see
-    # `tokens.cached`), "off": none.
+    # `token_cache.find_folder`), "off": none.
     config.data.token_cache = ""
     # Columns of text in TFDS data that is not of GLUE; see `get_csv_config`.
     config.data.text_column = "text"
@@ -85,6 +85,8 @@ def get_squad_config() -> config_dict.ConfigDict:
     """
     config = get_bert_config()
     config.task = "question_answering"
+    # Position accuracy also counts windows without the answer: it selects poorly.
+    config.validation_fraction = 0.0
     config.eval_batch_size = 32
     config.data.name = "squad"
     config.data.sequence_length = 384
@@ -93,6 +95,9 @@ def get_squad_config() -> config_dict.ConfigDict:
     config.data.max_answer_length = 30  # Tokens of a predicted answer.
     config.data.n_best_size = 20  # Starts, ends and answers that are considered.
     config.model.max_sequence_length = 384
+    for name in ("text_column", "second_text_column", "label_column"):
+        del config.data[name]  # Of text classification alone, as is the next.
+    del config.model.pooling
     config.tiny.data = {"sequence_length": 64, "doc_stride": 32, "max_query_length": 16}
     return config
 
@@ -115,3 +120,23 @@ def _add_files(config):
     config.data.delimiter = ","
     config.data.header = True
     config.data.quoted = True
+
+
+# Layers, heads, hidden and intermediate sizes of Devlin et al., "BERT", 2019.
+_PUBLISHED = {"base": (12, 12, 768, 3072), "large": (24, 16, 1024, 4096)}
+
+
+def use_published(config: config_dict.ConfigDict, size: str) -> None:
+    """Sets the uncased English weights of a size, and the sizes of a new encoder to it.
+
+    So that `--config.model.preset=` means the same shapes with new weights.
+
+    Args:
+      config: Changed in place.
+      size: "base" or "large".
+    """
+    model = config.model
+    model.preset = f"bert_{size}_en_uncased"
+    model.num_layers, model.num_heads, *widths = _PUBLISHED[size]
+    model.hidden_dim, model.intermediate_dim = widths
+    model.max_sequence_length, model.vocabulary_size = 512, 30522

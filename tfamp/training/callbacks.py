@@ -1,6 +1,7 @@
 """Keras callbacks: records of the run, exact resumption, per-epoch random seeds."""
 
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -189,8 +190,12 @@ class BestCheckpoint(keras.callbacks.Callback):
 
     def _rank(self, logs):
         """Sorts epochs; what is not finite sorts first."""
+        score = json_number(logs[f"val_{self.metric}"])
         loss = json_number(logs["val_loss"])
-        return logs[f"val_{self.metric}"], -float("inf" if loss is None else loss)
+        return (
+            -math.inf if score is None else score,
+            -math.inf if loss is None else -loss,
+        )
 
 
 class AtomicBackup(keras.callbacks.Callback):

@@ -109,6 +109,16 @@ def load_tfds(
     return train, test, builder.info.features[keys[1]].num_classes
 
 
+def is_text(feature) -> bool:
+    """Returns whether a feature of TFDS is a single string."""
+    return feature.shape == () and feature.tf_dtype == tf.string
+
+
+def describe_feature(feature) -> str:
+    """Returns a feature of TFDS in one short line."""
+    return " ".join(str(feature).split())[:100]
+
+
 def prepared_builder(name: str, data_dir: str | None, manual_dir: str | None):
     """Returns the TFDS builder of a data set, which is prepared if that can work.
 
@@ -139,16 +149,16 @@ def prepared_builder(name: str, data_dir: str | None, manual_dir: str | None):
             f"{f' ({data_dir} has none of that name)' if data_dir else ''}."
         ) from e
     if not builder.is_prepared():
-        _prepare(tfds, builder, manual_dir)
+        _prepare(tfds, builder, name, manual_dir)
     return builder
 
 
-def _prepare(tfds, builder, manual_dir):
+def _prepare(tfds, builder, name, manual_dir):
     """Downloads and prepares, or says at once why that cannot work.
 
     Without a network TFDS retries for more than three minutes first.
     """
-    name, folder = builder.info.name, builder.data_dir
+    folder = builder.data_dir
     online = resolves(_TFDS_HOST)
     if manual_dir:
         _check_manual_files(builder, manual_dir, online)

@@ -14,6 +14,19 @@ COMPARISON = "comparison.png"
 _DPI = 120
 
 
+def can_draw() -> bool:
+    """Whether matplotlib can be imported."""
+    return _import_plots() is not None
+
+
+def _import_plots():
+    try:
+        from tfamp.training import plots
+    except ImportError:
+        return None
+    return plots
+
+
 def write_timeline(folder: str | os.PathLike, name: str, mode: str, seed: int) -> None:
     """Writes `timeline.png` of a finished run, unless it is there.
 
@@ -49,9 +62,8 @@ def write_comparison(
 
 def _write(path: pathlib.Path, draw: Callable) -> None:
     """Writes a figure so that a kill leaves a whole file or none."""
-    try:
-        from tfamp.training import plots
-    except ImportError:
+    plots = _import_plots()
+    if plots is None:
         logging.warning('No figure: pip install "tfamp[plot]".')
         return
     image = io.BytesIO()

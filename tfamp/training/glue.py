@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors
@@ -49,6 +50,7 @@ GLUE = {
     "glue/sst2": Columns("sentence"),
     "glue/wnli": Columns("sentence1", "sentence2"),
 }
+_NO_CLASSES = {"glue/stsb": "is a regression", "glue/ax": "hides all its labels"}
 
 
 def load(
@@ -76,16 +78,18 @@ def load(
         other columns, or hides the labels of what is to be scored.
     """
     name = config.data.name
-    if name == "glue/stsb":
+    if reason := _NO_CLASSES.get(name.split(":")[0]):  # Without a version.
         raise errors.DataError(
-            "'glue/stsb' is a regression. Expected a data set with classes: "
-            f"{', '.join(GLUE)}, or another name in TFDS."
+            f"{name!r} {reason}. Expected a data set with classes: {', '.join(GLUE)}, "
+            "or another name in TFDS."
         )
     builder = data.prepared_builder(name, data_dir, manual_dir)
     columns = _find_columns(builder, config)
     read = {split: _read(builder, split, columns) for split in columns.splits}
     names = getattr(builder.info.features[columns.label], "names", None)
-    labels = list(range(len(names))) if names else _found_labels(name, read["train"])
+    labels = list(range(len(names or ()))) or sorted(
+        {row[-1] for row in read["train"]} - {""}
+    )
     bad: list[tables.BadRow] = []
     examples = {
         split: _examples(f"{name} {split}", rows, labels, bad)
@@ -121,7 +125,25 @@ def _find_columns(builder, config) -> Columns:
             f"The data set {config.data.name!r} in {builder.data_dir} has no split "
             f"{', '.join(map(repr, sorted(lost)))}. Found: {', '.join(sorted(splits))}."
         )
+    _check_kinds(builder, columns)
     return columns
+
+
+def _check_kinds(builder, columns):
+    """Raises unless texts are strings, and the label is a string or an integer."""
+    for name in columns.features:
+        feature = builder.info.features[name]
+        kind, fits = "text", data.is_text(feature)
+        if name == columns.label:
+            kind = "a class: an integer or a string"
+            integer = feature.shape == () and feature.tf_dtype.is_integer
+            fits = fits or integer or feature.tf_dtype == tf.bool
+        if not fits:
+            raise errors.DataError(
+                f"The feature {name!r} of {builder.info.full_name} is not {kind}. "
+                f"Received: {data.describe_feature(feature)}. Set "
+                "config.data.text_column, second_text_column and label_column."
+            )
 
 
 def _read(builder, split, columns) -> list[tuple]:
@@ -135,31 +157,21 @@ def _read(builder, split, columns) -> list[tuple]:
             f"The split {split!r} of {builder.info.full_name} in {builder.data_dir} is "
             "empty. Prepare the data set again."
         )
-    for name, values in zip(columns.features[:-1], arrays, strict=False):
-        if values.dtype != object or values.ndim != 1:
-            raise errors.DataError(
-                f"The feature {name!r} of {builder.info.full_name} is not text. "
-                f"Received: {values.dtype} {values.shape[1:]}. Set "
-                "config.data.text_column."
-            )
-    return list(zip(*map(_plain, arrays), strict=True))
+    place = f"{builder.info.full_name} {split}"
+    return list(zip(*(_plain(values, place) for values in arrays), strict=True))
 
 
-def _plain(values):
+def _plain(values, place):
     """Returns bytes as strings without spaces around them, numbers as they are."""
-    if values.dtype == object:
-        return [value.decode("utf-8").strip() for value in values]
-    return values.tolist()
-
-
-def _found_labels(name, rows) -> list:
-    """Returns the labels of the training split, for a feature that names none."""
-    labels = {row[-1] for row in rows}
-    if any(isinstance(label, float) for label in labels):
-        raise errors.DataError(
-            f"The labels of {name!r} are real numbers. Expected classes."
-        )
-    return sorted(labels)
+    if values.dtype != object:
+        return values.tolist()
+    found = []
+    for number, value in enumerate(values, start=1):
+        try:
+            found.append(value.decode("utf-8").strip())
+        except UnicodeDecodeError as error:
+            raise errors.DataError(f"{place}, row {number}: {error}.") from error
+    return found
 
 
 def _examples(place, rows, labels, bad) -> list[text.Example]:
@@ -171,10 +183,10 @@ def _examples(place, rows, labels, bad) -> list[text.Example]:
             f"{place}: {hidden} of {len(rows)} labels are hidden ({_HIDDEN}), as in "
             "the test splits of GLUE. Expected a split with labels."
         )
-    examples = []
+    examples, known = [], tables.list_names(labels)
     for number, (first, *second, label) in enumerate(rows, start=1):
         if label not in index:
-            reason = f"label {label!r} is not one of {', '.join(map(str, labels))}"
+            reason = f"label {label!r} is not one of {known}"
             bad.append(tables.BadRow(place, number, reason))
         elif not all((first, *second)):
             bad.append(tables.BadRow(place, number, "a text is empty"))

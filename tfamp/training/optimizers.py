@@ -45,10 +45,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         decay="constant",
         batches_per_step=1,
     ):
-        if decay not in SCHEDULES:
-            raise ValueError(
-                f"Unknown schedule. Received: {decay!r}. Expected one of {SCHEDULES}."
-            )
+        _check_schedule(decay)
         self.peak = peak
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
@@ -100,19 +97,36 @@ def create(config, total_batches: int) -> keras.optimizers.Optimizer:
 
     Raises:
       ValueError: If a name is unknown, the run is too short for one update, or
-        several replicas are to accumulate gradients.
+        gradients are to be accumulated under a strategy.
     """
-    _check_replicas(config)
+    check(config)
     return _create(config, _schedule(config, total_batches))
 
 
-def _check_replicas(config):
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1 and config.accumulation_steps > 1:
+def check(config) -> None:
+    """Raises ValueError if there is no such optimizer here; needs no device.
+
+    Args:
+      config: The `optimizer` part of the configuration.
+    """
+    if config.name not in NAMES:
         raise ValueError(
-            "Keras 3.15 cannot accumulate gradients over several replicas. Received: "
-            f"config.optimizer.accumulation_steps={config.accumulation_steps}, "
-            f"{replicas} replicas. Use more replicas, or a smaller batch on one."
+            f"Unknown optimizer. Received: {config.name!r}. Expected one of {NAMES}."
+        )
+    _check_schedule(config.schedule)
+    # Also with one replica: Keras merges the replicas' gradients inside a `cond`.
+    if tf.distribute.has_strategy() and config.accumulation_steps > 1:
+        raise ValueError(
+            "Keras 3.15 cannot accumulate gradients under a strategy. Received: "
+            f"config.optimizer.accumulation_steps={config.accumulation_steps}. Use "
+            "more replicas, or no strategy."
+        )
+
+
+def _check_schedule(name):
+    if name not in SCHEDULES:
+        raise ValueError(
+            f"Unknown schedule. Received: {name!r}. Expected one of {SCHEDULES}."
         )
 
 
@@ -129,10 +143,6 @@ def _create(config, rate):
     keywords["epsilon"] = config.epsilon
     if config.name == "adam":
         return keras.optimizers.Adam(rate, **keywords)
-    if config.name != "adamw":
-        raise ValueError(
-            f"Unknown optimizer. Received: {config.name!r}. Expected one of {NAMES}."
-        )
     decay = config.weight_decay
     optimizer = keras.optimizers.AdamW(rate, weight_decay=decay, **keywords)
     optimizer.exclude_from_weight_decay(var_names=[_NO_DECAY])

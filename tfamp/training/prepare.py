@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 
 from tfamp import errors
@@ -15,6 +16,13 @@ _READERS = {
     "squad": prepare_texts.read_squad,
 }
 FORMATS = tuple(_READERS)
+# Setting -> formats that read it, of those that not all do.
+_READ_BY = {
+    **dict.fromkeys(("train_file", "validation_file"), ("csv", "squad")),
+    **dict.fromkeys(("validation_fraction", "split_seed"), ("csv", "images", "squad")),
+    **dict.fromkeys(("text_column", "second_text_column", "label_column"), ("csv",)),
+    **dict.fromkeys(("delimiter", "header", "quoted"), ("csv",)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +75,11 @@ class Settings:
                 "`on_bad_rows` must be 'raise' or 'skip'. Received: "
                 f"{self.on_bad_rows!r}."
             )
+        if unread := self._unread():
+            raise ValueError(
+                f"--format={self.format} does not read {', '.join(unread)}. Leave that "
+                "out, or choose another format."
+            )
         if not 0.0 <= self.validation_fraction < 1.0:
             raise ValueError(
                 "`validation_fraction` must be in [0, 1). Received: "
@@ -78,6 +91,15 @@ class Settings:
             raise errors.DataError(
                 f"`source_dir` must be a folder. Received: {self.source_dir!r}."
             )
+
+    def _unread(self):
+        """Returns the flags that were set to what the format does not read."""
+        return [
+            f"--{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if self.format not in _READ_BY.get(field.name, FORMATS)
+            and getattr(self, field.name) != field.default
+        ]
 
 
 def prepare(
@@ -93,8 +115,8 @@ def prepare(
       What was written.
 
     Raises:
-      DataError: If files are missing or malformed, naming file, row and reason; or if
-        the set is there already.
+      DataError: If files are missing or malformed, naming file, row and reason; if
+        nothing of a split is usable; or if the set is there already.
     """
     target = tfds_folder.find_target(settings.name)
     final = tfds_folder.check_target(target, settings.data_dir, settings.overwrite)
@@ -102,15 +124,19 @@ def prepare(
         source = _READERS[settings.format](settings, target)
     except errors.DataError as error:
         raise errors.DataError(_as_flags(str(error))) from error
+    for split, examples in source.splits.items():
+        if not len(examples):
+            raise errors.DataError(
+                f"No example of the split {split!r} of {target.name} is usable. "
+                f"{'; '.join(source.notes)}".strip()
+            )
     return tfds_folder.write(target, source, final, report)
 
 
 def _as_flags(line):
     """Returns an error of the readers, which training shares, in words of this tool."""
-    for setting, flag in (
-        ("config.data.", "--"),
-        ("--data_dir", "--source_dir"),
-        ("--test_file", "--validation_file"),
-    ):
-        line = line.replace(setting, flag)
-    return line
+    names = {field.name: field.name for field in dataclasses.fields(Settings)}
+    names["test_file"] = "validation_file"
+    for name, flag in names.items():  # Not every "config.data.": it may be in a path.
+        line = re.sub(rf"\bconfig\.data\.{name}\b", f"--{flag}", line)
+    return line.replace("--data_dir=", "--source_dir=")

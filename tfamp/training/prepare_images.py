@@ -1,6 +1,7 @@
 """Folders of images as TFDS examples: one folder for each class."""
 
 import pathlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.training import tfds_folder
+from tfamp.training import tables, tfds_folder
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _SPLITS = ("train", "test", "validation")
@@ -21,10 +22,18 @@ class _Image(NamedTuple):
     label: str
 
 
+class _Folder(NamedTuple):
+    """The images below the folders of classes, and what else there is."""
+
+    images: list[_Image]
+    others: list[pathlib.Path]
+
+
 def read(settings, target: tfds_folder.Target) -> tfds_folder.Source:
     """Reads root/SPLIT/CLASS/*.png, or root/CLASS/*.png and a share to hold out.
 
     Every file is decoded once before anything is written. Images are color if one is.
+    Names that start with "." are hidden: no classes, no images.
 
     Args:
       settings: `prepare.Settings`; its `source_dir` is the root.
@@ -34,17 +43,23 @@ def read(settings, target: tfds_folder.Target) -> tfds_folder.Source:
       DataError: If there are no such folders, a file is no image, images differ in
         size, or classes or size are not those of the set in TFDS.
     """
-    files = _find(pathlib.Path(settings.source_dir), settings)
+    files, others = _find(pathlib.Path(settings.source_dir), settings)
     shapes, problems = _measure([image for part in files.values() for image in part])
     notes = tfds_folder.settle(problems, settings.on_bad_rows)
+    if others:
+        listed = tables.list_lines(list(map(str, others)))
+        notes += (f"{len(others)} other file(s) left out: {listed}",)
     files = {
         split: [image for image in part if image.path in shapes]
         for split, part in files.items()
     }
-    classes = sorted({image.label for part in files.values() for image in part})
+    classes = _classes(files)
     shape = _common_shape(shapes)
     if target.registered:
+        color = shape[-1]
         features, classes, shape = _registered(target, classes, shape)
+        if shape[-1] < color:
+            notes += (f"color images turned gray, as those of {target.name!r} are",)
     else:
         features = _features(classes, shape)
     splits = {
@@ -61,6 +76,9 @@ class _Examples:
         self.split, self.files, self.classes = split, files, classes
         self.channels, self.features = channels, features
 
+    def __len__(self) -> int:
+        return len(self.files)
+
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         for number, (path, label) in enumerate(self.files):
             example = {
@@ -72,44 +90,65 @@ class _Examples:
             yield example
 
 
-def _find(root, settings) -> dict[str, list[_Image]]:
-    """Returns the files of each split."""
+def _find(root, settings) -> tuple[dict[str, list[_Image]], list[pathlib.Path]]:
+    """Returns the images of each split, and what else there is."""
     split_folders = [name for name in _SPLITS if (root / name).is_dir()]
     if split_folders:
-        if "train" not in split_folders or len(split_folders) < 2:
+        if not {"train", "test"} <= set(split_folders):
             raise errors.DataError(
                 f"{root} has the split folder(s) {', '.join(split_folders)}. Expected "
-                "train and test."
+                "train and test; no class may have such a name."
             )
         if settings.validation_fraction:
             raise ValueError(
                 f"{root} has folders of splits ({', '.join(split_folders)}): "
                 "--validation_fraction has no use."
             )
-        return {name: _list(root / name) for name in split_folders}
-    images = _list(root)
+        found = {name: _list(root / name) for name in split_folders}
+        others = [path for folder in found.values() for path in folder.others]
+        return {name: folder.images for name, folder in found.items()}, others
+    images, others = _list(root)
     if not settings.validation_fraction:
         raise ValueError(
             f"{root} has no folders train and test. Pass --validation_fraction, the "
             "share of each class that is the test split."
         )
-    return _hold_out(images, settings.validation_fraction, settings.split_seed)
+    splits = _hold_out(images, settings.validation_fraction, settings.split_seed)
+    return splits, others
 
 
-def _list(folder) -> list[_Image]:
-    """Returns the images below the folders of classes."""
-    images = [
-        _Image(path, path.parent.name)
-        for path in sorted(folder.glob("*/*"))
-        if path.suffix.lower() in _SUFFIXES
-    ]
-    classes = len({image.label for image in images})
-    if classes < 2:
+def _list(folder) -> _Folder:
+    """Returns the images of a split, and what else there is."""
+    found: list[_Image] = []
+    others = [path for path in folder.glob("[!.]*") if not path.is_dir()]
+    folders = set()
+    for path in sorted(folder.glob("[!.]*/[!.]*")):
+        folders.add(path.parent.name)
+        if path.is_file() and path.suffix.lower() in _SUFFIXES:
+            found.append(_Image(path, path.parent.name))
+        else:
+            others.append(path)
+    classes = {image.label for image in found}
+    if len(classes) < 2 or folders - classes:
+        without = sorted(folders - classes)
         raise errors.DataError(
-            f"{folder} has {len(images)} image(s) ({', '.join(_SUFFIXES)}) in "
-            f"{classes} folder(s). Expected a folder for each of 2 or more classes."
+            f"{folder} has {len(found)} image(s) ({', '.join(_SUFFIXES)}) in "
+            f"{len(classes)} folder(s), none in: {tables.list_names(without) or '-'}. "
+            "Expected images in a folder for each of 2 or more classes."
         )
-    return images
+    return _Folder(found, sorted(others))
+
+
+def _classes(files) -> list[str]:
+    """Returns the names of all classes, each of which has to be in "train"."""
+    train = {image.label for image in files["train"]}
+    for split, images in files.items():
+        if unknown := sorted({image.label for image in images} - train):
+            raise errors.DataError(
+                f"The split {split!r} has the class(es) {tables.list_names(unknown)}, "
+                "of which 'train' has no image."
+            )
+    return sorted(train)
 
 
 def _hold_out(images: Sequence[_Image], fraction, seed) -> dict[str, list[_Image]]:
@@ -137,16 +176,20 @@ def _measure(images):
         try:
             shapes[path] = _decode(path, 0).shape
         except tf.errors.InvalidArgumentError as error:
-            reason = str(error.message).split("[Op:")[0].strip()[:120]
+            reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message), flags=re.S)
+            reason = reason.strip(" .")[:120]
             problems.append(f"{path}: not an image: {reason}")
     if not shapes:
-        raise errors.DataError(f"No file is an image. {'; '.join(problems[:5])}.")
+        raise errors.DataError(f"No file is an image. {tables.list_lines(problems)}.")
     return shapes, problems
 
 
 def _decode(path, channels) -> np.ndarray:
     """Returns uint8 [height, width, channels]; 0 channels: as in the file."""
-    contents = path.read_bytes()
+    try:
+        contents = path.read_bytes()
+    except OSError as error:
+        raise errors.DataError(f"Cannot read {path}: {error.strerror}.") from error
     return tf.io.decode_image(contents, channels, expand_animations=False).numpy()
 
 

@@ -98,6 +98,7 @@ def read_glue(settings, target: tfds_folder.Target) -> tfds_folder.Source:
     is_msr = target.name == "glue/mrpc" and not reader.has(_FILES["train"])
     splits = reader.read_msr() if is_msr else reader.read()
     notes = tfds_folder.settle(reader.problems, settings.on_bad_rows)
+    notes += tuple(reader.notes)
     return tfds_folder.Source(splits, target.registered.info.features, None, notes)
 
 
@@ -119,11 +120,13 @@ def read_squad(settings, target: tfds_folder.Target) -> tfds_folder.Source:
     _check_split(settings)
     path = os.path.join(settings.source_dir, settings.train_file)
     train, problems = squad.parse_json(path)
+    validation: list[squad.Question] = []
     if settings.validation_file:
         path = os.path.join(settings.source_dir, settings.validation_file)
         validation, more = squad.parse_json(path)
         problems = problems + more
-    else:
+    notes = tfds_folder.settle(problems, settings.on_bad_rows)
+    if not settings.validation_file:
         train, validation = squad_splits.hold_out(
             train, settings.validation_fraction, settings.split_seed
         )
@@ -132,7 +135,7 @@ def read_squad(settings, target: tfds_folder.Target) -> tfds_folder.Source:
         {split: list(map(squad.example, part)) for split, part in splits.items()},
         builder.registered.info.features,
         None,
-        tfds_folder.settle(problems, settings.on_bad_rows),
+        notes,
     )
 
 
@@ -154,7 +157,6 @@ def _csv_config(settings):
     names = ("text_column", "second_text_column", "label_column", "delimiter")
     names += ("header", "quoted", "on_bad_rows", "split_seed", "train_file")
     data = {name: getattr(settings, name) for name in names}
-    data["delimiter"] = settings.delimiter.replace(r"\t", "\t")  # As a shell passes it.
     data["test_file"] = settings.validation_file
     data["test_fraction"] = settings.validation_fraction
     return config_dict.ConfigDict({"data": data, "validation_fraction": 0.0})
@@ -169,6 +171,7 @@ class _GlueReader:
         self.features = glue.GLUE[target.name].features
         self.labels = target.registered.info.features["label"].names
         self.problems: list[str] = []
+        self.notes: list[str] = []
 
     def has(self, file: str) -> bool:
         """Returns whether a file is there."""
@@ -189,11 +192,17 @@ class _GlueReader:
             validation = self._examples(_MSR["test"])
             return {"train": self._examples(_MSR["train"]), "validation": validation}
         held_out = {row.values for row in self._rows(ids, ("0", "1"), header=False)}
-        parts = {"train": [], "validation": []}
+        parts, found = {"train": [], "validation": []}, set()
         for row in self._rows(_MSR["train"], ("#1 ID", "#2 ID", *self.layout.columns)):
             key, values = row.values[:2], row.values[2:]
             part = parts["validation" if key in held_out else "train"]
             part.append(row._replace(values=values))
+            found.add(key)
+        if missing := held_out - found:
+            self.notes.append(
+                f"{len(missing)} of {len(held_out)} pairs of {ids} are not in "
+                f"{_MSR['train']}"
+            )
         splits = {name: self._parse(rows) for name, rows in parts.items()}
         return {**splits, "test": self._examples(_MSR["test"], hidden=True)}
 
@@ -209,7 +218,8 @@ class _GlueReader:
             label = -1 if hidden else self._label(row)
             if label is not None:
                 texts = zip(self.features[:-1], row.values, strict=False)
-                examples.append({**dict(texts), "label": label, "idx": len(examples)})
+                number = row.number - 1 - self.layout.header  # As in TFDS: of the file.
+                examples.append({**dict(texts), "label": label, "idx": number})
         return examples
 
     def _label(self, row) -> int | None:

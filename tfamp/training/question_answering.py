@@ -41,7 +41,8 @@ def create(
       config: `config.data` has what `squad_splits.load` reads, and
         sequence_length: tokens of question and window together;
         doc_stride, max_query_length: see `windows.cut`;
-        n_best_size, max_answer_length: see `spans.decode`.
+        n_best_size, max_answer_length: see `spans.decode`;
+        token_cache: where tokens are kept, see `windows.cut`.
         `config.model` has what `encoder.find` and `encoder.build` read.
       data_dir: Folder of data prepared by TFDS, or of CSV files.
       manual_dir: Folder with a TFDS data set's original files.
@@ -175,6 +176,7 @@ def _cut(tokenizer, questions, config, preset):
         doc_stride=config.data.doc_stride,
         max_query_length=config.data.max_query_length,
         positions=positions,
+        cache=config.data.token_cache,
     )
 
 
@@ -188,17 +190,28 @@ def _describe(splits, cut, config):
     settings = config.data
     questions = [len(part) for part in splits[:3]]
     counts = [len(windows.question) for windows in cut]
-    without = int(np.sum(cut[0].labels[:, 0] == 0))
+    without = [int(np.sum(windows.labels[:, 0] == 0)) for windows in cut]
     parts = [
         f"Extractive question answering, {settings.name}",
         "{} train / {} validation / {} test questions".format(*questions),
         "{} / {} / {} windows".format(*counts)
         + f" of up to {settings.sequence_length} tokens, {settings.doc_stride} apart "
         f"({sum(counts) / sum(questions):.2f} a question)",
-        f"{without} of {counts[0]} training windows without the whole answer",
+        f"{without[0]} of {counts[0]} training windows without the whole answer",
+        *_selection(without[1], counts[1]),
         f"{sum(windows.cut_questions for windows in cut)} of {sum(questions)} "
         f"questions cut to {settings.max_query_length} tokens",
         *splits.notes,
         encoder.describe(config),
     ]
     return "; ".join(parts) + "."
+
+
+def _selection(without, count):
+    """Returns what the score that selects the checkpoint counts, if one does."""
+    if not count:
+        return ()
+    return (
+        f"{without} of {count} validation windows without it, which position accuracy "
+        "counts",
+    )

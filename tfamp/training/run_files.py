@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import tempfile
 from typing import Any
@@ -15,7 +16,9 @@ from ml_collections import config_dict
 from tfamp import control, errors, hardware, kernel_switches, modes
 
 _PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
-_CELL_PREFIXES = ("train-", "inference-")
+_CELL = re.compile(r"(train|inference)-.+-repeat\d+\.json(\.tmp)?")
+# In every run's and benchmark's settings, of all versions.
+_OWN_SETTINGS = {"task", "optimizer", "precision"}
 # What a run, a benchmark and a comparison write; nothing else is ever deleted.
 _RUN_FILES = {
     "backup",
@@ -37,7 +40,9 @@ _BENCHMARK_FILES = {"benchmark.json", "cells", "config.yaml", "report.md"}
 _COMPARISON_FILES = {"comparison.json", "comparison.png", "export", "report.md"}
 
 
-def open_folder(config: config_dict.ConfigDict, workdir: str | os.PathLike):
+def open_folder(
+    config: config_dict.ConfigDict, workdir: str | os.PathLike, kind: str = "run"
+):
     """Creates a run's folder, or checks that it holds the same run.
 
     The settings are written later, by `write_config`: a run whose settings or data
@@ -46,14 +51,17 @@ def open_folder(config: config_dict.ConfigDict, workdir: str | os.PathLike):
     Args:
       config: The resolved configuration.
       workdir: The folder.
+      kind: "run" or "benchmark".
 
     Returns:
       The folder as `pathlib.Path`.
 
     Raises:
-      RunError: If the folder cannot be written, or holds a run with other settings.
+      RunError: If the folder cannot be written, or holds a run with other settings,
+        or what another job wrote.
     """
     folder = pathlib.Path(workdir)
+    check_kind(folder, kind)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -66,6 +74,44 @@ def open_folder(config: config_dict.ConfigDict, workdir: str | os.PathLike):
             f"{e.strerror or e}. Pass --workdir with a folder that can be written."
         ) from e
     return folder
+
+
+def check_kind(folder: pathlib.Path, kind: str) -> None:
+    """Raises RunError if a folder holds what another kind of job wrote.
+
+    Both would write files of the same names, and neither could be deleted afterwards.
+
+    Args:
+      folder: A job's folder; need not exist.
+      kind: What the job writes: "run", "benchmark" or "comparison".
+    """
+    others = sorted(_kinds(folder) - {kind})
+    if others:
+        raise errors.RunError(
+            f"{str(folder)!r} holds a {others[0]}; this job writes a {kind}. Pass "
+            "another --workdir, or --overwrite to delete what is there."
+        )
+
+
+def _kinds(folder):
+    """What a folder holds, by the files that each kind of job writes first."""
+    kinds = set()
+    if (folder / "config.yaml").exists():
+        benchmark = "benchmark" in (_own_settings(folder) or ())
+        kinds.add("benchmark" if benchmark else "run")
+    runs = (folder.glob(f"{mode}/seed*") for mode in modes.MODES)
+    if (folder / "comparison.json").exists() or any(map(any, runs)):
+        kinds.add("comparison")
+    return kinds
+
+
+def _own_settings(folder):
+    """Returns the settings of a run or a benchmark; None if there are none."""
+    try:
+        settings = _read_config(folder)
+    except (errors.RunError, OSError):
+        return None
+    return settings if settings.keys() >= _OWN_SETTINGS else None
 
 
 def write_config(config: config_dict.ConfigDict, folder: pathlib.Path) -> None:
@@ -94,17 +140,27 @@ def plain_config(config: config_dict.ConfigDict) -> dict[str, Any]:
 
 def _check_same(old, new, folder):
     old, new = flatten(old), flatten(new)
-    changed = [
-        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
-    if changed:
-        raise errors.RunError(
-            f"{str(folder)!r} holds a run with other settings "
-            f"({'; '.join(changed[:5])}). Pass another --workdir, or --overwrite to "
-            "delete that run."
-        )
+    keys = sorted(old.keys() | new.keys())
+    changed = [key for key in keys if old.get(key) != new.get(key)]
+    if not changed:
+        return
+    shown = (f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in changed[:5])
+    both = all(key in old and key in new for key in changed)
+    raise errors.RunError(
+        f"{str(folder)!r} holds a run with other settings ({'; '.join(shown)}). "
+        + ("" if both else _OTHER_VERSION)
+        + "Pass another --workdir, or --overwrite to delete that run."
+    )
+
+
+_OTHER_VERSION = (
+    "Where one side has no such setting, another version of tfamp or another task "
+    "wrote the folder; its runs cannot go on here. "
+)
+
+
+def _shown(settings, key):
+    return repr(settings[key]) if key in settings else "none such"
 
 
 def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -207,23 +263,36 @@ def delete_run(workdir: str | os.PathLike) -> None:
 
 
 def _foreign_files(folder):
-    """Names of what neither a run nor a comparison writes into its folder."""
-    if (folder / "cells").is_dir():  # A benchmark's.
-        names = (path.name for path in (folder / "cells").iterdir())
-        foreign = [name for name in names if not name.startswith(_CELL_PREFIXES)]
-        return _others(folder, _BENCHMARK_FILES) + foreign
+    """Names of what no job writes into its folder.
+
+    That is everything where no settings say that a job wrote there: others, too, have
+    a folder `cells` or a `report.md`.
+    """
     if (folder / "config.yaml").exists():
-        return _others(folder, _RUN_FILES)
+        benchmark = "benchmark" in (_own_settings(folder) or ())
+        return _foreign_in_benchmark(folder) if benchmark else _foreign_in_run(folder)
     kept = {p.name for p in folder.iterdir() if p.is_dir()} & modes.MODES.keys()
-    foreign = _others(folder, _COMPARISON_FILES | kept)
-    for mode in kept:
-        for run in (folder / mode).iterdir():
-            if run.is_dir() and run.name.startswith("seed"):
-                names = _others(run, _RUN_FILES)
-                foreign += [f"{mode}/{run.name}/{name}" for name in names]
-            else:
-                foreign.append(f"{mode}/{run.name}")
+    runs = [run for mode in kept for run in (folder / mode).iterdir()]
+    written = _COMPARISON_FILES if any(map(_own_settings, runs)) else set()
+    foreign = _others(folder, written | kept)
+    for run in runs:
+        name = f"{run.parent.name}/{run.name}"
+        if run.is_dir() and run.name.startswith("seed"):
+            foreign += [f"{name}/{each}" for each in _foreign_in_run(run)]
+        else:
+            foreign.append(name)
     return sorted(foreign)
+
+
+def _foreign_in_run(folder):
+    return _others(folder, _RUN_FILES if _own_settings(folder) else set())
+
+
+def _foreign_in_benchmark(folder):
+    cells = folder / "cells"
+    found = cells.iterdir() if cells.is_dir() else ()
+    foreign = [p.name for p in found if p.is_dir() or not _CELL.fullmatch(p.name)]
+    return _others(folder, _BENCHMARK_FILES) + sorted(foreign)
 
 
 def _others(folder, known):

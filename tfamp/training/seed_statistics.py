@@ -19,14 +19,16 @@ class PairedDifference(NamedTuple):
       mode: The mode that is compared.
       base_mode: The mode it is compared with.
       seeds: The seeds, in the order of `differences`.
-      differences: `mode` minus `base_mode`, seed by seed.
+      differences: `mode` minus `base_mode`, seed by seed; None where a score is not
+        finite, and then there is nothing of what follows but the verdict.
       mean: Mean of the differences.
       deviation: Their sample standard deviation; None for one seed.
       base_deviation: The same of the base mode's scores.
       interval: 95 % confidence interval of the mean difference; None for one seed, and
         where all differences are equal.
-      detectable: Half the interval's width: the smallest mean difference that these
-        seeds would have told from none; None without an interval.
+      detectable: Half the interval's width: a smaller mean difference counts as noise
+        here. It is not the test's power: of true differences of this size about half
+        are found. None without an interval.
       verdict: What a reader may conclude; see `compare`.
     """
 
@@ -34,8 +36,8 @@ class PairedDifference(NamedTuple):
     mode: str
     base_mode: str
     seeds: tuple[int, ...]
-    differences: tuple[float, ...]
-    mean: float
+    differences: tuple[float | None, ...]
+    mean: float | None
     deviation: float | None
     base_deviation: float | None
     interval: tuple[float, float] | None
@@ -48,7 +50,10 @@ class PairedDifference(NamedTuple):
 
     def to_text(self) -> str:
         """Returns the difference in points, with its interval where it has one."""
-        text = f"{self.mode} minus {self.base_mode}: {_points(self.mean)}"
+        text = f"{self.mode} minus {self.base_mode}: "
+        if self.mean is None:
+            return f"{text}no mean of {self.score}"
+        text += _points(self.mean)
         if self.deviation is None:
             return f"{text} points of {self.score}"
         text += (
@@ -65,25 +70,25 @@ class PairedDifference(NamedTuple):
         return f"verdict on {self.score}: {self.verdict}{self._scale()}"
 
     def _scale(self):
-        """How far the base mode moves by itself, and what could have been seen."""
-        if self.base_deviation is None:
-            return ""
-        text = (
-            f"; {self.base_mode} alone deviates by "
-            f"{_points(self.base_deviation, '')} points from seed to seed"
-        )
+        """How far the base mode moves by itself, and what counts as noise."""
+        text = ""
+        if self.base_deviation is not None and self.base_deviation >= _EQUAL:
+            text += (
+                f"; {self.base_mode} alone deviates by "
+                f"{_points(self.base_deviation, '')} points from seed to seed"
+            )
         if self.detectable is not None:
             text += (
-                f", and {len(self.seeds)} seeds can tell a mean difference from "
-                f"{_points(self.detectable, '')} points on"
+                "; the interval's half width, below which a mean difference counts as "
+                f"noise, is {_points(self.detectable, '')} points"
             )
         return text
 
 
 def compare(
     score: str,
-    base: tuple[str, Mapping[int, float]],
-    other: tuple[str, Mapping[int, float]],
+    base: tuple[str, Mapping[int, float | None]],
+    other: tuple[str, Mapping[int, float | None]],
 ) -> PairedDifference:
     """Compares two modes by the differences between runs of the same seed.
 
@@ -94,8 +99,10 @@ def compare(
 
     ```
     seeds                        | verdict
+    with a score not finite      | no verdict
     one                          | one seed shows no noise
-    all differences equal        | equal, lower or higher by so much in every seed
+    all differences 0            | equal in every seed
+    all differences equal        | no interval
     the interval contains 0      | within seed noise
     else                         | lower or higher by the interval's ends
     two                          | as above, and that two say little
@@ -103,7 +110,8 @@ def compare(
 
     Args:
       score: Name of the score; higher is better.
-      base: (name of the base mode, {seed: score as a fraction}).
+      base: (name of the base mode, {seed: score as a fraction; None or not finite
+        where there is none}).
       other: The same of the mode that is compared; the same seeds.
 
     Returns:
@@ -125,13 +133,15 @@ def compare(
             f"{base_mode}: {sorted(before)}, {mode}: {sorted(after)}."
         )
     seeds = tuple(sorted(before))
-    differences = tuple(after[seed] - before[seed] for seed in seeds)
+    places = score, mode, base_mode, seeds
+    differences = tuple(_difference(after[seed], before[seed]) for seed in seeds)
+    missing = _missing((base, other))
+    if missing:
+        verdict = f"no verdict: {missing}"
+        return PairedDifference(*places, differences, *[None] * 5, verdict)
     interval = _interval(differences)
     return PairedDifference(
-        score=score,
-        mode=mode,
-        base_mode=base_mode,
-        seeds=seeds,
+        *places,
         differences=differences,
         mean=statistics.fmean(differences),
         deviation=_deviation(differences),
@@ -140,6 +150,27 @@ def compare(
         detectable=(interval[1] - interval[0]) / 2 if interval else None,
         verdict=_verdict(differences, interval, base_mode),
     )
+
+
+def _missing(runs):
+    """Says which scores are not finite; "" if all are."""
+    found = {
+        mode: [str(s) for s in sorted(scores) if not _is_finite(scores[s])]
+        for mode, scores in runs
+    }
+    return " and ".join(
+        f"the score of {mode} is not finite with seed {', '.join(seeds)}"
+        for mode, seeds in found.items()
+        if seeds
+    )
+
+
+def _is_finite(score):
+    return score is not None and math.isfinite(score)
+
+
+def _difference(after, before):
+    return after - before if _is_finite(after) and _is_finite(before) else None
 
 
 def critical_t(freedom: int, confidence: float = CONFIDENCE) -> float:
@@ -197,23 +228,27 @@ def _verdict(differences, interval, base_mode):
     if len(differences) == 1:
         return f"one seed shows no noise: {_ENOUGH}"
     mean = statistics.fmean(differences)
-    side = f"{'lower' if mean < 0 else 'higher'} than {base_mode} by"
     if interval is None:
         every = f"in each of the {len(differences)} seeds"
         if abs(mean) < _EQUAL:
             text = f"equal to {base_mode} {every}"
         else:
-            text = f"{side} {_points(abs(mean), '')} points {every}"
+            text = f"no interval: {_points(mean)} points {every}"
         text += ", which leaves no deviation to judge by"
     elif interval[0] <= 0 <= interval[1]:
         text = "within seed noise"
     else:
+        side = "lower" if mean < 0 else "higher"
         low, high = sorted(map(abs, interval))
-        text = f"{side} {_points(low, '')} to {_points(high, '')} points"
+        text = f"{side} than {base_mode} by {_points(low, '')} to "
+        text += f"{_points(high, '')} points"
     if len(differences) == 2:
         text += f" (two seeds say little: {_ENOUGH})"
     return text
 
 
 def _points(fraction, sign="+"):
-    return f"{100 * fraction:{sign}.2f}"
+    """A fraction in points; two digits of what would be shown as nothing."""
+    points = 100 * fraction
+    small = 100 * _EQUAL <= abs(points) < 0.01
+    return f"{points:{sign}.2g}" if small else f"{points:{sign}z.2f}"

@@ -1,5 +1,6 @@
 """From the scores of first and last tokens to answers: n-best decoding."""
 
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -131,7 +132,13 @@ def _text_between(windows, row, start, end, context):
     """Returns the characters from one token's first to another's last."""
     offsets = windows.offsets[windows.question[row]]
     shift = windows.first[row] - windows.prefix[row]
-    return context[offsets[start + shift, 0] : offsets[end + shift, 1]]
+    stop, limit = offsets[end + shift, 1], len(context)
+    if end + shift + 1 < len(offsets):
+        limit = offsets[end + shift + 1, 0]
+    # Accents that the tokenizer strips are of no token, but of the last character.
+    while stop < limit and unicodedata.category(context[stop]) == "Mn":
+        stop += 1
+    return context[offsets[start + shift, 0] : stop]
 
 
 def _spans(found):

@@ -3,13 +3,14 @@
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfamp import errors
 from tfamp.training import tables
 
-_SHOWN = 5  # Bad questions that an error lists.
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON may have them, UTF-8 may not.
 
 
 class Answer(NamedTuple):
@@ -55,6 +56,25 @@ def read_json(path: str | os.PathLike) -> list[Question]:
     return questions
 
 
+def read_answers(path: str | os.PathLike) -> list[Question]:
+    """Reads questions for scoring, which has no use for places in the context.
+
+    Args:
+      path: The file, in SQuAD 1.1's format.
+
+    Returns:
+      The questions; their answers need not be where they say.
+
+    Raises:
+      DataError: If the file is missing or of another format.
+    """
+    questions, problems = _parse(path)
+    settle(problems, "raise")
+    if not questions:
+        raise errors.DataError(f"{path} has no question.")
+    return questions
+
+
 def parse_json(path: str | os.PathLike) -> tuple[list[Question], list[str]]:
     """Reads a file in SQuAD 1.1's format, bad questions apart.
 
@@ -67,13 +87,7 @@ def parse_json(path: str | os.PathLike) -> tuple[list[Question], list[str]]:
     Raises:
       DataError: If the file is missing or of another format.
     """
-    found: list[Question] = []
-    problems: list[str] = []
-    for place, title, context, entry in _entries(path, _articles(path)):
-        try:
-            found.append(_from_entry(place, title, context, entry))
-        except errors.DataError as error:
-            problems.append(str(error))
+    found, problems = _parse(path)
     good, bad = check(found, str(path))
     if not good:
         raise errors.DataError(
@@ -126,6 +140,9 @@ def _what_is_wrong(question):
     for name in ("id", "context", "question"):
         if not getattr(question, name).strip():
             return f"its {name} is empty"
+    for name in ("id", "title", "context", "question"):
+        if _SURROGATE.search(getattr(question, name)):
+            return f"its {name} has half of a surrogate pair (\\ud800 to \\udfff)"
     if not question.answers:
         return "it has no answer (unanswerable questions of SQuAD 2.0 are not handled)"
     for answer in question.answers:
@@ -164,8 +181,19 @@ def list_problems(problems: Sequence[str]) -> str:
     """Returns one line on up to five bad questions; "" for none."""
     if not problems:
         return ""
-    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    return f"{len(problems)} bad question(s). {'; '.join(problems[:_SHOWN])}{more}."
+    return f"{len(problems)} bad question(s). {tables.list_lines(problems)}."
+
+
+def _parse(path) -> tuple[list[Question], list[str]]:
+    """Returns a file's questions, and lines on entries that are none."""
+    found: list[Question] = []
+    problems: list[str] = []
+    for place, title, context, entry in _entries(path, _articles(path)):
+        try:
+            found.append(_from_entry(place, title, context, entry))
+        except errors.DataError as error:
+            problems.append(str(error))
+    return found, problems
 
 
 def _articles(path):
@@ -191,7 +219,8 @@ def _entries(path, articles) -> Iterator[tuple[str, str, str, Any]]:
             place = f"{path}, article {a}, paragraph {p}"
             context = _field(paragraph, "context", str, place)
             for q, entry in enumerate(_field(paragraph, "qas", list, place), 1):
-                title = str(article.get("title", ""))
+                title = article.get("title")
+                title = title if isinstance(title, str) else ""
                 yield f"{place}, question {q}", title, context, entry
 
 

@@ -94,7 +94,7 @@ def score_file(
     """Scores a predictions JSON against questions in SQuAD 1.1's format.
 
     Args:
-      questions_file: Path of the questions, see `squad.read_json`.
+      questions_file: Path of the questions, see `squad.read_answers`.
       predictions_file: Path of a JSON object {question id: text}.
 
     Returns:
@@ -103,7 +103,7 @@ def score_file(
     Raises:
       DataError: If a file is missing or malformed.
     """
-    questions = squad.read_json(questions_file)
+    questions = squad.read_answers(questions_file)
     return score(questions, _read_predictions(predictions_file))
 
 
@@ -117,7 +117,7 @@ def _best(metric, prediction, answers):
 def _read_predictions(path):
     """Reads {question id: text}."""
     try:
-        found = json.loads(pathlib.Path(path).read_text("utf-8"))
+        found = json.loads(pathlib.Path(path).read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise errors.DataError(f"Cannot read {path} as JSON: {error}.") from error
     if not isinstance(found, dict) or not all(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors
@@ -67,12 +68,13 @@ def load(
     seed = config.data.split_seed
     if is_csv and not config.data.test_file:
         train, test = hold_out(train, config.data.test_fraction, seed)
-    validation: list[squad.Question] = []
-    if config.validation_fraction:
-        train, validation = hold_out(train, config.validation_fraction, seed + 1)
+    # Before a part of `train` selects the checkpoint, which must not know the test.
     shared = _contexts(train) & _contexts(test)
     if shared:
         notes += (f"{len(shared)} context(s) are in both training and test data",)
+    validation: list[squad.Question] = []
+    if config.validation_fraction:
+        train, validation = hold_out(train, config.validation_fraction, seed + 1)
     count = config.limit_examples or None
     splits = (shuffle(part, seed)[:count] for part in (train, validation, test))
     return Splits(*splits, notes)
@@ -105,6 +107,7 @@ def load_tfds(
             f"train and validation, features {', '.join(sorted(_FEATURES))}. "
             f"Received: splits {', '.join(splits)}, features {', '.join(features)}."
         )
+    _check_kinds(builder)
     train, bad = _read_split(builder, "train", name)
     test, more = _read_split(builder, "validation", name)
     return train, test, bad + more
@@ -144,7 +147,8 @@ def hold_out(
 
     Args:
       questions: Questions in any order; the result does not depend on it.
-      fraction: Share in (0, 1) of the questions that is held out, up to an article.
+      fraction: Share in (0, 1) of the questions that is held out: no more, unless the
+        smallest article is larger.
       seed: Seed of the choice.
 
     Returns:
@@ -166,11 +170,14 @@ def hold_out(
         )
     names = sorted(groups)
     order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
-    sizes = np.cumsum([len(groups[name]) for name in order])
-    count = int(np.searchsorted(sizes, round(fraction * len(questions)))) + 1
-    count = min(count, len(order) - 1)
-    first, second = order[count:], order[:count]
-    return [q for n in first for q in groups[n]], [q for n in second for q in groups[n]]
+    room = min(round(fraction * len(questions)), len(questions) - 1)
+    held: list[squad.Question] = []
+    for name in order:
+        if len(held) + len(groups[name]) <= room:
+            held += groups.pop(name)
+    if not held:
+        held = groups.pop(min(order, key=lambda name: len(groups[name])))
+    return [q for name in order for q in groups.get(name, ())], held
 
 
 def shuffle(questions: Sequence[squad.Question], seed: int) -> list[squad.Question]:
@@ -192,8 +199,35 @@ def _contexts(questions):
 def _read_split(builder, split, name):
     """Returns (questions, lines on bad ones) of a split of TFDS data."""
     examples = builder.as_dataset(split=split, shuffle_files=False)
-    questions = map(_from_example, examples.as_numpy_iterator())
-    return squad.check(questions, f"{name} ({split})")
+    place = f"{name} ({split})"
+    questions = []
+    for number, example in enumerate(examples.as_numpy_iterator(), start=1):
+        try:
+            questions.append(_from_example(example))
+        except UnicodeDecodeError as error:
+            raise errors.DataError(f"{place}, row {number}: {error}.") from error
+    return squad.check(questions, place)
+
+
+def _check_kinds(builder):
+    """Raises unless the features are strings, and answers have texts and places."""
+    features = builder.info.features
+    strings = {"id", "context", "question", "title"} & set(features)
+    wrong = [name for name in sorted(strings) if not data.is_text(features[name])]
+    shape, dtype = features["answers"].shape, features["answers"].tf_dtype
+    if not (
+        isinstance(shape, dict)
+        and [len(shape.get(name) or ()) for name in ("text", "answer_start")] == [1, 1]
+        and dtype["text"] == tf.string
+        and dtype["answer_start"].is_integer
+    ):
+        wrong.append("answers")
+    if wrong:
+        raise errors.DataError(
+            f"{builder.info.full_name} is not as 'squad': id, title, context, question "
+            "are strings, answers have lists of text and of answer_start. Received: "
+            f"{wrong[0]}: {data.describe_feature(features[wrong[0]])}."
+        )
 
 
 def _from_example(features):

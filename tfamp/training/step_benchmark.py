@@ -8,17 +8,11 @@ again, so that a machine that is busy for a while slows all modes and not one.
 import itertools
 import json
 import os
-import pathlib
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from absl import logging
 
-import tfamp
 from tfamp import modes
 from tfamp.diagnostics import machine
 from tfamp.training import (
@@ -26,8 +20,10 @@ from tfamp.training import (
     benchmark_cell,
     benchmark_figures,
     benchmark_inputs,
+    benchmark_process,
     benchmark_report,
     compare,
+    optimizers,
     run_files,
 )
 
@@ -40,9 +36,10 @@ class Settings(NamedTuple):
       batch_sizes: Examples in a batch; empty: the configuration's.
       sequence_lengths: Tokens of an example; empty: the configuration's. None for
         images.
-      modes: Precision modes; empty: float32 and the mode for this host.
+      modes: Precision modes; empty: float32 and the configuration's mixed one, as a
+        comparison chooses it.
       jit: "auto", "on", "off"; empty: as the configuration says.
-      steps: Timed steps of each repeat.
+      steps: Timed steps of each repeat; see `benchmark_cell.measure`.
       warmup: Steps before them, the first one included.
       repeats: Processes of each cell.
     """
@@ -57,6 +54,13 @@ class Settings(NamedTuple):
     repeats: int = 3
 
 
+# Fields of a configuration that no cell depends on.
+_UNUSED = (
+    *("data_dir", "manual_dir", "epochs", "eval_batch_size"),
+    *("validation_fraction", "limit_examples"),
+)
+
+
 def identity(config, settings: Settings):
     """Returns the configuration of a benchmark's folder; it names what cells share.
 
@@ -66,7 +70,9 @@ def identity(config, settings: Settings):
         them, and more repeats, go on from those that there are.
     """
     one = base_config.settle_rewrite(config)
+    defaults = base_config.get_config()
     with one.unlocked():
+        one.update({name: defaults[name] for name in _UNUSED})
         one.name = f"{config.name}-{settings.job}-benchmark"
         names = ("job", "steps", "warmup")
         one.benchmark = {name: getattr(settings, name) for name in names}
@@ -81,8 +87,10 @@ def plan(config, settings: Settings) -> list[benchmark_cell.Cell]:
       settings: What to measure.
 
     Raises:
+      DataError: If the preset is missing or malformed.
       ValueError: If a setting makes no sense, or the mode is unknown.
     """
+    base_config.validate(config)
     config = base_config.settle_rewrite(config)
     text = benchmark_inputs.unit(config.task) == "sequences"
     _check(config, settings, text)
@@ -98,7 +106,9 @@ def plan(config, settings: Settings) -> list[benchmark_cell.Cell]:
         benchmark_cell.Cell(settings.job, mode, batch, length, jit)
         for jit, length, batch, mode in shapes
     )
-    return list(dict.fromkeys(cells))
+    cells = list(dict.fromkeys(cells))
+    _check_model(config, cells)
+    return cells
 
 
 def _mixed(config):
@@ -137,6 +147,17 @@ def _check(config, settings, text):
         )
 
 
+def _check_model(config, cells):
+    """Finds what is wrong before any process starts; loads no weights."""
+    optimizers.check(config.optimizer)
+    for length in dict.fromkeys(cell.sequence_length for cell in cells):
+        if length:
+            config = config.copy_and_resolve_references()
+            config.data.sequence_length = length
+            base_config.validate(config)
+        benchmark_inputs.check(config)
+
+
 def run(
     config,
     workdir: str | os.PathLike,
@@ -146,8 +167,9 @@ def run(
 ) -> benchmark_report.Report:
     """Measures every cell and writes `benchmark.json` and `report.md`.
 
-    What a cell's process measured stays in `cells/`, and is not measured again. A cell
-    that fails is a row with its reason; the next call tries it again.
+    What a cell's process measured stays in `cells/`, and is not measured again on the
+    same machine with the same versions and switches. A cell that fails is a row with
+    its reason; the next call tries it again.
 
     Args:
       config: The configuration; its model, optimizer, loss scaling and seed are used,
@@ -161,71 +183,44 @@ def run(
       A `benchmark_report.Report`.
 
     Raises:
-      RunError: If the folder cannot be written or holds another benchmark.
+      DataError: If the preset is missing or malformed.
+      RunError: If the folder cannot be written or holds anything but this benchmark.
       ValueError: If a setting makes no sense.
     """
-    base_config.validate(config)
     cells = plan(config, settings)
     shared = identity(config, settings)
     note = "" if settings.modes else _mixed(shared)[1]
-    folder = run_files.open_folder(shared, workdir)
+    folder = run_files.open_folder(shared, workdir, "benchmark")
     run_files.write_config(shared, folder)
     (folder / "cells").mkdir(exist_ok=True)
+    described = machine.describe()
+    place = benchmark_process.identity(described)
     measured = {cell: [] for cell in cells}
     failures = {}
     work = list(itertools.product(range(settings.repeats), cells))
     for number, (repeat, cell) in enumerate(work, 1):
         if cell in failures:
             continue
-        report(f"cell {number} of {len(work)}: {cell.label}, repeat {repeat + 1}")
-        file = folder / "cells" / f"{cell.key}-repeat{repeat}.json"
-        reason = _measure(shared, cell, settings, file, command or _COMMAND)
-        if reason:
-            failures[cell] = reason
-            report(f"  failed: {reason}")
+        file = (folder / "cells" / f"{cell.key}-repeat{repeat}.json").absolute()
+        figures = benchmark_process.read(file, place)
+        done = " (measured before)" if figures else ""
+        report(f"cell {number} of {len(work)}: {cell.label}, repeat {repeat + 1}{done}")
+        if figures is None:
+            counts = settings.steps, settings.warmup
+            request = benchmark_cell.to_request(shared, cell, *counts, file, place)
+            failures[cell] = benchmark_process.run(request, file, command)
+            figures = benchmark_process.read(file, place)
+        if figures is None:
+            report(f"  failed: {failures[cell]}")
         else:
-            measured[cell].append(json.loads(file.read_text()))
-            report(f"  {_told(cell, measured[cell][-1], config.task)}")
-    result = _report(config, settings, note, measured, failures)
+            failures.pop(cell, None)
+            measured[cell].append(figures)
+            report(f"  {_told(cell, figures, config.task)}")
+    result = _report(config, settings, note, measured, failures, described)
     text = json.dumps(result.to_dict(), indent=2)
     run_files.write_text(folder / "benchmark.json", text)
     run_files.write_text(folder / "report.md", result.to_markdown())
     return result
-
-
-# What a crash prints below its reason.
-_FRAME = re.compile(r"\s*($|@|\*\*\*|PC:)")
-_COMMAND = (sys.executable, "-P", "-m", benchmark_cell.__name__)
-
-
-def _measure(config, cell, settings, file, command):
-    """Runs a cell's process unless its file is there; returns why it failed, or ""."""
-    if file.exists():
-        return ""
-    root = str(pathlib.Path(tfamp.__file__).parents[1])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(  # Ctrl-C ends the process, too.
-        command,
-        input=benchmark_cell.to_request(
-            config, cell, settings.steps, settings.warmup, file.absolute()
-        ),
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode == 0 and file.exists():
-        return ""
-    lines = [line for line in done.stderr.splitlines() if not _FRAME.match(line)]
-    last = lines[-1][:400] if lines else "no reason was given"
-    if done.returncode >= 0:
-        return last
-    name = signal.Signals(-done.returncode).name
-    if name == "SIGKILL":
-        return "killed (SIGKILL), as Linux does with a process when memory runs out"
-    return f"ended by {name}: {last}"
 
 
 def _told(cell, figures, task):
@@ -238,9 +233,15 @@ def _told(cell, figures, task):
     )
 
 
-def _report(config, settings, note, measured, failures):
-    described = machine.describe()
-    found = [each[0] for cell, each in measured.items() if cell not in failures]
+def _report(config, settings, note, measured, failures, described):
+    found = [each[0] for each in measured.values() if each]
+    none = {cell: why for cell, why in failures.items() if not measured[cell]}
+    fewer = [
+        f"{cell.label}: {len(measured[cell])} of {settings.repeats} repeats, then "
+        f"failed: {why}"
+        for cell, why in failures.items()
+        if measured[cell]
+    ]
     return benchmark_report.Report(
         name=config.name,
         job=settings.job,
@@ -251,8 +252,8 @@ def _report(config, settings, note, measured, failures):
             "repeats": settings.repeats,
             "seed": config.seed,
         },
-        rows=benchmark_figures.summarize(list(measured), measured, failures),
-        notes=[*_notes(settings, note, found), _versions(described)],
+        rows=benchmark_figures.summarize(list(measured), measured, none),
+        notes=[*_notes(settings, note, found), *fewer, _versions(described)],
         machine=described.to_dict(),
     )
 
@@ -272,10 +273,17 @@ def _notes(settings, note, found):
             "the timed steps, on the same batches and from the same seed in every mode "
             "(dropout draws other numbers in other formats)"
         )
+        window = max((f["batches_per_step"] for f in found), default=1)
+        if window > 1:
+            meaning += (
+                f"; here a step is {window} batches and one update of the weights, and "
+                "throughput counts them all"
+            )
     else:
         meaning = (
             "a step is the one of `predict`, its output read back; the output error is "
-            "the largest difference from float32's, relative to the largest output"
+            "the largest difference from float32's, relative to the largest output; "
+            "the speed-up is of the averages"
         )
     return [
         *dict.fromkeys([*described, *filter(None, [note]), *reasons, *rewrites]),

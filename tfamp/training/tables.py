@@ -2,15 +2,18 @@
 
 import csv
 import glob
+import io
 import os
-from collections.abc import Iterator, Sequence
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ml_collections import config_dict
 
 from tfamp import errors
 
-_SHOWN = 5  # Bad rows that an error lists.
+_LINES = 5  # Bad rows that an error lists.
+_NAMES = 20  # Classes that a line lists.
 
 
 class Record(NamedTuple):
@@ -39,7 +42,8 @@ def read_table(
 
     Args:
       config: `config.data` has
-        delimiter, quoted: "," or a tab; whether `"` quotes fields.
+        delimiter, quoted: "," or a tab, which may be the escape "\\t"; whether `"`
+        quotes fields.
         header: Whether the first row names the columns.
       data_dir: Folder of the files.
       pattern: File in `data_dir`, or a pattern such as "*.txt" of several.
@@ -47,16 +51,19 @@ def read_table(
 
     Returns:
       The rows, their fields in the order of `columns` and without spaces around
-      them, and the rows that have too many or too few fields or an empty one.
+      them, and the rows that have too many or too few fields or an empty one. Blank
+      lines are no rows, but count.
 
     Raises:
-      DataError: If there is no such file, column or usable row, or a file is not
-        readable as such text.
+      DataError: If there is no such file, column or usable row, a name of a column is
+        there twice, or a file is not readable as such text.
+      ValueError: If `delimiter` is not one character.
     """
+    delimiter = _check_delimiter(config.data)
     records: list[Record] = []
     bad: list[BadRow] = []
-    for path in _find_files(data_dir, pattern):
-        for item in _read_file(path, config.data, columns):
+    for path in _find_files(data_dir, pattern, config.data):
+        for item in _read_file(path, config.data, delimiter, columns):
             if isinstance(item, BadRow):
                 bad.append(item)
             else:
@@ -95,65 +102,117 @@ def list_bad_rows(bad: Sequence[BadRow]) -> str:
     """Returns one line on up to five bad rows; "" for none."""
     if not bad:
         return ""
-    shown = "; ".join(f"{b.file}, row {b.number}: {b.reason}" for b in bad[:_SHOWN])
-    more = f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    return f"{len(bad)} bad row(s). {shown}{more}."
+    lines = [f"{b.file}, row {b.number}: {b.reason}" for b in bad]
+    return f"{len(bad)} bad row(s). {list_lines(lines)}."
 
 
-def _find_files(data_dir, pattern):
+def list_lines(lines: Sequence[str]) -> str:
+    """Returns up to five of some lines as one, and how many more there are."""
+    more = len(lines) - _LINES
+    return "; ".join(lines[:_LINES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def list_names(names: Iterable[object]) -> str:
+    """Returns up to twenty names, such as those of classes, and how many there are."""
+    shown = list(map(str, names))
+    more = f", ... ({len(shown)})" if len(shown) > _NAMES else ""
+    return ", ".join(shown[:_NAMES]) + more
+
+
+def _check_delimiter(data):
+    """Returns the delimiter, which a shell may have passed as an escape."""
+    found = data.delimiter.replace(r"\t", "\t")
+    if not found or set(found) & set('"\r\n') or (data.quoted and len(found) > 1):
+        raise ValueError(
+            "The delimiter must be one character (\\t: a tab; more where fields "
+            "are not quoted), no quote and no line end. Received: "
+            f"delimiter={data.delimiter!r}, quoted={data.quoted}."
+        )
+    return found
+
+
+def _name_settings(data, ending):
+    """Returns ", or set " and the settings of an ending; "" where there are none."""
+    found = ", ".join(f"config.data.{n}" for n in sorted(data) if n.endswith(ending))
+    return f", or set {found}" if found else ""
+
+
+def _find_files(data_dir, pattern, data):
     """Returns the paths of a file name or pattern in a folder."""
     if not data_dir:
         raise errors.DataError(
             f"This task reads local files ({pattern}). Pass their folder: "
             "--data_dir=FOLDER."
         )
-    path = os.path.join(data_dir, pattern)
-    paths = [path] if os.path.isfile(path) else sorted(glob.glob(path))
+    names = [pattern] if os.path.isfile(os.path.join(data_dir, pattern)) else []
+    # Not of the joined path: a folder's name is no pattern.
+    names = names or sorted(glob.glob(pattern, root_dir=data_dir))
+    paths = [os.path.join(data_dir, name) for name in names]
     if not paths:
         raise errors.DataError(
             f"No file {pattern} in the folder --data_dir={data_dir}. Pass the folder "
-            "that holds it, or set config.data.train_file and config.data.test_file."
+            f"that holds it{_name_settings(data, '_file')}."
         )
     return paths
 
 
-def _read_file(path: str, data, columns) -> Iterator[Record | BadRow]:
+def _read_file(path: str, data, delimiter, columns) -> Iterator[Record | BadRow]:
     """Yields the rows of one file, usable or not."""
     number, places, width = 0, None, 0
+    content = _read_text(path)
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            for number, fields in enumerate(_records(file, data), start=1):
-                if places is None:
-                    places, width = _find_columns(path, fields, columns, data.header)
-                    if data.header:
-                        continue
+        records = _records(content, delimiter, data.quoted)
+        for number, fields in enumerate(records, start=1):
+            if places is None:
+                places, width = _find_columns(path, fields, columns, data)
+                if data.header:
+                    continue
+            if fields not in ([], [""]):  # A blank line.
                 yield _parse(path, number, fields, places, width)
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         raise errors.DataError(
-            f"{path}, row {number + 1}: {error}. Expected UTF-8 text with "
-            f"delimiter={data.delimiter!r}, quoted={data.quoted}."
+            f"{path}, row {number + 1}: {error}. Expected delimiter={delimiter!r}, "
+            f"quoted={data.quoted}."
         ) from error
 
 
-def _records(file, data):
-    """Returns an iterator of the lists of fields in an open file."""
-    if data.quoted:
-        # `strict`: a quote that stays open is an error, not one huge field.
-        return csv.reader(file, delimiter=data.delimiter, strict=True)
-    # A line ends at "\n" alone: texts hold other separators, and quotes.
-    lines = file.read().rstrip("\r\n").split("\n")
-    return (line.rstrip("\r").split(data.delimiter) for line in lines)
-
-
-def _find_columns(path, first, columns, header):
-    """Returns (name, position) of the wanted columns, and the row width."""
-    names = first if header else [str(place) for place in range(len(first))]
-    missing = [name for name in columns if name not in names]
-    if missing:
+def _read_text(path):
+    """Returns a file's text, without a byte order mark."""
+    try:
+        return pathlib.Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise errors.DataError(f"Cannot read {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
         raise errors.DataError(
-            f"{path}, row 1: no column {', '.join(map(repr, missing))}. Found: "
-            f"{', '.join(map(repr, names))}. Set config.data.text_column, "
-            "config.data.label_column and the like (and delimiter and header)."
+            f"{path}, line {line}: the byte 0x{error.object[error.start]:02x} is not "
+            "UTF-8. Save the file as UTF-8."
+        ) from error
+
+
+def _records(content, delimiter, quoted):
+    """Returns an iterator of the lists of fields in a text."""
+    if quoted:
+        # `strict`: a quote that stays open is an error, not one huge field.
+        file = io.StringIO(content, newline="")
+        return csv.reader(file, delimiter=delimiter, strict=True)
+    # A line ends at "\n" alone: texts hold other separators, and quotes.
+    lines = content.rstrip("\r\n").split("\n")
+    return (line.rstrip("\r").split(delimiter) for line in lines)
+
+
+def _find_columns(path, first, columns, data):
+    """Returns (name, position) of the wanted columns, and the row width."""
+    names = first if data.header else [str(place) for place in range(len(first))]
+    missing = [name for name in columns if name not in names]
+    twice = [name for name in columns if names.count(name) > 1]
+    if missing or twice:
+        wrong = f"no column {', '.join(map(repr, missing))}"
+        if twice:
+            wrong = f"two columns {', '.join(map(repr, twice))}"
+        raise errors.DataError(
+            f"{path}, row 1: {wrong}. Found: {list_names(map(repr, names))}. Correct "
+            f"the file{_name_settings(data, '_column')}."
         )
     return [(name, names.index(name)) for name in columns], len(names)
 

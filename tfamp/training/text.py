@@ -9,6 +9,8 @@ from ml_collections import config_dict
 from tfamp import errors
 from tfamp.training import tables
 
+_MANY = 20  # Classes that may have one text each.
+
 
 class Example(NamedTuple):
     """A text or a pair of texts, and the index of its class in `Corpus.classes`."""
@@ -25,7 +27,8 @@ class Corpus(NamedTuple):
       train: Examples to train on.
       validation: Examples split off the training data; they select the checkpoint.
       test: Examples scored once.
-      classes: Class names, sorted; an example's label is an index into them.
+      classes: Class names, sorted, or in the order that the data set has; an example's
+        label is an index into them.
       notes: What was left out and why, for the report; never silently.
     """
 
@@ -62,18 +65,16 @@ def load_csv(config: config_dict.ConfigDict, data_dir: str | None) -> Corpus:
     columns = [name for name in wanted if name]
     train_rows, bad = tables.read_table(config, data_dir, data.train_file, columns)
     classes = tuple(sorted({_label(row) for row in train_rows}))
+    index = {label: number for number, label in enumerate(classes)}
     test_rows: list[tables.Record] = []
     if data.test_file:
         test_rows, bad_test = tables.read_table(
             config, data_dir, data.test_file, columns
         )
-        bad = bad + bad_test + _unknown_labels(test_rows, classes)
-        test_rows = [row for row in test_rows if _label(row) in classes]
+        bad = bad + bad_test + _unknown_labels(test_rows, index)
+        test_rows = [row for row in test_rows if _label(row) in index]
     tables.handle_bad_rows(bad, data.on_bad_rows)
-    _check_rows(config, data_dir, classes, test_rows)
-    train, test = (
-        [_example(row, classes) for row in r] for r in (train_rows, test_rows)
-    )
+    train, test = ([_example(row, index) for row in r] for r in (train_rows, test_rows))
     notes = (f"{len(bad)} bad row(s) skipped",) if bad else ()
     return make_corpus(train, test if data.test_file else None, classes, config, notes)
 
@@ -97,21 +98,27 @@ def make_corpus(
 
     Returns:
       A `Corpus`; a note tells how many texts are both in `train` and `test`.
+
+    Raises:
+      DataError: If nothing can be learned or scored: no example, one class, or hardly
+        two examples of a class.
     """
     seed = config.data.split_seed
+    _check(train, test, classes, config.data)
     if test is None:
         train, test = split(train, config.data.test_fraction, seed)
     else:
         test = shuffle(test, seed)
+    notes = tuple(notes)
+    # Before a part of `train` selects the checkpoint, which must not know the test.
+    shared = {example_key(e) for e in train} & {example_key(e) for e in test}
+    if shared:
+        notes += (f"{len(shared)} text(s) are in both the train and the test file",)
     validation: list[Example] = []
     if config.validation_fraction:
         train, validation = split(train, config.validation_fraction, seed + 1)
     else:
         train = shuffle(train, seed + 1)
-    notes = tuple(notes)
-    shared = {example_key(e) for e in train} & {example_key(e) for e in test}
-    if shared:
-        notes += (f"{len(shared)} text(s) are in both the train and the test file",)
     return Corpus(list(train), validation, list(test), tuple(classes), notes)
 
 
@@ -183,35 +190,41 @@ def _label(row):
     return row.values[-1]
 
 
-def _example(row, classes):
+def _example(row, index):
     """Turns a row of (text, [second text,] label) into an example."""
     first, *second, label = row.values
-    return Example(first, classes.index(label), *second)
+    return Example(first, index[label], *second)
 
 
-def _unknown_labels(rows, classes):
+def _unknown_labels(rows, index):
     """Returns the test rows whose class the training file does not have."""
+    known = tables.list_names(index)
     return [
         tables.BadRow(
-            row.file,
-            row.number,
-            f"label {_label(row)!r} is not one of {', '.join(classes)}",
+            row.file, row.number, f"label {_label(row)!r} is not one of {known}"
         )
         for row in rows
-        if _label(row) not in classes
+        if _label(row) not in index
     ]
 
 
-def _check_rows(config, data_dir, classes, test_rows):
+def _check(train, test, classes, data):
     """Raises if nothing can be learned or scored."""
-    if len(classes) < 2:
+    used = sorted({example.label for example in train})
+    source = data.get("train_file") or data.get("name")
+    wrong = f"{source} has {len(used)} class(es) in {len(train)} usable training row(s)"
+    names = tables.list_names(classes[label] for label in used)
+    if len(used) < 2:
         raise errors.DataError(
-            f"{config.data.train_file} in {data_dir} has {len(classes)} class(es) in "
-            f"column {config.data.label_column!r}: {', '.join(classes)}. Expected at "
-            "least 2."
+            f"{wrong}, column {data.label_column!r}: {names}. Expected at least 2."
         )
-    if config.data.test_file and not test_rows:
+    if len(used) > max(len(train) // 2, _MANY):
         raise errors.DataError(
-            f"{config.data.test_file} in {data_dir} has no row with one of the labels "
-            f"{', '.join(classes)} of {config.data.train_file}."
+            f"{wrong}: {names}. Expected several rows of each: set "
+            f"config.data.label_column (now {data.label_column!r})."
+        )
+    if test is not None and not test:
+        raise errors.DataError(
+            f"{data.get('test_file') or source} has no usable row to score: none has a "
+            f"text and one of the labels {names} of the training rows."
         )

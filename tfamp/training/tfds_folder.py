@@ -6,15 +6,15 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from tfamp import errors
+from tfamp.training import tables
 
 _VERSION = "1.0.0"  # Of sets that TFDS does not know.
 _REPORTED = 10_000  # Examples between two lines on progress.
-_SHOWN = 5  # Bad rows that an error lists.
 
 
 class Target(NamedTuple):
@@ -40,13 +40,14 @@ class Source(NamedTuple):
     """What was read of local files.
 
     Attributes:
-      splits: Feature dictionaries of each split's examples, by its name.
+      splits: Feature dictionaries of each split's examples, by its name; an iterable
+        of known length.
       features: A `tfds.features.FeaturesDict`.
       supervised_keys: (input, label), where the set can be read as such pairs.
       notes: What was left out and why.
     """
 
-    splits: Mapping[str, Iterable[Mapping[str, Any]]]
+    splits: Mapping[str, Any]
     features: Any
     supervised_keys: tuple[str, str] | None = None
     notes: tuple[str, ...] = ()
@@ -80,8 +81,7 @@ class Prepared(NamedTuple):
             for split, count, number in rows
         ]
         if self.classes:
-            shown = ", ".join(self.classes[:20])
-            lines.append(f"classes: {shown}{', ...' if self.classes[20:] else ''}")
+            lines.append(f"classes: {tables.list_names(self.classes)}")
         return "\n".join([*lines, *self.notes, f"{self.name}: {self.folder}"])
 
 
@@ -95,7 +95,7 @@ def find_target(name: str) -> Target:
       DataError: If it is not a name, or TFDS knows the set but not this config.
     """
     tfds = import_tfds()
-    if not re.fullmatch(r"[a-z][a-z0-9_]*(/[\w.-]+)?", name):
+    if not re.fullmatch(r"[a-z][a-z0-9_]*(/\w[\w.-]*)?", name):
         raise errors.DataError(
             f"Not a name of a data set. Received: {name!r}. Expected small letters, "
             "digits and '_', as 'my_reviews'; or a name in TFDS, as 'glue/sst2'."
@@ -135,6 +135,9 @@ def write(
 ) -> Prepared:
     """Writes a data set; its folder appears whole or, after a failure, not at all.
 
+    What was there before stays there after a failure. A kill may leave parts of both in
+    a folder `.prepare-...` of the data folder, which is yours to look at and delete.
+
     Args:
       target: The name.
       source: The examples.
@@ -145,8 +148,12 @@ def write(
       A `Prepared`.
 
     Raises:
-      DataError: If the folder cannot be written, or an example does not fit.
+      DataError: If the folder cannot be written, an example does not fit, or TFDS
+        would read a class by another name.
     """
+    label = source.features["label"] if "label" in source.features else None
+    classes = tuple(getattr(label, "names", None) or ())
+    _check_classes(classes)
     root = final.parents[len(target.folder.parts) - 1]
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -158,12 +165,11 @@ def write(
             f"Cannot write {final}: {error.strerror or error}. Pass another --data_dir."
         ) from error
     splits = {name: info.num_examples for name, info in builder.info.splits.items()}
-    label = source.features["label"] if "label" in source.features else None
     return Prepared(
         target.name,
         final,
         tuple((name, splits[name]) for name in source.splits),
-        tuple(getattr(label, "names", None) or ()),
+        classes,
         tuple(source.notes),
     )
 
@@ -183,14 +189,13 @@ def settle(problems: list[str], on_bad_rows: str) -> tuple[str, ...]:
     """
     if not problems:
         return ()
-    shown = "; ".join(problems[:_SHOWN])
-    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    shown = tables.list_lines(problems)
     if on_bad_rows == "raise":
         raise errors.DataError(
-            f"{len(problems)} bad row(s). {shown}{more}. Correct the files, or leave "
+            f"{len(problems)} bad row(s). {shown}. Correct the files, or leave "
             "such rows out with --on_bad_rows=skip."
         )
-    return (f"{len(problems)} bad row(s) skipped: {shown}{more}",)
+    return (f"{len(problems)} bad row(s) skipped: {shown}",)
 
 
 def import_tfds() -> ModuleType:
@@ -237,14 +242,32 @@ def _store(target, source, folder, report):
         },
         data_dir=folder,
     )
-    tfds.display_progress_bar(False)  # Bars for every part of a split; see `report`.
-    try:
-        # It prints where the set is: in the temporary folder.
-        with contextlib.redirect_stdout(io.StringIO()):
-            builder.download_and_prepare()
-    finally:
-        tfds.display_progress_bar(True)
+    # It prints where the set is: in the temporary folder.
+    with _no_bars(tfds), contextlib.redirect_stdout(io.StringIO()):
+        builder.download_and_prepare()
     return builder
+
+
+@contextlib.contextmanager
+def _no_bars(tfds):
+    """Turns TFDS' bars, one for every part of a split, off, and back to what was."""
+    # TFDS 4.9 tells nobody whether bars are on; guarded by training/test_prepare.py.
+    before = tfds.core.utils.tqdm_utils._active
+    tfds.display_progress_bar(False)
+    try:
+        yield
+    finally:
+        tfds.display_progress_bar(before)
+
+
+def _check_classes(names):
+    """Raises for names of classes that TFDS, which stores one a line, cannot keep."""
+    wrong = [n for n in names if n != n.strip() or not n or "\n" in n or "\r" in n]
+    if wrong:
+        raise errors.DataError(
+            f"{len(wrong)} name(s) of classes are empty, or have a line end, or spaces "
+            f"around them: {tables.list_names(map(repr, wrong))}. Correct the files."
+        )
 
 
 def _counted(split, examples, report) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -258,6 +281,12 @@ def _counted(split, examples, report) -> Iterator[tuple[int, Mapping[str, Any]]]
 def _publish(written, final, temporary):
     """Moves a written set to its place, and what was there out of the way."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    if final.exists():
-        os.replace(final, pathlib.Path(temporary, "replaced"))
-    os.replace(written, final)
+    before = pathlib.Path(temporary, "replaced")
+    try:
+        if final.exists():
+            os.replace(final, before)
+        os.replace(written, final)
+    except BaseException:
+        if before.exists() and not final.exists():
+            os.replace(before, final)  # Else it is deleted with the temporary folder.
+        raise

@@ -1,15 +1,23 @@
 """Arrays on disk by the hash of what they were made of: token ids of large corpora."""
 
+import hashlib
 import os
 import pathlib
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-_OFF = "off"
+OFF = "off"
+# What changed bytes of an archive can raise: a flag may say "encrypted" (RuntimeError),
+# a name may be another (KeyError), a size too large (MemoryError).
+_DAMAGED = (
+    *(OSError, ValueError, EOFError, RuntimeError, KeyError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def find_folder(setting: str) -> pathlib.Path | None:
@@ -22,7 +30,7 @@ def find_folder(setting: str) -> pathlib.Path | None:
     Returns:
       The folder; None for "off".
     """
-    if setting == _OFF:
+    if setting == OFF:
         return None
     if setting:
         return pathlib.Path(setting).expanduser()
@@ -30,6 +38,34 @@ def find_folder(setting: str) -> pathlib.Path | None:
         return pathlib.Path(root, "tokens")
     root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~", ".cache").expanduser()
     return pathlib.Path(root, "tfamp", "tokens")
+
+
+def remember(
+    setting: str,
+    parts: Sequence[str | Sequence[str]],
+    names: Collection[str],
+    make: Callable[[], Mapping[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """Returns arrays that are kept under a hash, made where there are none.
+
+    Args:
+      setting: As in `find_folder`; for "off" they are made.
+      parts: All that the arrays depend on.
+      names: Names of the arrays.
+      make: Function of no argument that makes them.
+
+    Returns:
+      The arrays by name.
+    """
+    folder = find_folder(setting)
+    if folder is None:
+        return dict(make())
+    key = _hash(parts)
+    arrays = load(folder, key)
+    if arrays is None or arrays.keys() != set(names):
+        arrays = dict(make())
+        store(folder, key, arrays)
+    return arrays
 
 
 def load(folder: pathlib.Path, key: str) -> dict[str, np.ndarray] | None:
@@ -48,7 +84,7 @@ def load(folder: pathlib.Path, key: str) -> dict[str, np.ndarray] | None:
             return None
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except _DAMAGED:
         return None
     if "key" not in arrays or str(arrays.pop("key")) != key:
         return None
@@ -82,6 +118,18 @@ def store(folder: pathlib.Path, key: str, arrays: Mapping[str, np.ndarray]) -> N
     finally:
         if temporary is not None:
             pathlib.Path(temporary).unlink(missing_ok=True)
+
+
+def _hash(parts):
+    """Returns a hash of strings and sequences of them, and of where each ends."""
+    digest = hashlib.sha256()
+    for part in parts:
+        items = [part] if isinstance(part, str) else part
+        digest.update(f"{len(items)};".encode())
+        for item in items:
+            encoded = item.encode("utf-8", "surrogatepass")
+            digest.update(b"%d:" % len(encoded) + encoded)
+    return digest.hexdigest()
 
 
 def _path(folder, key):

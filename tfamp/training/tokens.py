@@ -1,7 +1,6 @@
 """Texts as BERT's inputs: WordPiece token ids, segments, padding."""
 
 import collections
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 from tfamp.training import pretrained, token_cache
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_FEWEST = 3  # Tokens: [CLS] text [SEP].
 _MULTIPLE = 8  # Tensor Cores want dimensions of multiples of it.
 _CHUNK = 10_000  # Texts at a time: the tokenizer's objects are 100 times the ids.
 # Fewer texts take two or three seconds on two cores: not worth a file to look after.
@@ -38,8 +38,9 @@ def encode(
 ) -> Tokens:
     """Turns texts, or pairs of texts, into BERT's inputs.
 
-    A pair that is too long loses tokens of its longer text first. All are padded to the
-    longest, rounded up to a multiple of 8.
+    A pair that is too long loses tokens of its longer text first (of an odd number the
+    longer text keeps one more than in Google's code). All are padded to the longest,
+    rounded up to a multiple of 8. "[SEP]" and the like in a text are special tokens.
 
     Args:
       tokenizer: A `tokenizers` tokenizer with BERT's special tokens; its truncation
@@ -52,8 +53,13 @@ def encode(
 
     Returns:
       `Tokens`.
+
+    Raises:
+      ValueError: If `length` leaves no token for a text.
     """
-    widest = min(_round_up(length), positions or length)
+    if length < _FEWEST:
+        raise ValueError(f"`length` must be >= {_FEWEST}. Received: {length}.")
+    widest = min(round_up(length), positions or length)
     _set_options(tokenizer, length, widest)
     inputs = list(texts) if seconds is None else list(zip(texts, seconds, strict=True))
     chunks = list(_encode_chunks(tokenizer, inputs, widest))
@@ -62,7 +68,7 @@ def encode(
         for name in chunks[0].features
     }
     longest = int(features["padding_mask"].sum(axis=1).max(initial=1))
-    width = min(_round_up(longest), widest)
+    width = min(round_up(longest), widest)
     return Tokens(
         {name: values[:, :width].copy() for name, values in features.items()},
         sum(chunk.truncated for chunk in chunks),
@@ -94,18 +100,24 @@ def cached(
     Returns:
       `Tokens`.
     """
-    folder = token_cache.find_folder(setting)
-    if folder is None or len(texts) < FEWEST_CACHED:
-        return encode(tokenizer, texts, length, seconds, positions=positions)
+
+    def make():
+        return _pack(encode(tokenizer, texts, length, seconds, positions=positions))
+
     _set_options(tokenizer, length, length)  # They are part of the string below.
-    key = _key(tokenizer.to_str(), str(length), str(positions), texts, seconds or ())
-    arrays = token_cache.load(folder, key)
-    if arrays is None:
-        result = encode(tokenizer, texts, length, seconds, positions=positions)
-        token_cache.store(folder, key, _pack(result))
-        return result
+    arrays = token_cache.remember(
+        setting if len(texts) >= FEWEST_CACHED else token_cache.OFF,
+        (tokenizer.to_str(), str(length), str(positions), texts, seconds or ()),
+        ("token_ids", "segment_ids", "padding_mask", "truncated"),
+        make,
+    )
     truncated = int(arrays.pop("truncated"))
     return Tokens({k: v.astype("int32") for k, v in arrays.items()}, truncated)
+
+
+def round_up(length: int) -> int:
+    """Returns the next multiple of 8."""
+    return -(-length // _MULTIPLE) * _MULTIPLE
 
 
 def _set_options(tokenizer, length, width):
@@ -113,11 +125,6 @@ def _set_options(tokenizer, length, width):
     padding_id = tokenizer.token_to_id("[PAD]")
     tokenizer.enable_truncation(length, strategy="longest_first")
     tokenizer.enable_padding(length=width, pad_id=padding_id, pad_token="[PAD]")
-
-
-def _round_up(length):
-    """Returns the next multiple of 8."""
-    return -(-length // _MULTIPLE) * _MULTIPLE
 
 
 def _encode_chunks(tokenizer, inputs, width) -> Iterator[Tokens]:
@@ -138,18 +145,6 @@ def _encode_chunks(tokenizer, inputs, width) -> Iterator[Tokens]:
         yield Tokens(features, sum(bool(item.overflowing) for item in encodings))
 
 
-def _key(*parts):
-    """Returns a hash of strings and sequences of them, and of where each ends."""
-    digest = hashlib.sha256()
-    for part in parts:
-        items = [part] if isinstance(part, str) else part
-        digest.update(f"{len(items)};".encode())
-        for item in items:
-            encoded = item.encode("utf-8", "surrogatepass")
-            digest.update(b"%d:" % len(encoded) + encoded)
-    return digest.hexdigest()
-
-
 def _pack(result):
     """Returns arrays for a file; segments and masks are 0 or 1."""
     small = {"segment_ids": "uint8", "padding_mask": "uint8"}
@@ -166,7 +161,15 @@ def train(texts: Sequence[str], vocabulary_size: int) -> Any:
 
     Returns:
       A `tokenizers` tokenizer.
+
+    Raises:
+      ValueError: If there are fewer tokens than special ones.
     """
+    if vocabulary_size < len(_SPECIAL):
+        raise ValueError(
+            f"`vocabulary_size` must be >= {len(_SPECIAL)}, the special tokens. "
+            f"Received: {vocabulary_size}."
+        )
     tokenizers = pretrained.require("tokenizers")
     learner = tokenizers.BertWordPieceTokenizer(lowercase=True)
     letters = _letters(learner, texts, vocabulary_size)

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import keras
 from absl import logging
 
-from tfamp import control, graph_rewrite, kernel_switches, optimizer, unscaled
+from tfamp import (
+    control,
+    errors,
+    graph_rewrite,
+    kernel_switches,
+    optimizer,
+    unscaled,
+)
 from tfamp.diagnostics import loss_scale_monitor
 from tfamp.training import (
     base_config,
@@ -33,7 +40,7 @@ class RunResult(NamedTuple):
     Attributes:
       mode: Mode in force.
       seed: The run's seed.
-      score: The task's score on the test split, best checkpoint.
+      score: The task's score on the test split, best checkpoint; None if not finite.
       score_name: Its name.
       test_loss: Loss on the test split, best checkpoint; None if not finite.
       final_loss: Training loss of the last epoch; None if not finite.
@@ -46,12 +53,13 @@ class RunResult(NamedTuple):
       reason: Why this mode.
       graph_rewrite: What was asked of the graph rewrite, and what the first training
         step showed of it; empty without one.
-      scores: Every score on the test split by name, `score_name` first.
+      scores: Every score on the test split by name, `score_name` first; None where
+        not finite.
     """
 
     mode: str
     seed: int
-    score: float
+    score: float | None
     score_name: str
     test_loss: float | None
     final_loss: float | None
@@ -62,7 +70,7 @@ class RunResult(NamedTuple):
     description: str
     reason: str
     graph_rewrite: str = ""
-    scores: dict[str, float] = {}
+    scores: dict[str, float | None] = {}
 
 
 def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunResult:
@@ -90,7 +98,8 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
       A `RunResult`.
 
     Raises:
-      RunError: If the folder cannot be written or holds another run.
+      RunError: If the folder cannot be written, or holds another run or a result that
+        cannot be read.
       DataError: If the data are missing or malformed.
       ValueError: If a setting makes no sense.
     """
@@ -102,7 +111,7 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
     done = finished.exists()
     distribution.check_same(strategy, "finished runs", int(done))
     if done:
-        return RunResult(**json.loads(finished.read_text()))
+        return _read_result(finished)
     task = task or tasks.from_config(config)
     keywords = base_config.enable_keywords(config.precision)
     switches = base_config.kernel_keywords(config.precision)
@@ -118,6 +127,16 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
         run.backup.delete()
     gc.collect()  # Models are reference cycles; the next run wants their memory.
     return result
+
+
+def _read_result(file):
+    try:
+        return RunResult(**json.loads(file.read_text()))
+    except (TypeError, ValueError) as e:
+        raise errors.RunError(
+            f"{str(file)!r} is no result that this version of tfamp reads. Received: "
+            f"{e}. Pass another --workdir, or delete the file to score the run again."
+        ) from e
 
 
 class _Run:
@@ -158,7 +177,8 @@ class _Run:
         own = self.task.score(model, self.folder) if self.task.score else {}
         first = own or {self.metric: scores[self.metric]}
         scores = {**first, **scores, **own}
-        return loss, {name: float(value) for name, value in scores.items()}
+        found = {name: float(value) for name, value in scores.items()}
+        return loss, {k: callbacks.json_number(value) for k, value in found.items()}
 
     def _compiled_model(self):
         model = self.task.build_model()

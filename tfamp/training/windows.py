@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfamp.training import squad
+from tfamp.training import squad, token_cache, tokens
 
 _SPECIAL = 3  # [CLS] question [SEP] window [SEP]
-_MULTIPLE = 8  # Tensor Cores want dimensions of multiples of it.
 _CHUNK = 10_000  # Texts at a time: the tokenizer's objects are 100 times the ids.
 
 
@@ -67,6 +66,7 @@ def cut(
     doc_stride: int,
     max_query_length: int,
     positions: int | None = None,
+    cache: str = token_cache.OFF,
 ) -> Windows:
     """Cuts contexts into windows, each with its question before it.
 
@@ -86,6 +86,8 @@ def cut(
       max_query_length: Most tokens of a question.
       positions: Positions of the encoder, which padding does not exceed; None:
         `length`.
+      cache: Where tokens are kept; see `token_cache.find_folder`. Those of fewer than
+        `tokens.FEWEST_CACHED` distinct texts are not.
 
     Returns:
       `Windows`, in the order of the questions. Inputs are padded to the longest,
@@ -96,12 +98,12 @@ def cut(
       https://github.com/google-research/bert/blob/master/run_squad.py
     """
     check_settings(length, doc_stride, max_query_length)
-    contexts = _tokenize(tokenizer, [q.context for q in questions])
-    queries = _tokenize(tokenizer, [q.question for q in questions])
-    pairs = [(queries[q.question], contexts[q.context]) for q in questions]
+    texts = dict.fromkeys(text for q in questions for text in (q.question, q.context))
+    found = _tokenize(tokenizer, list(texts), cache)
+    pairs = [(found[q.question], found[q.context]) for q in questions]
     windows = _places(pairs, length, doc_stride, max_query_length)
     longest = int((windows.prefix + windows.count + 1).max(initial=1))
-    width = min(-(-longest // _MULTIPLE) * _MULTIPLE, max(length, positions or 0))
+    width = min(tokens.round_up(longest), max(length, positions or 0))
     special = [tokenizer.token_to_id(t) for t in ("[PAD]", "[CLS]", "[SEP]")]
     features = _features(windows, pairs, special, width)
     return windows._replace(features=features, labels=_labels(windows, questions))
@@ -157,19 +159,34 @@ def has_most_context(windows: Windows) -> np.ndarray:
     return mask
 
 
-def _tokenize(tokenizer, texts) -> dict[str, _Text]:
-    """Returns the tokens of each distinct text."""
+def _tokenize(tokenizer, texts, cache) -> dict[str, _Text]:
+    """Returns the tokens of each text."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    distinct = list(dict.fromkeys(texts))
-    found = {}
-    for start in range(0, len(distinct), _CHUNK):
-        keys = distinct[start : start + _CHUNK]
-        encodings = tokenizer.encode_batch(keys, add_special_tokens=False)
-        for key, item in zip(keys, encodings, strict=True):
-            offsets = np.array(item.offsets, "int32").reshape(-1, 2)
-            found[key] = _Text(np.array(item.ids, "int32"), offsets)
-    return found
+    arrays = token_cache.remember(
+        cache if len(texts) >= tokens.FEWEST_CACHED else token_cache.OFF,
+        ("windows", tokenizer.to_str(), texts),
+        ("ids", "offsets", "sizes"),
+        lambda: _encode(tokenizer, texts),
+    )
+    ends = np.cumsum(arrays["sizes"])  # Behind the last one nothing is left.
+    parts = (np.split(arrays[name], ends)[:-1] for name in ("ids", "offsets"))
+    return dict(zip(texts, map(_Text, *parts), strict=True))
+
+
+def _encode(tokenizer, texts) -> dict[str, np.ndarray]:
+    """Returns the tokens of all texts, one after another, and how many each has."""
+    ids, offsets = [np.zeros(0, "int32")], [np.zeros((0, 2), "int32")]
+    for start in range(0, len(texts), _CHUNK):
+        chunk = texts[start : start + _CHUNK]
+        for item in tokenizer.encode_batch(chunk, add_special_tokens=False):
+            ids.append(np.array(item.ids, "int32"))
+            offsets.append(np.array(item.offsets, "int32").reshape(-1, 2))
+    return {
+        "ids": np.concatenate(ids),
+        "offsets": np.concatenate(offsets),
+        "sizes": np.array([len(part) for part in ids[1:]], "int32"),
+    }
 
 
 def _places(pairs, length, doc_stride, max_query_length) -> Windows:

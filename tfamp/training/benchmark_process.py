@@ -1,0 +1,111 @@
+"""The process of a benchmark's cell, and what it left in the cell's file."""
+
+import json
+import os
+import pathlib
+import platform
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tfamp
+from tfamp.diagnostics import machine
+from tfamp.training import benchmark_cell
+
+_COMMAND = (sys.executable, "-P", "-m", benchmark_cell.__name__)
+TIME_LIMIT = 3600  # Seconds of one process; compilation can take many minutes.
+_SCHEMA_VERSION = 1
+# What a crash prints below its reason.
+_FRAME = re.compile(r"\s*($|@|\*\*\*|PC:)")
+# Facts that are the calling process' own; each cell sets them for itself.
+_OWN_FACTS = ("TF32 flag", "dtype policy", "graph rewrite")
+
+
+def identity(described: machine.MachineReport) -> dict[str, Any]:
+    """Returns what figures depend on beside the cell: machine, versions, switches.
+
+    Args:
+      described: This host.
+    """
+    plain = described.to_dict()
+    facts = {k: v for k, v in plain["facts"].items() if k not in _OWN_FACTS}
+    set_switches = {
+        each["name"]: each["value"]
+        for each in plain["switches"]
+        if each["value"] is not None
+    }
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "device": plain["device"],
+        "platform": platform.platform(),
+        "facts": facts,
+        "variables": plain["variables"],
+        "switches": set_switches,
+    }
+
+
+def read(file: pathlib.Path, expected: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the figures in a cell's file.
+
+    Args:
+      file: The file.
+      expected: What `identity` returned.
+
+    Returns:
+      The figures; None where there are none, or another machine or version measured
+      them, or the file is damaged.
+    """
+    try:
+        figures = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    same = isinstance(figures, dict) and figures.get("identity") == expected
+    return figures if same else None
+
+
+def run(request: str, file: pathlib.Path, command: Sequence[str] | None = None) -> str:
+    """Runs a cell's process.
+
+    Args:
+      request: From `benchmark_cell.to_request`.
+      file: The file that it names; what another machine or version left is deleted.
+      command: The program that reads the request; default: `benchmark_cell`.
+
+    Returns:
+      Why it failed, in a line; "" if it did not.
+    """
+    file.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(  # Ctrl-C ends the process, too.
+            command or _COMMAND,
+            input=request,
+            env={**os.environ, "PYTHONPATH": _python_path()},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=TIME_LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        return f"ended after {TIME_LIMIT} s without figures"
+    return "" if done.returncode == 0 and file.exists() else _reason(done)
+
+
+def _python_path():
+    root = str(pathlib.Path(tfamp.__file__).parents[1])
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _reason(done):
+    lines = [line for line in done.stderr.splitlines() if not _FRAME.match(line)]
+    last = lines[-1] if lines else "no reason was given"
+    if done.returncode >= 0:
+        return last
+    name = signal.Signals(-done.returncode).name
+    if name == "SIGKILL":
+        return "killed (SIGKILL), as Linux does with a process when memory runs out"
+    return f"ended by {name}: {last}"
