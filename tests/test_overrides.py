@@ -192,7 +192,7 @@ def resolving(mode, asked):
     resolver = layer_policies.Resolver(modes.get_mode(mode), asked)
     saved = keras.config.dtype_policy()
     hooks = [
-        keras_hooks._Hook(
+        keras_hooks.Hook(
             keras.layers.Layer, name, lambda old: _before(old, resolver.before_use)
         )
         for name in ("__call__", "_open_name_scope")
