@@ -117,6 +117,13 @@ def test_figures_are_those_under_results():
     assert table is not None and table.group() in TEXT
 
 
+@pytest.mark.parametrize("folder", ["bert_vs_pytorch", "bert_train_benchmark"])
+def test_bert_tables_are_those_under_results(folder):
+    report = (ROOT / f"results/{folder}/report.md").read_text()
+    table = re.search(r"^\|.*?(?=\n\n)", report, flags=re.M | re.S)
+    assert table is not None and table.group() in TEXT
+
+
 def test_costs_are_those_under_results():
     path = ROOT / "results/loss_scale_step/figures.json"
     rows = json.loads(path.read_text())["rows"]

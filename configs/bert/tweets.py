@@ -7,8 +7,10 @@ FOLDER holds `train.csv` and `test.csv` with columns `text` and `sentiment` (27,
 nothing; a pretrained one wants a smaller step: --preset=PRESET (a KerasHub name,
 `hf://...` or a Hugging Face folder) --config.optimizer.learning_rate=1e-4.
 
-Expected without a preset: test accuracy 0.739 in float32 (one seed, chance 0.405; 23
-tweets are in both files). Time: 3 minutes on 2 shared cores of an AMD EPYC.
+Expected with all-MiniLM-L6-v2, that step and --config.limit_examples=4000: test
+accuracy 0.773 in float32 and 0.767 in mixed_bfloat16 (one seed each, chance 0.405; 23
+tweets are in both files). Time: 3 to 5 minutes for both on 2 cores of an Intel Xeon with
+AMX_BF16.
 """
 
 from tfamp.training import bert_config
