@@ -9,8 +9,8 @@ nothing; a pretrained one wants a smaller step: --preset=PRESET (a KerasHub name
 
 Expected with all-MiniLM-L6-v2, that step and --config.limit_examples=4000: test
 accuracy 0.773 in float32 and 0.767 in mixed_bfloat16 (one seed each, chance 0.405; 23
-tweets are in both files). Time: 3 to 5 minutes for both on 2 cores of an Intel Xeon with
-AMX_BF16.
+tweets are in both files). Time: 3 to 5 minutes for both on 2 cores of an Intel Xeon
+with AMX_BF16.
 """
 
 from tfamp.training import bert_config
