@@ -138,7 +138,8 @@ def enable(
         and Adam update run as one compiled kernel each, in graphs on a CPU without
         XLA. They compute in float32 and round once; dropout drops the share that is
         asked for, but other elements than Keras would with the same seed. The modes
-        float32 and tf32 have Keras' own, and so have exported models.
+        float32 and tf32 have Keras' own, and so have exported models that call no
+        layer with `training=True`.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
 
     Returns:

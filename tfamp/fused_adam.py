@@ -1,4 +1,4 @@
-"""Adam's update of a variable in one pass, and clipping that sums gradients once.
+"""Adam's update of a variable in one pass, and clipping without copies of squares.
 
 Keras writes the update as some ten operations, each of which reads or writes tensors
 of the size of the variable; TensorFlow has it as one kernel.
@@ -74,7 +74,7 @@ def clip_by_global_norm(
 
     As Keras does it, NaN and infinities included, but it writes no squares to memory
     and leaves an embedding's gradient sparse. As in Keras, rows of one index count each
-    by itself in the norm.
+    by itself in the norm: `row_gradients` sums them before.
 
     Args:
       gradients: Float tensors; None where there is no gradient.

@@ -158,3 +158,12 @@ def test_vocabulary_holds_the_special_tokens():
     config.model.vocabulary_size = 4
     with pytest.raises(ValueError, match="vocabulary_size must be at least 5.* 4"):
         base_config.validate(config)
+
+
+def test_accumulation_under_a_strategy_is_refused_before_any_work():
+    config = base_config.get_config()
+    config.optimizer.accumulation_steps = 4
+    base_config.validate(config)
+    config.strategy = "mirrored"
+    with pytest.raises(ValueError, match="accumulation_steps=4. Expected"):
+        base_config.validate(config)

@@ -286,9 +286,10 @@ def validate(config: config_dict.ConfigDict) -> None:
             wrong.append(f"config.{field} must be {words}. Received: {part!r}.")
     if config.strategy in STRATEGIES[1:] and config.optimizer.accumulation_steps > 1:
         wrong.append(
-            "Keras 3.15 cannot accumulate gradients over several replicas. Received: "
-            f"config.strategy={config.strategy!r} and "
-            f"config.optimizer.accumulation_steps={config.optimizer.accumulation_steps}."
+            "Keras 3.15 cannot accumulate gradients under a strategy. Received: "
+            f"config.strategy={config.strategy!r} and config.optimizer."
+            f"accumulation_steps={config.optimizer.accumulation_steps}. Expected "
+            "accumulation_steps=1 or strategy='none'."
         )
     if not any("loss_scale" in line for line in wrong):
         wrong += _schedule_errors(config)

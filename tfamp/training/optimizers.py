@@ -118,8 +118,8 @@ def check(config) -> None:
     if tf.distribute.has_strategy() and config.accumulation_steps > 1:
         raise ValueError(
             "Keras 3.15 cannot accumulate gradients under a strategy. Received: "
-            f"config.optimizer.accumulation_steps={config.accumulation_steps}. Use "
-            "more replicas, or no strategy."
+            f"config.optimizer.accumulation_steps={config.accumulation_steps}. "
+            "Expected 1, or no strategy."
         )
 
 
