@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.training import base_config, compare, tasks, trainer
+from tfamp.training import base_config, compare, run_files, tasks, trainer
 
 
 def create_points(config, data_dir, manual_dir):
@@ -235,3 +235,49 @@ def test_runs_without_named_scores_are_compared_by_their_score(compared):
     assert bare.score_names() == ["even"]
     assert bare.rows()[1][4] == compared[4].rows()[1][4]
     assert isinstance(bare.results[0], trainer.RunResult)
+
+
+def test_mixed_mode_without_loss_scaling_is_a_column_of_its_own(tmp_path, monkeypatch):
+    register(monkeypatch)
+    config = make_config()
+    config.precision.mode = "mixed_float16"
+    config.epochs = 1
+    before = compare.compare(config, tmp_path)
+    assert list(before.by_mode()) == ["float32", "mixed_float16"]
+    config.compare_unscaled = True
+    said = []
+    found = compare.compare(config, tmp_path, report=said.append)
+    assert sum("finished before" in line for line in said) == 2
+    names = ["float32", "mixed_float16, no loss scaling", "mixed_float16"]
+    assert list(found.by_mode()) == names
+    assert (tmp_path / "mixed_float16_unscaled/seed0/result.json").exists()
+    _, without, scaled = found.results
+    assert without.loss_scale is None and scaled.loss_scale is not None
+    assert [each.mode for each in found.differences()[:2]] == names[1:]
+    assert "mixed_float16, no loss scaling minus float32" in found.to_text()
+    assert compare.compare(config, tmp_path) == found
+    run_files.delete_run(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_scaling_can_be_left_out_only_where_there_is_some(tmp_path, monkeypatch):
+    register(monkeypatch)
+    config = make_config()
+    config.compare_unscaled = True
+    with pytest.raises(ValueError, match="'mixed_bfloat16'"):
+        compare.compare(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_float32_may_have_a_batch_size_of_its_own(tmp_path, monkeypatch):
+    register(monkeypatch)
+    config = make_config()
+    with config.unlocked():
+        config.float32.batch_size = 5
+    found = compare.compare(config, tmp_path)
+    assert [run.batch_size for run in found.results] == [5, 10]
+    assert "batch sizes: float32 5, mixed_bfloat16 10" in found.to_text()
+    base, other = found.results
+    ratio = 2 * other.steps_per_second / base.steps_per_second
+    assert found.rows()[2][2] == f"{ratio:.2f}"
+    assert not base_config.apply_tiny(config).float32

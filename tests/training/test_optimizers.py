@@ -54,10 +54,11 @@ def test_each_optimizer_is_made_with_clipping(name):
     assert type(made).__name__.lower() == name and made.global_clipnorm == 1.0
 
 
-def test_adamw_decays_what_is_neither_bias_nor_normalization():
-    # With gradients of 0, AdamW does nothing but decay: by learning_rate * 0.1.
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_what_is_neither_bias_nor_normalization_decays(name):
+    # With gradients of 0 there is nothing but decay: by learning_rate * 0.1.
     made = optimizers.create(
-        options(name="adamw", weight_decay=0.1, learning_rate=0.5), 10
+        options(name=name, weight_decay=0.1, learning_rate=0.5), 10
     )
     model = named_like_bias()
     variables = model.trainable_variables
@@ -73,6 +74,11 @@ def test_adamw_decays_what_is_neither_bias_nor_normalization():
         "beta_net/norm/gamma",
         "beta_net/norm/beta",
     }
+
+
+def test_momentum_and_nesterov_are_those_of_sgd():
+    made = optimizers.create(options(name="sgd", momentum=0.5, nesterov=True), 10)
+    assert (made.momentum, made.nesterov, made.weight_decay) == (0.5, True, None)
 
 
 def named_like_bias():

@@ -59,3 +59,29 @@ def test_many_epochs_stay_shallow():
     )
     assert sum(1 for _ in batches) == 300
     np.testing.assert_array_equal(sorted(next(iter(batches))[0]), range(4))
+
+
+def augmented(first, last, seed=3):
+    def shift(features, label, seed):
+        noise = tf.random.stateless_uniform((), seed, maxval=10**6, dtype=tf.int32)
+        return features + 10 * noise, label
+
+    batches = pipeline.training_batches(
+        numbers(10),
+        batch_size=4,
+        seed=seed,
+        first_epoch=first,
+        last_epoch=last,
+        augment=shift,
+    )
+    return read(batches)
+
+
+def test_augmentation_differs_by_epoch_and_is_the_same_after_a_resumption():
+    whole = augmented(0, 3)
+    plain = epochs(0, 3)
+    assert [[x % 10 for x in batch] for batch in whole] == plain
+    noise = [x // 10 for batch in whole for x in batch]
+    assert len(set(noise)) == len(noise)
+    assert augmented(1, 3) == whole[2:]
+    assert augmented(0, 1, seed=4) != whole[:2]

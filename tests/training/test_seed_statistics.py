@@ -133,3 +133,26 @@ def test_runs_of_other_seeds_are_refused():
         seed_statistics.compare(
             "f1", ("float32", {0: 0.5, 1: 0.5}), ("mixed_float16", {1: 0.5})
         )
+
+
+def errors(base, other):
+    runs = (("float32", base), ("mixed_float16", other))
+    runs = [(mode, dict(enumerate(scores))) for mode, scores in runs]
+    return seed_statistics.compare("perplexity", *runs, relative=True)
+
+
+def test_errors_are_compared_in_percent_of_the_base_mode():
+    found = errors([200.0, 100.0, 50.0], [202.0, 102.0, 51.5])
+    assert found.differences == pytest.approx((0.01, 0.02, 0.03))
+    assert found.base_deviation == pytest.approx(stats.tstd([200, 100, 50]) / (350 / 3))
+    assert "+2.00 ± 1.00 % of perplexity" in found.to_text()
+    assert found.verdict == "within seed noise"
+    assert "points" not in found.to_text() + found.to_verdict()
+    assert found.to_dict()["relative"]
+    lower = errors([200, 100, 50], [198, 98.9, 49.55])
+    assert lower.verdict.startswith("lower than float32 by 0.")
+    assert lower.verdict.endswith(" %")
+
+
+def test_error_of_nothing_has_no_percentage():
+    assert errors([0.0, 1.0], [0.1, 1.0]).verdict.startswith("no verdict")

@@ -521,3 +521,39 @@ def test_kernel_switches_are_set_for_the_run_and_recorded(config, tmp_path):
     rows = json.loads((tmp_path / "environment.json").read_text())["kernel_switches"]
     (row,) = [row for row in rows if row["name"] == "TF_CUDNN_USE_AUTOTUNE"]
     assert row["value"] == "0"
+
+
+def test_lower_error_selects_the_checkpoint(config, tmp_path):
+    def error(y_true, y_pred):
+        return keras.ops.mean(
+            keras.losses.sparse_categorical_crossentropy(
+                y_true, y_pred, from_logits=True
+            )
+        )
+
+    task = create_points(config, None, None)._replace(
+        metrics=lambda: [keras.metrics.MeanMetricWrapper(error, name="error")],
+        errors=frozenset({"error"}),
+    )
+    config.epochs = 3
+    config.optimizer.learning_rate = 3.0  # So that the error goes up and down.
+    result = train_and_evaluate(config, tmp_path / "run", task)
+    epochs = run_files.read_metrics(tmp_path / "run", "epoch")
+    errors = [row["val_error"] for row in epochs]
+    assert errors[-1] > min(errors)
+    assert result.best_validation_score == min(errors)
+    assert (result.errors, result.score_name) == (["error"], "error")
+
+
+def test_augmentation_is_of_the_training_examples_alone(config, tmp_path):
+    task = create_points(config, None, None)
+    seen = []
+
+    def note(features, label, seed):
+        tf.py_function(lambda s: seen.append(tuple(s.numpy())), [seed], [])
+        return features, label
+
+    config.epochs = 2
+    train_and_evaluate(config, tmp_path / "run", task._replace(augment=note))
+    assert len(seen) >= 160 and len(set(seen)) == len(seen)
+    assert {epoch for epoch, _ in seen} == {0, 1}

@@ -42,6 +42,11 @@ def get_config() -> config_dict.ConfigDict:
     config.data = config_dict.ConfigDict({"name": ""})
     config.data.cache = True  # Keep the examples in memory after the first epoch.
     config.model = config_dict.ConfigDict({"name": ""})
+    # What the float32 runs of a comparison have of their own, such as the batch size
+    # that fits into memory.
+    config.float32 = config_dict.ConfigDict()
+    # Whether a comparison has runs of the mixed mode without loss scaling, too.
+    config.compare_unscaled = False
     config.tiny = config_dict.ConfigDict(
         {"epochs": 1, "batch_size": 8, "limit_examples": 40}
     )
@@ -70,7 +75,11 @@ def _optimizer():
     optimizer.schedule = "constant"  # "constant", "linear" or "cosine" decay to 0.
     optimizer.warmup_fraction = 0.0  # Share of all steps with linear warm-up.
     optimizer.epsilon = 1e-7  # Of Adam and AdamW; Keras' default, BERT's is 1e-6.
-    optimizer.weight_decay = 0.0  # AdamW only; none on biases and normalization.
+    # Of AdamW and SGD, apart from the gradient and times the learning rate; none on
+    # biases and normalization.
+    optimizer.weight_decay = 0.0
+    optimizer.momentum = 0.9  # Of SGD.
+    optimizer.nesterov = False  # Of SGD.
     optimizer.clip_global_norm = 0.0  # 0: no clipping. Done after unscaling.
     # Batches whose gradients are averaged for one update of the weights.
     optimizer.accumulation_steps = 1
@@ -97,6 +106,8 @@ def _precision():
     # scaling, too.
     precision.finite_guard = False
     precision.loss_scale = config_dict.ConfigDict()
+    # False: float16 trains without loss scaling, to see what that does.
+    precision.loss_scale.enabled = True
     precision.loss_scale.initial_scale = 2.0**15
     precision.loss_scale.growth_interval = 2000
     precision.loss_scale.growth_factor = 2.0
@@ -134,11 +145,12 @@ def enable_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
     Raises:
       ValueError: If a setting makes no sense; TypeError if of another type.
     """
+    keywords = loss_scale_keywords(settings.loss_scale)
     return {
         "overrides": dict(settings.overrides),
         "graph_rewrite": settings.graph_rewrite,
         "fused_kernels": settings.fused_kernels,
-        "loss_scale": loss_scale_keywords(settings.loss_scale),
+        "loss_scale": keywords if settings.loss_scale.enabled else False,
     }
 
 
@@ -180,6 +192,7 @@ def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
       ValueError: If the schedule makes no sense; TypeError if of another type.
     """
     keywords = settings.to_dict()
+    del keywords["enabled"]
     schedule = keywords.pop("schedule")
     name = schedule["name"]
     if name not in SCHEDULES:
@@ -245,6 +258,7 @@ _RULES = {
     "optimizer.learning_rate": ("positive and finite", lambda v: 0 < v < math.inf),
     "optimizer.warmup_fraction": ("in [0, 1]", lambda v: 0 <= v <= 1),
     "optimizer.weight_decay": ("finite, at least 0", lambda v: 0 <= v < math.inf),
+    "optimizer.momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
     "optimizer.clip_global_norm": ("finite, at least 0", lambda v: 0 <= v < math.inf),
     "optimizer.epsilon": ("positive and finite", lambda v: 0 < v < math.inf),
     "optimizer.accumulation_steps": ("at least 1", lambda v: v >= 1),
@@ -310,5 +324,6 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a copy with the overrides of `config.tiny`: a run of seconds."""
     small = config.copy_and_resolve_references()
     small.update(config.tiny.to_dict())
+    small.float32 = config_dict.ConfigDict()  # Sizes of its own would not be tiny.
     small.name = f"{config.name}-tiny"
     return small

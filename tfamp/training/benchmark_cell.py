@@ -127,7 +127,8 @@ def measure(config, cell: Cell, steps: int, warmup: int) -> dict[str, Any]:
 
 
 def _config_of(config, cell):
-    one = compare.config_of(config, cell.mode, config.seed)
+    scaling = config.precision.loss_scale.enabled
+    one = compare.config_of(config, cell.mode, config.seed, scaling)
     one.batch_size, one.jit_compile = cell.batch_size, JIT[cell.jit]
     if cell.sequence_length:
         one.data.sequence_length = cell.sequence_length
@@ -139,7 +140,7 @@ def _trained(model, config, synthetic, steps, warmup):
     metrics = synthetic.metrics()
     window = config.optimizer.accumulation_steps
     total = window * (warmup + steps)
-    trainer.compile_model(model, config, total, synthetic.loss(), metrics)
+    trainer.compile_model(model, config, total, synthetic.loss, metrics)
     model.make_train_function()
     batches = iter(synthetic.batches)
 

@@ -1,14 +1,15 @@
 """Synthetic batches and the model of a configuration, for timing; no data needed."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.training import bert, cnn, encoder, question_answering
+from tfamp.training import bert, cnn, encoder, question_answering, tasks
 
+_IMAGE_TASK = "image_classification"
 _BATCHES = 8  # Different ones, again and again.
 _CLASSES = 2  # Of a text classifier; how many there are costs nothing.
 # Shape and classes of the data sets that are not read here.
@@ -19,34 +20,16 @@ _IMAGES = {
 }
 
 
-class Synthetic(NamedTuple):
-    """A task's model and batches of the right shapes, with random content.
-
-    Attributes:
-      build_model: Function of no argument; returns an uncompiled, built model under
-        the dtype policy in force.
-      batches: Endless dataset of batches of (features, label).
-      description: One line: model and input.
-    """
-
-    build_model: Callable[[], keras.Model]
-    batches: tf.data.Dataset
-    description: str
-
-    @staticmethod
-    def loss() -> keras.losses.Loss:
-        """Returns the loss, which is the same in every task."""
-        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @staticmethod
-    def metrics() -> list[keras.metrics.Metric]:
-        """Returns what the tasks measure in each step of `fit`."""
-        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
-
-
 def unit(task: str) -> str:
-    """Returns what a batch of a task holds: "sequences" or "images"."""
-    return "sequences" if task in _TEXTS else "images"
+    """Returns what a batch of a task holds: "sequences", "images", "rows"."""
+    if task in _TEXTS:
+        return "sequences"
+    return "images" if task == _IMAGE_TASK else tasks.import_task(task).UNIT
+
+
+def is_text(task: str) -> bool:
+    """Returns whether a task's examples have a sequence length."""
+    return task in _TEXTS
 
 
 def check(config) -> None:
@@ -60,24 +43,15 @@ def check(config) -> None:
       ValueError: If the task, or the shape of its images, is not known, or texts are
         longer than the preset's positions.
     """
-    if _is_text(config):
-        encoder.find(_with_positions(config))
-    else:
-        _image_shape(config)
-
-
-def _is_text(config):
     if config.task in _TEXTS:
-        return True
-    if config.task == "image_classification":
-        return False
-    raise ValueError(
-        f"No benchmark for this task. Received: config.task={config.task!r}. Expected "
-        f"one of {', '.join(map(repr, [*_TEXTS, 'image_classification']))}."
-    )
+        encoder.find(_with_positions(config))
+    elif config.task == _IMAGE_TASK:
+        _image_shape(config)
+    else:
+        tasks.import_task(config.task).check_synthetic(config)
 
 
-def create(config) -> Synthetic:
+def create(config) -> tasks.Synthetic:
     """Describes a configuration's model and makes batches for it.
 
     Texts are random token ids of full length, without padding; no corpus is read and
@@ -89,13 +63,25 @@ def create(config) -> Synthetic:
         `config.data.sequence_length`.
 
     Returns:
-      A `Synthetic`.
+      A `tasks.Synthetic`.
 
     Raises:
       DataError: If the preset is missing or malformed.
       ValueError: As `check` does.
     """
-    return _texts(config) if _is_text(config) else _images(config)
+    if config.task in _TEXTS:
+        return _texts(config)
+    if config.task == _IMAGE_TASK:
+        return _images(config)
+    return tasks.import_task(config.task).synthetic(config)
+
+
+def classification() -> dict[str, Any]:
+    """Returns a classifier's loss and metrics, as a `Synthetic` has them."""
+    return {
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    }
 
 
 def _with_positions(config):
@@ -121,10 +107,12 @@ def _texts(config):
     }
     build, label = _TEXTS[config.task]
     labels = label(draw, shape)
-    return Synthetic(
+    return tasks.Synthetic(
         lambda: build(config, preset),
-        _repeat(features, labels),
+        repeat(features, labels),
         f"{encoder.describe(config)}; random token ids of full length, no padding",
+        unit="sequences",
+        **classification(),
     )
 
 
@@ -164,16 +152,24 @@ def _images(config):
     shape, classes = _image_shape(config)
     draw = np.random.default_rng(config.seed).integers
     count = (_BATCHES, config.batch_size)
-    return Synthetic(
+    return tasks.Synthetic(
         lambda: cnn.build_network(shape, classes, config.model),
-        _repeat(
+        repeat(
             draw(256, size=(*count, *shape), dtype="uint8"),
             draw(classes, size=count, dtype="int64"),
         ),
         f"{config.model.name}: images {shape}, {classes} classes; random pixels",
+        unit="images",
+        **classification(),
     )
 
 
-def _repeat(features, labels):
+def repeat(features, labels) -> tf.data.Dataset:
+    """Returns an endless dataset of batches.
+
+    Args:
+      features: Arrays [batches, batch, ...], or a dict of such.
+      labels: The same.
+    """
     batches = tf.data.Dataset.from_tensor_slices((features, labels))
     return batches.repeat().prefetch(tf.data.AUTOTUNE)

@@ -168,15 +168,23 @@ class BestCheckpoint(keras.callbacks.Callback):
 
     Args:
       path: File to write, ending in ".weights.h5"; replaced in one step.
-      metric: Name of the score; higher is better. None: there is no validation, and the
-        last epoch is the best one.
+      metric: Name of the score. None: there is no validation, and the last epoch is the
+        best one.
       epochs: Logs of the epochs before a resumption.
+      lower: Whether a lower score is better.
     """
 
-    def __init__(self, path: pathlib.Path, metric: str | None, epochs: list[dict]):
+    def __init__(
+        self,
+        path: pathlib.Path,
+        metric: str | None,
+        epochs: list[dict],
+        lower: bool = False,
+    ):
         super().__init__()
         self.path = path
         self.metric = metric
+        self.sign = -1 if lower else 1
         self._best = max(map(self._rank, epochs), default=None) if metric else None
 
     def on_epoch_end(self, epoch, logs=None):
@@ -193,7 +201,7 @@ class BestCheckpoint(keras.callbacks.Callback):
         score = json_number(logs[f"val_{self.metric}"])
         loss = json_number(logs["val_loss"])
         return (
-            -math.inf if score is None else score,
+            -math.inf if score is None else self.sign * score,
             -math.inf if loss is None else -loss,
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 from absl import logging
+from ml_collections import config_dict
 
 from tfamp import export, hardware, mode_choice
 from tfamp.training import (
@@ -17,6 +18,7 @@ from tfamp.training import (
     run_files,
     tasks,
     trainer,
+    variants,
 )
 
 
@@ -59,13 +61,16 @@ def compare(
 ) -> comparison.Comparison:
     """Trains in float32 and in the mixed mode, and exports the mixed model.
 
-    Both modes have the same seeds, data order and epochs. Finished runs in the
-    folder are not repeated. Writes the SavedModel `export/`, `comparison.png`,
-    `report.md` and, last of all, `comparison.json`.
+    All have the same seeds, data order and epochs, but for what `config.float32` sets
+    for the float32 runs alone. With `config.compare_unscaled` the mixed mode is run
+    without loss scaling, too. Finished runs in the folder are not repeated. Writes the
+    SavedModel `export/`, `comparison.png`, `report.md` and, last of all,
+    `comparison.json`.
 
     Args:
       config: The configuration; `config.precision.mode` is the mixed mode.
-      workdir: Folder; the runs go to `MODE/seedN` inside.
+      workdir: Folder; the runs go to `MODE/seedN` inside, those without loss scaling to
+        `MODE_unscaled/seedN`.
       seeds: How many seeds, from `config.seed` on.
       report: Function that is told of each run before it starts.
 
@@ -84,12 +89,17 @@ def compare(
     mixed, note = mixed_mode(config.precision.mode, config.precision.graph_rewrite)
     folder = pathlib.Path(workdir)
     run_files.check_kind(folder, "comparison")
+    scaled = config.precision.loss_scale.enabled
+    columns = variants.create(mixed, scaled, config.compare_unscaled)
     folders = {
-        (mode, seed): folder / mode / f"seed{seed}"
+        (column, seed): folder / column.folder / f"seed{seed}"
         for seed in range(config.seed, config.seed + seeds)
-        for mode in ("float32", mixed)
+        for column in columns
     }
-    configs = {key: config_of(config, *key) for key in folders}
+    configs = {
+        (column, seed): config_of(config, column.mode, seed, column.loss_scaling)
+        for column, seed in folders
+    }
     for key, run in folders.items():
         run_files.open_folder(configs[key], run)  # Refuses other settings at once.
     stored = _read(folder, folders)
@@ -97,10 +107,11 @@ def compare(
         return stored
     task = tasks.from_config(config)  # Once: reading a corpus can take a while.
     results = []
-    for (mode, seed), run in folders.items():
+    for (column, seed), run in folders.items():
         done = " (finished before)" if (run / "result.json").exists() else ""
-        report(f"run {len(results) + 1} of {len(folders)}: {mode}, seed {seed}{done}")
-        result = trainer.train_and_evaluate(configs[mode, seed], run, task)
+        place = f"run {len(results) + 1} of {len(folders)}"
+        report(f"{place}: {column.label}, seed {seed}{done}")
+        result = trainer.train_and_evaluate(configs[column, seed], run, task)
         results.append(result)
     if distribution.is_chief(strategy):
         report("exporting the mixed model in float32")
@@ -113,7 +124,8 @@ def _finish(config, task, results, note, folders, folder):
     """Exports the first mixed model and writes the comparison of finished runs."""
     # From here on the other files are not those of an earlier comparison.
     (folder / "comparison.json").unlink(missing_ok=True)
-    first = list(folders)[1]  # Of the mixed mode.
+    mixed = list(folders)[-1][0]
+    first = next(key for key in folders if key[0] == mixed)
     exported = _export(task, folders[first], folder / "export")
     environments = {key: _environment(run) for key, run in folders.items()}
     note = "; ".join(filter(None, [note, *_other_environments(environments)]))
@@ -123,17 +135,24 @@ def _finish(config, task, results, note, folders, folder):
     _write(compared, folder, folders)
 
 
-def config_of(config, mode: str, seed: int):
+def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     """Returns the configuration of one run: a copy with this mode and seed.
 
     Args:
       config: The configuration that is compared.
-      mode: The run's mode. "float32" and "tf32" have neither overrides nor a rewrite.
+      mode: The run's mode. "float32" and "tf32" have neither overrides nor a rewrite,
+        and what `config.float32` says.
       seed: The run's seed.
+      loss_scaling: Whether loss scaling is allowed where the mode needs it.
     """
     one = config.copy_and_resolve_references()
     one.precision.mode, one.seed = mode, seed
+    one.precision.loss_scale.enabled = loss_scaling
+    own = one.float32.to_dict()
+    # What a run does not depend on: it goes on where other columns are asked for.
+    one.float32, one.compare_unscaled = config_dict.ConfigDict(), False
     if mode in ("float32", "tf32"):  # The twin is float32 in every layer and graph.
+        one.update(own)
         one.precision.graph_rewrite, one.precision.overrides = False, ()
     return one
 
@@ -151,14 +170,14 @@ def _environment(run):
 
 
 def _other_environments(
-    environments: Mapping[tuple[str, int], dict[str, Any]],
+    environments: Mapping[tuple[variants.Variant, int], dict[str, Any]],
 ) -> Iterator[str]:
     """A note where runs are of other versions or devices: more seeds, a year later."""
     found = {key: _facts(each) for key, each in environments.items()}
     same = set.intersection(*found.values())
     runs = [
-        f"{mode} seed {seed}: {', '.join(sorted(facts - same)) or 'without'}"
-        for (mode, seed), facts in found.items()
+        f"{column.label} seed {seed}: {', '.join(sorted(facts - same)) or 'without'}"
+        for (column, seed), facts in found.items()
     ]
     if any(facts - same for facts in found.values()):
         yield f"the runs' environments differ: {'; '.join(runs)}"
@@ -185,13 +204,15 @@ def _read(folder, folders):
         stored = comparison.Comparison(**fields)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None  # Damaged, or of another version: made anew from the runs.
-    same = [(row.mode, row.seed) for row in stored.results] == list(folders)
+    asked = [(column.label, seed) for column, seed in folders]
+    same = [(row.variant, row.seed) for row in stored.results] == asked
     return stored if same else None
 
 
 def _write(compared, folder, folders):
     """Writes the files; `comparison.json` last, which says that they are all there."""
-    figures.write_comparison(folder, compared.name, folders)
+    runs = {(column.label, seed): run for (column, seed), run in folders.items()}
+    figures.write_comparison(folder, compared.name, runs)
     run_files.write_text(folder / "report.md", compared.to_markdown())
     text = json.dumps(compared.to_dict(), indent=2)
     run_files.write_text(folder / "comparison.json", text)

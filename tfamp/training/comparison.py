@@ -1,4 +1,4 @@
-"""A comparison of two modes as plain data, as a table and as a verdict."""
+"""A comparison of modes as plain data, as a table and as a verdict."""
 
 import statistics
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ SCHEMA_VERSION = 2
 
 
 class Comparison(NamedTuple):
-    """Runs of two modes over the same seeds, as plain data.
+    """Runs of float32 and of one or two others over the same seeds, as plain data.
 
     Attributes:
       name: Name of the configuration.
@@ -33,10 +33,13 @@ class Comparison(NamedTuple):
         return {"schema_version": SCHEMA_VERSION, **fields, "statistics": found}
 
     def by_mode(self) -> dict[str, list[trainer.RunResult]]:
-        """Returns the runs of each mode, in order of seeds."""
+        """Returns the runs of each mode, in order of seeds.
+
+        Those without the loss scaling that the mode needs are apart.
+        """
         return {
-            mode: [r for r in self.results if r.mode == mode]
-            for mode in dict.fromkeys(r.mode for r in self.results)
+            name: [r for r in self.results if r.variant == name]
+            for name in dict.fromkeys(r.variant for r in self.results)
         }
 
     def score_names(self) -> list[str]:
@@ -45,14 +48,18 @@ class Comparison(NamedTuple):
         return [name for name in scores[0] if all(name in each for each in scores)]
 
     def differences(self) -> list[seed_statistics.PairedDifference]:
-        """Returns the paired difference of the modes for each score."""
+        """Returns the paired differences from float32, score by score."""
+        errors = {name for run in self.results for name in run.errors}
         found = []
         for name in self.score_names():
-            base, other = (
+            base, *others = (
                 (mode, {run.seed: _scores(run)[name] for run in runs})
                 for mode, runs in self.by_mode().items()
             )
-            found.append(seed_statistics.compare(name, base, other))
+            found += [
+                seed_statistics.compare(name, base, other, name in errors)
+                for other in others
+            ]
         return found
 
     def rows(self) -> list[list[str]]:
@@ -93,6 +100,7 @@ class Comparison(NamedTuple):
             self.results[0].description,
             self.note,
             *dict.fromkeys(r.graph_rewrite for r in self.results if r.graph_rewrite),
+            *_batch_sizes(self.by_mode()),
             *_diverged(self.by_mode()),
             *_differences(self.differences()),
             f"device: {self.environment['precision']['device']}; "
@@ -106,7 +114,7 @@ class Comparison(NamedTuple):
 def _row(runs, base, names):
     """The cells of one mode by their column."""
     pairs = list(zip(runs, base, strict=True))
-    ratios = [_ratio(r.steps_per_second, b.steps_per_second) for r, b in pairs]
+    ratios = [_speed_up(run, twin) for run, twin in pairs]
     return {
         "steps/s": _mean([run.steps_per_second for run in runs], ".2f"),
         "speed-up": _mean(ratios, ".2f"),
@@ -124,9 +132,21 @@ def _differences(found):
     """The notes on the scores: all of the task's own, a line on each of the others."""
     if not found:
         return ["no verdict: the runs have no score in common"]
-    first, *others = found
-    rest = (f"besides, {each.to_text()}: {each.verdict}" for each in others)
-    return [first.to_text(), first.to_verdict(), *rest]
+    lines = []
+    for each in found:
+        if each.score == found[0].score:
+            lines += [each.to_text(), each.to_verdict()]
+        else:
+            lines.append(f"besides, {each.to_text()}: {each.verdict}")
+    return lines
+
+
+def _batch_sizes(groups):
+    """A note where modes had batches of different sizes."""
+    sizes = {mode: runs[0].batch_size for mode, runs in groups.items()}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{mode} {size}" for mode, size in sizes.items())
+        yield f"batch sizes: {listed}; the speed-up is of examples per second"
 
 
 def _diverged(groups):
@@ -137,8 +157,12 @@ def _diverged(groups):
             yield f"the loss of {mode} is not finite with seed {', '.join(seeds)}"
 
 
-def _ratio(speed, base):
-    return speed / base if speed and base else None
+def _speed_up(run, twin):
+    """Ratio of examples per second; of steps where batches are of one size."""
+    speed, base = run.steps_per_second, twin.steps_per_second
+    if not speed or not base:
+        return None
+    return speed / base * ((run.batch_size or 1) / (twin.batch_size or 1))
 
 
 def _scores(run):

@@ -93,7 +93,7 @@ def create(config, total_batches: int) -> keras.optimizers.Optimizer:
       total_batches: Batches of the whole run, for the schedule.
 
     Returns:
-      A Keras optimizer. AdamW decays no bias and no normalization weight.
+      A Keras optimizer. AdamW and SGD decay no bias and no normalization weight.
 
     Raises:
       ValueError: If a name is unknown, the run is too short for one update, or
@@ -139,13 +139,21 @@ def _create(config, rate):
         ),
     }
     if config.name == "sgd":
-        return keras.optimizers.SGD(rate, momentum=0.9, **keywords)
+        keywords |= {"momentum": config.momentum, "nesterov": config.nesterov}
+        return _decayed(keras.optimizers.SGD, rate, config.weight_decay, keywords)
     keywords["epsilon"] = config.epsilon
     if config.name == "adam":
         return keras.optimizers.Adam(rate, **keywords)
-    decay = config.weight_decay
-    optimizer = keras.optimizers.AdamW(rate, weight_decay=decay, **keywords)
-    optimizer.exclude_from_weight_decay(var_names=[_NO_DECAY])
+    return _decayed(keras.optimizers.AdamW, rate, config.weight_decay, keywords)
+
+
+def _decayed(kind, rate, decay, keywords):
+    """An optimizer that decays no bias and no normalization weight."""
+    if kind is not keras.optimizers.AdamW:
+        decay = decay or None
+    optimizer = kind(rate, weight_decay=decay, **keywords)
+    if decay is not None:
+        optimizer.exclude_from_weight_decay(var_names=[_NO_DECAY])
     return optimizer
 
 

@@ -1,5 +1,7 @@
 """Batches whose order depends on the seed and the epoch alone."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tfamp import errors
@@ -27,6 +29,7 @@ def training_batches(
     seed: int,
     first_epoch: int,
     last_epoch: int,
+    augment: Callable | None = None,
     buffer: int = 65_536,
 ) -> tf.data.Dataset:
     """Returns the batches of epochs [first_epoch, last_epoch), one after another.
@@ -41,6 +44,7 @@ def training_batches(
       seed: The run's seed.
       first_epoch: First epoch, from 0.
       last_epoch: One more than the last epoch.
+      augment: As in `tasks.Task`.
       buffer: Examples in the shuffle buffer; all of a smaller dataset.
 
     Returns:
@@ -48,11 +52,18 @@ def training_batches(
     """
     buffer = min(int(dataset.cardinality()), buffer)
 
+    first = seed * 2**20  # Of epochs: no two runs of a seed list share one's order.
+
     def one_epoch(epoch):
-        # 2**20 epochs apart: no two runs of a seed list share an epoch's order.
         shuffled = dataset.shuffle(
-            buffer, seed=seed * 2**20 + epoch, reshuffle_each_iteration=False
+            buffer, seed=first + epoch, reshuffle_each_iteration=False
         )
+        if augment is not None:
+            shuffled = shuffled.enumerate().map(
+                lambda index, example: augment(*example, seed=[first + epoch, index]),
+                num_parallel_calls=tf.data.AUTOTUNE,
+                deterministic=True,
+            )
         return shuffled.batch(batch_size, drop_remainder=True)
 
     epochs = _chain([one_epoch(epoch) for epoch in range(first_epoch, last_epoch)])

@@ -13,14 +13,18 @@ from typing import Any
 import yaml
 from ml_collections import config_dict
 
-from tfamp import control, errors, hardware, kernel_switches, modes
+from tfamp import control, errors, hardware, kernel_switches
+from tfamp.training import variants
 
 _PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
 _CELL = re.compile(r"(train|inference)-.+-repeat\d+\.json(\.tmp)?")
 # In every run's and benchmark's settings, of all versions.
 _OWN_SETTINGS = {"task", "optimizer", "precision"}
+# What a task's `score` may write into a run's folder.
+PREDICTIONS = ("nbest_predictions.json", "predictions.json", "predictions.png")
 # What a run, a benchmark and a comparison write; nothing else is ever deleted.
 _RUN_FILES = {
+    *PREDICTIONS,
     "backup",
     "backup.new",
     "backup.old",
@@ -29,9 +33,7 @@ _RUN_FILES = {
     "environment.json",
     "metrics.jsonl",
     "model.keras",
-    "nbest_predictions.json",
     "new-best.weights.h5",
-    "predictions.json",
     "result.json",
     "tensorboard",
     "timeline.png",
@@ -99,7 +101,7 @@ def _kinds(folder):
     if (folder / "config.yaml").exists():
         benchmark = "benchmark" in (_own_settings(folder) or ())
         kinds.add("benchmark" if benchmark else "run")
-    runs = (folder.glob(f"{mode}/seed*") for mode in modes.MODES)
+    runs = (folder.glob(f"{name}/seed*") for name in variants.FOLDERS)
     if (folder / "comparison.json").exists() or any(map(any, runs)):
         kinds.add("comparison")
     return kinds
@@ -271,7 +273,7 @@ def _foreign_files(folder):
     if (folder / "config.yaml").exists():
         benchmark = "benchmark" in (_own_settings(folder) or ())
         return _foreign_in_benchmark(folder) if benchmark else _foreign_in_run(folder)
-    kept = {p.name for p in folder.iterdir() if p.is_dir()} & modes.MODES.keys()
+    kept = {p.name for p in folder.iterdir() if p.is_dir()} & variants.FOLDERS
     runs = [run for mode in kept for run in (folder / mode).iterdir()]
     written = _COMPARISON_FILES if any(map(_own_settings, runs)) else set()
     foreign = _others(folder, written | kept)

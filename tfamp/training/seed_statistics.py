@@ -9,27 +9,33 @@ CONFIDENCE = 0.95
 # Fractions. A score that Keras computes is a float32, rounded by up to 6e-8.
 _EQUAL = 1e-6
 _ENOUGH = "use --seeds=3 or more"
+_UNITS = {False: "points", True: "%"}
 
 
 class PairedDifference(NamedTuple):
-    """One score in two modes over the same seeds; scores are fractions.
+    """One score in two modes over the same seeds.
+
+    Scores are fractions, and their differences points; of an error the differences are
+    relative to the base mode's, and given in percent.
 
     Attributes:
       score: Name of the score.
       mode: The mode that is compared.
       base_mode: The mode it is compared with.
       seeds: The seeds, in the order of `differences`.
-      differences: `mode` minus `base_mode`, seed by seed; None where a score is not
-        finite, and then there is nothing of what follows but the verdict.
+      differences: `mode` minus `base_mode`, seed by seed, of an error divided by
+        `base_mode`; None where a score is not finite, and then there is nothing of what
+        follows but the verdict.
       mean: Mean of the differences.
       deviation: Their sample standard deviation; None for one seed.
-      base_deviation: The same of the base mode's scores.
+      base_deviation: The same of the base mode's scores; of an error over its mean.
       interval: 95 % confidence interval of the mean difference; None for one seed, and
         where all differences are equal.
       detectable: Half the interval's width: a smaller mean difference counts as noise
         here. It is not the test's power: of true differences of this size about half
         are found. None without an interval.
       verdict: What a reader may conclude; see `compare`.
+      relative: Whether the score is an error.
     """
 
     score: str
@@ -43,6 +49,7 @@ class PairedDifference(NamedTuple):
     interval: tuple[float, float] | None
     detectable: float | None
     verdict: str
+    relative: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
@@ -55,15 +62,19 @@ class PairedDifference(NamedTuple):
             return f"{text}no mean of {self.score}"
         text += _points(self.mean)
         if self.deviation is None:
-            return f"{text} points of {self.score}"
+            return f"{text} {self._unit} of {self.score}"
         text += (
-            f" ± {_points(self.deviation, '')} points of {self.score} "
+            f" ± {_points(self.deviation, '')} {self._unit} of {self.score} "
             f"(mean and deviation of {len(self.seeds)} seeds)"
         )
         if self.interval is not None:
             low, high = map(_points, self.interval)
             text += f", {CONFIDENCE:.0%} interval {low} to {high}"
         return text
+
+    @property
+    def _unit(self):
+        return _UNITS[self.relative]
 
     def to_verdict(self) -> str:
         """Returns what the difference means, and how large it is beside the noise."""
@@ -75,12 +86,12 @@ class PairedDifference(NamedTuple):
         if self.base_deviation is not None and self.base_deviation >= _EQUAL:
             text += (
                 f"; {self.base_mode} alone deviates by "
-                f"{_points(self.base_deviation, '')} points from seed to seed"
+                f"{_points(self.base_deviation, '')} {self._unit} from seed to seed"
             )
         if self.detectable is not None:
             text += (
                 "; the interval's half width, below which a mean difference counts as "
-                f"noise, is {_points(self.detectable, '')} points"
+                f"noise, is {_points(self.detectable, '')} {self._unit}"
             )
         return text
 
@@ -89,6 +100,7 @@ def compare(
     score: str,
     base: tuple[str, Mapping[int, float | None]],
     other: tuple[str, Mapping[int, float | None]],
+    relative: bool = False,
 ) -> PairedDifference:
     """Compares two modes by the differences between runs of the same seed.
 
@@ -109,10 +121,12 @@ def compare(
     ```
 
     Args:
-      score: Name of the score; higher is better.
+      score: Name of the score.
       base: (name of the base mode, {seed: score as a fraction; None or not finite
         where there is none}).
       other: The same of the mode that is compared; the same seeds.
+      relative: Whether the score is an error, in any unit and above 0: differences are
+        then relative to the base mode's.
 
     Returns:
       A `PairedDifference`.
@@ -127,6 +141,9 @@ def compare(
       https://doi.org/10.1162/089976698300017197.
     """
     (base_mode, before), (mode, after) = base, other
+    if relative:  # Nothing is so many percent of 0.
+        base = base_mode, {seed: score or None for seed, score in before.items()}
+        before = base[1]
     if not before or before.keys() != after.keys():
         raise ValueError(
             "Both modes must have the same seeds, at least one. Received: "
@@ -134,21 +151,24 @@ def compare(
         )
     seeds = tuple(sorted(before))
     places = score, mode, base_mode, seeds
-    differences = tuple(_difference(after[seed], before[seed]) for seed in seeds)
+    differences = tuple(
+        _difference(after[seed], before[seed], relative) for seed in seeds
+    )
     missing = _missing((base, other))
     if missing:
         verdict = f"no verdict: {missing}"
-        return PairedDifference(*places, differences, *[None] * 5, verdict)
+        return PairedDifference(*places, differences, *[None] * 5, verdict, relative)
     interval = _interval(differences)
     return PairedDifference(
         *places,
         differences=differences,
         mean=statistics.fmean(differences),
         deviation=_deviation(differences),
-        base_deviation=_deviation([before[seed] for seed in seeds]),
+        base_deviation=_base_deviation([before[seed] for seed in seeds], relative),
         interval=interval,
         detectable=(interval[1] - interval[0]) / 2 if interval else None,
-        verdict=_verdict(differences, interval, base_mode),
+        verdict=_verdict(differences, interval, base_mode, _UNITS[relative]),
+        relative=relative,
     )
 
 
@@ -169,8 +189,10 @@ def _is_finite(score):
     return score is not None and math.isfinite(score)
 
 
-def _difference(after, before):
-    return after - before if _is_finite(after) and _is_finite(before) else None
+def _difference(after, before, relative):
+    if not _is_finite(after) or not _is_finite(before):
+        return None
+    return (after - before) / before if relative else after - before
 
 
 def critical_t(freedom: int, confidence: float = CONFIDENCE) -> float:
@@ -214,6 +236,13 @@ def _deviation(values: Sequence[float]):
     return statistics.stdev(values) if len(values) > 1 else None
 
 
+def _base_deviation(values, relative):
+    deviation = _deviation(values)
+    if deviation is None or not relative:
+        return deviation
+    return deviation / (statistics.fmean(values) or 1.0)
+
+
 def _interval(differences):
     deviation = _deviation(differences)
     if deviation is None or deviation < _EQUAL:
@@ -224,7 +253,7 @@ def _interval(differences):
     return (mean - reach, mean + reach)
 
 
-def _verdict(differences, interval, base_mode):
+def _verdict(differences, interval, base_mode, unit):
     if len(differences) == 1:
         return f"one seed shows no noise: {_ENOUGH}"
     mean = statistics.fmean(differences)
@@ -233,7 +262,7 @@ def _verdict(differences, interval, base_mode):
         if abs(mean) < _EQUAL:
             text = f"equal to {base_mode} {every}"
         else:
-            text = f"no interval: {_points(mean)} points {every}"
+            text = f"no interval: {_points(mean)} {unit} {every}"
         text += ", which leaves no deviation to judge by"
     elif interval[0] <= 0 <= interval[1]:
         text = "within seed noise"
@@ -241,7 +270,7 @@ def _verdict(differences, interval, base_mode):
         side = "lower" if mean < 0 else "higher"
         low, high = sorted(map(abs, interval))
         text = f"{side} than {base_mode} by {_points(low, '')} to "
-        text += f"{_points(high, '')} points"
+        text += f"{_points(high, '')} {unit}"
     if len(differences) == 2:
         text += f" (two seeds say little: {_ENOUGH})"
     return text

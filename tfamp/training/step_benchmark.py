@@ -92,7 +92,7 @@ def plan(config, settings: Settings) -> list[benchmark_cell.Cell]:
     """
     base_config.validate(config)
     config = base_config.settle_rewrite(config)
-    text = benchmark_inputs.unit(config.task) == "sequences"
+    text = benchmark_inputs.is_text(config.task)
     _check(config, settings, text)
     asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
     lengths = settings.sequence_lengths or (config.data.get("sequence_length"),)

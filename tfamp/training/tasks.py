@@ -2,8 +2,9 @@
 
 import importlib
 import pathlib
+import types
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -23,12 +24,16 @@ class Task(NamedTuple):
         the dtype policy in force. Its outputs are float32.
       loss: A Keras loss.
       metrics: Function of no argument; returns new Keras metrics. The first is the
-        task's score, higher is better.
+        task's score, higher is better unless it is one of `errors`.
       description: One line for the report: sizes, classes, chance level.
       score: Scores the test split where Keras metrics cannot: called with the best
-        model and the run's folder, into which it may write predictions. Returns
-        fractions by name, higher is better; the first is the task's score. None: the
-        first of the metrics is.
+        model and the run's folder, into which it may write `run_files.PREDICTIONS`.
+        Returns scores by name, the first of which is the task's; fractions, higher is
+        better, but for those in `errors`. None: the first of the metrics is.
+      errors: Names of metrics and scores that are errors, in any unit: lower is better.
+      augment: Function of a training example's features, its label and a seed, int64
+        [2], that differs for every example and epoch; returns features and label. It
+        depends on nothing else. None: examples stay as they are.
     """
 
     train: tf.data.Dataset
@@ -39,13 +44,42 @@ class Task(NamedTuple):
     metrics: Callable[[], list[keras.metrics.Metric]]
     description: str
     score: Callable[[keras.Model, pathlib.Path], dict[str, float]] | None = None
+    errors: frozenset[str] = frozenset()
+    augment: Callable[..., tuple[Any, Any]] | None = None
 
 
-# Task name -> module with `create(config, data_dir, manual_dir) -> Task`. Imported
-# on use, since each needs its own optional dependencies.
+class Synthetic(NamedTuple):
+    """A task's model and batches of the right shapes, with random content.
+
+    Attributes:
+      build_model: Function of no argument; returns an uncompiled, built model under
+        the dtype policy in force.
+      batches: Endless dataset of batches of (features, label).
+      description: One line: model and input.
+      loss: A Keras loss.
+      metrics: Function of no argument; returns what `fit` measures in each step.
+      unit: What a batch holds: "images", "sequences", "rows".
+    """
+
+    build_model: Callable[[], keras.Model]
+    batches: tf.data.Dataset
+    description: str
+    loss: keras.losses.Loss
+    metrics: Callable[[], list[keras.metrics.Metric]]
+    unit: str
+
+
+# Task name -> module with `create(config, data_dir, manual_dir) -> Task`. For what is
+# timed without data it has `UNIT`, `check_synthetic(config)`, which raises what is
+# wrong with the settings, and `synthetic(config) -> Synthetic`; those of texts and of
+# image classification are in `benchmark_inputs`. Imported on use, since each needs its
+# own optional dependencies.
 TASKS = {
     "image_classification": "tfamp.training.cnn",
+    "language_model": "tfamp.training.lm",
     "question_answering": "tfamp.training.question_answering",
+    "segmentation": "tfamp.training.unet",
+    "tabular_regression": "tfamp.training.tabular",
     "text_classification": "tfamp.training.bert",
 }
 
@@ -64,10 +98,19 @@ def from_config(config: config_dict.ConfigDict) -> Task:
       ValueError: If there is no such task.
       DataError: If the data are missing or malformed.
     """
-    if config.task not in TASKS:
+    module = import_task(config.task)
+    return module.create(config, config.data_dir or None, config.manual_dir or None)
+
+
+def import_task(name: str) -> types.ModuleType:
+    """Returns a task's module.
+
+    Raises:
+      ValueError: If there is no such task.
+    """
+    if name not in TASKS:
         raise ValueError(
-            f"Unknown task. Received: config.task={config.task!r}. "
+            f"Unknown task. Received: config.task={name!r}. "
             f"Expected one of {', '.join(map(repr, TASKS))}."
         )
-    module = importlib.import_module(TASKS[config.task])
-    return module.create(config, config.data_dir or None, config.manual_dir or None)
+    return importlib.import_module(TASKS[name])

@@ -16,6 +16,7 @@ from tfamp import (
     errors,
     graph_rewrite,
     kernel_switches,
+    modes,
     optimizer,
     unscaled,
 )
@@ -29,6 +30,7 @@ from tfamp.training import (
     pipeline,
     run_files,
     tasks,
+    variants,
 )
 
 CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
@@ -55,6 +57,10 @@ class RunResult(NamedTuple):
         step showed of it; empty without one.
       scores: Every score on the test split by name, `score_name` first; None where
         not finite.
+      errors: Those of them that are errors: lower is better, in any unit. The others
+        are fractions.
+      loss_scaling: Whether loss scaling was allowed where the mode needs it.
+      batch_size: Examples in a batch of all replicas; None of earlier versions.
     """
 
     mode: str
@@ -71,6 +77,14 @@ class RunResult(NamedTuple):
     reason: str
     graph_rewrite: str = ""
     scores: dict[str, float | None] = {}
+    errors: list[str] = []
+    loss_scaling: bool = True
+    batch_size: int | None = None
+
+    @property
+    def variant(self) -> str:
+        """The mode, and that it ran without the loss scaling that it needs."""
+        return variants.label(self.mode, self.loss_scaling)
 
 
 def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunResult:
@@ -201,6 +215,7 @@ class _Run:
                 seed=config.seed,
                 first_epoch=first,
                 last_epoch=config.epochs,
+                augment=self.task.augment,
             ),
             steps_per_epoch=self.steps,
             initial_epoch=first,
@@ -238,6 +253,7 @@ class _Run:
                 self.best,
                 self.metric if self.task.validation is not None else None,
                 run_files.read_metrics(self.folder, "epoch"),
+                lower=self.metric in self.task.errors,
             ),
             *_tensorboard(self.folder),
             self.backup,  # Last: what it stores includes the epoch's other files.
@@ -248,16 +264,19 @@ class _Run:
         speeds = [row["steps_per_second"] for row in epochs]
         speeds = [s for s in speeds[1:] or speeds if s]
         rewrite = graph_rewrite.active()
+        mode = f"mixed_{rewrite.dtype}" if rewrite else status.effective
+        scaled = self.config.precision.loss_scale.enabled
         score_name, score = next(iter(scores.items()))
         validation = [row.get(f"val_{self.metric}") for row in epochs]
+        best = min if self.metric in self.task.errors else max
         return RunResult(
-            mode=f"mixed_{rewrite.dtype}" if rewrite else status.effective,
+            mode=mode,
             seed=self.config.seed,
             score=score,
             score_name=score_name,
             test_loss=callbacks.json_number(loss),
             final_loss=epochs[-1]["loss"],
-            best_validation_score=max(
+            best_validation_score=best(
                 (v for v in validation if v is not None), default=None
             ),
             steps_per_second=statistics.median(speeds) if speeds else None,
@@ -266,6 +285,9 @@ class _Run:
             reason=status.reason,
             graph_rewrite=control.status().graph_rewrite if rewrite else "",
             scores=scores,
+            errors=sorted(self.task.errors & scores.keys()),
+            loss_scaling=scaled or not modes.get_mode(mode).needs_loss_scale,
+            batch_size=self.config.batch_size,
         )
 
 
