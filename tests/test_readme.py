@@ -95,7 +95,16 @@ def arguments_of(command, request):
     return script, given
 
 
-@pytest.mark.parametrize("command", SCRIPTS)
+# They start processes of their own; tests/training has the same with smaller models.
+SLOW = ("_benchmark", "--find_batch_size")
+
+
+def marked(command):
+    marks = pytest.mark.slow if any(word in command for word in SLOW) else ()
+    return pytest.param(command, marks=marks)
+
+
+@pytest.mark.parametrize("command", map(marked, SCRIPTS))
 def test_script_commands_run(command, tmp_path, request):
     """As in a checkout's root, with `--tiny`."""
     for name in ("scripts", "configs"):
