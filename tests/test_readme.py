@@ -104,7 +104,7 @@ def marked(command):
     return pytest.param(command, marks=marks)
 
 
-@pytest.mark.parametrize("command", map(marked, SCRIPTS))
+@pytest.mark.parametrize("command", [*map(marked, SCRIPTS)])
 def test_script_commands_run(command, tmp_path, request):
     """As in a checkout's root, with `--tiny`."""
     for name in ("scripts", "configs"):
