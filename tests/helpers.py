@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
 from tensorflow.python.framework import ops as tf_ops
 
@@ -55,6 +56,7 @@ class Globals(NamedTuple):
 _FUSED = [
     *keras_kernels._places(),
     (base_optimizer.BaseOptimizer, "apply", None),
+    (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", None),
 ]
 _SET_BY_PYTEST = "PYTEST_CURRENT_TEST"  # Differs between set-up, call and tear-down.
 

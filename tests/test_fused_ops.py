@@ -1,5 +1,6 @@
 """Fused kernels against float64, in graphs, forward and backward."""
 
+import functools
 import math
 
 import ml_dtypes
@@ -270,3 +271,39 @@ def test_padded_sizes_are_few_and_not_much_larger():
 def test_gelu_has_no_tail():
     x = tf.constant([-3e4, -1e30, -5.7, float("-inf")])
     np.testing.assert_array_equal(fused_ops.gelu(x, approximate=False), [0, 0, 0, 0])
+
+
+def test_rows_of_padding_leave_no_nan_with_an_epsilon_of_0():
+    @tf.function(input_signature=[tf.TensorSpec([None, 16], tf.bfloat16)])
+    def gradients(x):
+        gamma, beta = tf.ones([16]), tf.zeros([16])
+        with tf.GradientTape() as tape:
+            tape.watch([x, gamma])
+            y = fused_ops.layer_normalization(x, gamma, beta, 0.0)
+        return y, *tape.gradient(y, [x, gamma], y)
+
+    x = np.random.default_rng(0).normal(size=(9, 16))  # Padded to 10 rows.
+    found = gradients(tf.cast(x, tf.bfloat16))
+    for each in found:
+        assert np.isfinite(np.asarray(each, "float32")).all()
+    y = np.asarray(found[0], "float64")
+    np.testing.assert_allclose((y**2).mean(1), 1, rtol=2e-2)
+    np.testing.assert_allclose(found[2], (y**2).sum(0), rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
+def test_forward_mode_works_on_what_was_never_traced_before(name):
+    fused_ops._compiled_elementwise.cache_clear()
+    call = functools.partial(fused_ops._elementwise, name)
+    x, tangent = tf.constant([-2.0, 0.5, 3.0], tf.float16), tf.ones([3], tf.float16)
+
+    @tf.function
+    def both(x):
+        with tf.autodiff.ForwardAccumulator(x, tangent) as accumulator:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = call(x)
+        return accumulator.jvp(y), tape.gradient(y, x)
+
+    forward, backward = both(x)
+    np.testing.assert_allclose(forward, backward, rtol=2e-3)

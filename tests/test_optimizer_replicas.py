@@ -311,6 +311,42 @@ def test_replicas_that_run_on_their_own_take_one_decision(two_replicas):
     assert reports[0][1]["weights"] == [[-3.0, -2.0]] * 2
 
 
+def embeddings_of_one_replica_and_of_two():
+    """Adam's velocity of an embedding after one batch under plain `enable`."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tfamp
+
+    ids = np.array([[1, 1, 1, 2], [1, 2, 2, 3], [0, 1, 2, 2], [3, 1, 0, 0]])
+    start = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+
+    def velocity(strategy, clip):
+        with strategy.scope():
+            layers = [keras.layers.Embedding(4, 3), keras.layers.Flatten()]
+            model = keras.Sequential([keras.Input((4,)), *layers])
+            model.layers[0].set_weights([start])
+            model.compile(keras.optimizers.Adam(0.1, global_clipnorm=clip), "mse")
+        model.fit(ids, np.ones((4, 12)), batch_size=4, verbose=0)
+        return keras.ops.convert_to_numpy(model.optimizer._velocities[0]).tolist()
+
+    with tfamp.control.enabled("float32"):
+        return [
+            [velocity(strategy, clip) for clip in (None, 1e6)]
+            for strategy in (tf.distribute.get_strategy(), _mirrored())
+        ]
+
+
+def test_rows_of_an_index_are_summed_over_replicas_before_they_are_squared(
+    two_replicas,
+):
+    one, two = two_replicas["embeddings_of_one_replica_and_of_two"]
+    assert max(one[0][1]) > 1e-5
+    for expected, found in zip(one[0] + one[1], two[0] + two[1], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-9)
+
+
 def everything_on_two_replicas():
     """One process for all: a start of TensorFlow costs more than the tests."""
     functions = (
@@ -320,6 +356,7 @@ def everything_on_two_replicas():
         trajectories_over_two_replicas,
         train_with_the_recipe,
         nan_on_each_replica_without_merging,
+        embeddings_of_one_replica_and_of_two,
     )
     return {function.__name__: function() for function in functions}
 

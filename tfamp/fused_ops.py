@@ -62,10 +62,35 @@ def _gelu_tanh(x):
     return x * (0.5 * tf.tanh(inner) + 0.5)
 
 
-_FUNCTIONS: dict[str, Callable] = {
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "silu": lambda x: x * tf.sigmoid(x),
+def _silu(x):
+    return x * tf.sigmoid(x)
+
+
+def _gelu_slope(x):
+    density = 0.3989422804014327 * tf.exp(-0.5 * x * x)  # 1 / sqrt(2 pi)
+    y = 0.5 * tf.math.erf(x * 0.5**0.5) + 0.5 + x * density
+    return tf.where(x < -5.6, 0.0, y)
+
+
+def _gelu_tanh_slope(x):
+    t = tf.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
+    inner = 0.7978845608028654 * (1.0 + 3 * 0.044715 * x * x)
+    # Not x * x * x of a large number times nothing: 1 - t * t is 0 from 10 on.
+    inner = tf.where(tf.abs(x) < 10.0, inner, 0.0)
+    return 0.5 * t + 0.5 + 0.5 * x * (1.0 - t * t) * inner
+
+
+def _silu_slope(x):
+    s = tf.sigmoid(x)
+    return s * (1.0 + x * (1.0 - s))
+
+
+# Each with its derivative. By hand: a tape in a function that is traced while a
+# `tf.autodiff.ForwardAccumulator` is active records nothing (TensorFlow 2.21).
+_FUNCTIONS: dict[str, tuple[Callable, Callable]] = {
+    "gelu": (_gelu, _gelu_slope),
+    "gelu_tanh": (_gelu_tanh, _gelu_tanh_slope),
+    "silu": (_silu, _silu_slope),
 }
 
 
@@ -88,7 +113,7 @@ def _elementwise(name, x):
 @functools.cache
 def _compiled_elementwise(name, dtype):
     """Returns the compiled function and its compiled gradient, over flat tensors."""
-    function = _FUNCTIONS[name]
+    function, slope = _FUNCTIONS[name]
     spec = tf.TensorSpec([None], dtype)
 
     @_compiled(spec)
@@ -97,11 +122,8 @@ def _compiled_elementwise(name, dtype):
 
     @_compiled(spec, spec)
     def backward(x, upstream):
-        wide = tf.cast(x, tf.float32)
-        with tf.GradientTape() as tape:
-            tape.watch(wide)
-            y = function(wide)
-        return tf.cast(tape.gradient(y, wide, tf.cast(upstream, tf.float32)), dtype)
+        of_x = slope(tf.cast(x, tf.float32)) * tf.cast(upstream, tf.float32)
+        return tf.cast(of_x, dtype)
 
     return forward, backward
 
@@ -162,6 +184,8 @@ def layer_normalization(
     y = normalized * gamma + beta
     ```
 
+    Where that divides 0 by 0, with an epsilon of 0, the result is 0 and not NaN.
+
     For the gradient it keeps x, the means and the inverse deviations, and no
     intermediate tensor of the size of x.
 
@@ -207,7 +231,9 @@ def _compiled_normalization(dtype):
         mean = tf.reduce_mean(wide, -1, keepdims=True)
         centered = wide - mean
         variance = tf.reduce_mean(tf.square(centered), -1, keepdims=True)
-        inverse = tf.math.rsqrt(variance + epsilon)
+        spread = variance + epsilon
+        # 0 in rows of padding where epsilon is 0; infinity times 0 would be NaN.
+        inverse = tf.where(spread > 0, tf.math.rsqrt(spread), 0.0)
         return tf.cast(centered * inverse * gamma + beta, dtype), mean, inverse
 
     @_compiled(rows, feature, column, column, rows)

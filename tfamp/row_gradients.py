@@ -9,7 +9,8 @@ agree, so that BERT's segment embeddings move up to sqrt(batch * length) times t
 from collections.abc import Sequence
 
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer as _base_optimizer  # Keras 3.15
+from keras.src.backend.tensorflow import optimizer as _tf_optimizer  # Keras 3.15
+from keras.src.optimizers import base_optimizer as _base_optimizer
 
 from tfamp import keras_hooks, tracing
 
@@ -19,13 +20,15 @@ _hooks: list[keras_hooks.Hook] = []
 def install() -> None:
     """Gives every optimizer rows that are summed, from now on; idempotent.
 
-    What was traced before keeps its gradients. The hook lies on the method that applies
+    What was traced before keeps its gradients. The hooks lie on the method that applies
     gradients; a `LossScaleOptimizer` has one of its own, and calls this one on the
-    optimizer within.
+    optimizer within; and on the one that sums over replicas.
     """
     if not _hooks:
-        owner = _base_optimizer.BaseOptimizer
-        _hooks.append(keras_hooks.Hook(owner, "apply", _with_summed_rows))
+        base, own = _base_optimizer.BaseOptimizer, _tf_optimizer.TFOptimizer
+        _hooks.append(keras_hooks.Hook(base, "apply", _with_summed_rows))
+        reduced = keras_hooks.Hook(own, "_all_reduce_sum_gradients", _with_summed_sums)
+        _hooks.append(reduced)
 
 
 def remove() -> None:
@@ -44,6 +47,19 @@ def _with_summed_rows(original):
         return original(optimizer, sum_rows(grads), trainable_variables)
 
     return apply
+
+
+def _with_summed_sums(original):
+    """The sum over replicas is sparse, too: the rows of one replica after another's."""
+
+    def reduce(optimizer, grads_and_vars):
+        pairs = original(optimizer, grads_and_vars)
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            return pairs
+        gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
+        return list(zip(sum_rows(gradients), variables, strict=True))
+
+    return reduce
 
 
 def sum_rows(gradients: Sequence) -> list:

@@ -88,7 +88,7 @@ def test_task_has_windows_positions_and_a_description(task, folder):
     assert len(task.train) > 20
     for words in (
         "20 train / 6 validation / 6 test questions",
-        f"windows of up to {LENGTH} tokens, 4 apart",
+        f"windows of up to {LENGTH} tokens, at most 4 apart",
         "0 of 32 questions cut to 3 tokens",
         "training windows without the whole answer",
         "validation windows without it, which position accuracy counts",

@@ -195,8 +195,8 @@ def _describe(splits, cut, config):
         f"Extractive question answering, {settings.name}",
         "{} train / {} validation / {} test questions".format(*questions),
         "{} / {} / {} windows".format(*counts)
-        + f" of up to {settings.sequence_length} tokens, {settings.doc_stride} apart "
-        f"({sum(counts) / sum(questions):.2f} a question)",
+        + f" of up to {settings.sequence_length} tokens, at most "
+        f"{settings.doc_stride} apart ({sum(counts) / sum(questions):.2f} a question)",
         f"{without[0]} of {counts[0]} training windows without the whole answer",
         *_selection(without[1], counts[1]),
         f"{sum(windows.cut_questions for windows in cut)} of {sum(questions)} "
