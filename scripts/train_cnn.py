@@ -4,6 +4,7 @@ python scripts/train_cnn.py
 python scripts/train_cnn.py --config=configs/cnn/mnist.py --job=compare
 python scripts/train_cnn.py --config.precision.mode=mixed_float16 --job=train
 python scripts/train_cnn.py --job=train_benchmark --benchmark_batch_sizes=32,256
+python scripts/train_cnn.py --find_batch_size --memory_limit_mb=1500
 """
 
 import os

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import pathlib
 
+import made_tables
 import numpy as np
 import pytest
 
@@ -12,6 +13,8 @@ from tfamp.training import base_config, tasks, train_and_evaluate
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / "configs").rglob("*.py"))
 SHARED = {
+    "bike_sharing": "bike_sharing",
+    "dsb2018": "dsb2018_256",
     "mnist": "mnist",
     "sentences": "uci_sentences",
     "tweets": "tweets",
@@ -62,6 +65,41 @@ def store_cifar10(folder):
         for index, (row, column) in enumerate(corners)
     ]
     return store(folder, "cifar10", examples[:40], examples[40:], "test")
+
+
+def store_mnist(folder):
+    """Digits of scikit-learn, enlarged; the real ones take TFDS ten seconds."""
+    from tfamp.training import data
+
+    train, test = (
+        [
+            {"image": image, "label": label}
+            for image, label in part.take(40).as_numpy_iterator()
+        ]
+        for part in data.load_digits(28)
+    )
+    return store(folder, "mnist", train, test, "test")
+
+
+def store_pets(folder):
+    """Parts of scikit-learn's two photographs; the mask follows their brightness."""
+    import tensorflow_datasets as tfds
+    from sklearn import datasets
+
+    photographs, examples = datasets.load_sample_images().images, []
+    for index in range(60):
+        image = photographs[index % 2][: 40 + index, :50]
+        examples.append(
+            {
+                "image": image,
+                "label": index % 37,
+                "species": index % 2,
+                "file_name": f"{index}.jpg",
+                "segmentation_mask": 1 + image[..., :1] // 86,
+                "head_bbox": tfds.features.BBox(0.0, 0.0, 0.5, 0.5),
+            }
+        )
+    return store(folder, "oxford_iiit_pet", examples[:40], examples[40:], "test")
 
 
 def sentences(count):
@@ -119,15 +157,28 @@ def write_spans(folder):
     return str(folder)
 
 
+def write_text(folder):
+    """Lines of random words."""
+    (folder / "words.txt").write_text("\n".join(sentences(60)))
+    return str(folder)
+
+
 STAND_INS = {
     "cifar10": store_cifar10,
+    "cifar10_efficientnet": store_cifar10,
+    "cifar10_resnet": store_cifar10,
+    "cifar10_resnet_tiny": store_cifar10,
+    "mnist_wide": store_mnist,
     "mrpc_base": store_mrpc,
     "mrpc_tiny": store_mrpc,
+    "oxford_iiit_pet": store_pets,
+    "rossmann": made_tables.write_rossmann,
     "squad_base": store_squad,
     "squad_large": store_squad,
     "squad_tiny": store_squad,
     "sst2_base": store_sst2,
     "sst2_tiny": store_sst2,
+    "text_file": write_text,
     "tweets_spans": write_spans,
 }
 

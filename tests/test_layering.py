@@ -93,7 +93,14 @@ PARTS = {
 }
 
 # Optional: imported inside functions of tfamp.training only.
-TRAINING_PACKAGES = {"keras_hub", "sklearn", "tensorflow_datasets", "tokenizers"}
+TRAINING_PACKAGES = {
+    "keras_hub",
+    "pandas",
+    "pyarrow",
+    "sklearn",
+    "tensorflow_datasets",
+    "tokenizers",
+}
 SCRIPT_LINES = 80
 
 # Each global has one owner: no other module may name what writes it.

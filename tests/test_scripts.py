@@ -27,6 +27,14 @@ BAD = [
         "'8,many'",
     ),
     ("train_cnn.py", ["--benchmark_steps=5"], "--job=train_benchmark"),
+    ("train_cnn.py", ["--find_batch_size", "--job=train"], "Received: --job"),
+    ("train_cnn.py", ["--memory_limit_mb=500"], "belongs to --find_batch_size"),
+    ("train_cnn.py", ["--find_batch_size", "--max_batch_size=7"], "max_batch_size=7"),
+    (
+        "train_cnn.py",
+        [*KEPT, "--find_batch_size", "--config.optimizer.name=lamb"],
+        "'lamb'",
+    ),
     (
         "train_bert.py",
         ["--job=inference_benchmark", "--benchmark_modes=mixed_fp16"],
@@ -61,6 +69,11 @@ BAD = [
         "absent",
     ),
     ("train_bert.py", ["--preset=no_such_preset", "--tiny"], "no_such_preset"),
+    (
+        "train_unet.py",
+        [f"--config={ROOT}/configs/unet/dsb2018.py", "--data_dir=absent"],
+        "with the folders images and masks",
+    ),
 ]
 
 

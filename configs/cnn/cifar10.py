@@ -6,12 +6,12 @@ Meant for a GPU. No result is recorded yet: the data could not be downloaded on 
 hosts that this was developed on.
 """
 
-from tfamp.training import base_config
+from tfamp.training import cnn_config
 
 
 def get_config():
     """Returns the configuration."""
-    config = base_config.get_cnn_config()
+    config = cnn_config.get_cnn_config()
     config.name = "cifar10"
     config.epochs = 30
     config.batch_size = 256

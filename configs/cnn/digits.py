@@ -9,12 +9,12 @@ bfloat16. The network is wider than the task needs, so that the gain of native b
 shows on a CPU: a demonstration, not a benchmark.
 """
 
-from tfamp.training import base_config
+from tfamp.training import cnn_config
 
 
 def get_config():
     """Returns the configuration."""
-    config = base_config.get_cnn_config()
+    config = cnn_config.get_cnn_config()
     config.name = "digits"
     config.epochs = 10
     config.data.name = "digits"

@@ -3,11 +3,12 @@
 import pytest
 import tensorflow as tf
 
-from tfamp.training import app, base_config
+import tfamp
+from tfamp.training import app, base_config, bert_config, cnn_config
 
 
 def test_train_and_compare_have_folders_of_their_own():
-    config = base_config.get_cnn_config()
+    config = cnn_config.get_cnn_config()
     config.name = "digits"
     folders = {job: app.default_workdir(config, job).name for job in app.JOBS[:2]}
     assert folders["compare"].startswith("digits-")
@@ -27,3 +28,47 @@ def test_train_and_compare_have_folders_of_their_own():
 def test_retracing_of_several_models_is_not_told(text, shown):
     record = tf.get_logger().makeRecord("tensorflow", 30, "", 0, text, (), None)
     assert app._is_of_interest(record) is shown
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((("no_such_layer", "float32"),), tfamp.OverrideError),
+        ((("logits", "float32"),), None),
+    ],
+    ids=["no such layer", "right"],
+)
+def test_check_before_a_deletion_makes_the_model(overrides, expected):
+    config = cnn_config.get_cnn_config()
+    config.data.name, config.data.image_size = "digits", 8
+    config.limit_examples = 40
+    config = base_config.apply_tiny(config)
+    config.precision.mode = "mixed_bfloat16"
+    config.precision.overrides = overrides
+    if expected is None:
+        app.check(config)
+        return
+    with pytest.raises(expected, match="no_such_layer"):
+        app.check(config)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pooling", "max"),
+        ("num_layers", 0),
+        ("hidden_dim", 0),
+        ("intermediate_dim", 0),
+        ("max_sequence_length", 2),
+        ("num_heads", 3),  # Of 128.
+    ],
+)
+def test_sizes_of_an_encoder_are_checked_before_any_text_is_read(field, value):
+    config = bert_config.get_bert_config()
+    base_config.validate(config)
+    config.model[field] = value
+    with pytest.raises(ValueError, match=rf"config\.model\..*{value}"):
+        base_config.validate(config)
+    if field == "num_heads":  # Those of a preset are its own.
+        config.model.preset = "bert_tiny_en_uncased"
+        base_config.validate(config)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tfamp import growth_interval, optimizer_settings
-from tfamp.training import base_config, bert_config
+from tfamp.training import base_config, bert_config, precision_config
 
 PREFIX = "precision.loss_scale"
 
@@ -23,11 +23,11 @@ def interval_of(**changes):
     config = make_config(**changes)
     base_config.validate(config)
     settings = config.precision.loss_scale
-    return base_config.loss_scale_keywords(settings)["growth_interval"]
+    return precision_config.loss_scale_keywords(settings)["growth_interval"]
 
 
 def test_default_is_the_optimizers():
-    keywords = base_config.loss_scale_keywords(make_config().precision.loss_scale)
+    keywords = precision_config.loss_scale_keywords(make_config().precision.loss_scale)
     assert (
         optimizer_settings.check_keywords(**keywords)
         == optimizer_settings.check_keywords()
@@ -135,7 +135,7 @@ def test_fields_that_contradict_each_other_are_an_error(changes, message):
 def test_unknown_schedule_is_refused_without_validation_too():
     settings = make_config(schedule__name="linear").precision.loss_scale
     with pytest.raises(ValueError, match="schedule.name='linear'"):
-        base_config.loss_scale_keywords(settings)
+        precision_config.loss_scale_keywords(settings)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,17 @@ def test_training_table_is_laid_out_as_the_published_ones():
     assert "device memory (GiB)" not in cells  # Nothing to say.
 
 
+def test_failed_cell_of_the_same_shapes_is_not_replaced_by_another():
+    cells = {
+        make_cell("float32"): [measured(0.2)],
+        make_cell("mixed_float16")._replace(batch_size=16): [measured(0.2)],
+    }
+    alone = make_report(cells).rows[1]
+    assert alone.speed_up == pytest.approx(2)
+    failed = {make_cell("float32")._replace(batch_size=16): "out of memory"}
+    assert make_report(cells, failed).rows[1].speed_up is None
+
+
 def test_inference_table_has_the_published_columns_and_the_error():
     first, _ = make_report(OUTPUTS).tables()
     assert first[0] == [

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.training import base_config, compare, run_files, tasks, trainer
+from tfamp.training import base_config, compare, run_files, run_result, tasks
 
 
 def create_points(config, data_dir, manual_dir):
@@ -234,7 +234,7 @@ def test_runs_without_named_scores_are_compared_by_their_score(compared):
     bare = compared[4]._replace(results=results)
     assert bare.score_names() == ["even"]
     assert bare.rows()[1][4] == compared[4].rows()[1][4]
-    assert isinstance(bare.results[0], trainer.RunResult)
+    assert isinstance(bare.results[0], run_result.RunResult)
 
 
 def test_mixed_mode_without_loss_scaling_is_a_column_of_its_own(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from tfamp.training import (
     callbacks,
     compare,
     distribution,
-    run_files,
+    run_records,
     tasks,
     train_and_evaluate,
 )
@@ -222,8 +222,8 @@ def several(request):
 
 def losses(folder):
     """All losses of a run: of steps, of epochs and of validation; NaN for null."""
-    steps = run_files.read_metrics(folder, "step")
-    epochs = run_files.read_metrics(folder, "epoch")
+    steps = run_records.read_metrics(folder, "step")
+    epochs = run_records.read_metrics(folder, "epoch")
     found = [row["loss"] for row in steps]
     found += [row[key] for row in epochs for key in ("loss", "val_loss")]
     return np.array(found, "float64")
@@ -249,7 +249,7 @@ def test_losses_of_two_replicas_are_those_of_one(mode, several, one_replica):
 
 def test_loss_scale_of_two_replicas_moves_as_that_of_one(several, one_replica):
     actual, expected = (
-        [row["loss_scale"] for row in run_files.read_metrics(root / folder, "step")]
+        [row["loss_scale"] for row in run_records.read_metrics(root / folder, "step")]
         for folder in ["mixed_float16/seed0"]
         for root in (several[0], one_replica)
     )

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from matplotlib.image import imread
 
-from tfamp.training import app, base_config, figures, run_files, tasks
+from tfamp.training import app, base_config, figures, run_files, run_records, tasks
 
 
 def create_points(config, data_dir, manual_dir):
@@ -53,7 +53,7 @@ def test_train_job_records_the_interval_and_draws_the_timeline(config, tmp_path)
     scaling.schedule.min_interval, scaling.schedule.initial = 1, 4
     scaling.initial_scale = 2.0**8  # Nothing overflows soon.
     app.run_job("train", config, tmp_path / "run")
-    rows = run_files.read_metrics(tmp_path / "run", "step")
+    rows = run_records.read_metrics(tmp_path / "run", "step")
     # Growth after 4, 3, 2, 1, 1, ... steps.
     intervals = [row["growth_interval"] for row in rows[:10]]
     assert intervals == [4, 4, 4, 3, 3, 3, 2, 2, 1, 1]
@@ -65,7 +65,7 @@ def test_train_job_records_the_interval_and_draws_the_timeline(config, tmp_path)
 def test_train_job_without_a_loss_scale_draws_the_loss(config, tmp_path):
     config.precision.mode = "float32"
     app.run_job("train", config, tmp_path)
-    assert "growth_interval" not in run_files.read_metrics(tmp_path, "step")[0]
+    assert "growth_interval" not in run_records.read_metrics(tmp_path, "step")[0]
     assert is_picture(tmp_path / "timeline.png")
 
 

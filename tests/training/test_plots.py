@@ -1,6 +1,7 @@
 """Figures of runs: what is drawn where, and that it can be read."""
 
 import itertools
+import math
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -148,3 +149,46 @@ def test_tick_labels_exist_and_do_not_overlap(rows, kind):
         assert boxes, title
         for lower, upper in itertools.pairwise(sorted(boxes, key=lambda b: b.y0)):
             assert lower.y1 <= upper.y0, title
+
+
+def language_model(losses):
+    return [{"step": 2 * place, "loss": loss} for place, loss in enumerate(losses, 1)]
+
+
+def test_comparison_draws_perplexities_and_where_a_curve_ends():
+    good, bad = ("float32", 0), ("mixed_float16, no loss scaling", 0)
+    curves = {
+        good: language_model([3.0, 2.0, 1.0, 1.0]),
+        bad: language_model([3.0, 2.5, None, None]),
+    }
+    epochs = {
+        good: [{"epoch": 1, "val_perplexity": 9.0}, {"epoch": 2, "val_perplexity": 4}],
+        bad: [{"epoch": 1, "val_perplexity": 11}, {"epoch": 2, "val_perplexity": None}],
+    }
+    figure = plots.comparison_figure("text", curves, epochs)
+    axes = figure.axes[0]
+    assert axes.get_ylabel() == "perplexity" and axes.get_yscale() == "log"
+    drawn = lines(axes)
+    assert drawn["not finite from here on"] == ([4], [math.exp(2.5)])
+    assert drawn["validation split"] == ([4, 8], [9.0, 4])
+    # Where the smoothed losses of all points are, not the mean of perplexities.
+    assert drawn["float32"] == ([2, 4, 6, 8], [math.exp(1.75)] * 4)
+    assert max(x for line in axes.get_lines() for x in line.get_xdata()) == 8
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert len(texts) == len(set(texts)) == 4
+
+
+def test_comparison_without_perplexities_draws_losses():
+    curves = {("float32", 0): language_model([3.0, None])}
+    epochs = {("float32", 0): [{"epoch": 1, "val_accuracy": 0.5}]}
+    axes = plots.comparison_figure("points", curves, epochs).axes[0]
+    assert axes.get_ylabel() == "training loss"
+    assert lines(axes)["not finite from here on"] == ([2], [3.0])
+
+
+def test_perplexity_beyond_any_float_is_drawn():
+    key = ("float32", 0)
+    curves = {key: language_model([3.0, 2000.0])}
+    epochs = {key: [{"epoch": 1, "val_perplexity": 5.0}]}
+    axes = plots.comparison_figure("text", curves, epochs).axes[0]
+    assert all(math.isfinite(y) for _, ys in lines(axes).values() for y in ys)

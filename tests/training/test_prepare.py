@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.training import base_config, cnn, data, prepare, squad, tfds_folder
+from tfamp.training import cnn, cnn_config, data, prepare, squad, tfds_folder
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -220,7 +220,7 @@ def test_folders_of_images_train_the_cnn(files, channels, expected):
     folder = files(contents | {"train/notes.txt": "x", "train/cat/list.txt": "x"})
     prepared = prepare.prepare(settings(folder, "images", "pets"))
     assert prepared.splits == (("train", 6), ("test", 6))
-    config = base_config.get_cnn_config()
+    config = cnn_config.get_cnn_config()
     config.data.name = "pets"
     config.validation_fraction = 0.2
     task = cnn.create(config, str(folder / "data"))

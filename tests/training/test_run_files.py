@@ -4,7 +4,7 @@ import pytest
 
 from tfamp import errors
 from tfamp.training import (
-    base_config,
+    cnn_config,
     compare,
     run_files,
     step_benchmark,
@@ -15,7 +15,7 @@ BENCHMARK = step_benchmark.Settings("train", modes=("float32",))
 
 
 def make_config():
-    config = base_config.get_cnn_config()
+    config = cnn_config.get_cnn_config()
     config.name, config.data.name = "tiny", "digits"
     config.data.image_size = 8
     config.precision.mode = "mixed_bfloat16"

@@ -13,11 +13,11 @@ import pytest
 from tfamp import control, errors
 from tfamp.training import (
     app,
-    base_config,
     benchmark_cell,
     benchmark_inputs,
     benchmark_process,
     bert_config,
+    cnn_config,
     run_files,
     step_benchmark,
     trainer,
@@ -57,7 +57,7 @@ def make_texts(task="text_classification"):
 
 
 def make_images():
-    config = base_config.get_cnn_config()
+    config = cnn_config.get_cnn_config()
     config.name, config.data.name = "tiny", "digits"
     config.data.image_size = 8
     config.model.update(config.tiny.model)
@@ -93,6 +93,43 @@ def test_cells_by_default_are_those_of_the_configuration():
     ]
     config.jit_compile = True
     assert step_benchmark.plan(config, ask())[0].jit == "on"
+
+
+def test_float32_has_the_batch_size_of_its_own_runs_unless_sizes_are_asked_for():
+    config = make_images()
+    config.batch_size, config.float32.batch_size = 10, 6
+    modes = ("float32", "tf32", "mixed_float16")
+    cells = step_benchmark.plan(config, ask(modes=modes))
+    assert [(cell.mode, cell.batch_size) for cell in cells] == [
+        ("float32", 6),
+        ("tf32", 6),
+        ("mixed_float16", 10),
+    ]
+    cells = step_benchmark.plan(config, ask(modes=modes, batch_sizes=(4,)))
+    assert {cell.batch_size for cell in cells} == {4}
+    config.float32.batch_size = 0
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        step_benchmark.plan(config, ask())
+
+
+def test_speed_up_of_different_batch_sizes_is_of_examples(tmp_path):
+    config = make_texts()
+    config.batch_size, config.float32.batch_size = 10, 4
+    report = step_benchmark.run(config, tmp_path, ask(), command=COMMAND)
+    base, mixed = report.rows  # Each has steps of 0.1 seconds.
+    assert (base.throughput, mixed.throughput) == (40, 100)
+    assert mixed.speed_up == 2.5 and mixed.error is None
+    (note,) = [line for line in report.notes if "batches of different sizes" in line]
+    first, _ = report.tables()
+    cells = dict(zip(*first, strict=True))
+    assert cells["batch size (mode, FP32)"] == "10, 4"
+    assert cells["throughput FP32 (sequences/s)"] == "40.00"
+    assert cells["loss minus FP32's"] == "not compared"
+    same = step_benchmark.run(
+        config, tmp_path, ask(batch_sizes=(4, 10)), command=COMMAND
+    )
+    assert [row.error for row in same.rows] == [0, 0, 0, 0]
+    assert note not in same.notes
 
 
 @pytest.mark.parametrize(
@@ -371,9 +408,7 @@ def fit_losses(config, count):
         keras.utils.set_random_seed(config.seed)
         synthetic = benchmark_inputs.create(config)
         model = synthetic.build_model()
-        trainer.compile_model(
-            model, config, count, synthetic.loss(), synthetic.metrics()
-        )
+        trainer.compile_model(model, config, count, synthetic.loss, synthetic.metrics())
         model.fit(
             synthetic.batches,
             steps_per_epoch=count,

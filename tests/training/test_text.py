@@ -1,3 +1,4 @@
+import csv
 import os
 import re
 
@@ -276,6 +277,25 @@ def test_bad_row_of_one_test_file_costs_no_row_of_another(tmp_path):
     config.data.on_bad_rows = "skip"
     corpus = text.load_csv(config, str(tmp_path))
     assert {example.text for example in corpus.test} == {"q", "s", "t"}
+
+
+@pytest.mark.parametrize("content", ["", "id,text,label\n"], ids=["empty", "header"])
+def test_file_without_rows_behind_a_pattern_is_an_error(tmp_path, content):
+    (tmp_path / "a.csv").write_text(GOOD)
+    (tmp_path / "b.csv").write_text(content)
+    with pytest.raises(errors.DataError, match=r"b\.csv has no row"):
+        text.load_csv(csv_config(train_file="*.csv"), str(tmp_path))
+
+
+def test_long_field_is_text_and_pythons_limit_stays(tmp_path):
+    limit = csv.field_size_limit()
+    long = "word " * 40_000
+    (tmp_path / "train.csv").write_text(GOOD + f'5,"{long}",pos\n')
+    records, bad = tables.read_table(
+        csv_config(), str(tmp_path), "train.csv", ["text", "label"]
+    )
+    assert (records[-1].values[0], bad) == (long.strip(), [])
+    assert csv.field_size_limit() == limit
 
 
 def test_unknown_way_of_handling_bad_rows_is_an_error(tmp_path):

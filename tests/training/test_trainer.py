@@ -21,6 +21,7 @@ from tfamp.training import (
     callbacks,
     compare,
     run_files,
+    run_records,
     tasks,
     train_and_evaluate,
 )
@@ -96,7 +97,7 @@ def test_scores_of_the_task_come_first_and_are_of_the_best_model(config, tmp_pat
 
 
 def losses(folder):
-    return [row["loss"] for row in run_files.read_metrics(folder, "step")]
+    return [row["loss"] for row in run_records.read_metrics(folder, "step")]
 
 
 def test_run_learns_and_writes_its_files(config, tmp_path):
@@ -443,7 +444,7 @@ def test_killed_process_resumes(tmp_path):
 
     killed = start(tmp_path / "killed")
     deadline = time.monotonic() + 300
-    while len(run_files.read_metrics(tmp_path / "killed", "epoch")) < 2:
+    while len(run_records.read_metrics(tmp_path / "killed", "epoch")) < 2:
         assert killed.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     killed.send_signal(signal.SIGKILL)
@@ -538,7 +539,7 @@ def test_lower_error_selects_the_checkpoint(config, tmp_path):
     config.epochs = 3
     config.optimizer.learning_rate = 3.0  # So that the error goes up and down.
     result = train_and_evaluate(config, tmp_path / "run", task)
-    epochs = run_files.read_metrics(tmp_path / "run", "epoch")
+    epochs = run_records.read_metrics(tmp_path / "run", "epoch")
     errors = [row["val_error"] for row in epochs]
     assert errors[-1] > min(errors)
     assert result.best_validation_score == min(errors)
@@ -557,3 +558,21 @@ def test_augmentation_is_of_the_training_examples_alone(config, tmp_path):
     train_and_evaluate(config, tmp_path / "run", task._replace(augment=note))
     assert len(seen) >= 160 and len(set(seen)) == len(seen)
     assert {epoch for epoch, _ in seen} == {0, 1}
+
+
+def test_folder_that_another_process_works_in_is_refused(config, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    program = (
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), "
+        "fcntl.LOCK_EX); print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(tfamp.RunError, match="Another process is at work"):
+            train_and_evaluate(config, folder)
+        assert list(folder.iterdir()) == []
+        other.communicate("")
+    assert train_and_evaluate(config, folder).mode == "float32"

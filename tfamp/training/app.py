@@ -1,12 +1,14 @@
 """What the training scripts share: flags, one library call, one-line errors."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import app, flags, logging
@@ -15,12 +17,15 @@ from ml_collections import config_flags
 from tfamp import control, errors
 from tfamp.training import (
     base_config,
+    batch_size_finder,
+    batch_size_flags,
     benchmark_flags,
     compare,
     distribution,
     figures,
-    optimizers,
+    folder_lock,
     pipeline,
+    precision_config,
     run_files,
     step_benchmark,
     tasks,
@@ -69,7 +74,8 @@ def define_flags(default_config: str) -> None:
     flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
     flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
     benchmark_flags.define()
-    for module in (sys.modules[__name__], benchmark_flags):
+    batch_size_flags.define()
+    for module in (sys.modules[__name__], benchmark_flags, batch_size_flags):
         flags.adopt_module_key_flags(module)  # For the script's --help.
 
 
@@ -147,25 +153,31 @@ def run_flags() -> None:
     base_config.validate(config)
     _check_job(values.job, values.seeds)
     benchmark = benchmark_flags.settings(values.job, values.tiny)
+    given = [name for name in ("job", "seeds") if flags.FLAGS[name].present]
+    search = batch_size_flags.settings(given, values.tiny)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    named = step_benchmark.identity(config, benchmark) if benchmark else config
+    asked = search or benchmark
+    owner: Any = batch_size_finder if search else step_benchmark
+    named = owner.identity(config, asked) if asked else config
     workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))
     if values.overwrite:
-        _delete_run(config, workdir, strategy, benchmark)
+        # Nothing is deleted for a command whose settings or data are wrong.
+        plan = functools.partial(owner.plan, settings=asked)
+        _delete_run(config, workdir, strategy, plan if asked else check)
     _say(f"working directory: {workdir}")
-    text = run_job(values.job, config, workdir, values.seeds, benchmark)
+    if search:
+        text = _find_batch_size(config, workdir, search)
+    else:
+        text = run_job(values.job, config, workdir, values.seeds, benchmark)
     if distribution.is_chief(strategy):
         print(text)
 
 
-def _delete_run(config, workdir, strategy, benchmark):
+def _delete_run(config, workdir, strategy, check_first):
     if distribution.is_chief(strategy) and workdir.exists():
-        # Nothing is deleted for a command whose settings or data are wrong.
-        if benchmark:
-            step_benchmark.plan(config, benchmark)
-        else:
-            check(config)
-        run_files.delete_run(workdir)
+        check_first(config)
+        with folder_lock.locked(workdir):
+            run_files.delete_run(workdir)
     distribution.wait(strategy)
 
 
@@ -174,14 +186,17 @@ def _say(line):
 
 
 def check(config) -> None:
-    """Raises unless the settings make sense here and the data can be read."""
+    """Raises unless the settings make sense here, and data and model can be made."""
     base_config.validate(config)
-    keywords = base_config.enable_keywords(config.precision)
+    strategy = distribution.create(config)
+    keywords = precision_config.enable_keywords(config.precision)
     with control.enabled(config.precision.mode, **keywords):
-        pass  # It checks the settings against each other and this host.
-    task = tasks.from_config(config)
-    steps = pipeline.steps_per_epoch(task.train, config.batch_size)
-    optimizers.create(config.optimizer, steps * config.epochs)
+        task = tasks.from_config(config)
+        steps = pipeline.steps_per_epoch(task.train, config.batch_size)
+        total = steps * config.epochs
+        with distribution.scope(strategy):
+            model, metrics = task.build_model(), task.metrics()
+            trainer.compile_model(model, config, total, task.loss, metrics)
 
 
 def run_job(
@@ -246,6 +261,12 @@ def _benchmark(config, workdir, asked):
             f"of the first: {timed.rows[0].failed}"
         )
     return f"{timed.to_markdown()}\nfiles: {workdir}"
+
+
+def _find_batch_size(config, workdir, asked):
+    """Searches for the largest batch sizes; returns the report."""
+    found = batch_size_finder.run(config, workdir, asked, report=_say)
+    return f"{found.to_text()}\nfiles: {workdir}"
 
 
 def _train(config, workdir):

@@ -5,10 +5,10 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from tfamp import checks, enable_request, growth_interval
+from tfamp import checks
+from tfamp.training import precision_config
 
 STRATEGIES = ("none", "mirrored", "multi_worker_mirrored")
-SCHEDULES = ("constant", "piecewise", "geometric")  # Of the growth interval.
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -50,20 +50,6 @@ def get_config() -> config_dict.ConfigDict:
     config.tiny = config_dict.ConfigDict(
         {"epochs": 1, "batch_size": 8, "limit_examples": 40}
     )
-    return config
-
-
-def get_cnn_config() -> config_dict.ConfigDict:
-    """Returns the defaults of `configs/cnn/`; see `cnn.build_network`."""
-    config = get_config()
-    config.task = "image_classification"
-    config.optimizer.schedule = "cosine"
-    config.model.name = "cnn"
-    config.model.blocks = ((16,), (32,))
-    config.model.batch_norm = False
-    config.model.dense = 128
-    config.model.dropout = 0.3
-    config.tiny.model = {"blocks": ((4,), (8,)), "dense": 16}
     return config
 
 
@@ -136,86 +122,6 @@ def _growth_interval_schedule():
     return schedule
 
 
-def enable_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
-    """Returns the keywords of `tfamp.enable` beside the mode.
-
-    Args:
-      settings: The `precision` part of a configuration.
-
-    Raises:
-      ValueError: If a setting makes no sense; TypeError if of another type.
-    """
-    keywords = loss_scale_keywords(settings.loss_scale)
-    return {
-        "overrides": dict(settings.overrides),
-        "graph_rewrite": settings.graph_rewrite,
-        "fused_kernels": settings.fused_kernels,
-        "loss_scale": keywords if settings.loss_scale.enabled else False,
-    }
-
-
-def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
-    """Returns a copy in which no graph rewrite is left to the environment.
-
-    So that a run's folder tells whether graphs were rewritten.
-
-    Args:
-      config: A configuration.
-
-    Raises:
-      ValueError: If the environment asks for a rewrite, and the mode for a policy.
-    """
-    settled = config.copy_and_resolve_references()
-    if settled.precision.graph_rewrite is None:
-        request = enable_request.check(False, settled.precision.mode)
-        settled.precision.graph_rewrite = request.rewrite is not None
-    return settled
-
-
-def kernel_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
-    """Returns the keywords of `kernel_switches.configure`.
-
-    Args:
-      settings: The `precision` part of a configuration.
-    """
-    names = ("deterministic", "cudnn_autotune", "float16_accumulation")
-    return {name: settings[name] for name in names}
-
-
-def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
-    """Returns keywords of `LossScaleOptimizer`, the schedule as an object.
-
-    Args:
-      settings: The `precision.loss_scale` part of a configuration.
-
-    Raises:
-      ValueError: If the schedule makes no sense; TypeError if of another type.
-    """
-    keywords = settings.to_dict()
-    del keywords["enabled"]
-    schedule = keywords.pop("schedule")
-    name = schedule["name"]
-    if name not in SCHEDULES:
-        raise ValueError(
-            "Unknown schedule of the growth interval. Received: "
-            f"config.precision.loss_scale.schedule.name={name!r}. "
-            f"Expected one of {SCHEDULES}."
-        )
-    if name == "piecewise":
-        keywords["growth_interval"] = growth_interval.PiecewiseGrowthInterval(
-            schedule["boundaries"], schedule["intervals"]
-        )
-    elif name == "geometric":
-        bounds = schedule["min_interval"], schedule["max_interval"]
-        initial = schedule["initial"]
-        if initial is None:
-            initial = min(max(keywords["growth_interval"], bounds[0]), bounds[1])
-        keywords["growth_interval"] = growth_interval.GeometricGrowthInterval(
-            initial, schedule["lengthen"], schedule["shorten"], *bounds
-        )
-    return keywords
-
-
 def _are_pairs(values):
     pairs = [tuple(v) for v in values if isinstance(v, list | tuple)]
     strings = all(isinstance(text, str) for pair in pairs for text in pair)
@@ -237,7 +143,10 @@ def _rise(values):
 
 # Of `precision.loss_scale.schedule`; as below.
 _SCHEDULE_RULES = {
-    "name": (f"one of {SCHEDULES}", lambda v: v in SCHEDULES),
+    "name": (
+        f"one of {precision_config.SCHEDULES}",
+        lambda v: v in precision_config.SCHEDULES,
+    ),
     "boundaries": ("a rising tuple of integers of at least 1", _rise),
     "intervals": ("a tuple of integers of at least 1", _are_counts),
     "initial": ("at least 1", lambda v: v >= 1),
@@ -270,12 +179,21 @@ _RULES = {
     "data.max_answer_length": ("at least 1", lambda v: v >= 1),
     "data.n_best_size": ("at least 1", lambda v: v >= 1),
     "model.dropout": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "model.pooling": ("'cls' or 'mean'", lambda v: v in ("cls", "mean")),
+    "model.num_layers": ("at least 1", lambda v: v >= 1),
+    "model.num_heads": ("at least 1", lambda v: v >= 1),
+    "model.hidden_dim": ("at least 1", lambda v: v >= 1),
+    "model.intermediate_dim": ("at least 1", lambda v: v >= 1),
+    "model.max_sequence_length": ("at least 3", lambda v: v >= 3),
     "model.vocabulary_size": ("at least 5, the special tokens", lambda v: v >= 5),
-    "model.dense": ("at least 1", lambda v: v >= 1),
+    "model.dense": ("at least 0", lambda v: v >= 0),
     "model.blocks": (
         "a tuple of tuples of channels, each at least 1",
         lambda v: all(isinstance(b, tuple) and min(b, default=0) >= 1 for b in v),
     ),
+    "model.widths": ("a tuple of integers of at least 1", _are_counts),
+    "model.blocks_per_stage": ("a tuple of integers of at least 1", _are_counts),
+    "label_smoothing": ("in [0, 1)", lambda v: 0 <= v < 1),
     "precision.float16_accumulation": (
         'None, "float32" or "float16"',
         lambda v: v in ("float32", "float16"),
@@ -298,6 +216,7 @@ def validate(config: config_dict.ConfigDict) -> None:
             part = part.get(name) if part is not None else None
         if part is not None and not holds(part):
             wrong.append(f"config.{field} must be {words}. Received: {part!r}.")
+    wrong += _encoder_errors(config.model) if not wrong else []
     if config.strategy in STRATEGIES[1:] and config.optimizer.accumulation_steps > 1:
         wrong.append(
             "Keras 3.15 cannot accumulate gradients under a strategy. Received: "
@@ -311,10 +230,21 @@ def validate(config: config_dict.ConfigDict) -> None:
         raise ValueError(" ".join(wrong))
 
 
+def _encoder_errors(model):
+    """What is wrong between the sizes of a new encoder."""
+    heads, width = model.get("num_heads"), model.get("hidden_dim")
+    if None in (heads, width) or model.get("preset") or width % heads == 0:
+        return []
+    return [
+        "config.model.hidden_dim must be a multiple of config.model.num_heads. "
+        f"Received: hidden_dim={width}, num_heads={heads}."
+    ]
+
+
 def _schedule_errors(config):
     """What is wrong between the fields of the growth interval's schedule."""
     try:
-        loss_scale_keywords(config.precision.loss_scale)
+        precision_config.loss_scale_keywords(config.precision.loss_scale)
     except (TypeError, ValueError) as e:
         return [f"config.precision.loss_scale.schedule: {e}"]
     return []

@@ -1,11 +1,12 @@
 """Times one cell of a benchmark; as a program, in a process of its own.
 
-    python -m tfamp.training.benchmark_cell < request.json
+    python -c "import tfamp.training.benchmark_cell as c; c.main()" < request.json
 
-A request is {"config", "cell", "steps", "warmup", "output", "identity", "parent"}: a
-plain configuration, the fields of a `Cell`, how many steps are timed and how many come
-before them, the file that the figures are written to, what is written beside them, and
-the process that asks. An error is one line, the last of standard error.
+A request is {"config", "cell", "steps", "warmup", "output", "identity", "parent",
+"memory"}: a plain configuration, the fields of a `Cell`, how many steps are timed and
+how many come before them, the file that the figures are written to, what is written
+beside them, the process that asks, and the arguments of `memory_limit.hold` or null. An
+error is one line, the last of standard error.
 """
 
 import contextlib
@@ -13,7 +14,6 @@ import ctypes
 import json
 import os
 import pathlib
-import re
 import signal
 import sys
 import time
@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import control, kernel_switches
@@ -30,6 +29,8 @@ from tfamp.training import (
     benchmark_inputs,
     callbacks,
     compare,
+    memory_limit,
+    precision_config,
     run_files,
     trainer,
 )
@@ -102,8 +103,8 @@ def measure(config, cell: Cell, steps: int, warmup: int) -> dict[str, Any]:
     base_config.validate(config)
     precision = config.precision
     with (
-        kernel_switches.scope(**base_config.kernel_keywords(precision)),
-        control.enabled(precision.mode, **base_config.enable_keywords(precision)),
+        kernel_switches.scope(**precision_config.kernel_keywords(precision)),
+        control.enabled(precision.mode, **precision_config.enable_keywords(precision)),
     ):
         keras.utils.set_random_seed(config.seed)
         synthetic = benchmark_inputs.create(config)
@@ -119,8 +120,8 @@ def measure(config, cell: Cell, steps: int, warmup: int) -> dict[str, Any]:
         "xla": bool(model.jit_compile),
         "graph_rewrite": status.graph_rewrite if precision.graph_rewrite else "",
         "device": status.device,
-        "host_bytes": _peak_host_memory(),
-        "device_bytes": _peak_device_memory(),
+        "host_bytes": memory_limit.peak_host(),
+        "device_bytes": memory_limit.peak_device(),
         "parameters": model.count_params(),
         "description": synthetic.description,
     }
@@ -205,23 +206,6 @@ def _scaling(optimizer):
     return skipped, callbacks.read_number(optimizer.loss_scale)
 
 
-def _peak_host_memory():
-    """Peak resident memory in bytes.
-
-    `getrusage` would not do: Linux starts it from what the parent process had.
-    """
-    file = pathlib.Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s*(\d+) kB", file.read_text()) if file.exists() else None
-    return int(found.group(1)) * 1024 if found else None
-
-
-def _peak_device_memory():
-    """Peak memory that TensorFlow took of the first GPU, in bytes."""
-    if not tf.config.list_physical_devices("GPU"):
-        return None
-    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
-
-
 def to_request(
     config,
     cell: Cell,
@@ -229,6 +213,7 @@ def to_request(
     warmup: int,
     output: pathlib.Path,
     identity: dict[str, Any],
+    memory: dict[str, int | None] | None = None,
 ) -> str:
     """Returns this process' request as text."""
     return json.dumps(
@@ -240,6 +225,7 @@ def to_request(
             "output": str(output),
             "identity": identity,
             "parent": os.getpid(),
+            "memory": memory,
         }
     )
 
@@ -282,11 +268,20 @@ def _end_with(parent):
 def main() -> None:
     """Serves the request on standard input."""
     text = sys.stdin.read()
-    _end_with(json.loads(text)["parent"])
+    request = json.loads(text)
+    _end_with(request["parent"])
     with contextlib.suppress(OSError):
         # Where memory runs out Linux is to end this process, not the one that waits.
         pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
-    serve(text)
+    if request["memory"]:
+        memory_limit.hold(**request["memory"])
+    try:
+        serve(text)
+    except SystemExit as error:
+        os.write(2, f"\n{error}\n".encode())
+        # At once: TensorFlow 2.21's XLA, out of memory, crashes where it is taken down
+        # ("double free or corruption"), and the reason would be lost.
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ class Figures(NamedTuple):
       skipped_steps, loss_scale: None without loss scaling.
       tensor_float_32: Whether it was in force.
       xla: Whether Keras compiles the step with XLA.
-      speed_up: `throughput` over that of the same cell in float32; of inference
+      speed_up: `throughput` over that of the `twin` in float32; of inference
         `throughput_average`, as published.
       speed_up_over_tf32: The same over tf32.
       error: Training: `loss` minus that of float32 on the same batches and seed.
         Inference: largest difference of an output from float32's, relative to the
-        largest output.
+        largest output. None where the two have batches of different sizes.
     """
 
     mode: str
@@ -135,9 +135,20 @@ def _largest(repeats, name):
 
 
 def twin(rows: Sequence[Figures], row: Figures, mode: str) -> Figures | None:
-    """Returns the row of another mode and the same shapes, if it has figures."""
-    wanted = (mode, *row[1:4])
-    return next((x for x in rows if x[:4] == wanted and not x.failed), None)
+    """Returns the row of another mode to compare with, if it has figures.
+
+    It is of the same shapes or, if that mode was measured with another batch size
+    alone, of that one: the largest that fits, say.
+
+    Args:
+      rows: All rows.
+      row: One of them.
+      mode: The other mode.
+    """
+    others = [x for x in rows if (x.mode, *x[2:4]) == (mode, *row[2:4])]
+    same = [x for x in others if x.batch_size == row.batch_size]
+    found = same or (others if len(others) == 1 else [])
+    return next((x for x in found if not x.failed), None)
 
 
 def _compared(row, rows, outputs, inference):
@@ -145,7 +156,9 @@ def _compared(row, rows, outputs, inference):
         return row
     speed = operator.attrgetter("throughput_average" if inference else "throughput")
     base, tf32 = (twin(rows, row, mode) for mode in ("float32", "tf32"))
-    if base is not None and base.loss is not None and row.loss is not None:
+    if base is not None and base.batch_size != row.batch_size:
+        error = None
+    elif base is not None and base.loss is not None and row.loss is not None:
         error = row.loss - base.loss
     elif base is not None and outputs[row[:4]] is not None:
         error = _output_error(outputs[row[:4]], outputs[base[:4]])

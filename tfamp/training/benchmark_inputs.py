@@ -46,6 +46,7 @@ def check(config) -> None:
     if config.task in _TEXTS:
         encoder.find(_with_positions(config))
     elif config.task == _IMAGE_TASK:
+        cnn.check(config)
         _image_shape(config)
     else:
         tasks.import_task(config.task).check_synthetic(config)
@@ -160,7 +161,7 @@ def _images(config):
         ),
         f"{config.model.name}: images {shape}, {classes} classes; random pixels",
         unit="images",
-        **classification(),
+        **classification() | {"loss": cnn.make_loss(config)},
     )
 
 

@@ -15,7 +15,11 @@ import tfamp
 from tfamp.diagnostics import machine
 from tfamp.training import benchmark_cell
 
-_COMMAND = (sys.executable, "-P", "-m", benchmark_cell.__name__)
+# Not -m: the package imports the module itself, and Python warns of a second one.
+_COMMAND = (
+    *(sys.executable, "-P", "-c"),
+    f"import {benchmark_cell.__name__} as cell; cell.main()",
+)
 TIME_LIMIT = 3600  # Seconds of one process; compilation can take many minutes.
 _SCHEMA_VERSION = 1
 # What a crash prints below its reason.

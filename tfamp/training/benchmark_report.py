@@ -1,5 +1,6 @@
 """A benchmark as JSON and as Markdown tables in the layout of the published ones."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tfamp.training import benchmark_cell, benchmark_figures
@@ -40,7 +41,7 @@ class Report(NamedTuple):
         device = self.machine["device"]
         lines = [f"# {self.name}: {job} benchmark on {device}", ""]
         for table in self.tables():
-            lines += [*_aligned(table), ""]
+            lines += [*aligned(table), ""]
         lines += [f"- {note}" for note in [*self.notes, *self._failures()]]
         return "\n".join([*lines, ""])
 
@@ -57,8 +58,8 @@ class Report(NamedTuple):
     def _pair(self, row):
         """Training in a mode beside float32 and, where measured, TF32.
 
-        Of the same batch size; the published pairs are often of the largest that fits
-        each. Those speed-ups are the quotient of two rows of the second table.
+        Of the same batch size or, as the published pairs often are, of the largest
+        that fits each: see `benchmark_figures.twin`.
         """
         base = self._base(row)
         tf32 = benchmark_figures.twin(self.rows, row, "tf32")
@@ -111,7 +112,12 @@ class Report(NamedTuple):
 
     def _error(self, row, form):
         """The error; never nothing where a speed-up may be read."""
-        return "no FP32" if self._base(row) is None else _finite(row.error, form)
+        base = self._base(row)
+        if base is None:
+            return "no FP32"
+        if base.batch_size != row.batch_size:
+            return "not compared"
+        return _finite(row.error, form)
 
     def _failures(self):
         for row in self.rows:
@@ -163,8 +169,12 @@ def _table(rows):
     return [names, *([row[name] for name in names] for row in rows)]
 
 
-def _aligned(table):
-    """Returns a table as lines of Markdown that can be read as they are."""
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a table as lines of Markdown that can be read as they are.
+
+    Args:
+      table: Lines of cells, the head first.
+    """
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     head, *body = table
     lines = [head, ["-" * width for width in widths], *body]

@@ -15,7 +15,9 @@ from tfamp.training import (
     comparison,
     distribution,
     figures,
+    precision_config,
     run_files,
+    run_result,
     tasks,
     trainer,
     variants,
@@ -85,7 +87,7 @@ def compare(
         raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")
     base_config.validate(config)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    config = base_config.settle_rewrite(config)
+    config = precision_config.settle_rewrite(config)
     mixed, note = mixed_mode(config.precision.mode, config.precision.graph_rewrite)
     folder = pathlib.Path(workdir)
     run_files.check_kind(folder, "comparison")
@@ -200,7 +202,7 @@ def _read(folder, folders):
         if fields.pop("schema_version") != comparison.SCHEMA_VERSION:
             return None
         del fields["statistics"]  # They follow from the results.
-        fields["results"] = [trainer.RunResult(**row) for row in fields["results"]]
+        fields["results"] = [run_result.RunResult(**row) for row in fields["results"]]
         stored = comparison.Comparison(**fields)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None  # Damaged, or of another version: made anew from the runs.

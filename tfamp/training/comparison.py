@@ -3,7 +3,7 @@
 import statistics
 from typing import Any, NamedTuple
 
-from tfamp.training import callbacks, seed_statistics, trainer
+from tfamp.training import callbacks, run_result, seed_statistics
 
 SCHEMA_VERSION = 2
 
@@ -20,7 +20,7 @@ class Comparison(NamedTuple):
     """
 
     name: str
-    results: list[trainer.RunResult]
+    results: list[run_result.RunResult]
     note: str
     export: dict[str, Any]
     environment: dict[str, Any]
@@ -32,7 +32,7 @@ class Comparison(NamedTuple):
         found = [each.to_dict() for each in self.differences()]
         return {"schema_version": SCHEMA_VERSION, **fields, "statistics": found}
 
-    def by_mode(self) -> dict[str, list[trainer.RunResult]]:
+    def by_mode(self) -> dict[str, list[run_result.RunResult]]:
         """Returns the runs of each mode, in order of seeds.
 
         Those without the loss scaling that the mode needs are apart.

@@ -48,6 +48,7 @@ _SECTION = re.compile(
     r"|^[^\n]*\n\s*[-=~]{3,}\s*$|^\s*(?:>>>|```|\.\. )",
     re.MULTILINE | re.IGNORECASE,
 )
+_NOTHING = re.compile(r"(?!)")  # Masks no name.
 _MARKUP = re.compile(r":[\w:]+:(?=`)|https?://\S+|%\(\w+\)s|[`*|]|<[^<>\s]*>")
 # scikit-learn's: a sentence that ends most of its docstrings, and a link's target.
 _BOILERPLATE = re.compile(r"(?i:read more in the\s+user guide\s*\.?)|sphx_glr_\w+")
@@ -84,22 +85,48 @@ def load(config: config_dict.ConfigDict) -> text.Corpus:
       DataError: If a library is not installed or has too few docstrings.
     """
     libraries = tuple(sorted(config.data.libraries))
-    roots = {library: _find_package(library) for library in libraries}
-    mask = name_pattern(libraries)
-    found = {
-        library: list(_read_library(root, config, mask))
-        for library, root in roots.items()
-    }
-    kept = _drop_near_duplicates(found, config.data.split_seed)
+    kept = _read(libraries, config, name_pattern(libraries))
     dealt = [_deal(kept[library], config) for library in libraries]
     splits: dict[str, list[text.Example]] = {"validation": []}
     for name in ("train", "validation", "test"):
         if name != "validation" or config.validation_fraction:
             examples = _balance(dealt, name, libraries)
             splits[name] = text.shuffle(examples, config.data.split_seed)
-    versions = ", ".join(f"{name} {_version(name)}" for name in libraries)
-    notes = (f"docstrings of {versions}",)
+    notes = (describe(libraries),)
     return text.Corpus(**splits, classes=libraries, notes=notes)
+
+
+def load_documents(config: config_dict.ConfigDict) -> dict[str, list[str]]:
+    """Reads the same docstrings as text to model: names stay, nothing is balanced.
+
+    Args:
+      config: As for `load`.
+
+    Returns:
+      The texts of "train", "validation" and "test", file after file; a file's are all
+      in one split. Near-duplicates are left out, or a model would know test texts.
+
+    Raises:
+      DataError: If a library is not installed, or a split has no text.
+    """
+    libraries = tuple(sorted(config.data.libraries))
+    splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+    for items in _read(libraries, config, _NOTHING).values():
+        for name, texts in _deal(items, config).items():
+            splits[name] += texts
+    if not all(splits[name] for name in ("train", "test")):
+        raise errors.DataError(
+            f"Too few docstrings in {', '.join(libraries)}: "
+            + ", ".join(f"{len(texts)} {name}" for name, texts in splits.items())
+            + ". Choose larger packages in config.data.libraries."
+        )
+    return splits
+
+
+def describe(libraries: Sequence[str]) -> str:
+    """Returns which versions of which libraries the texts are of."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in sorted(libraries))
+    return f"docstrings of {versions}"
 
 
 def name_pattern(libraries: Sequence[str]) -> re.Pattern[str]:
@@ -118,6 +145,16 @@ def clean(docstring: str, mask: re.Pattern[str]) -> str:
     prose = _BOILERPLATE.sub(" ", _MARKUP.sub(" ", prose))
     prose = mask.sub(" ", prose)
     return " ".join(prose.split())
+
+
+def _read(libraries, config, mask) -> dict[str, list[_Text]]:
+    """Returns the texts of each library, without near-duplicates."""
+    roots = {library: _find_package(library) for library in libraries}
+    found = {
+        library: list(_read_library(root, config, mask))
+        for library, root in roots.items()
+    }
+    return _drop_near_duplicates(found, config.data.split_seed)
 
 
 def _read_library(root, config, mask) -> Iterator[_Text]:

@@ -20,7 +20,7 @@ from tfamp import (
     training_hooks,
 )
 from tfamp.diagnostics import audit, audit_report, devices, machine, machine_text
-from tfamp.training import base_config, pipeline, run_files, tasks
+from tfamp.training import base_config, pipeline, precision_config, run_files, tasks
 
 _EXAMPLES = 512  # Enough to know a recipe's classes and inputs; training reads all.
 
@@ -164,7 +164,7 @@ def _jit_compile(config):
 @contextlib.contextmanager
 def _enabled(config, device) -> Iterator[tuple[str, str | None]]:
     """The precision of the recipe on this host, as the trainer sets it."""
-    keywords = base_config.enable_keywords(config.precision)
+    keywords = precision_config.enable_keywords(config.precision)
     with control.enabled(config.precision.mode, **keywords):
         yield _mode_name(config.precision, device), graph_rewrite.requested_dtype()
 

@@ -1,5 +1,7 @@
 """Figures of training runs. Each function takes plain data and returns a `Figure`."""
 
+from tfamp.training import loss_curves
+
 try:
     from matplotlib import ticker
     from matplotlib.figure import Figure
@@ -9,21 +11,23 @@ except ImportError as e:
 # Okabe and Ito's palette: told apart with any color vision.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _SEED_STYLES = ("-", "--", ":", "-.")
-_WINDOW = 9  # Points of the loss curve that the bold line averages over.
 _STEP_LABEL = "training step"
+_LAST_ROWS = 336  # Of a test split, drawn over time; two weeks of hours.
 _SCALE_RATIOS = (5, 3)  # Heights: loss scale, growth interval.
 
 
-def comparison_figure(name: str, curves: dict) -> Figure:
+def comparison_figure(name: str, curves: dict, epochs: dict | None = None) -> Figure:
     """Draws the loss curves of several runs and the timeline of their loss scale.
 
     Args:
       name: Title.
       curves: Dict from (mode, seed) to the "step" lines of `metrics.jsonl`.
+      epochs: The same of the "epoch" lines. With a `val_perplexity` there, perplexities
+        are drawn in the loss's place.
 
     Returns:
-      A `Figure`: the loss; the loss scale with the skipped steps, above the growth
-      interval in force where that was recorded.
+      A `Figure`: the loss, and where it is no longer finite; the loss scale with the
+      skipped steps, above the growth interval in force where that was recorded.
     """
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     figure.suptitle(f"{name}: the same run in each precision")
@@ -31,7 +35,7 @@ def comparison_figure(name: str, curves: dict) -> Figure:
     modes = list(dict.fromkeys(mode for mode, _ in curves))
     colors = dict(zip(modes, _COLORS, strict=False))
     loss_axes = left.subplots()
-    _draw_losses(loss_axes, curves, colors)
+    loss_curves.draw_losses(loss_axes, curves, colors, epochs)
     loss_axes.set_xlabel(_STEP_LABEL)
     loss_axes.legend()
     scaled = {key: rows for key, rows in curves.items() if _is_scaled(rows)}
@@ -64,11 +68,81 @@ def timeline_figure(title: str, mode: str, rows: list[dict]) -> Figure:
     figure.suptitle(title)
     axes = figure.subplots(len(ratios), 1, height_ratios=ratios, sharex=True)
     loss_axes, *scale_axes = _as_list(axes)
-    _draw_losses(loss_axes, curves, colors)
+    loss_curves.draw_losses(loss_axes, curves, colors)
     if scale_axes:
         _draw_scaling(figure, scale_axes, curves, colors)
     else:
         loss_axes.set_xlabel(_STEP_LABEL)
+    return figure
+
+
+def masks_figure(name: str, images, truths, predictions, classes: int) -> Figure:
+    """Draws rows of an image, its true classes and the predicted ones.
+
+    Args:
+      name: Title.
+      images: uint8 [examples, height, width, 3]; each is shown with its contrast
+        stretched to the full range.
+      truths: Classes, integers [examples, height, width].
+      predictions: The same.
+      classes: Number of classes.
+
+    Returns:
+      A `Figure`.
+    """
+    figure = Figure(figsize=(6.6, 2.2 * len(images) + 0.6), layout="constrained")
+    figure.suptitle(f"{name}: test images")
+    rows = figure.subplots(len(images), 3, squeeze=False)
+    titles = ("input (contrast stretched)", "truth", "prediction")
+    for axes, title in zip(rows[0], titles, strict=True):
+        axes.set_title(title, fontsize="medium")
+    style = {"cmap": "gray" if classes == 2 else "viridis", "interpolation": "nearest"}
+    for axes, image, *masks in zip(rows, images, truths, predictions, strict=True):
+        low, high = int(image.min()), int(image.max())
+        axes[0].imshow((image - float(low)) / max(high - low, 1))
+        for each, mask in zip(axes[1:], masks, strict=True):
+            each.imshow(mask, vmin=0, vmax=classes - 1, **style)
+        for each in axes:
+            each.set_axis_off()
+    return figure
+
+
+def regression_figure(
+    title: str, name: str, target, predicted, ordered: bool
+) -> Figure:
+    """Draws predicted amounts against the true ones.
+
+    Args:
+      title: Title.
+      name: What the amounts are.
+      target: Amounts of at least 0, [rows].
+      predicted: The same.
+      ordered: Whether the rows are in the order of time.
+
+    Returns:
+      A `Figure`: a point for each row, both axes of log(1 + amount); if there is an
+      order, both over the last rows beside it.
+    """
+    figure = Figure(figsize=(11 if ordered else 5, 4.8), layout="constrained")
+    figure.suptitle(title)
+    points, *lines = _as_list(figure.subplots(1, 2 if ordered else 1))
+    points.scatter(target, predicted, s=6, alpha=0.3, color=_COLORS[0], linewidths=0)
+    ends = [min(*target, *predicted), max(*target, *predicted)]
+    points.plot(ends, ends, color="black", linewidth=0.8, label="equal")
+    points.set_xscale("symlog", linthresh=1)
+    points.set_yscale("symlog", linthresh=1)
+    limits = ends[0] * 0.8, ends[1] * 1.25 or 1.0
+    points.set(xlim=limits, ylim=limits)
+    points.set(xlabel=f"true {name}", ylabel=f"predicted {name}")
+    points.legend()
+    points.grid(alpha=0.3)
+    for axes in lines:
+        places = range(len(target))[-_LAST_ROWS:]
+        axes.plot(places, target[-_LAST_ROWS:], color="black", label="true")
+        axes.plot(places, predicted[-_LAST_ROWS:], color=_COLORS[1], label="predicted")
+        axes.set(xlabel="test row", ylabel=name, title=f"The last {len(places)} rows")
+        axes.legend()
+        axes.grid(alpha=0.3)
     return figure
 
 
@@ -79,35 +153,6 @@ def _as_list(axes):
 
 def _has_intervals(curves):
     return any("growth_interval" in row for rows in curves.values() for row in rows)
-
-
-def _draw_losses(axes, curves, colors):
-    first, labelled = next(iter(colors)), set()
-    for (mode, _), rows in curves.items():
-        rows = [row for row in rows if row["loss"] is not None]
-        steps = [row["step"] for row in rows]
-        losses = [row["loss"] for row in rows]
-        axes.plot(steps, losses, color=colors[mode], alpha=0.25, linewidth=0.8)
-        axes.plot(
-            steps,
-            _smooth(losses),
-            color=colors[mode],
-            linewidth=1.4,
-            linestyle="-" if mode == first else "--",
-            label=None if mode in labelled else mode,
-        )
-        labelled.add(mode)
-    title = f"Training loss (bold: mean of {_WINDOW} points)"
-    axes.set(ylabel="training loss", title=title)
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3)
-
-
-def _smooth(values):
-    """Mean of the points around each one; fewer at the ends."""
-    half = _WINDOW // 2
-    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
-    return [sum(window) / len(window) for window in windows]
 
 
 def _say_unscaled(axes, modes):

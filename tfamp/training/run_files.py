@@ -1,10 +1,8 @@
-"""What a run keeps in its folder: settings, environment, metrics, result."""
+"""A job's folder: its settings, what kind of job it is of, and its deletion."""
 
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import re
 import shutil
 import tempfile
@@ -13,15 +11,21 @@ from typing import Any
 import yaml
 from ml_collections import config_dict
 
-from tfamp import control, errors, hardware, kernel_switches
+from tfamp import errors
 from tfamp.training import variants
 
-_PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
 _CELL = re.compile(r"(train|inference)-.+-repeat\d+\.json(\.tmp)?")
 # In every run's and benchmark's settings, of all versions.
 _OWN_SETTINGS = {"task", "optimizer", "precision"}
 # What a task's `score` may write into a run's folder.
-PREDICTIONS = ("nbest_predictions.json", "predictions.json", "predictions.png")
+PREDICTIONS = (
+    "columns.json",
+    "nbest_predictions.json",
+    "predictions.json",
+    "predictions.png",
+    "underflow.json",
+    "underflow.md",
+)
 # What a run, a benchmark and a comparison write; nothing else is ever deleted.
 _RUN_FILES = {
     *PREDICTIONS,
@@ -38,7 +42,9 @@ _RUN_FILES = {
     "tensorboard",
     "timeline.png",
 }
-_BENCHMARK_FILES = {"benchmark.json", "cells", "config.yaml", "report.md"}
+_BENCHMARK_FILES = {
+    *("batch_sizes.json", "benchmark.json", "cells", "config.yaml", "report.md"),
+}
 _COMPARISON_FILES = {"comparison.json", "comparison.png", "export", "report.md"}
 
 
@@ -181,63 +187,6 @@ def write_text(path: pathlib.Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
-
-
-def write_environment(
-    folder: pathlib.Path, status: control.Status, distribution: dict[str, Any]
-) -> None:
-    """Writes `environment.json`: versions, devices, precision asked for and got.
-
-    Args:
-      folder: The run's folder.
-      status: The precision.
-      distribution: What `distribution.describe` says of the strategy.
-    """
-    support = {
-        device: {name: each._asdict() for name, each in formats.items()}
-        for device, formats in hardware.detect_support().items()
-    }
-    environment = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "precision": status._asdict(),
-        "kernel_switches": [each._asdict() for each in kernel_switches.describe()],
-        "distribution": distribution,
-        "support": support,
-    }
-    write_text(folder / "environment.json", json.dumps(environment, indent=2))
-
-
-def _version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def read_metrics(folder: pathlib.Path, kind: str) -> list[dict[str, Any]]:
-    """Returns the lines of one kind ("step" or "epoch") of `metrics.jsonl`."""
-    file = folder / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [row for row in map(json.loads, lines) if row["kind"] == kind]
-
-
-def keep_metrics(folder: pathlib.Path, epochs: int, steps_per_epoch: int) -> None:
-    """Drops the lines after the last backup; the resumed run writes them again."""
-    file = folder / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    limits = {"step": epochs * steps_per_epoch, "epoch": epochs}
-    kept = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # A line cut short by a kill.
-        if row[row["kind"]] <= limits[row["kind"]]:
-            kept.append(line)
-    write_text(file, "".join(line + "\n" for line in kept))
 
 
 def delete_run(workdir: str | os.PathLike) -> None:

@@ -20,10 +20,13 @@ from tfamp.training import (
     benchmark_cell,
     benchmark_figures,
     benchmark_inputs,
+    benchmark_notes,
     benchmark_process,
     benchmark_report,
     compare,
+    folder_lock,
     optimizers,
+    precision_config,
     run_files,
 )
 
@@ -33,7 +36,8 @@ class Settings(NamedTuple):
 
     Attributes:
       job: "train" or "inference".
-      batch_sizes: Examples in a batch; empty: the configuration's.
+      batch_sizes: Examples in a batch; empty: the configuration's, of float32 and tf32
+        that of `config.float32` where it has one.
       sequence_lengths: Tokens of an example; empty: the configuration's. None for
         images.
       modes: Precision modes; empty: float32 and the configuration's mixed one, as a
@@ -69,7 +73,7 @@ def identity(config, settings: Settings):
       settings: Its job, steps and warm-up count. Cells are files of the folder: more of
         them, and more repeats, go on from those that there are.
     """
-    one = base_config.settle_rewrite(config)
+    one = precision_config.settle_rewrite(config)
     defaults = base_config.get_config()
     with one.unlocked():
         one.update({name: defaults[name] for name in _UNUSED})
@@ -91,7 +95,7 @@ def plan(config, settings: Settings) -> list[benchmark_cell.Cell]:
       ValueError: If a setting makes no sense, or the mode is unknown.
     """
     base_config.validate(config)
-    config = base_config.settle_rewrite(config)
+    config = precision_config.settle_rewrite(config)
     text = benchmark_inputs.is_text(config.task)
     _check(config, settings, text)
     asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
@@ -99,16 +103,25 @@ def plan(config, settings: Settings) -> list[benchmark_cell.Cell]:
     shapes = itertools.product(
         settings.jit or (asked,),
         lengths if text else (None,),
-        settings.batch_sizes or (config.batch_size,),
+        settings.batch_sizes or (None,),
         settings.modes or ("float32", _mixed(config)[0]),
     )
     cells = (
-        benchmark_cell.Cell(settings.job, mode, batch, length, jit)
+        benchmark_cell.Cell(
+            settings.job, mode, batch or _own_batch_size(config, mode), length, jit
+        )
         for jit, length, batch, mode in shapes
     )
     cells = list(dict.fromkeys(cells))
     _check_model(config, cells)
     return cells
+
+
+def _own_batch_size(config, mode):
+    """The batch size of a mode in a comparison."""
+    one = compare.config_of(config, mode, config.seed)
+    base_config.validate(one)
+    return one.batch_size
 
 
 def _mixed(config):
@@ -191,10 +204,23 @@ def run(
     shared = identity(config, settings)
     note = "" if settings.modes else _mixed(shared)[1]
     folder = run_files.open_folder(shared, workdir, "benchmark")
-    run_files.write_config(shared, folder)
-    (folder / "cells").mkdir(exist_ok=True)
-    described = machine.describe()
-    place = benchmark_process.identity(described)
+    with folder_lock.locked(folder):
+        run_files.write_config(shared, folder)
+        (folder / "cells").mkdir(exist_ok=True)
+        described = machine.describe()
+        place = benchmark_process.identity(described)
+        measured, failures = _measure(
+            shared, settings, cells, folder, place, report, command
+        )
+        result = _report(config, settings, note, measured, failures, described)
+        text = json.dumps(result.to_dict(), indent=2)
+        run_files.write_text(folder / "benchmark.json", text)
+        run_files.write_text(folder / "report.md", result.to_markdown())
+    return result
+
+
+def _measure(shared, settings, cells, folder, place, report, command):
+    """Runs the processes; returns figures and reasons of failures, by cell."""
     measured = {cell: [] for cell in cells}
     failures = {}
     work = list(itertools.product(range(settings.repeats), cells))
@@ -215,12 +241,8 @@ def run(
         else:
             failures.pop(cell, None)
             measured[cell].append(figures)
-            report(f"  {_told(cell, figures, config.task)}")
-    result = _report(config, settings, note, measured, failures, described)
-    text = json.dumps(result.to_dict(), indent=2)
-    run_files.write_text(folder / "benchmark.json", text)
-    run_files.write_text(folder / "report.md", result.to_markdown())
-    return result
+            report(f"  {_told(cell, figures, shared.task)}")
+    return measured, failures
 
 
 def _told(cell, figures, task):
@@ -253,48 +275,11 @@ def _report(config, settings, note, measured, failures, described):
             "seed": config.seed,
         },
         rows=benchmark_figures.summarize(list(measured), measured, none),
-        notes=[*_notes(settings, note, found), *fewer, _versions(described)],
+        notes=[
+            *benchmark_notes.on_modes(note, found),
+            *benchmark_notes.on_figures(settings, list(measured), found),
+            *fewer,
+            benchmark_notes.on_machine(described),
+        ],
         machine=described.to_dict(),
     )
-
-
-def _notes(settings, note, found):
-    """The lines below the tables."""
-    described = (
-        f"{figures['description']}; {figures['parameters']:,} parameters"
-        for figures in found
-    )
-    modes_in_force = (f for f in found if f["mode"] != "float32" and not note)
-    reasons = (f"{f['mode']}: {f['reason']}" for f in modes_in_force)
-    rewrites = (f["graph_rewrite"] for f in found if f["graph_rewrite"])
-    if settings.job == "train":
-        meaning = (
-            "a step is the one of `fit`, its loss read back; the loss is the mean over "
-            "the timed steps, on the same batches and from the same seed in every mode "
-            "(dropout draws other numbers in other formats)"
-        )
-        window = max((f["batches_per_step"] for f in found), default=1)
-        if window > 1:
-            meaning += (
-                f"; here a step is {window} batches and one update of the weights, and "
-                "throughput counts them all"
-            )
-    else:
-        meaning = (
-            "a step is the one of `predict`, its output read back; the output error is "
-            "the largest difference from float32's, relative to the largest output; "
-            "the speed-up is of the averages"
-        )
-    return [
-        *dict.fromkeys([*described, *filter(None, [note]), *reasons, *rewrites]),
-        f"{settings.steps} timed steps after {settings.warmup}, a process for each of "
-        f"{settings.repeats} interleaved repeats; throughput: median step, median over "
-        "the repeats; avg and latency: all timed steps",
-        meaning,
-    ]
-
-
-def _versions(described):
-    facts = dict(described.facts)
-    packages = ", ".join(f"{name} {facts[name]}" for name in ("tensorflow", "keras"))
-    return f"{described.device}; {facts['CPU cores']} CPU cores; {packages}"

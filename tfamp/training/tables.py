@@ -1,5 +1,6 @@
 """Columns of local CSV and TSV files, with what is wrong in each row."""
 
+import contextlib
 import csv
 import glob
 import io
@@ -37,6 +38,7 @@ def read_table(
     data_dir: str | None,
     pattern: str,
     columns: Sequence[str],
+    allow_empty: bool = False,
 ) -> tuple[list[Record], list[BadRow]]:
     """Reads some columns of the files that a name or a pattern stands for.
 
@@ -48,11 +50,12 @@ def read_table(
       data_dir: Folder of the files.
       pattern: File in `data_dir`, or a pattern such as "*.txt" of several.
       columns: Names in the header; without a header positions from "0".
+      allow_empty: Whether a row may have empty fields among the wanted ones.
 
     Returns:
       The rows, their fields in the order of `columns` and without spaces around
-      them, and the rows that have too many or too few fields or an empty one. Blank
-      lines are no rows, but count.
+      them, and the rows that have too many or too few fields or, unless allowed, an
+      empty one. Blank lines are no rows, but count.
 
     Raises:
       DataError: If there is no such file, column or usable row, a name of a column is
@@ -62,17 +65,31 @@ def read_table(
     delimiter = _check_delimiter(config.data)
     records: list[Record] = []
     bad: list[BadRow] = []
-    for path in _find_files(data_dir, pattern, config.data):
-        for item in _read_file(path, config.data, delimiter, columns):
-            if isinstance(item, BadRow):
-                bad.append(item)
-            else:
-                records.append(item)
+    paths = find_files(data_dir, pattern, config.data)
+    with _fields_of_any_length():
+        for path in paths:
+            found = list(_read_file(path, config.data, delimiter, columns, allow_empty))
+            if not found and len(paths) > 1:
+                raise errors.DataError(
+                    f"{path} has no row. Correct it, or leave it out of {pattern!r}."
+                )
+            bad += [item for item in found if isinstance(item, BadRow)]
+            records += [item for item in found if isinstance(item, Record)]
     if not records:
         raise errors.DataError(
             f"{pattern} in {data_dir} has no usable row. {list_bad_rows(bad)}".strip()
         )
     return records, bad
+
+
+@contextlib.contextmanager
+def _fields_of_any_length():
+    """Lifts the limit of Python's `csv`, 131,072 characters, which is the process's."""
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def handle_bad_rows(bad: Sequence[BadRow], on_bad_rows: str) -> None:
@@ -133,12 +150,24 @@ def _check_delimiter(data):
 
 def _name_settings(data, ending):
     """Returns ", or set " and the settings of an ending; "" where there are none."""
-    found = ", ".join(f"config.data.{n}" for n in sorted(data) if n.endswith(ending))
+    names = [n for n in sorted(data) if n.endswith((ending, f"{ending}s"))]
+    found = ", ".join(f"config.data.{n}" for n in names)
     return f", or set {found}" if found else ""
 
 
-def _find_files(data_dir, pattern, data):
-    """Returns the paths of a file name or pattern in a folder."""
+def find_files(
+    data_dir: str | None, pattern: str, data: config_dict.ConfigDict
+) -> list[str]:
+    """Returns the paths of a file name or pattern in a folder.
+
+    Args:
+      data_dir: The folder.
+      pattern: File in it, or a pattern such as "*.txt" of several.
+      data: `config.data`; its names of files are told where there is none.
+
+    Raises:
+      DataError: If there is no folder, or no such file in it.
+    """
     if not data_dir:
         raise errors.DataError(
             f"This task reads local files ({pattern}). Pass their folder: "
@@ -156,10 +185,12 @@ def _find_files(data_dir, pattern, data):
     return paths
 
 
-def _read_file(path: str, data, delimiter, columns) -> Iterator[Record | BadRow]:
+def _read_file(
+    path: str, data, delimiter, columns, allow_empty
+) -> Iterator[Record | BadRow]:
     """Yields the rows of one file, usable or not."""
     number, places, width = 0, None, 0
-    content = _read_text(path)
+    content = read_text(path)
     try:
         records = _records(content, delimiter, data.quoted)
         for number, fields in enumerate(records, start=1):
@@ -168,7 +199,7 @@ def _read_file(path: str, data, delimiter, columns) -> Iterator[Record | BadRow]
                 if data.header:
                     continue
             if fields not in ([], [""]):  # A blank line.
-                yield _parse(path, number, fields, places, width)
+                yield _parse(path, number, fields, places, width, allow_empty)
     except csv.Error as error:
         raise errors.DataError(
             f"{path}, row {number + 1}: {error}. Expected delimiter={delimiter!r}, "
@@ -176,8 +207,12 @@ def _read_file(path: str, data, delimiter, columns) -> Iterator[Record | BadRow]
         ) from error
 
 
-def _read_text(path):
-    """Returns a file's text, without a byte order mark."""
+def read_text(path: str | os.PathLike) -> str:
+    """Returns a UTF-8 file's text, without a byte order mark.
+
+    Raises:
+      DataError: If it cannot be read, or is not UTF-8.
+    """
     try:
         return pathlib.Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -217,12 +252,12 @@ def _find_columns(path, first, columns, data):
     return [(name, names.index(name)) for name in columns], len(names)
 
 
-def _parse(path, number, fields, places, width):
+def _parse(path, number, fields, places, width, allow_empty):
     """Returns a row, or why it is not one."""
     if len(fields) != width:
         return BadRow(path, number, f"{len(fields)} field(s), expected {width}")
     values = tuple(fields[place].strip() for _, place in places)
-    if not all(values):
+    if not allow_empty and not all(values):
         name = places[values.index("")][0]
         return BadRow(path, number, f"column {name!r} is empty")
     return Record(path, number, values)

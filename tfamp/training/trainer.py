@@ -1,19 +1,19 @@
 """One training run in one precision mode, for every task, over Keras `fit`."""
 
+import contextlib
 import gc
 import importlib.util
 import json
 import pathlib
 import statistics
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from absl import logging
 
 from tfamp import (
     control,
-    errors,
     graph_rewrite,
     kernel_switches,
     modes,
@@ -26,68 +26,22 @@ from tfamp.training import (
     callbacks,
     distributed_fit,
     distribution,
+    folder_lock,
     optimizers,
     pipeline,
+    precision_config,
     run_files,
+    run_records,
+    run_result,
     tasks,
-    variants,
 )
 
 CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
 
 
-class RunResult(NamedTuple):
-    """The outcome of one run; also `result.json`.
-
-    Attributes:
-      mode: Mode in force.
-      seed: The run's seed.
-      score: The task's score on the test split, best checkpoint; None if not finite.
-      score_name: Its name.
-      test_loss: Loss on the test split, best checkpoint; None if not finite.
-      final_loss: Training loss of the last epoch; None if not finite.
-      best_validation_score: What the best checkpoint was chosen by; None if by nothing.
-      steps_per_second: Median over the epochs, the first left out if there are
-        more; None for epochs of one step.
-      skipped_steps: Steps skipped; None without loss scaling.
-      loss_scale: Loss scale after the last step; None without loss scaling.
-      description: The task's line.
-      reason: Why this mode.
-      graph_rewrite: What was asked of the graph rewrite, and what the first training
-        step showed of it; empty without one.
-      scores: Every score on the test split by name, `score_name` first; None where
-        not finite.
-      errors: Those of them that are errors: lower is better, in any unit. The others
-        are fractions.
-      loss_scaling: Whether loss scaling was allowed where the mode needs it.
-      batch_size: Examples in a batch of all replicas; None of earlier versions.
-    """
-
-    mode: str
-    seed: int
-    score: float | None
-    score_name: str
-    test_loss: float | None
-    final_loss: float | None
-    best_validation_score: float | None
-    steps_per_second: float | None
-    skipped_steps: int | None
-    loss_scale: float | None
-    description: str
-    reason: str
-    graph_rewrite: str = ""
-    scores: dict[str, float | None] = {}
-    errors: list[str] = []
-    loss_scaling: bool = True
-    batch_size: int | None = None
-
-    @property
-    def variant(self) -> str:
-        """The mode, and that it ran without the loss scaling that it needs."""
-        return variants.label(self.mode, self.loss_scaling)
-
-
-def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunResult:
+def train_and_evaluate(
+    config, workdir, task: tasks.Task | None = None
+) -> run_result.RunResult:
     """Trains, selects the best checkpoint, and scores it once on the test split.
 
     A killed run goes on after its last whole epoch, with the losses that the
@@ -118,17 +72,23 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
       ValueError: If a setting makes no sense.
     """
     base_config.validate(config)
-    config = base_config.settle_rewrite(config)
+    config = precision_config.settle_rewrite(config)
     strategy = distribution.create(config)
     shared = run_files.open_folder(config, workdir)
+    chief = distribution.is_chief(strategy)
+    with folder_lock.locked(shared) if chief else contextlib.nullcontext():
+        return _train_unless_done(config, shared, task, strategy)
+
+
+def _train_unless_done(config, shared, task, strategy):
     finished = shared / "result.json"
     done = finished.exists()
     distribution.check_same(strategy, "finished runs", int(done))
     if done:
-        return _read_result(finished)
+        return run_result.read(finished)
     task = task or tasks.from_config(config)
-    keywords = base_config.enable_keywords(config.precision)
-    switches = base_config.kernel_keywords(config.precision)
+    keywords = precision_config.enable_keywords(config.precision)
+    switches = precision_config.kernel_keywords(config.precision)
     with (
         kernel_switches.scope(**switches),
         control.enabled(config.precision.mode, **keywords) as status,
@@ -143,16 +103,6 @@ def train_and_evaluate(config, workdir, task: tasks.Task | None = None) -> RunRe
     return result
 
 
-def _read_result(file):
-    try:
-        return RunResult(**json.loads(file.read_text()))
-    except (TypeError, ValueError) as e:
-        raise errors.RunError(
-            f"{str(file)!r} is no result that this version of tfamp reads. Received: "
-            f"{e}. Pass another --workdir, or delete the file to score the run again."
-        ) from e
-
-
 class _Run:
     """The steps of `train_and_evaluate` over one task."""
 
@@ -164,17 +114,17 @@ class _Run:
         self.backup = callbacks.AtomicBackup(folder / "backup")
         self.best = folder / "best.weights.h5"
 
-    def execute(self, status) -> RunResult:
+    def execute(self, status) -> run_result.RunResult:
         keras.utils.set_random_seed(self.config.seed)
         with distribution.scope(self.strategy):
             model = self._compiled_model()
         # Only now: a pattern that matches no layer leaves the folder free.
         run_files.write_config(self.config, self.folder)
         described = distribution.describe(self.strategy)
-        run_files.write_environment(self.folder, status, described)
+        run_records.write_environment(self.folder, status, described)
         first = self.backup.restore(model)
         distribution.check_same(self.strategy, "finished epochs", first)
-        run_files.keep_metrics(self.folder, first, self.steps)
+        run_records.keep_metrics(self.folder, first, self.steps)
         if first < self.config.epochs:
             self._fit(model, first)
         scaling = _scaling(model.optimizer)
@@ -252,15 +202,15 @@ class _Run:
             callbacks.BestCheckpoint(
                 self.best,
                 self.metric if self.task.validation is not None else None,
-                run_files.read_metrics(self.folder, "epoch"),
+                run_records.read_metrics(self.folder, "epoch"),
                 lower=self.metric in self.task.errors,
             ),
             *_tensorboard(self.folder),
             self.backup,  # Last: what it stores includes the epoch's other files.
         ]
 
-    def _result(self, status, loss, scores, scaling) -> RunResult:
-        epochs = run_files.read_metrics(self.folder, "epoch")
+    def _result(self, status, loss, scores, scaling) -> run_result.RunResult:
+        epochs = run_records.read_metrics(self.folder, "epoch")
         speeds = [row["steps_per_second"] for row in epochs]
         speeds = [s for s in speeds[1:] or speeds if s]
         rewrite = graph_rewrite.active()
@@ -269,7 +219,7 @@ class _Run:
         score_name, score = next(iter(scores.items()))
         validation = [row.get(f"val_{self.metric}") for row in epochs]
         best = min if self.metric in self.task.errors else max
-        return RunResult(
+        return run_result.RunResult(
             mode=mode,
             seed=self.config.seed,
             score=score,

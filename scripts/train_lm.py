@@ -1,0 +1,23 @@
+"""Trains a recurrent language model in float32 and in mixed precision.
+
+By default on the docstrings of installed packages, in float16 with and without loss
+scaling.
+
+python scripts/train_lm.py
+python scripts/train_lm.py --config=configs/lm/text_file.py --data_dir=FOLDER
+python scripts/train_lm.py --config.precision.mode=mixed_bfloat16 --job=train
+python scripts/train_lm.py --job=train_benchmark --benchmark_batch_sizes=32,128
+"""
+
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+
+from tfamp.training import app  # noqa: E402
+
+CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "lm" / "docstrings.py"
+
+if __name__ == "__main__":
+    app.define_flags(str(CONFIG))
+    app.run()

@@ -1,0 +1,283 @@
+"""The network of a table: where it is float32, how it is scored, whole comparisons."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn import metrics
+
+import tfamp
+from tfamp import errors
+from tfamp.training import (
+    base_config,
+    compare,
+    plots,
+    run_files,
+    run_records,
+    tabular,
+    tabular_config,
+    tabular_data,
+    tabular_encoders,
+    tabular_model,
+    tabular_scores,
+)
+
+EFFECTS = {"a": 0.0, "b": 1.5, "c": 3.0, "": 2.0}  # Of a shop on the log of its sales.
+
+
+def make_config(folder):
+    """A table whose log target is the shop's effect and the distance's."""
+    rng = np.random.default_rng(0)
+    lines = ["day,shop of,distance,sold"]
+    for day in range(240):
+        shop = list(EFFECTS)[rng.integers(4)]
+        distance = rng.integers(100, 90_000)
+        log = EFFECTS[shop] + distance / 45_000 + rng.normal(scale=0.1)
+        sold = 0 if day == 239 else np.expm1(log) if log > 0 else 0.0
+        date = np.datetime64("2020-01-01") + day
+        lines.append(f"{date},{shop},{distance},{sold:.6f}")
+    (folder / "sold.csv").write_text("\n".join(lines) + "\n")
+    config = tabular_config.get_tabular_config()
+    config.name = "sold"
+    config.epochs, config.batch_size = 30, 16
+    config.precision.mode = "mixed_float16"
+    config.data_dir = str(folder)
+    config.data.table_file = "sold.csv"
+    config.data.target_column = "sold"
+    config.data.categorical_columns = ("shop of",)
+    config.data.continuous_columns = ("distance",)
+    config.data.date_column = "day"
+    config.data.time_columns = ("day",)
+    config.data.baseline_columns = ("shop of",)
+    config.data.categories = (("shop of", 5),)
+    config.model.dense_layers = (32, 16)
+    config.model.dropout = config.model.embedding_dropout = 0.01
+    return config
+
+
+@pytest.fixture
+def config(tmp_path):
+    return make_config(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A comparison, its configuration and folder."""
+    folder = tmp_path_factory.mktemp("compared")
+    config = make_config(folder)
+    return compare.compare(config, folder / "runs"), config, folder / "runs"
+
+
+def predictions(run, config):
+    """Targets and amounts of the test split, from the saved model and plain NumPy."""
+    splits = tabular_data.load(config, config.data_dir)
+    encoder = tabular_encoders.fit(splits.train)
+    inputs = tabular_encoders.encode(encoder, splits.test)
+    model = keras.models.load_model(run / "model.keras", compile=False)
+    logs = model.predict(inputs, verbose=0)[:, 0].astype("float64")
+    return splits.test.target, np.expm1(np.maximum(logs, 0))
+
+
+# ---- Scores ----
+
+
+def test_rmsle_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    target = rng.integers(0, 1000, 200).astype(float)
+    predicted = target * rng.uniform(0.5, 2, 200)
+    predicted[0] = 0
+    expected = metrics.root_mean_squared_log_error(target, predicted)
+    assert tabular_scores.rmsle(target, predicted) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rmspe_ignores_rows_without_sales():
+    target, predicted = np.array([100.0, 0.0, 50.0]), np.array([110.0, 7.0, 30.0])
+    expected = ((0.1**2 + 0.4**2) / 2) ** 0.5
+    assert tabular_scores.rmspe(target, predicted) == pytest.approx(expected)
+    assert np.isnan(tabular_scores.rmspe(np.zeros(2), np.ones(2)))
+
+
+# ---- The network ----
+
+
+def test_embedding_size_follows_the_rule_of_thumb():
+    # As fast.ai's course has them for Rossmann's stores, days, years, months.
+    sizes = {1116: 81, 8: 5, 4: 3, 13: 7, 32: 11, 100_000: 600}
+    assert {n: tabular_model.embedding_size(n) for n in sizes} == sizes
+
+
+@pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_normalization_and_output_are_float32_in_every_mode(config, mode):
+    task = tabular.create(config, config.data_dir)
+    with tfamp.policy_scope(mode):
+        model = task.build_model()
+    compute = {"float32": "float32", "mixed_bfloat16": "bfloat16"}.get(mode, "float16")
+    dtypes = {layer.name: layer.compute_dtype for layer in model.layers}
+    assert dtypes["normalization"] == dtypes["standardized"] == "float32"
+    assert dtypes["log_target"] == "float32"
+    assert dtypes["dense1"] == dtypes["embedding_shop_of"] == compute
+    assert model.output.dtype == "float32"
+    assert all(v.dtype == "float32" for v in model.trainable_variables)
+    # Beyond float16's range before the normalization, and a category never seen.
+    inputs = {
+        "shop_of": np.array([0, 4], "int32"),
+        "continuous": np.array([[90_000.0], [100.0]], "float32"),
+    }
+    probe = keras.Model(model.inputs, model.get_layer("normalization").output)
+    values = task.train.map(lambda x, y: x["continuous"]).batch(1000)
+    known = next(iter(values)).numpy()
+    normalized = keras.ops.convert_to_numpy(probe(inputs))
+    expected = (inputs["continuous"] - known.mean()) / known.std()
+    np.testing.assert_allclose(normalized, expected, rtol=1e-5)
+    assert np.isfinite(keras.ops.convert_to_numpy(model(inputs))).all()
+
+
+def test_untrained_network_predicts_about_the_mean(config):
+    task = tabular.create(config, config.data_dir)
+    config.model.dense_layers = (4,)
+    model = task.build_model()
+    model.get_layer("standardized").kernel.assign(
+        keras.ops.zeros_like(model.get_layer("standardized").kernel)
+    )
+    batch = next(iter(task.train.batch(1000)))
+    logs = keras.ops.convert_to_numpy(model(batch[0]))
+    np.testing.assert_allclose(logs, batch[1].numpy().mean(), rtol=1e-5)
+
+
+def test_sizes_of_embeddings_can_be_given(config):
+    config.model.embedding_sizes = (("shop of", 7),)
+    model = tabular.create(config, config.data_dir).build_model()
+    assert model.get_layer("embedding_shop_of").embeddings.shape == (5, 7)
+
+
+@pytest.mark.parametrize("kind", ["categorical", "continuous"])
+def test_one_kind_of_columns_is_enough(config, kind):
+    config.data[f"{kind}_columns"] = ()
+    config.data.baseline_columns = config.data.categories = ()
+    if kind == "continuous":
+        config.data.categorical_columns = ("shop of",)
+    task = tabular.create(config, config.data_dir)
+    batch = next(iter(task.test.batch(3)))
+    assert task.build_model()(batch[0]).shape == (3, 1)
+    assert len(batch[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model.dense_layers": (8, 0)}, "dense_layers must be integers of at least 1"),
+        ({"model.loss": "poisson"}, "model.loss must be of"),
+        ({"model.embedding_dropout": 1.0}, r"embedding_dropout must be in \[0, 1\)"),
+        ({"model.embedding_sizes": (("distance", 3),)}, "must be of categorical"),
+        ({"data.categories": (("shop of", 0),)}, "at least 1"),
+        ({"data.categories": ("shop of", 5)}, "data.categories must be a tuple of pa"),
+    ],
+)
+def test_setting_without_sense_is_an_error_before_reading(config, settings, message):
+    config.update_from_flattened_dict(settings)
+    with pytest.raises(ValueError, match=message):
+        tabular.create(config, "nowhere")
+
+
+# ---- Whole runs ----
+
+
+def test_comparison_scores_both_modes_as_scikit_learn_does(compared):
+    result, config, folder = compared
+    assert [row.mode for row in result.results] == ["float32", "mixed_float16"]
+    for row in result.results:
+        target, amounts = predictions(folder / row.mode / "seed0", config)
+        expected = metrics.root_mean_squared_log_error(target, amounts)
+        assert row.score_name == "rmsle"
+        assert row.score == pytest.approx(expected, rel=1e-5)
+        assert list(row.scores) == ["rmsle", "rmspe", "log_rmse"]
+        assert row.scores["log_rmse"] >= row.score * (1 - 1e-5)
+        assert sorted(row.errors) == ["log_rmse", "rmsle", "rmspe"]
+        positive = target > 0
+        error = metrics.mean_squared_error(
+            np.ones(positive.sum()), amounts[positive] / target[positive]
+        )
+        assert row.scores["rmspe"] == pytest.approx(error**0.5, rel=1e-5)
+        epochs = run_records.read_metrics(folder / row.mode / "seed0", "epoch")
+        lowest = min(epoch["val_log_rmse"] for epoch in epochs)
+        assert row.best_validation_score == lowest
+
+
+def test_network_betters_the_means_of_the_shops(compared):
+    result, config, _ = compared
+    splits = tabular_data.load(config, config.data_dir)
+    simple = tabular_encoders.baseline(splits.train, splits.test, ["shop of"])
+    error = tabular_scores.rmsle(splits.test.target, simple)
+    description = result.results[0].description
+    assert f"mean log target by shop of: RMSLE {error:.4f}" in description
+    assert "173 train / 19 validation / 48 test rows" in description
+    assert "from 2020-06-22 and 2020-07-11 on" in description
+    assert "RMSPE without 1 test rows of target 0" in description
+    for row in result.results:
+        assert row.score < 0.8 * error
+
+
+def test_run_keeps_what_prepares_rows_for_its_model(compared):
+    _, config, folder = compared
+    run = folder / "mixed_float16" / "seed0"
+    columns = json.loads((run / "columns.json").read_text())
+    assert columns["categories"] == {"shop of": ["", "a", "b", "c"]}
+    assert columns["inputs"] == {"shop of": "shop_of"} and columns["unseen"] == 0
+    assert columns["continuous"] == ["distance"]
+    assert (run / "predictions.png").read_bytes().startswith(b"\x89PNG")
+    # The export takes them by name.
+    served = tf.saved_model.load(folder / "export").signatures["serving_default"]
+    found = served(
+        shop_of=tf.constant([4], tf.int32), continuous=tf.constant([[45_000.0]])
+    )
+    (log,) = found.values()
+    assert float(log[0, 0]) == pytest.approx(EFFECTS["c"] + 1, abs=0.6)
+    run_files.delete_run(run)  # Every file is one of a run.
+
+
+def test_synthetic_batches_fit_the_model_of_the_data(config):
+    made = tabular.synthetic(config)
+    task = tabular.create(config, config.data_dir)
+    batch, labels = next(iter(made.batches))
+    expected, real = next(iter(task.train.batch(config.batch_size)))
+    assert batch.keys() == expected.keys()
+    for name, value in batch.items():
+        assert value.shape == expected[name].shape
+        assert value.dtype == expected[name].dtype
+    assert (labels.shape, labels.dtype) == (real.shape, real.dtype)
+    shapes = [
+        [tuple(weight.shape) for weight in model.weights]
+        for model in (made.build_model(), task.build_model())
+    ]
+    assert shapes[0] == shapes[1]
+    config.data.categories = ()
+    table = tabular.synthetic(config).build_model().get_layer("embedding_shop_of")
+    assert table.embeddings.shape[0] == 100
+    config.data.target_column = ""
+    with pytest.raises(ValueError, match="target_column must be named"):
+        tabular.check_synthetic(config)
+
+
+def test_task_is_registered_and_its_data_are_asked_for(config):
+    from tfamp.training import tasks
+
+    config.data_dir = ""
+    with pytest.raises(errors.DataError, match="--data_dir=FOLDER"):
+        tasks.from_config(config)
+    base_config.validate(config)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_figure_shows_every_row_and_the_last_ones_over_time(ordered):
+    target, predicted = np.arange(500.0), np.arange(500.0) + 1
+    figure = plots.regression_figure("sold", "sold", target, predicted, ordered)
+    points, *lines = figure.axes
+    assert points.collections[0].get_offsets().shape == (500, 2)
+    assert points.get_xlabel() == "true sold" and len(lines) == int(ordered)
+    for axes in lines:
+        true, guess = axes.get_lines()
+        assert list(true.get_ydata()) == list(target[-336:])
+        assert list(guess.get_ydata()) == list(predicted[-336:])
+        assert list(true.get_xdata()) == list(range(164, 500))

@@ -1,0 +1,286 @@
+"""Segmentation with a U-Net: a float32 head, Dice and IoU, a grid of predictions."""
+
+import functools
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfamp.training import (
+    benchmark_inputs,
+    data,
+    figures,
+    segmentation_data,
+    segmentation_loss,
+    segmentation_scores,
+    tasks,
+)
+
+UNIT = "images"
+AUGMENTATIONS = ("none", "flips")
+_SHOWN = 6  # Test images in the grid.
+_BATCHES = 8  # Different synthetic ones, again and again.
+
+
+def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
+    """Loads images and masks, and describes the network.
+
+    The score is the Dice of all test pixels, with IoU and the mean Dice of the images.
+    Scoring writes `predictions.png` into the run's folder: images of the test split,
+    their masks and what was predicted.
+
+    Args:
+      config: `config.data` has what `segmentation_data.load` reads, and
+        crop_size: side of the random part of an image that trains; None: all of it;
+        augment: "flips" or "none".
+        `config.model` has the fields of `build_network`.
+      data_dir: Folder of images and masks, or of data prepared by TFDS.
+      manual_dir: Folder with a TFDS data set's original files.
+
+    Returns:
+      A `tasks.Task`; features are images, uint8 [height, width, 3], labels their masks,
+      uint8 [height, width, 1].
+
+    Raises:
+      DataError: If the data are missing or malformed.
+      ValueError: If a setting makes no sense.
+    """
+    _check(config)
+    splits = segmentation_data.load(config, data_dir, manual_dir)
+    shape = tuple(splits.train.element_spec[0].shape)
+    _check_sides(config, shape)
+    train, validation = splits.train, None
+    if config.validation_fraction:
+        train, validation = data.hold_out(train, config.validation_fraction)
+    settings = config.data
+    return tasks.Task(
+        train=train,
+        validation=validation,
+        test=splits.test,
+        build_model=lambda: build_network(settings.classes, config.model),
+        loss=segmentation_loss.CrossEntropyAndDice(),
+        metrics=lambda: segmentation_scores.create(settings.classes),
+        description=_describe(config, shape, (train, validation, splits.test), splits),
+        score=functools.partial(_score, config, splits.test),
+        augment=functools.partial(
+            augment, crop_size=settings.crop_size, flips=settings.augment == "flips"
+        ),
+    )
+
+
+def build_network(classes: int, model) -> keras.Model:
+    """Builds the network under the dtype policy in force.
+
+    Down the levels two 3x3 convolutions with ReLU and 2x2 pooling; up again by 2x2
+    transposed convolutions, each followed by the concatenation with what was there on
+    the way down, and two convolutions. Convolutions are padded, so that the output has
+    the image's size; the published network had no padding, nor batch normalization.
+
+    Args:
+      classes: Number of classes, the background among them.
+      model: Config with `widths` (channels of each level, the first at the image's
+        resolution), `batch_norm` and `dropout` (of the lowest level).
+
+    Returns:
+      A functional model: uint8 images [batch, height, width, 3], sides multiples of 2
+      for each pooling, to float32 probabilities: [batch, height, width, 1] of the
+      foreground for two classes, else [batch, height, width, classes].
+
+    References:
+      Ronneberger, Fischer and Brox, "U-Net", 2015, https://arxiv.org/abs/1505.04597;
+      He et al., "Delving Deep into Rectifiers", 2015,
+      https://arxiv.org/abs/1502.01852 (initial weights).
+    """
+    inputs = keras.Input((None, None, 3), name="image")
+    # Pinned to float32: 8-bit steps do not survive bfloat16's 8 bits of precision.
+    scale = keras.layers.Rescaling(1 / 127.5, -1.0, dtype="float32", name="rescaling")
+    x, kept = scale(inputs), []
+    *upper, lowest = model.widths
+    for level, width in enumerate(upper, 1):
+        x = _two_convolutions(x, width, model.batch_norm, f"down{level}")
+        kept.append(x)
+        x = keras.layers.MaxPooling2D(name=f"pool{level}")(x)
+    x = _two_convolutions(x, lowest, model.batch_norm, "bottom")
+    x = keras.layers.Dropout(model.dropout, name="dropout")(x)
+    for level, width in reversed([*enumerate(upper, 1)]):
+        up = _initialized(keras.layers.Conv2DTranspose, width, 2, strides=2)
+        x = up(activation="relu", name=f"up{level}")(x)
+        x = keras.layers.Concatenate(name=f"skip{level}")([kept[level - 1], x])
+        x = _two_convolutions(x, width, model.batch_norm, f"up{level}")
+    channels, activation = (1, "sigmoid") if classes == 2 else (classes, "softmax")
+    logits = keras.layers.Conv2D(channels, 1, dtype="float32", name="logits")(x)
+    head = keras.layers.Activation(activation, dtype="float32", name="probabilities")
+    return keras.Model(inputs, head(logits), name="unet")
+
+
+def _initialized(layer, *arguments, **keywords):
+    return functools.partial(
+        layer, *arguments, **keywords, kernel_initializer="he_normal"
+    )
+
+
+def _two_convolutions(x, width, batch_norm, name):
+    """Twice a 3x3 convolution and ReLU; with batch normalization without bias."""
+    layer = _initialized(keras.layers.Conv2D, width, 3, padding="same")
+    for number in (1, 2):
+        one = f"{name}_conv{number}"
+        if not batch_norm:
+            x = layer(activation="relu", name=one)(x)
+            continue
+        x = layer(use_bias=False, name=one)(x)
+        # Keras' momentum of 0.99 is too slow for runs of some hundred steps.
+        norm = keras.layers.BatchNormalization(momentum=0.9, name=f"{one}_norm")
+        x = keras.layers.ReLU(name=f"{one}_relu")(norm(x))
+    return x
+
+
+def augment(image, mask, seed, crop_size: int | None = None, flips: bool = True):
+    """Cuts, flips and turns an image and its mask alike.
+
+    Args:
+      image: uint8 [height, width, channels].
+      mask: uint8 [height, width, 1].
+      seed: int64 [2]; what is done depends on nothing else.
+      crop_size: Side of the random square that is cut out; None: the whole image.
+      flips: Whether to flip and turn: one of the 8 symmetries of a square, or, where
+        the image is none, of the 4 of a rectangle.
+
+    Returns:
+      (image, mask) of the same dtypes.
+    """
+    both = tf.concat([image, mask], axis=-1)
+    height, width, channels = both.shape
+    size = (crop_size or height, crop_size or width)
+    draws = tf.random.stateless_uniform([4], seed, 0, 2**30, tf.int32)
+    row, column = draws[0] % (height - size[0] + 1), draws[1] % (width - size[1] + 1)
+    both = tf.image.crop_to_bounding_box(both, row, column, *size)
+    if flips:
+        both = tf.cond(draws[2] % 2 == 0, lambda: both, lambda: both[:, ::-1])
+        quarters = draws[3] if size[0] == size[1] else 2 * (draws[3] % 2)
+        both = tf.image.rot90(both, quarters % 4)
+    both = tf.ensure_shape(both, (*size, channels))
+    return both[..., :-1], both[..., -1:]
+
+
+def check_synthetic(config) -> None:
+    """Raises ValueError if the settings make no sense or do not say the images' size.
+
+    Args:
+      config: As for `synthetic`.
+    """
+    _check(config)
+    size = _training_size(config)
+    if size is None:
+        raise ValueError(
+            "The images' size is not known without reading them. Received: "
+            "config.data.crop_size=None, config.data.image_size=None. Set one."
+        )
+    _check_sides(config, (size, size))
+
+
+def synthetic(config) -> tasks.Synthetic:
+    """Returns the model and batches of random pixels and masks, of the size trained on.
+
+    Args:
+      config: `config.data.crop_size` or `image_size`, `config.data.classes`,
+        `config.model`, `config.batch_size` and `config.seed`.
+
+    Raises:
+      ValueError: As `check_synthetic` does.
+    """
+    check_synthetic(config)
+    size, classes = _training_size(config), config.data.classes
+    draw = np.random.default_rng(config.seed).integers
+    shape = (_BATCHES, config.batch_size, size, size)
+    return tasks.Synthetic(
+        lambda: build_network(classes, config.model),
+        benchmark_inputs.repeat(
+            draw(256, size=(*shape, 3), dtype="uint8"),
+            draw(classes, size=(*shape, 1), dtype="uint8"),
+        ),
+        f"{_describe_model(config)}; random pixels, {size}x{size}",
+        loss=segmentation_loss.CrossEntropyAndDice(),
+        metrics=lambda: segmentation_scores.create(classes),
+        unit=UNIT,
+    )
+
+
+def _training_size(config):
+    return config.data.crop_size or config.data.image_size
+
+
+def _check(config):
+    """Refuses settings that make no sense, before any data are read."""
+    widths, settings = config.model.widths, config.data
+    wrong = []
+    if len(widths) < 2 or min(widths) < 1:
+        wrong.append(
+            "config.model.widths must be a tuple of 2 or more channels, each at least "
+            f"1. Received: {widths!r}."
+        )
+    if not 2 <= settings.classes <= 256:
+        wrong.append(
+            f"config.data.classes must be in 2..256. Received: {settings.classes}."
+        )
+    if settings.augment not in AUGMENTATIONS:
+        wrong.append(
+            f"config.data.augment must be one of {AUGMENTATIONS}. Received: "
+            f"{settings.augment!r}."
+        )
+    if wrong:
+        raise ValueError(" ".join(wrong))
+
+
+def _check_sides(config, shape):
+    """Refuses sides that the poolings do not divide, and crops that do not fit in."""
+    crop, factor = config.data.crop_size, 2 ** (len(config.model.widths) - 1)
+    if crop is not None and not 1 <= crop <= min(shape[:2]):
+        raise ValueError(
+            "config.data.crop_size must fit into the images. Received: "
+            f"crop_size={crop}, images of {shape[0]}x{shape[1]}."
+        )
+    for name, side in (("crop_size", crop), *(("image_size", s) for s in shape[:2])):
+        if side is not None and side % factor:
+            raise ValueError(
+                f"The {len(config.model.widths) - 1} poolings of config.model.widths="
+                f"{tuple(config.model.widths)} need sides that are multiples of "
+                f"{factor}. Received: {side}. Set config.data.{name}="
+                f"{max(factor, side - side % factor)}, or use fewer widths."
+            )
+
+
+def _describe_model(config):
+    kind = "with" if config.model.batch_norm else "without"
+    widths = ", ".join(map(str, config.model.widths))
+    return f"U-Net of widths {widths} {kind} batch normalization"
+
+
+def _describe(config, shape, parts, splits):
+    """Returns the report's line on data and network."""
+    settings = config.data
+    sizes = [int(part.cardinality()) if part else 0 for part in parts]
+    crops = f", crops of {settings.crop_size}" if settings.crop_size else ""
+    lines = [
+        f"{settings.name}: images {shape}{crops}, {settings.classes} classes",
+        "{} training, {} validation, {} test examples".format(*sizes),
+        splits.note,
+        _describe_model(config),
+    ]
+    return "; ".join(filter(None, lines))
+
+
+def _score(config, test, model, folder: pathlib.Path):
+    """Draws predictions for some test images; the metrics are the scores."""
+    images, masks = next(iter(test.batch(_SHOWN)))
+    size = min(config.eval_batch_size, _SHOWN)
+    probabilities = model.predict(images, batch_size=size, verbose=0)
+    figures.write_predictions(
+        folder,
+        config.name,
+        images.numpy(),
+        masks.numpy()[..., 0],
+        keras.ops.convert_to_numpy(segmentation_scores.to_classes(probabilities)),
+        config.data.classes,
+    )
+    return {}
