@@ -12,6 +12,8 @@ did not come. Half of float16's smallest subnormal is 3e-8, so that without loss
 words of p below 2.4e-4 are never pushed down, which is twice the mean of the vocabulary
 of 8192: 94 % of the gradient values become 0 (`kept_gradients`, `underflow.md` in each
 run's folder). The word that came is pushed up in full, and the sum of the others rises.
+With the product in float32 (`--config.model.float32_head=True`) float16 without loss
+scaling comes to 424.7.
 Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org/abs/1710.03740,
 saw their "bigLSTM" diverge without loss scaling, too. For another mode than
 mixed_float16 add `--config.compare_unscaled=False`.
