@@ -95,8 +95,8 @@ def arguments_of(command, request):
     return script, given
 
 
-# They start processes of their own; tests/training has the same with smaller models.
-SLOW = ("_benchmark", "--find_batch_size")
+# Processes of their own, or a real encoder; tests/training has the like, smaller.
+SLOW = ("_benchmark", "--find_batch_size", "PRESET")
 
 
 def marked(command):

@@ -52,6 +52,13 @@ def test_check_before_a_deletion_makes_the_model(overrides, expected):
         app.check(config)
 
 
+def test_check_before_a_deletion_knows_the_columns_of_a_comparison():
+    config = cnn_config.get_cnn_config()
+    config.precision.mode, config.compare_unscaled = "mixed_bfloat16", True
+    with pytest.raises(ValueError, match="compare_unscaled"):
+        app.check(config, "compare")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -129,8 +129,8 @@ def test_search_of_nothing_is_refused(wrong):
 
 # ---- Lack of memory, and what is none ----
 
-# Last words as TensorFlow 2.21 had them under `RLIMIT_DATA` on a CPU; those of a GPU as
-# its documentation and source have them.
+# Last words as TensorFlow 2.21 had them under `RLIMIT_DATA` on a CPU; those of a GPU are
+# not from one: none was at hand. Their words are in its libraries.
 LACKS = {
     "SIGKILL": (
         "killed (SIGKILL), as Linux does with a process when memory runs out",
@@ -182,6 +182,14 @@ LACKS = {
     "CUDA": (
         "InternalError: failed: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
         "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    ),
+    "a copy to a GPU": (
+        "InternalError: Failed copying input tensor: Dst tensor is not initialized.",
+        "Dst tensor is not initialized.",
+    ),
+    "cuDNN's scratch": (
+        "UnknownError: CUDNN failed to allocate the scratch space for the runner",
+        "failed to allocate the scratch space for the runner",
     ),
 }
 OTHERS = {

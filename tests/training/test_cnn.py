@@ -147,3 +147,13 @@ def test_efficientnet_computes_what_the_one_of_keras_does():
         for model in (ours, keras_own)
     ]
     assert rates[0] == rates[1] and len(rates[0]) == 10
+
+
+def test_images_of_any_set_can_be_timed_where_their_shape_is_given():
+    config = cnn_config.get_cnn_config()
+    config.data.name, config.batch_size = "my_photos", 2
+    with pytest.raises(ValueError, match="config.data.image_shape"):
+        benchmark_inputs.check(config)
+    config.data.image_shape, config.data.classes = (8, 12, 3), 5
+    images, labels = next(iter(benchmark_inputs.create(config).batches))
+    assert images.shape == (2, 8, 12, 3) and int(np.max(labels)) < 5

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import yaml
 
 import tfamp
 from tfamp.training import base_config, compare, run_files, run_result, tasks
@@ -272,12 +273,27 @@ def test_scaling_can_be_left_out_only_where_there_is_some(tmp_path, monkeypatch)
 def test_float32_may_have_a_batch_size_of_its_own(tmp_path, monkeypatch):
     register(monkeypatch)
     config = make_config()
-    with config.unlocked():
-        config.float32.batch_size = 5
+    config.float32.batch_size = 5
+    config.float32.learning_rate = 0.01
     found = compare.compare(config, tmp_path)
     assert [run.batch_size for run in found.results] == [5, 10]
     assert "batch sizes: float32 5, mixed_bfloat16 10" in found.to_text()
     base, other = found.results
     ratio = 2 * other.steps_per_second / base.steps_per_second
     assert found.rows()[2][2] == f"{ratio:.2f}"
-    assert not base_config.apply_tiny(config).float32
+    settings = yaml.safe_load((tmp_path / "float32/seed0/config.yaml").read_text())
+    assert settings["optimizer"]["learning_rate"] == 0.01
+    assert base_config.apply_tiny(config).float32.batch_size is None
+
+
+def test_comparison_that_makes_no_sense_is_refused_before_a_folder_is_made(tmp_path):
+    config = make_config()
+    config.float32.batch_size = 0
+    with pytest.raises(ValueError, match=r"config\.float32\.batch_size must be"):
+        compare.compare(config, tmp_path / "run")
+    config.float32.batch_size = None
+    with config.unlocked():
+        config.float32.epochs = 3
+    with pytest.raises(ValueError, match=r"config\.float32 has epochs"):
+        compare.compare(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

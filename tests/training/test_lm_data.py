@@ -1,9 +1,11 @@
 """Text to windows: nothing lost or seen twice, splits in order, errors in one line."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,6 +125,31 @@ def test_missing_folder_or_file_is_refused(config, tmp_path):
         lm_data.load(config, None)
     with pytest.raises(errors.DataError, match=r"\*.txt.*config.data.text_files"):
         lm_data.load(config, str(tmp_path))
+
+
+@pytest.mark.parametrize("unit", ["character", "wordpiece"])
+def test_text_without_line_ends_is_cut_at_spaces(config, tmp_path, unit):
+    config.data.unit = unit
+    words = " ".join(f"word{number % 7}" for number in range(20_000))
+    write(tmp_path, **{"a": words + "\rlast line"})
+    found = lm_data.load(config, str(tmp_path))
+    assert all(len(windows) for windows in found.windows.values())
+    longest = max(map(len, lm_data._pieces(words)))
+    assert longest <= 1001 and "".join(lm_data._pieces(words)) == words
+
+
+def test_tokenizer_tells_what_ids_stand_for(config, tmp_path):
+    config.data.unit = "character"
+    write(tmp_path, **{"a": "abcab\n" * 50})
+    found = lm_data.load(config, str(tmp_path))
+    names = ["?", *json.loads(found.tokenizer)["characters"]]
+    text = "".join(names[i] for i in found.windows["train"][:, :-1].ravel())
+    assert ("abcab\n" * 50).startswith(text) and len(text) > 10
+    config.data.unit, config.data.sequence_length = "wordpiece", 1
+    pieces = tokenizers.Tokenizer.from_str(
+        lm_data.load(config, str(tmp_path)).tokenizer
+    )
+    assert "abcab" in pieces.decode(pieces.encode("abcab abcab").ids)
 
 
 @pytest.mark.parametrize(("field", "value"), [("unit", "word"), ("name", "wikitext")])

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -192,3 +193,32 @@ def test_perplexity_beyond_any_float_is_drawn():
     epochs = {key: [{"epoch": 1, "val_perplexity": 5.0}]}
     axes = plots.comparison_figure("text", curves, epochs).axes[0]
     assert all(math.isfinite(y) for _, ys in lines(axes).values() for y in ys)
+
+
+NO_MATH = "cost_$_per_$"  # Not to be parsed, which would fail.
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: plots.comparison_figure(NO_MATH, {("float32", 0): make_rows()}),
+        lambda: plots.timeline_figure(NO_MATH, "float32", make_rows()),
+        lambda: plots.masks_figure(
+            NO_MATH, np.zeros((1, 4, 4, 3), "uint8"), *np.zeros((2, 1, 4, 4), int), 2
+        ),
+        lambda: plots.regression_figure(NO_MATH, NO_MATH, [1.0], [2.0], True),
+    ],
+    ids=["comparison", "timeline", "masks", "regression"],
+)
+def test_names_are_drawn_as_they_are(draw):
+    figure = draw()
+    FigureCanvasAgg(figure).draw()
+    assert NO_MATH in figure.get_suptitle()
+
+
+@pytest.mark.parametrize("far", [np.inf, np.nan, 1e308])
+def test_predictions_out_of_sight_leave_the_others_visible(far):
+    target, predicted = np.arange(1.0, 5.0), np.array([2.0, far, 3.0, 8.0])
+    figure = plots.regression_figure("sold", "sold", target, predicted, True)
+    FigureCanvasAgg(figure).draw()
+    assert figure.axes[0].get_ylim() == pytest.approx((0.8, 10.0))

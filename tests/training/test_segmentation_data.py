@@ -1,5 +1,8 @@
 """Images and masks: paired, checked, split and resized before anything is trained."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -136,6 +139,86 @@ def test_what_is_wrong_is_named(folder, settings, case):
     spoil(folder)
     with pytest.raises(errors.DataError, match=message):
         segmentation_folder.read(settings, str(folder))
+
+
+def encode_palette(levels):
+    """Returns a PNG file of bytes [height, width] that number black and white."""
+    height, width = levels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in levels)
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0),
+        b"PLTE": b"\0\0\0\xff\xff\xff",
+        b"IDAT": zlib.compress(rows),
+        b"IEND": b"",
+    }
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data))
+        + kind
+        + data
+        + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts.items()
+    )
+
+
+def encode_turned(orientation, order=">", level=0):
+    """Returns a JPEG file of one gray level with an Exif orientation."""
+    mark = b"MM" if order == ">" else b"II"
+    entries = [(0x0100, 3, 1, SIDE, 0), (0x0112, 3, 1, orientation, 0)]
+    tiff = mark + struct.pack(f"{order}HIH", 42, 8, len(entries))
+    tiff += b"".join(struct.pack(f"{order}HHIHH", *entry) for entry in entries)
+    exif = b"Exif\0\0" + tiff + bytes(4)
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
+    gray = np.full((SIDE, SIDE, 3), level, "uint8")
+    jpeg = tf.io.encode_jpeg(gray).numpy()
+    assert jpeg[2:4] == b"\xff\xe0"  # What other programs write before Exif.
+    end = 4 + struct.unpack_from(">H", jpeg, 4)[0]
+    return jpeg[:end] + segment + jpeg[end:]
+
+
+def encode_png(channels, dtype="uint8"):
+    return tf.io.encode_png(np.ones((SIDE, SIDE, channels), dtype)).numpy()
+
+
+# A file of which decoding alone would make other pixels than a viewer shows.
+UNLIKE = {
+    "16-bit mask": ("masks/1.png", encode_png(1, "uint16"), "16 bits a channel"),
+    "16-bit image": ("images/1.png", encode_png(3, "uint16"), "16 bits.*expected 8"),
+    "gray and alpha": ("masks/1.png", encode_png(2), "has an alpha channel; save"),
+    "color and alpha": ("masks/1.png", encode_png(4), "has an alpha channel; save"),
+    "palette": (
+        "masks/1.png",
+        encode_palette(np.eye(SIDE, dtype="uint8")),
+        "has a palette; save the mask as gray levels",
+    ),
+    "turned": ("images/1.jpg", encode_turned(6), "EXIF orientation 6: save the image"),
+    "turned, II": ("images/1.jpg", encode_turned(3, "<"), "EXIF orientation 3"),
+    "turned mask": ("masks/1.jpg", encode_turned(8), "EXIF orientation 8"),
+}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("case", UNLIKE)
+def test_files_decoded_to_other_pixels_are_named(folder, settings, case, classes):
+    settings.classes = classes
+    for number in range(10):
+        write_pair(folder, f"{number}", square(1))
+    name, contents, message = UNLIKE[case]
+    if classes > 2 and name == "masks/1.jpg":
+        message = "no PNG of 8-bit gray levels"
+    remove(folder, name.replace(".jpg", ".png"))
+    (folder / name).write_bytes(contents)
+    with pytest.raises(errors.DataError, match=rf"^1 problem.*{name}: {message}"):
+        segmentation_folder.read(settings, str(folder))
+
+
+def test_harmless_headers_are_read(folder, settings):
+    remove(folder, "images/1.png", "images/2.png", "images/3.png")
+    (folder / "images/1.jpg").write_bytes(encode_turned(1, level=1))
+    (folder / "images/2.jpg").write_bytes(encode_turned(0, level=2))  # No such value.
+    alpha = np.concatenate([np.full((SIDE, SIDE, 3), 3), np.zeros((SIDE, SIDE, 1))], -1)
+    write(folder / "images/3.png", alpha)
+    train, test = segmentation_folder.read(settings, str(folder))
+    assert sorted(names(train) + names(test)) == list(range(10))
 
 
 def test_folder_must_be_there(settings, tmp_path):

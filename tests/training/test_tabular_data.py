@@ -197,6 +197,14 @@ def test_missing_file_and_column_name_the_settings(config, tmp_path):
         ({"continuous_columns": ("heat", "shop")}, "names must differ"),
         ({"categorical_columns": ("a b", "a-b")}, "names must differ"),
         ({"categorical_columns": ("continuous",)}, "names must differ"),
+        (
+            {"categorical_columns": ("hour", "features", "dense1", "self", "_x", "if")},
+            r"other names than \['features', 'dense1', 'self', '_x', 'if'\]",
+        ),
+        (
+            {"categorical_columns": ("shop", "embedding shop")},
+            r"other names than \['embedding shop'\]",
+        ),
         ({"date_parts": ("decade",)}, "date_parts must be of"),
         ({"date_column": "", "date_parts": ("year",)}, "date_parts need date_column"),
         ({"time_columns": ("sold",)}, "not known beforehand"),
@@ -252,6 +260,71 @@ def test_parquet_is_read_as_csv_is(config, tmp_path):
         load(config)
 
 
+def write_parquet(config, **columns):
+    """Replaces columns of the rows in a Parquet file, which the configuration reads."""
+    import pandas as pd
+
+    frame = pd.read_csv(pathlib.Path(config.data_dir, "sold.csv"))
+    name = "sold.parquet"
+    frame.assign(**columns).to_parquet(pathlib.Path(config.data_dir, name))
+    config.data.table_file = name
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_parquet_timestamps_keep_their_hours(config, zone):
+    import pandas as pd
+
+    times = pd.date_range("2020-01-01", periods=len(ROWS), freq="7h", tz=zone)
+    order = np.random.default_rng(0).permutation(len(ROWS))
+    write_parquet(config, day=times[order], sold=order)
+    config.data.date_parts, config.data.time_columns = ("hour",), ("day",)
+    splits = load(config)
+    assert splits.test.target.tolist() == list(range(48, 60))
+    hours = [str(7 * row % 24) for row in range(48, 60)]
+    assert splits.test.categories["day_hour"].tolist() == hours
+    assert len(splits.train.target) == 38
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_parquet_integers_are_dates_in_their_format(config, gap):
+    import pandas as pd
+
+    days = [int(row[:10].replace("-", "")) for row in ROWS]
+    write_parquet(config, day=pd.Series([None, *days[1:]] if gap else days))
+    config.data.date_format, config.data.date_parts = "%Y%m%d", ("day",)
+    config.data.on_bad_rows = "skip"
+    splits = load(config)
+    assert splits.notes == (("1 bad row(s) skipped",) if gap else ())
+    assert splits.test.categories["day_day"].tolist() == ["9"] * 6 + ["10"] * 6
+
+
+def test_parquet_dates_need_not_be_written_as_the_format_has_them(config):
+    write_parquet(config, day=[datetime.date.fromisoformat(r[:10]) for r in ROWS])
+    config.data.date_format = "%d.%m.%Y"
+    assert set(load(config).test.time) == {"09.01.2020", "10.01.2020"}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_dates_with_a_zone_in_their_format(config, tmp_path, ending):
+    import pandas as pd
+
+    config.data.date_format, config.data.date_parts = "%Y-%m-%d%z", ("day",)
+    write(tmp_path, [row.replace(",", "+0100,", 1) for row in ROWS])
+    if ending == "parquet":
+        days = pd.to_datetime([row[:10] for row in ROWS]).tz_localize("Europe/Berlin")
+        write_parquet(config, day=days)
+    days = load(config).test.categories["day_day"]
+    assert days.tolist() == ["9"] * 6 + ["10"] * 6
+
+
+def test_parquet_floats_beyond_integers_are_read(config):
+    heat = 2.0**60 * np.arange(len(ROWS))
+    write_parquet(config, heat=heat)
+    parts = load(config)[:3]
+    found = np.concatenate([rows.numbers["heat"] for rows in parts])
+    np.testing.assert_array_equal(np.sort(found), heat)
+
+
 def test_file_that_is_no_parquet_is_an_error(config, tmp_path):
     (tmp_path / "sold.parquet").write_text("a,b\n")
     config.data.table_file = "sold.parquet"
@@ -288,6 +361,29 @@ def test_key_must_be_in_the_second_file_just_once(joined, tmp_path):
     write(tmp_path, ["a,n,1"], "shop,region,area", "shops.csv")
     with pytest.raises(errors.DataError, match=r"30 bad .*row 3: no row of shops.csv"):
         load(joined)
+
+
+def test_join_without_a_match_tells_why(joined, tmp_path):
+    write(tmp_path, ["c,n,1"], "shop,region,area", "shops.csv")
+    joined.data.on_bad_rows = "skip"
+    with pytest.raises(errors.DataError) as caught:
+        load(joined)
+    message = str(caught.value)
+    assert "No row is left of sold.csv with its rows of shops.csv" in message
+    assert "60 bad row(s)" in message and "no row of shops.csv has shop 'a'" in message
+    assert "leave_out" not in message
+
+
+@pytest.mark.parametrize("key", ["", "NA"])
+def test_empty_keys_of_a_join_are_bad_rows(joined, tmp_path, key):
+    write(tmp_path, ["a,n,1", "b,s,2", f"{key},w,3"], "shop,region,area", "shops.csv")
+    with pytest.raises(errors.DataError, match=r"shops.csv, row 4: .*join, is empty"):
+        load(joined)
+    write(tmp_path, [*ROWS, f"2020-01-11,1,{key},1,3"])
+    joined.data.on_bad_rows = "skip"
+    splits = load(joined)
+    assert splits.notes == ("2 bad row(s) skipped",)
+    assert sum(len(rows.target) for rows in splits[:3]) == len(ROWS)
 
 
 def test_rows_are_left_out_and_counted(config):
@@ -391,6 +487,31 @@ def test_category_missing_in_no_training_row_is_unseen():
 def test_constant_column_keeps_its_scale():
     encoder = tabular_encoders.fit(make_rows(heat=(5.0,) * 4))
     assert (encoder.mean, encoder.variance) == ([5.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("factor", "offset", "received"),
+    [
+        (1e20, 0, "mean 4e+20, standard deviation 2.54951e+20"),
+        (1e-9, 0, "mean 4e-09, standard deviation 2.54951e-09"),
+        (5, 1.7e9, "mean 1.7e+09, standard deviation 12.7475"),
+    ],
+)
+def test_scale_without_room_in_float32_is_an_error(factor, offset, received):
+    values = np.array([1.0, 3.0, 4.0, 8.0]) * factor + offset
+    with pytest.raises(errors.DataError) as caught:
+        tabular_encoders.fit(make_rows(cold=values))
+    assert "Column 'cold' cannot be normalized" in str(caught.value)
+    assert f"Received: {received} of" in str(caught.value)
+
+
+@pytest.mark.parametrize(("factor", "offset"), [(1e18, 0), (1e-6, 0), (10, 1e6)])
+def test_scale_with_room_in_float32_is_kept(factor, offset):
+    values = np.array([1.0, 3.0, 4.0, 8.0]) * factor + offset
+    encoder = tabular_encoders.fit(make_rows(heat=values))
+    assert encoder.variance == pytest.approx([values.var()])
+    constant = tabular_encoders.fit(make_rows(heat=(1.7e9,) * 4))
+    assert (constant.mean, constant.variance) == ([1.7e9], [1.0])
 
 
 def test_column_without_a_value_is_an_error():

@@ -571,8 +571,9 @@ def test_folder_that_another_process_works_in_is_refused(config, tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as other:
         assert other.stdout.readline() == "locked\n"
-        with pytest.raises(tfamp.RunError, match="Another process is at work"):
-            train_and_evaluate(config, folder)
+        for job in (train_and_evaluate, compare.compare):
+            with pytest.raises(tfamp.RunError, match="Another process is at work"):
+                job(config, folder)
         assert list(folder.iterdir()) == []
         other.communicate("")
     assert train_and_evaluate(config, folder).mode == "float32"

@@ -163,7 +163,8 @@ def run_flags() -> None:
     if values.overwrite:
         # Nothing is deleted for a command whose settings or data are wrong.
         plan = functools.partial(owner.plan, settings=asked)
-        _delete_run(config, workdir, strategy, plan if asked else check)
+        ready = functools.partial(check, job=values.job, seeds=values.seeds)
+        _delete_run(config, workdir, strategy, plan if asked else ready)
     _say(f"working directory: {workdir}")
     if search:
         text = _find_batch_size(config, workdir, search)
@@ -185,9 +186,17 @@ def _say(line):
     sys.stderr.write(f"{line}\n")
 
 
-def check(config) -> None:
-    """Raises unless the settings make sense here, and data and model can be made."""
+def check(config, job: str = "train", seeds: int = 1) -> None:
+    """Raises unless the settings make sense here, and data and model can be made.
+
+    Args:
+      config: The resolved configuration.
+      job: "train" or "compare".
+      seeds: Of a comparison.
+    """
     base_config.validate(config)
+    if job == "compare":
+        compare.plan(config, seeds)
     strategy = distribution.create(config)
     keywords = precision_config.enable_keywords(config.precision)
     with control.enabled(config.precision.mode, **keywords):

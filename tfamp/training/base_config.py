@@ -42,9 +42,14 @@ def get_config() -> config_dict.ConfigDict:
     config.data = config_dict.ConfigDict({"name": ""})
     config.data.cache = True  # Keep the examples in memory after the first epoch.
     config.model = config_dict.ConfigDict({"name": ""})
-    # What the float32 runs of a comparison have of their own, such as the batch size
-    # that fits into memory.
-    config.float32 = config_dict.ConfigDict()
+    # What float32 has of its own in comparisons and benchmarks, say the batch size that
+    # fits into memory. None: the same.
+    config.float32 = config_dict.ConfigDict(
+        {
+            "batch_size": config_dict.placeholder(int),
+            "learning_rate": config_dict.placeholder(float),
+        }
+    )
     # Whether a comparison has runs of the mixed mode without loss scaling, too.
     config.compare_unscaled = False
     config.tiny = config_dict.ConfigDict(
@@ -160,6 +165,8 @@ _RULES = {
     "epochs": ("at least 1", lambda v: v >= 1),
     "batch_size": ("at least 1", lambda v: v >= 1),
     "eval_batch_size": ("at least 1", lambda v: v >= 1),
+    "float32.batch_size": ("at least 1", lambda v: v >= 1),
+    "float32.learning_rate": ("positive and finite", lambda v: 0 < v < math.inf),
     "strategy": (f"one of {STRATEGIES}", lambda v: v in STRATEGIES),
     "limit_examples": ("0 (all) or at least 2", lambda v: v == 0 or v >= 2),
     "seed": ("at least 0", lambda v: v >= 0),
@@ -216,6 +223,11 @@ def validate(config: config_dict.ConfigDict) -> None:
             part = part.get(name) if part is not None else None
         if part is not None and not holds(part):
             wrong.append(f"config.{field} must be {words}. Received: {part!r}.")
+    if unknown := set(config.float32) - set(get_config().float32):
+        wrong.append(
+            f"config.float32 has {', '.join(sorted(unknown))}. Expected "
+            f"{', '.join(get_config().float32)}."
+        )
     wrong += _encoder_errors(config.model) if not wrong else []
     if config.strategy in STRATEGIES[1:] and config.optimizer.accumulation_steps > 1:
         wrong.append(
@@ -254,6 +266,6 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a copy with the overrides of `config.tiny`: a run of seconds."""
     small = config.copy_and_resolve_references()
     small.update(config.tiny.to_dict())
-    small.float32 = config_dict.ConfigDict()  # Sizes of its own would not be tiny.
+    small.float32.batch_size = None  # A size of its own would not be tiny.
     small.name = f"{config.name}-tiny"
     return small

@@ -15,6 +15,7 @@ from absl import logging
 from tfamp import errors
 from tfamp.diagnostics import machine
 from tfamp.training import (
+    base_config,
     batch_size_report,
     batch_size_search,
     batch_size_trials,
@@ -105,6 +106,8 @@ def identity(config, settings: Settings):
     """
     one = step_benchmark.identity(config, _benchmark(settings))
     with one.unlocked():
+        one.batch_size = base_config.get_config().batch_size  # It has no use here.
+        one.float32.batch_size = None
         one.name = f"{config.name}{_SUFFIX}"
         names = ("memory_limit_mb", "steps")
         asked = {name: getattr(settings, name) for name in names}

@@ -140,11 +140,14 @@ def _image_shape(config):
     known = dict(_IMAGES)
     if name == "digits":
         known[name] = ((config.data.image_size, config.data.image_size, 1), 10)
+    if config.data.get("image_shape"):
+        known[name] = (tuple(config.data.image_shape), config.data.classes)
     if name not in known:
         raise ValueError(
             f"The images' shape is not known without reading them. Received: "
             f"config.data.name={name!r}. Expected 'digits' or one of "
-            f"{', '.join(map(repr, _IMAGES))}."
+            f"{', '.join(map(repr, _IMAGES))}; or set config.data.image_shape="
+            "(height, width, channels) and config.data.classes."
         )
     return known[name]
 

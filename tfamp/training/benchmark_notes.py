@@ -59,7 +59,8 @@ def on_figures(
 def _on_training(found):
     meaning = (
         "a step is the one of `fit`, its loss read back; the loss is the mean over "
-        "the timed steps, on the same batches and from the same seed in every mode "
+        "the timed steps, from the same seed in every mode and, where sizes are equal, "
+        "on the same batches "
         "(dropout draws other numbers in other formats)"
     )
     window = max((f["batches_per_step"] for f in found), default=1)

@@ -28,6 +28,9 @@ def get_cnn_config(network: str = "cnn") -> config_dict.ConfigDict:
     config.task = "image_classification"
     config.optimizer.schedule = "cosine"
     config.data.augment = augmentation.NONE  # Or "crop_flip".
+    # Of images that are timed without being read, where their data set is not known.
+    config.data.image_shape = ()  # (height, width, channels).
+    config.data.classes = 10
     # Share of the target that is spread evenly over all classes.
     config.label_smoothing = 0.0
     config.model.name = network

@@ -1,5 +1,6 @@
 """The same run in float32 and in a mixed mode, side by side."""
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +8,6 @@ from typing import Any
 
 import keras
 from absl import logging
-from ml_collections import config_dict
 
 from tfamp import export, hardware, mode_choice
 from tfamp.training import (
@@ -15,6 +15,7 @@ from tfamp.training import (
     comparison,
     distribution,
     figures,
+    folder_lock,
     precision_config,
     run_files,
     run_result,
@@ -83,25 +84,54 @@ def compare(
       RunError: If the folder holds a run or a benchmark.
       ValueError: If `seeds` is below 1; else as `train_and_evaluate`.
     """
+    strategy = distribution.create(config)  # Before anything uses TensorFlow.
+    config = precision_config.settle_rewrite(config)
+    configs, note = plan(config, seeds)
+    folder = pathlib.Path(workdir)
+    run_files.check_kind(folder, "comparison")
+    folders = {
+        (column, seed): folder / column.folder / f"seed{seed}"
+        for column, seed in configs
+    }
+    chief = distribution.is_chief(strategy)
+    folder.mkdir(parents=True, exist_ok=True) if chief else None
+    with folder_lock.locked(folder) if chief else contextlib.nullcontext():
+        return _compare(config, configs, folders, folder, note, report)
+
+
+def plan(config, seeds: int = 1) -> tuple[dict[tuple[variants.Variant, int], Any], str]:
+    """Returns the configurations of a comparison's runs, all of them valid.
+
+    Args:
+      config: The configuration.
+      seeds: How many seeds.
+
+    Returns:
+      ({(column, seed): configuration}, a note on the choice of the mode).
+
+    Raises:
+      ValueError: If a setting makes no sense, of one of the runs alone, too.
+    """
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")
     base_config.validate(config)
-    strategy = distribution.create(config)  # Before anything uses TensorFlow.
     config = precision_config.settle_rewrite(config)
     mixed, note = mixed_mode(config.precision.mode, config.precision.graph_rewrite)
-    folder = pathlib.Path(workdir)
-    run_files.check_kind(folder, "comparison")
     scaled = config.precision.loss_scale.enabled
     columns = variants.create(mixed, scaled, config.compare_unscaled)
-    folders = {
-        (column, seed): folder / column.folder / f"seed{seed}"
+    configs = {
+        (column, seed): config_of(config, column.mode, seed, column.loss_scaling)
         for seed in range(config.seed, config.seed + seeds)
         for column in columns
     }
-    configs = {
-        (column, seed): config_of(config, column.mode, seed, column.loss_scaling)
-        for column, seed in folders
-    }
+    for one in configs.values():
+        distribution.create(one)  # Refuses batches that the replicas cannot share.
+    return configs, note
+
+
+def _compare(config, configs, folders, folder, note, report):
+    """Makes the runs that there are not, and the comparison."""
+    strategy = distribution.create(config)
     for key, run in folders.items():
         run_files.open_folder(configs[key], run)  # Refuses other settings at once.
     stored = _read(folder, folders)
@@ -152,9 +182,12 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     one.precision.loss_scale.enabled = loss_scaling
     own = one.float32.to_dict()
     # What a run does not depend on: it goes on where other columns are asked for.
-    one.float32, one.compare_unscaled = config_dict.ConfigDict(), False
+    one.float32.update(dict.fromkeys(own))
+    one.compare_unscaled = False
     if mode in ("float32", "tf32"):  # The twin is float32 in every layer and graph.
-        one.update(own)
+        one.batch_size = own["batch_size"] or one.batch_size
+        rate = own["learning_rate"] or one.optimizer.learning_rate
+        one.optimizer.learning_rate = rate
         one.precision.graph_rewrite, one.precision.overrides = False, ()
     return one
 

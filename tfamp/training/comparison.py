@@ -89,7 +89,7 @@ class Comparison(NamedTuple):
         table = [head, ["---"] * len(head), *body]
         lines = ["| " + " | ".join(row) + " |" for row in table]
         notes = [f"- {note}" for note in self.notes()]
-        figure = "![Training loss and loss scale](comparison.png)"
+        figure = "![Training curves and loss scale](comparison.png)"
         title = f"# {self.name}: float32 and mixed precision side by side"
         return "\n".join([title, "", *lines, "", *notes, "", figure, ""])
 

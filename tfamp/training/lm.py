@@ -58,8 +58,8 @@ def create(
 
     The scores are the perplexity of the test split, and `kept_gradients`: the share of
     the gradient values at the logits that the format of their product does not round to
-    0, at the loss scale in force. Scoring writes `underflow.json` and `underflow.md`
-    into the run's folder, an `UnderflowReport`.
+    0, at the loss scale in force. Scoring writes into the run's folder `underflow.json`
+    and `underflow.md`, an `UnderflowReport`, and `tokenizer.json`, see `lm_data.Text`.
 
     Args:
       config: `config.data` has what `lm_data.load` reads, `config.model` what
@@ -85,7 +85,7 @@ def create(
         loss=_loss(),
         metrics=lambda: [Perplexity()],
         description=_describe(config, text),
-        score=functools.partial(_score, config, parts),
+        score=functools.partial(_score, config, text, parts),
         errors=frozenset({"perplexity"}),
     )
 
@@ -168,13 +168,14 @@ def _dataset(windows):
     return tf.data.Dataset.from_tensor_slices((windows[:, :-1], windows[:, 1:]))
 
 
-def _score(config, parts, model, folder: pathlib.Path):
+def _score(config, text, parts, model, folder: pathlib.Path):
     """Returns perplexity and the share of gradients kept; writes the report on them."""
+    run_files.write_text(folder / "tokenizer.json", text.tokenizer)
     test = pipeline.evaluation_batches(parts["test"], config.eval_batch_size)
     scores = model.evaluate(test, verbose=0, return_dict=True)
     report = _measure_underflow(config, parts["train"], model)
-    text = json.dumps(report.to_dict(), indent=2)
-    run_files.write_text(folder / "underflow.json", text)
+    shares = json.dumps(report.to_dict(), indent=2)
+    run_files.write_text(folder / "underflow.json", shares)
     run_files.write_text(folder / "underflow.md", report.to_markdown())
     kept = report.row(_LOGITS).scaled.kept
     return {

@@ -1,6 +1,8 @@
 """Text as windows of token ids, each token the label of the one before it."""
 
 import collections
+import json
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,6 +18,10 @@ SPLITS = ("train", "validation", "test")
 _CHUNK = 10_000  # Lines at a time: the tokenizer's objects are 100 times the ids.
 
 
+_LONGEST = 1000  # Characters of a line.
+_PIECE = re.compile(rf".{{1,{_LONGEST}}}(?:\s+|$)|.{{1,{_LONGEST}}}", re.DOTALL)
+
+
 class Text(NamedTuple):
     """Windows of three splits.
 
@@ -28,6 +34,8 @@ class Text(NamedTuple):
         perplexities over other vocabularies can be compared with.
       unknown: Share of the test split's tokens that are not in the vocabulary.
       note: Where the text is from.
+      tokenizer: What ids stand for, as JSON: of the `tokenizers` library; of characters
+        {"characters": [...]}, of ids from 1 on, 0 being every other one.
     """
 
     windows: dict[str, np.ndarray]
@@ -35,14 +43,19 @@ class Text(NamedTuple):
     characters_per_token: float
     unknown: float
     note: str
+    tokenizer: str
 
 
 class _Vocabulary(NamedTuple):
-    """encode: lines to an int32 array of ids. unknown: the id of what is not in it."""
+    """encode: lines to an int32 array of ids. unknown: the id of what is not in it.
+
+    text: as `Text.tokenizer`.
+    """
 
     encode: Callable[[Sequence[str]], np.ndarray]
     size: int
     unknown: int
+    text: str
 
 
 def check(config: config_dict.ConfigDict) -> None:
@@ -108,6 +121,7 @@ def load(config: config_dict.ConfigDict, data_dir: str | None) -> Text:
         characters_per_token=sum(map(len, lines["test"])) / len(ids["test"]),
         unknown=float(np.mean(ids["test"] == vocabulary.unknown)),
         note=note,
+        tokenizer=vocabulary.text,
     )
 
 
@@ -156,12 +170,18 @@ def _read_files(config, data_dir):
     data = config.data
     paths = tables.find_files(data_dir, data.text_files, data)
     text = "\n".join(tables.read_text(path).rstrip("\n") for path in paths)
-    lines = [line.rstrip() for line in text.split("\n")]
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = [part.rstrip() for line in text.split("\n") for part in _pieces(line)]
     if data.unit == "wordpiece":
         lines = [line for line in lines if line]  # It knows no blank ones.
     parts = split_lines(lines, config.validation_fraction, data.test_fraction)
     note = f"{len(paths)} file(s) {data.text_files}, {len(text)} characters"
     return parts, note
+
+
+def _pieces(line):
+    """Cuts what is longer than a line at spaces: some texts have no line ends."""
+    return _PIECE.findall(line) if len(line) > _LONGEST else [line]
 
 
 def _learn_wordpieces(lines, size):
@@ -175,7 +195,8 @@ def _learn_wordpieces(lines, size):
         return np.concatenate([np.zeros(0, "int32"), *ids]).astype("int32")
 
     unknown = tokenizer.token_to_id("[UNK]")
-    return _Vocabulary(encode, tokenizer.get_vocab_size(), unknown)
+    size = tokenizer.get_vocab_size()
+    return _Vocabulary(encode, size, unknown, tokenizer.to_str(pretty=True))
 
 
 def _learn_characters(lines):
@@ -188,7 +209,7 @@ def _learn_characters(lines):
         text = "".join(f"{line}\n" for line in lines)
         return np.array([ids.get(c, 0) for c in text], "int32")
 
-    return _Vocabulary(encode, len(ids) + 1, unknown=0)
+    return _Vocabulary(encode, len(ids) + 1, 0, json.dumps({"characters": order}))
 
 
 def _check_windows(windows, ids, length):

@@ -31,6 +31,9 @@ _SIGNS = (
     r"std::bad_alloc",
     r"^\w*MemoryError\b.*",  # Python's, numpy's, and that of `hold`.
     r"CUDA_ERROR_OUT_OF_MEMORY.*",
+    r"Dst tensor is not initialized.*",  # A copy to a GPU without room for it.
+    r"failed to allocate the scratch space.*",  # cuDNN's.
+    r"Failed to allocate \d+ bytes.*",
     r"(CUDNN|CUBLAS)_STATUS_ALLOC_FAILED.*",
 )
 

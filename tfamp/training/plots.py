@@ -1,5 +1,7 @@
 """Figures of training runs. Each function takes plain data and returns a `Figure`."""
 
+import math
+
 from tfamp.training import loss_curves
 
 try:
@@ -14,6 +16,8 @@ _SEED_STYLES = ("-", "--", ":", "-.")
 _STEP_LABEL = "training step"
 _LAST_ROWS = 336  # Of a test split, drawn over time; two weeks of hours.
 _SCALE_RATIOS = (5, 3)  # Heights: loss scale, growth interval.
+_FAR = 1e100  # Amounts from here on are not drawn: Matplotlib's axes overflow.
+_AS_IT_IS = {"parse_math": False}  # Names of files and columns may have dollar signs.
 
 
 def comparison_figure(name: str, curves: dict, epochs: dict | None = None) -> Figure:
@@ -30,7 +34,7 @@ def comparison_figure(name: str, curves: dict, epochs: dict | None = None) -> Fi
       skipped steps, above the growth interval in force where that was recorded.
     """
     figure = Figure(figsize=(11, 4.8), layout="constrained")
-    figure.suptitle(f"{name}: the same run in each precision")
+    figure.suptitle(f"{name}: the same run in each precision", **_AS_IT_IS)
     left, right = figure.subfigures(1, 2, squeeze=False).flat
     modes = list(dict.fromkeys(mode for mode, _ in curves))
     colors = dict(zip(modes, _COLORS, strict=False))
@@ -65,7 +69,7 @@ def timeline_figure(title: str, mode: str, rows: list[dict]) -> Figure:
     if _is_scaled(rows):
         ratios += _SCALE_RATIOS if _has_intervals(curves) else _SCALE_RATIOS[:1]
     figure = Figure(figsize=(8, 1.2 + 0.5 * sum(ratios)), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, **_AS_IT_IS)
     axes = figure.subplots(len(ratios), 1, height_ratios=ratios, sharex=True)
     loss_axes, *scale_axes = _as_list(axes)
     loss_curves.draw_losses(loss_axes, curves, colors)
@@ -91,7 +95,7 @@ def masks_figure(name: str, images, truths, predictions, classes: int) -> Figure
       A `Figure`.
     """
     figure = Figure(figsize=(6.6, 2.2 * len(images) + 0.6), layout="constrained")
-    figure.suptitle(f"{name}: test images")
+    figure.suptitle(f"{name}: test images", **_AS_IT_IS)
     rows = figure.subplots(len(images), 3, squeeze=False)
     titles = ("input (contrast stretched)", "truth", "prediction")
     for axes, title in zip(rows[0], titles, strict=True):
@@ -116,31 +120,35 @@ def regression_figure(
       title: Title.
       name: What the amounts are.
       target: Amounts of at least 0, [rows].
-      predicted: The same.
+      predicted: The same; what is not finite is not drawn.
       ordered: Whether the rows are in the order of time.
 
     Returns:
       A `Figure`: a point for each row, both axes of log(1 + amount); if there is an
       order, both over the last rows beside it.
     """
+    predicted = [v if abs(v) < _FAR else math.nan for v in predicted]
+    near = [v for v in (*target, *predicted) if abs(v) < _FAR]
     figure = Figure(figsize=(11 if ordered else 5, 4.8), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, **_AS_IT_IS)
     points, *lines = _as_list(figure.subplots(1, 2 if ordered else 1))
     points.scatter(target, predicted, s=6, alpha=0.3, color=_COLORS[0], linewidths=0)
-    ends = [min(*target, *predicted), max(*target, *predicted)]
+    ends = [min(near, default=0.0), max(near, default=0.0)]
     points.plot(ends, ends, color="black", linewidth=0.8, label="equal")
     points.set_xscale("symlog", linthresh=1)
     points.set_yscale("symlog", linthresh=1)
     limits = ends[0] * 0.8, ends[1] * 1.25 or 1.0
     points.set(xlim=limits, ylim=limits)
-    points.set(xlabel=f"true {name}", ylabel=f"predicted {name}")
+    points.set_xlabel(f"true {name}", **_AS_IT_IS)
+    points.set_ylabel(f"predicted {name}", **_AS_IT_IS)
     points.legend()
     points.grid(alpha=0.3)
     for axes in lines:
         places = range(len(target))[-_LAST_ROWS:]
         axes.plot(places, target[-_LAST_ROWS:], color="black", label="true")
         axes.plot(places, predicted[-_LAST_ROWS:], color=_COLORS[1], label="predicted")
-        axes.set(xlabel="test row", ylabel=name, title=f"The last {len(places)} rows")
+        axes.set(xlabel="test row", title=f"The last {len(places)} rows")
+        axes.set_ylabel(name, **_AS_IT_IS)
         axes.legend()
         axes.grid(alpha=0.3)
     return figure

@@ -34,7 +34,7 @@ def require(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"BERT tasks need {module}, which cannot be imported: {error}. "
+            f"This task needs {module}, which cannot be imported: {error}. "
             'Install it with `pip install "tfamp[bert]"`.'
         ) from error
 

@@ -23,6 +23,7 @@ PREDICTIONS = (
     "nbest_predictions.json",
     "predictions.json",
     "predictions.png",
+    "tokenizer.json",
     "underflow.json",
     "underflow.md",
 )

@@ -16,7 +16,8 @@ class RunResult(NamedTuple):
       seed: The run's seed.
       score: The task's score on the test split, best checkpoint; None if not finite.
       score_name: Its name.
-      test_loss: Loss on the test split, best checkpoint; None if not finite.
+      test_loss: Loss on the test split, best checkpoint, with label smoothing if that
+        trained; None if not finite.
       final_loss: Training loss of the last epoch; None if not finite.
       best_validation_score: What the best checkpoint was chosen by; None if by nothing.
       steps_per_second: Median over the epochs, the first left out if there are

@@ -141,6 +141,7 @@ def compare(
       https://doi.org/10.1162/089976698300017197.
     """
     (base_mode, before), (mode, after) = base, other
+    zero = relative and 0 in before.values()
     if relative:  # Nothing is so many percent of 0.
         base = base_mode, {seed: score or None for seed, score in before.items()}
         before = base[1]
@@ -154,7 +155,7 @@ def compare(
     differences = tuple(
         _difference(after[seed], before[seed], relative) for seed in seeds
     )
-    missing = _missing((base, other))
+    missing = _missing((base, other), zero)
     if missing:
         verdict = f"no verdict: {missing}"
         return PairedDifference(*places, differences, *[None] * 5, verdict, relative)
@@ -172,8 +173,10 @@ def compare(
     )
 
 
-def _missing(runs):
+def _missing(runs, zero):
     """Says which scores are not finite; "" if all are."""
+    if zero:
+        return f"the score of {runs[0][0]} is 0 with a seed, which has no percentage"
     found = {
         mode: [str(s) for s in sorted(scores) if not _is_finite(scores[s])]
         for mode, scores in runs

@@ -1,6 +1,7 @@
 """Images and masks of a folder, decoded once, with what is wrong in each file."""
 
 import pathlib
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,7 +14,10 @@ from tfamp.training import tables
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _SEED = 0  # Of what is held out: the same examples in every run.
 _PNG = b"\x89PNG\r\n\x1a\n"
-_GRAY_8 = b"\x08\x00"  # Bit depth and color type in a PNG file's header.
+_GRAY, _PALETTE, _WITH_ALPHA = 0, 3, (4, 6)  # Color types of PNG.
+_JPEG = b"\xff\xd8"
+_SCAN, _APP1 = 0xDA, 0xE1  # Markers of JPEG: of the pixels, of Exif.
+_ORIENTATION = 0x0112  # Tag of Exif.
 
 
 class Examples(NamedTuple):
@@ -40,7 +44,8 @@ def read(settings, data_dir: str | None, limit: int = 0) -> tuple[Examples, Exam
 
     A share of the names is held out, the same in every run; or DATA/train and DATA/test
     each have folders of images and masks. A mask of two classes has the values 0 and
-    255, or 0 and 1; one of several has the numbers of the classes as gray levels.
+    255, or 0 and 1; one of several has the numbers of the classes as gray levels. What
+    TensorFlow would decode to other pixels than a viewer shows is an error.
 
     Args:
       settings: `config.data`: classes, image_size and test_fraction.
@@ -52,7 +57,8 @@ def read(settings, data_dir: str | None, limit: int = 0) -> tuple[Examples, Exam
 
     Raises:
       DataError: If there is no such folder, a file has no partner, is no image or no
-        such mask, or sizes differ. Nothing is left out.
+        such mask, has 16 bits a channel or is to be turned, or sizes differ.
+        Nothing is left out.
     """
     train, test = _find_splits(data_dir, settings.test_fraction)
     parts = [pairs[:limit] if limit else pairs for pairs in (train, test)]
@@ -135,7 +141,8 @@ def _decode_all(pairs, settings) -> Iterator[tuple[np.ndarray, np.ndarray] | str
     for pair in pairs:
         try:
             image = _decode(pair.image, 3)
-            mask = _to_classes(pair.mask, _decode(pair.mask, 1), settings.classes)
+            mask = _decode(pair.mask, 1, settings.classes)
+            mask = _to_classes(pair.mask, mask, settings.classes)
         except ValueError as problem:
             yield str(problem)
             continue
@@ -167,8 +174,14 @@ def resize(image, mask, size: int | None):
     return image, tf.image.resize(mask, (size, size), method="nearest")
 
 
-def _decode(path, channels) -> np.ndarray:
-    """Returns uint8 [height, width, channels]; ValueError says what is wrong."""
+def _decode(path, channels, classes=None) -> np.ndarray:
+    """Returns uint8 [height, width, channels]; ValueError says what is wrong.
+
+    Args:
+      path: The file.
+      channels: 3, or 1.
+      classes: Of a mask; None: an image.
+    """
     name = f"{path.parent.name}/{path.name}"
     try:
         contents = path.read_bytes()
@@ -177,7 +190,66 @@ def _decode(path, channels) -> np.ndarray:
         raise ValueError(f"{name}: {error.strerror}") from error
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"{name}: not an image") from error
+    problem = _find_problem(contents, classes)
+    if problem:
+        raise ValueError(f"{name}: {problem}")
     return image.numpy()
+
+
+def _find_problem(contents, classes) -> str | None:
+    """Returns what a file's header says that decoding it passes over in silence."""
+    depth = color = None
+    if contents.startswith(_PNG):
+        depth, color = contents[24:26]
+    if depth == 16:  # Decoded to the high byte: 0 for the classes of a mask.
+        return "16 bits a channel; expected 8. Convert it"
+    if classes and color in _WITH_ALPHA:
+        return "has an alpha channel; save the mask as gray levels"
+    if classes and color == _PALETTE:
+        return "has a palette; save the mask as gray levels"
+    # What TensorFlow decodes of other files are colors or stretched levels.
+    if classes and classes > 2 and (depth, color) != (8, _GRAY):
+        return "no PNG of 8-bit gray levels, one for each class"
+    orientation = _read_orientation(contents)
+    if orientation != 1:  # Viewers turn it, decoding does not.
+        return f"EXIF orientation {orientation}: save the image turned"
+    return None
+
+
+def _read_orientation(contents) -> int:
+    """Returns how a JPEG file's pixels are to be turned: 2 to 8; 1: they are not.
+
+    References:
+      - [Exif 2.32, 4.5 and 4.6](https://www.cipa.jp/std/documents/e/DC-X008-Translation-2019-E.pdf)
+    """
+    start = len(_JPEG)
+    if not contents.startswith(_JPEG):
+        return 1
+    try:
+        while contents[start] == 0xFF and contents[start + 1] != _SCAN:
+            if contents[start + 1] == 0xFF:  # Padding.
+                start += 1
+                continue
+            (size,) = struct.unpack_from(">H", contents, start + 2)
+            segment = contents[start + 4 : start + 2 + size]
+            if contents[start + 1] == _APP1 and segment.startswith(b"Exif\0\0"):
+                return _find_orientation(segment[6:])
+            start += 2 + size
+    except (struct.error, IndexError):  # Of no use to a viewer either.
+        pass
+    return 1
+
+
+def _find_orientation(tiff) -> int:
+    """Returns the orientation in the first directory of Exif's TIFF; 1: none."""
+    order = "<" if tiff.startswith(b"II") else ">"
+    (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+    (count,) = struct.unpack_from(f"{order}H", tiff, start)
+    for entry in range(start + 2, start + 2 + 12 * count, 12):
+        tag, _, _, value = struct.unpack_from(f"{order}HHIH", tiff, entry)
+        if tag == _ORIENTATION:
+            return value if 1 <= value <= 8 else 1
+    return 1
 
 
 def _to_classes(path, mask, classes):
@@ -190,11 +262,6 @@ def _to_classes(path, mask, classes):
             f"{name} has the values {tables.list_names(found)}, expected 0 and 255, or "
             "0 and 1"
         )
-    # What TensorFlow decodes of other files are colors or stretched levels.
-    with path.open("rb") as file:
-        header = file.read(26)
-    if not header.startswith(_PNG) or header[24:] != _GRAY_8:
-        raise ValueError(f"{name}: no PNG of 8-bit gray levels, one for each class")
     if found[-1] >= classes:
         raise ValueError(
             f"{name} has the class {found[-1]}, expected 0 to {classes - 1}"

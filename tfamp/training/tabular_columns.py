@@ -1,5 +1,6 @@
 """Names of a table's columns, and what is wrong with the settings that have them."""
 
+import keyword
 import re
 
 from ml_collections import config_dict
@@ -7,6 +8,11 @@ from ml_collections import config_dict
 DATE_PARTS = ("year", "month", "week", "day", "day_of_week", "day_of_year", "hour")
 _FILL = ("raise", "median")
 CONTINUOUS = "continuous"  # Name of the model's input of all continuous columns.
+# Names of `tabular_model`'s layers, and what no argument of an exported signature can
+# be named.
+_TAKEN = re.compile(
+    r"features|normalization|standardized|log_target|(dense|dropout)\d+|self|_.*"
+)
 
 
 def feature_name(column: str) -> str:
@@ -18,6 +24,22 @@ def categorical_columns(data: config_dict.ConfigDict) -> list[str]:
     """Returns the categorical columns, those of the date included."""
     parts = [f"{data.date_column}_{part}" for part in data.date_parts]
     return [*data.categorical_columns, *parts]
+
+
+def _find_taken(data):
+    """Returns the categorical columns that the model can have no input of."""
+    columns = categorical_columns(data)
+    names = {name: feature_name(name) for name in columns}
+    embeddings = {
+        f"{kind}_{name}"
+        for kind in ("embedding", "embedding_dropout")
+        for name in names.values()
+    }
+    return [
+        column
+        for column, name in names.items()
+        if _TAKEN.fullmatch(name) or keyword.iskeyword(name) or name in embeddings
+    ]
 
 
 def check_pairs(name: str, pairs: object) -> None:
@@ -41,7 +63,10 @@ def check_settings(data: config_dict.ConfigDict) -> None:
     names = [*map(feature_name, features), CONTINUOUS]
     joined = data.join_file, data.join_key, data.join_columns
     known = (*data.categorical_columns, *data.continuous_columns, data.target_column)
+    taken = _find_taken(data)
     rules = {
+        f"categorical columns need other names than {taken}, of the model's layers or "
+        "reserved in its export: rename them in the table": not taken,
         "target_column must be named, and no feature": data.target_column
         and data.target_column not in features,
         "categorical_columns or continuous_columns must name a column": features,

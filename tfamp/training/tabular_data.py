@@ -86,6 +86,11 @@ def load(config: config_dict.ConfigDict, data_dir: str | None) -> Splits:
     data = config.data
     tabular_columns.check_settings(data)
     table, bad = tabular_files.read(config, data_dir, _wanted(data))
+    if not len(table.numbers):
+        raise errors.DataError(
+            f"No row is left of {data.table_file} with its rows of {data.join_file}. "
+            f"{tables.list_bad_rows(bad)}"
+        )
     table, notes = _leave_out(table, data.leave_out)
     parser = _Parser(table, data)
     rows, ranks = parser.parse()
@@ -204,6 +209,10 @@ class _Parser:
         dates = self.pd.to_datetime(
             self.series[name], format=self.data.date_format, errors="coerce"
         )
+        exact = self.pd.to_datetime(
+            self.series[name], format=tabular_files.EXACT_DATE, errors="coerce"
+        )
+        dates = dates.dt.tz_localize(None).fillna(exact)  # All of one zone.
         words = f"is no date of the format {self.data.date_format!r}"
         self._reject(dates.isna().to_numpy(), name, words)
         return dates

@@ -8,6 +8,11 @@ from tfamp import errors
 from tfamp.training import tabular_columns, tabular_data
 
 UNSEEN = 0  # Index of every category that no training row has.
+# What the model can normalize in float32. Keras divides by no less than 1e-7, and at
+# 1e5 standard deviations from 0 neighboring numbers are 0.008 of one apart.
+_SMALLEST_SCALE = 1e-6
+_LARGEST_SCALE = float(np.finfo("float32").max) ** 0.5
+_LARGEST_OFFSET = 1e5
 
 
 class Encoder(NamedTuple):
@@ -67,12 +72,15 @@ def fit(rows: tabular_data.Rows) -> Encoder:
       rows: Training rows, at least one.
 
     Raises:
-      DataError: If a continuous column has no value at all.
+      DataError: If a continuous column has no value at all, or one of a scale that
+        float32 has no room for.
       ImportError: If scikit-learn is missing.
     """
     medians = {name: _median(name, values) for name, values in rows.numbers.items()}
     indicators = [name for name, v in rows.numbers.items() if np.isnan(v).any()]
-    mean, scale = _standardize(_numbers(rows, medians, indicators))
+    numbers = _numbers(rows, medians, indicators)
+    mean, scale = _standardize(numbers)
+    _check_scales([*medians, *map(_missing, indicators)], numbers, mean, scale)
     target_mean, target_scale = _standardize(np.log1p(rows.target)[:, None])
     return Encoder(
         vocabularies={
@@ -127,6 +135,21 @@ def _median(name, values):
             "out of config.data.continuous_columns."
         )
     return float(np.median(known))
+
+
+def _check_scales(names, numbers, means, scales):
+    """Refuses columns that are not normalized, or lose their digits, in float32."""
+    for name, values, mean, scale in zip(names, numbers.T, means, scales, strict=True):
+        fits = _SMALLEST_SCALE <= scale <= _LARGEST_SCALE
+        if (values == values[0]).all() or fits and abs(mean) / scale <= _LARGEST_OFFSET:
+            continue
+        raise errors.DataError(
+            f"Column {name!r} cannot be normalized in float32. Received: mean "
+            f"{mean:.6g}, standard deviation {scale:.6g} of the training rows. "
+            f"Expected: a standard deviation from {_SMALLEST_SCALE:g} to "
+            f"{_LARGEST_SCALE:.2g}, a mean within {_LARGEST_OFFSET:g} of them from 0. "
+            "Rescale the column, or subtract a constant from it."
+        )
 
 
 def _numbers(rows, medians, indicators):

@@ -11,6 +11,9 @@ from tfamp import errors
 from tfamp.training import tables
 
 PARQUET = (".parquet", ".pq")
+# How dates of Parquet files are written that `config.data.date_format` would cut short.
+EXACT_DATE = "%Y-%m-%d %H:%M:%S.%f"
+_EXACT_INTEGERS = 2**53  # Floats from here on may stand for several integers.
 
 
 class RawTable(NamedTuple):
@@ -66,8 +69,8 @@ def read(
       columns: Names of the columns.
 
     Returns:
-      The table, and rows that have too many or too few fields, a key that the second
-      file has twice, or one that it has not.
+      The table, and rows that have too many or too few fields, no key, a key that the
+      second file has twice, or one that it has not.
 
     Raises:
       DataError: If a file, a column or every usable row is missing.
@@ -92,7 +95,7 @@ def read(
         return table, bad
     names = list(dict.fromkeys([*key, *data.join_columns]))
     other, bad_other = _read_files(config, data_dir, data.join_file, names)
-    table, bad_keys = _join(table, other, data.join_key)
+    table, bad_keys = _join(table, other, data)
     return table, bad + bad_other + bad_keys
 
 
@@ -129,7 +132,9 @@ def _read_parquet(config, data_dir, pattern, columns):
                     f"{path}: no column {', '.join(map(repr, missing))}. Found: "
                     f"{tables.list_names(map(repr, names))}."
                 )
-            frame = pq.read_table(path, columns=list(columns)).to_pandas()
+            frame = pq.read_table(path, columns=list(columns)).to_pandas(
+                date_as_object=False
+            )
         except (pa.ArrowException, OSError) as e:
             reason = str(e).splitlines()[0]
             raise errors.DataError(f"{path} cannot be read as Parquet: {reason}") from e
@@ -146,14 +151,25 @@ def _texts(series, name, data):
     """Returns a pandas column as a CSV file would have it."""
     pd = import_pandas()
     dtype = series.dtype
-    if name == data.date_column and not pd.api.types.is_string_dtype(dtype):
-        series = pd.to_datetime(series).dt.strftime(data.date_format)
+    if name == data.date_column and pd.api.types.is_datetime64_any_dtype(dtype):
+        series = _date_texts(series, data.date_format)
     elif pd.api.types.is_float_dtype(dtype):
         known = series.dropna()
         # Integers become floats where one is missing; a category "3" stays "3".
-        if np.isfinite(known).all() and (known == np.floor(known)).all():
+        whole = (known == np.floor(known)) & (known.abs() < _EXACT_INTEGERS)
+        if whole.all():
             series = series.astype("Int64")
     return series.astype("string").fillna("").to_numpy(object)
+
+
+def _date_texts(series, date_format):
+    """Returns dates in their format, or exactly if that leaves something out."""
+    pd = import_pandas()
+    local = series.dt.tz_localize(None)  # The clock's time, as a file would have it.
+    texts = local.dt.strftime(date_format)
+    read = pd.to_datetime(texts, format=date_format, errors="coerce")
+    kept = (read == local) | local.isna()
+    return texts if kept.all() else local.dt.strftime(EXACT_DATE)
 
 
 def _concatenate(parts):
@@ -165,11 +181,16 @@ def _concatenate(parts):
     )
 
 
-def _join(table, other, key):
+def _join(table, other, data):
     """Returns the rows with the other table's columns, and the rows without a match."""
+    key, missing = data.join_key, {"", *data.missing_values}
+    no_key = f"column {key!r}, the key of the join, is empty"
     places: dict[str, int] = {}
     bad = []
     for place, value in enumerate(other.columns[key]):
+        if value in missing:
+            bad.append(other.bad_row(place, no_key))
+            continue
         if value in places:
             bad.append(other.bad_row(place, f"{key} {value!r} is there twice"))
         places.setdefault(value, place)
@@ -177,7 +198,9 @@ def _join(table, other, key):
     file = pathlib.Path(other.files[0]).name
     for place in np.flatnonzero(found < 0):
         value = table.columns[key][place]
-        bad.append(table.bad_row(place, f"no row of {file} has {key} {value!r}"))
+        unmatched = f"no row of {file} has {key} {value!r}"
+        reason = no_key if value in missing else unmatched
+        bad.append(table.bad_row(place, reason))
     kept, found = table.take(found >= 0), found[found >= 0]
     columns = {
         name: values[found] for name, values in other.columns.items() if name != key
