@@ -129,8 +129,8 @@ def test_search_of_nothing_is_refused(wrong):
 
 # ---- Lack of memory, and what is none ----
 
-# Last words as TensorFlow 2.21 had them under `RLIMIT_DATA` on a CPU. Those of a GPU, of
-# which none was at hand, are in its libraries.
+# Last words as TensorFlow 2.21 had them under `RLIMIT_DATA` on a CPU. Those of a GPU,
+# none of which was at hand, are in its libraries.
 LACKS = {
     "SIGKILL": (
         "killed (SIGKILL), as Linux does with a process when memory runs out",
