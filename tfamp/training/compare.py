@@ -94,7 +94,8 @@ def compare(
         for column, seed in configs
     }
     chief = distribution.is_chief(strategy)
-    folder.mkdir(parents=True, exist_ok=True) if chief else None
+    if chief:
+        run_files.make_folder(folder)
     with folder_lock.locked(folder) if chief else contextlib.nullcontext():
         return _compare(config, configs, folders, folder, note, report)
 

@@ -1,5 +1,6 @@
 """A job's folder: its settings, what kind of job it is of, and its deletion."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -71,18 +72,38 @@ def open_folder(
     """
     folder = pathlib.Path(workdir)
     check_kind(folder, kind)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # The folder can be written.
+    with _told_as_run_error(folder):
+        _make(folder)
         if (folder / "config.yaml").exists():
             _check_same(_read_config(folder), plain_config(config), folder)
+    return folder
+
+
+def make_folder(folder: pathlib.Path) -> None:
+    """Makes a job's folder, unless it is there.
+
+    Raises:
+      RunError: If it cannot be written.
+    """
+    with _told_as_run_error(folder):
+        _make(folder)
+
+
+def _make(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass  # The folder can be written.
+
+
+@contextlib.contextmanager
+def _told_as_run_error(folder):
+    try:
+        yield
     except OSError as e:
         raise errors.RunError(
             f"Cannot write the working directory. Received: {str(folder)!r}: "
             f"{e.strerror or e}. Pass --workdir with a folder that can be written."
         ) from e
-    return folder
 
 
 def check_kind(folder: pathlib.Path, kind: str) -> None:
