@@ -2,10 +2,9 @@
 
 Reads its settings as JSON from the last argument and prints its figures as one line of
 JSON. Imports only the framework it measures, so that it runs under PyTorch's own
-interpreter, too.
+interpreter, too; there it trains as the benchmark's `torch_cell` does.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -15,6 +14,7 @@ import time
 
 import numpy as np
 
+TORCH_CELL = pathlib.Path(__file__).parents[1] / "tfamp/benchmark"
 BATCHES = 4  # Different ones; the steps take turns.
 PARITY_STEPS = 4
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM, EPSILON = 5e-5, 0.01, 1.0, 1e-7
@@ -54,15 +54,6 @@ def head_weights(settings):
     """Returns the kernel of the classifier [hidden, CLASSES]."""
     shape = settings["hidden_dim"], CLASSES
     return np.random.default_rng(1).normal(0, 0.02, shape).astype("float32")
-
-
-def peak_resident_mib():
-    """Returns this process' peak resident memory; None where it is not told."""
-    status = pathlib.Path("/proc/self/status")
-    if not status.exists():
-        return None
-    (line,) = [x for x in status.read_text().splitlines() if x.startswith("VmHWM")]
-    return round(int(line.split()[1]) / 1024)
 
 
 # ---- Keras, with and without tfamp ----
@@ -169,12 +160,14 @@ def keras_figures(settings, model):
     import keras
     import tensorflow as tf
 
-    peak = peak_resident_mib()
+    from tfamp.training import memory_limit
+
+    peak = memory_limit.peak_host()
     if settings["device"] == "gpu":
-        peak = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+        peak = memory_limit.peak_device()
     skipped = getattr(model.optimizer, "skipped_steps", None)
     return {
-        "peak_mib": None if peak is None else round(peak),
+        "peak_mib": None if peak is None else round(peak / 2**20),
         "skipped_steps": None if skipped is None else int(skipped.numpy()),
         "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
@@ -183,140 +176,84 @@ def keras_figures(settings, model):
 
 # ---- PyTorch ----
 
-TORCH_DTYPES = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
-
 
 def torch_step(settings):
     """As `keras_step`."""
     import torch
     import transformers
 
+    sys.path.append(str(TORCH_CELL))
+    import torch_training
+
     transformers.utils.logging.disable_progress_bar()
-    gpu = settings["device"] == "gpu"
-    torch.set_num_threads(settings["threads"])
-    torch.manual_seed(0)
-    tf32 = settings["mode"] != "float32"
-    torch.set_float32_matmul_precision("high" if tf32 and gpu else "highest")
-    device = torch.device("cuda" if gpu else "cpu")
-    model = torch_model(settings).to(device).train()
-    optimizer = torch_optimizer(settings, model)
-    scaler = torch.amp.GradScaler(
-        device.type, enabled=settings["mode"] == "mixed_float16"
+    device = torch.device("cuda" if settings["device"] == "gpu" else "cpu")
+    mode = settings["mode"]
+    tf32 = torch_training.configure(device, mode, settings["threads"], seed=0)
+    network = torch_network(settings).to(device).train()
+    trainer = torch_training.Trainer(
+        *(network, mode, torch_optimizer(settings)),
+        loss_scale={},  # PyTorch's own defaults.
+        fused=settings["torch_fused"],
     )
-    autocast = torch_autocast(settings, device)
-    ids, labels = (torch.from_numpy(x).long() for x in batches(settings))
-    ids, labels = ids.to(device), labels.to(device)
-    steps = 0
+    ids, labels = (torch.from_numpy(x).long().to(device) for x in batches(settings))
+    segments, mask = torch.zeros_like(ids[0]), torch.ones_like(ids[0])  # As in Keras.
 
     def step():
-        nonlocal steps
-        turn, steps = steps % BATCHES, steps + 1
-        set_epsilon(optimizer, steps)
-        optimizer.zero_grad(set_to_none=True)
-        with autocast():
-            logits = model(ids[turn])
-        loss = torch.nn.functional.cross_entropy(logits.float(), labels[turn])
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
+        turn = trainer.steps % BATCHES
+        loss, _ = trainer.step((ids[turn], segments, mask), labels[turn])
+        return loss
 
-    return step, functools.partial(torch_figures, settings)
+    return step, functools.partial(torch_figures, trainer, device, tf32)
 
 
-def torch_autocast(settings, device):
-    """Returns what makes the forward pass' context."""
-    import torch
-
-    name = TORCH_DTYPES.get(settings["mode"])
-    if name is None:
-        return contextlib.nullcontext
-    return functools.partial(torch.autocast, device.type, dtype=getattr(torch, name))
-
-
-def torch_model(settings):
+def torch_network(settings):
     """Returns encoder, dropout and head in one module."""
     import torch
+    import torch_networks
     import transformers
 
-    class Classifier(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = transformers.BertModel.from_pretrained(
-                settings["folder"],
-                dtype=torch.float32,
-                hidden_act=settings["activation"],
-                hidden_dropout_prob=settings["dropout"],
-                attention_probs_dropout_prob=settings["dropout"],
-                attn_implementation=settings["torch_attention"],
-            )
-            self.dropout = torch.nn.Dropout(settings["dropout"])
-            self.head = torch.nn.Linear(settings["hidden_dim"], CLASSES)
-            with torch.no_grad():
-                self.head.weight.copy_(torch.from_numpy(head_weights(settings).T))
-                self.head.bias.zero_()
-
-        def forward(self, ids):
-            # A mask of ones and segments of 0, as Keras is given.
-            outputs = self.encoder(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                token_type_ids=torch.zeros_like(ids),
-            )
-            return self.head(self.dropout(outputs.pooler_output))
-
-    return Classifier()
-
-
-def torch_optimizer(settings, model):
-    """AdamW without decay on biases and normalization."""
-    import torch
-
-    if settings["optimizer"] == "sgd":
-        return torch.optim.SGD(model.parameters(), LEARNING_RATE)
-    kept = [p for n, p in model.named_parameters() if _is_kept(n)]
-    others = [p for n, p in model.named_parameters() if not _is_kept(n)]
-    groups = [{"params": others}, {"params": kept, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        groups,
-        LEARNING_RATE,
-        weight_decay=WEIGHT_DECAY,
-        eps=EPSILON,
-        fused=settings["torch_fused"] or None,
+    dropout = settings["dropout"]
+    encoder = transformers.BertModel.from_pretrained(
+        settings["folder"],
+        dtype=torch.float32,
+        hidden_act=settings["activation"],
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        attn_implementation=settings["torch_attention"],
     )
+    network = torch_networks.TextClassifier(encoder, "cls", dropout, CLASSES)
+    with torch.no_grad():
+        network.logits.weight.copy_(torch.from_numpy(head_weights(settings).T))
+        network.logits.bias.zero_()
+    return network
 
 
-def set_epsilon(optimizer, step):
-    """Sets Adam's epsilon to mean what Keras' means, which is added before the bias
-    of the second moment is corrected.
-    """
-    for group in optimizer.param_groups:
-        if "betas" in group:
-            group["eps"] = EPSILON / (1 - group["betas"][1] ** step) ** 0.5
-
-
-def _is_kept(name):
-    return name.endswith("bias") or "LayerNorm" in name
-
-
-def torch_figures(settings):
-    """As `keras_figures`."""
-    import torch
-    import transformers
-
-    peak = peak_resident_mib()
-    if settings["device"] == "gpu":
-        peak = round(torch.cuda.max_memory_allocated() / 2**20)
+def torch_optimizer(settings):
+    """Returns the optimizer's numbers, as `keras_optimizer` has them."""
+    adamw = settings["optimizer"] == "adamw"
+    steps = PARITY_STEPS + settings["warmup"] + settings["steps"]
     return {
-        "peak_mib": peak,
-        "skipped_steps": None,
-        "tensor_float_32": torch.get_float32_matmul_precision() != "highest",
-        "versions": {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "name": settings["optimizer"],
+        "learning_rates": [LEARNING_RATE] * steps,
+        "epsilon": EPSILON,
+        "weight_decay": WEIGHT_DECAY if adamw else 0.0,
+        "momentum": 0.0,
+        "nesterov": False,
+        "clip_global_norm": CLIP_NORM,
+    }
+
+
+def torch_figures(trainer, device, tf32):
+    """As `keras_figures`."""
+    import torch_cell
+
+    found = torch_cell.facts(device)
+    peak = found["device_bytes"] or found["host_bytes"]
+    return {
+        "peak_mib": None if peak is None else round(peak / 2**20),
+        "skipped_steps": trainer.skipped if trainer.scaler.is_enabled() else None,
+        "tensor_float_32": tf32,
+        "versions": found["versions"],
     }
 
 

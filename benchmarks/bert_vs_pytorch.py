@@ -32,6 +32,8 @@ import environment
 import numpy as np
 from absl import app, flags
 
+from tfamp.benchmark import exchange
+
 FLAGS = flags.FLAGS
 CELLS_FILE = pathlib.Path(bert_cells.__file__)
 ENCODER = {
@@ -172,7 +174,9 @@ def encoder_weights():
 
 def measure(cells):
     """Returns the report: environment and a row for each cell."""
-    missing = "" if not any(c["framework"] == "torch" for c in cells) else no_torch()
+    missing = ""
+    if any(cell["framework"] == "torch" for cell in cells):
+        _, missing = exchange.torch_versions(FLAGS.torch_python)
     rows = [
         {"cell": cell, "seconds": [], "losses": None, "failed": ""} for cell in cells
     ]
@@ -199,16 +203,6 @@ def measure(cells):
         "environment": described,
         "rows": [figures(row, rows) for row in rows],
     }
-
-
-def no_torch():
-    """Returns why PyTorch's cells cannot run; "" if they can."""
-    command = [FLAGS.torch_python, "-c", "import torch, transformers"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        return f"{FLAGS.torch_python}: {error}"
-    return last_line(done.stderr) if done.returncode else ""
 
 
 def run_into(row, changes, what):

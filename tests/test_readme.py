@@ -13,6 +13,8 @@ import sys
 import helpers
 import pytest
 
+from tfamp.benchmark import markdown
+
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)
@@ -95,8 +97,8 @@ def arguments_of(command, request):
     return script, given
 
 
-# Processes of their own, or a real encoder; tests/training has the like, smaller.
-SLOW = ("_benchmark", "--find_batch_size", "PRESET")
+# Processes of their own, or a real encoder; tests has the like, smaller.
+SLOW = ("_benchmark", "scripts/benchmark.py", "--find_batch_size", "PRESET")
 
 
 def marked(command):
@@ -110,10 +112,11 @@ def test_script_commands_run(command, tmp_path, request):
     for name in ("scripts", "configs"):
         os.symlink(ROOT / name, tmp_path / name)
     script, given = arguments_of(command, request)
-    trains = pathlib.Path(script).name.startswith("train_")
+    name = pathlib.Path(script).name
+    trains = name.startswith("train_")
     if trains and not any(argument.startswith("--data_dir") for argument in given):
         given = [*given, f"--data_dir={tmp_path / 'tfds'}"]
-    arguments = [*given, "--tiny"] if trains else given
+    arguments = [*given, "--tiny"] if trains or name == "benchmark.py" else given
     (done,) = helpers.run_scripts([(script, arguments, tmp_path)])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "float16" in done.stdout  # "bfloat16" where that is this host's.
@@ -131,6 +134,37 @@ def test_bert_tables_are_those_under_results(folder):
     report = (ROOT / f"results/{folder}/report.md").read_text()
     table = re.search(r"^\|.*?(?=\n\n)", report, flags=re.M | re.S)
     assert table is not None and table.group() in TEXT
+
+
+def test_tables_of_the_benchmark_are_those_under_results():
+    folder = ROOT / "results/benchmark_quick"
+    report = (folder / "report.md").read_text()
+    stored = json.loads((folder / "benchmark.json").read_text())
+    for task in stored["tasks"]:
+        part = report.partition(f"\n## {task}\n")[2]
+        table = re.search(r"^\|.*?(?=\n\n)", part, flags=re.M | re.S)
+        assert table is not None and table.group() in TEXT
+    for row in stored["rows"]:  # Of `report.md`, too.
+        ratio = "{:.2f}x ({:.2f} to {:.2f})".format(*row["speed_up"].values())
+        column = row["mode"]
+        if row["framework"] != "tfamp":
+            column = f"{row['framework']} {column}"
+        xla = "on" if row["xla"] else "off"
+        line = rf"^\| {column} +\| {row['batch_size']} +\| {xla} +\| {re.escape(ratio)}"
+        assert (
+            row["failed"]
+            or row["speed_up"]["median"] < 0.1
+            or (re.search(line, TEXT, flags=re.M))
+        )
+    (times,) = re.findall(r"^\| mode +\| reached.*?(?=\n\n)", report, re.M | re.S)
+    assert times in TEXT and stored["advice"]["headline"] in TEXT
+    assert stored["date"] in TEXT and stored["machine"]["device"] in TEXT
+    for picture in re.findall(r"\((results/benchmark_quick/\S+)\)", TEXT):
+        assert (ROOT / picture).exists()
+
+
+def test_published_figures_are_those_of_the_report():
+    assert "\n".join(markdown.published_table()) in TEXT
 
 
 def test_costs_are_those_under_results():

@@ -116,11 +116,11 @@ def _compiled_elementwise(name, dtype):
     function, slope = _FUNCTIONS[name]
     spec = tf.TensorSpec([None], dtype)
 
-    @_compiled(spec)
+    @_compiled(name, spec)
     def forward(x):
         return tf.cast(function(tf.cast(x, tf.float32)), dtype)
 
-    @_compiled(spec, spec)
+    @_compiled(f"{name}_gradient", spec, spec)
     def backward(x, upstream):
         of_x = slope(tf.cast(x, tf.float32)) * tf.cast(upstream, tf.float32)
         return tf.cast(of_x, dtype)
@@ -128,11 +128,17 @@ def _compiled_elementwise(name, dtype):
     return forward, backward
 
 
-def _compiled(*signature):
+def _compiled(name, *signature):
     """One trace for all shapes; XLA compiles each size of tensor once."""
-    return functools.partial(
+    compiled = functools.partial(
         tf.function, input_signature=signature, autograph=False, jit_compile=True
     )
+
+    def decorate(function):
+        function.__name__ = name  # What a profile shows.
+        return compiled(function)
+
+    return decorate
 
 
 def _here(tensor):
@@ -225,7 +231,7 @@ def _compiled_normalization(dtype):
     rows, column = tf.TensorSpec([None, None], dtype), tf.TensorSpec([None, 1])
     feature, scalar = tf.TensorSpec([None]), tf.TensorSpec([])
 
-    @_compiled(rows, feature, feature, scalar)
+    @_compiled("layer_normalization", rows, feature, feature, scalar)
     def forward(x, gamma, beta, epsilon):
         wide = tf.cast(x, tf.float32)
         mean = tf.reduce_mean(wide, -1, keepdims=True)
@@ -236,7 +242,9 @@ def _compiled_normalization(dtype):
         inverse = tf.where(spread > 0, tf.math.rsqrt(spread), 0.0)
         return tf.cast(centered * inverse * gamma + beta, dtype), mean, inverse
 
-    @_compiled(rows, feature, column, column, rows)
+    signature = rows, feature, column, column, rows
+
+    @_compiled("layer_normalization_gradient", *signature)
     def backward(x, gamma, mean, inverse, upstream):
         normalized = (tf.cast(x, tf.float32) - mean) * inverse
         upstream = tf.cast(upstream, tf.float32)
@@ -295,7 +303,7 @@ def _compiled_dropout(threshold, dtype, rank):
     drawn = tf.TensorSpec([None] * rank, tf.uint16)
     scale = 2**_DRAWN_BITS / (2**_DRAWN_BITS - threshold)  # 1 / what is kept
 
-    @_compiled(tf.TensorSpec([None] * rank, dtype), drawn)
+    @_compiled("dropout", tf.TensorSpec([None] * rank, dtype), drawn)
     def kernel(x, bits):
         kept = bits >= tf.constant(threshold, tf.uint16)
         return tf.where(kept, tf.cast(tf.cast(x, tf.float32) * scale, dtype), 0)
@@ -312,7 +320,9 @@ def _random_bits(count, seed):
 
 @functools.cache
 def _compiled_draw():
-    @_compiled(tf.TensorSpec([None], tf.bool), tf.TensorSpec([2], tf.int32))
+    signature = tf.TensorSpec([None], tf.bool), tf.TensorSpec([2], tf.int32)
+
+    @_compiled("random_bits", *signature)
     def draw(like, seed):
         # XLA wants to know the size when it compiles: it takes it from a tensor's
         # shape. ThreeFry takes half of Philox' time here.

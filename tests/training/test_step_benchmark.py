@@ -17,6 +17,7 @@ from tfamp.training import (
     benchmark_inputs,
     benchmark_process,
     bert_config,
+    child_process,
     cnn_config,
     run_files,
     step_benchmark,
@@ -305,7 +306,7 @@ def test_process_that_hangs_is_ended(tmp_path, monkeypatch):
 # A parent that starts a child, which is to end with it and then waits.
 PARENT = """
 import os, subprocess, sys
-child = "parent, code = int(sys.argv[1]), sys.argv[2]; exec(code); _end_with(parent)"
+child = "parent, code = int(sys.argv[1]), sys.argv[2]; exec(code); end_with(parent)"
 child = "import contextlib, ctypes, os, signal, sys; " + child
 child += "; print('ready', flush=True); import time; time.sleep(60)"
 subprocess.run([sys.executable, "-S", "-c", child, sys.argv[1] or str(os.getpid()),
@@ -314,7 +315,7 @@ subprocess.run([sys.executable, "-S", "-c", child, sys.argv[1] or str(os.getpid(
 
 
 def start_parent(told):
-    source = inspect.getsource(benchmark_cell._end_with)
+    source = inspect.getsource(child_process.end_with)
     return subprocess.Popen(
         [sys.executable, "-S", "-c", PARENT, told, source],
         stdout=subprocess.PIPE,
@@ -485,5 +486,5 @@ def test_request_brings_the_configuration_over_and_errors_back(tmp_path):
         config, cell, 1, 1, tmp_path / "figures.json", {}
     )
     with pytest.raises(SystemExit, match="ValueError: .*'imagenet'"):
-        benchmark_cell.serve(request)
+        child_process.serve(request, benchmark_cell.serve)
     assert not (tmp_path / "figures.json").exists()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import keras
 import numpy as np
@@ -183,9 +184,72 @@ def test_interrupted_run_goes_on_with_the_same_losses(
     with pytest.raises(KeyboardInterrupt):
         train_and_evaluate(config, tmp_path / "killed")
     monkeypatch.setattr(callbacks.AtomicBackup, "on_epoch_end", original)
+    before = epochs_of(tmp_path / "killed")[: killed_after - 1]
     resumed = train_and_evaluate(config, tmp_path / "killed")
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     assert resumed._replace(steps_per_second=0) == whole._replace(steps_per_second=0)
+    after, expected = (epochs_of(tmp_path / name) for name in ("killed", "whole"))
+    assert list(map(without_times, after)) == list(map(without_times, expected))
+    assert after[: killed_after - 1] == before
+    clock = [row["seconds"] for row in after]
+    assert clock == sorted(set(clock))
+    traced = [row["epoch"] for row in after if "first_step_seconds" in row]
+    assert traced == sorted({1, killed_after})
+
+
+TIMES = ("seconds", "first_step_seconds", "steps_per_second")
+
+
+def epochs_of(folder):
+    return run_records.read_metrics(folder, "epoch")
+
+
+def without_times(row):
+    """Values alone: Keras' numbers in paths go on from one model to the next."""
+    return [value for name, value in row.items() if name not in TIMES]
+
+
+def test_clock_of_a_run_counts_training_and_validation_alone(
+    config, tmp_path, monkeypatch
+):
+    now = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(callbacks, "time", clock)
+
+    def take(name, seconds, callback, original=None):
+        def slow(self, *args, **kwargs):
+            now[0] += seconds
+            return original(self, *args, **kwargs) if original else None
+
+        monkeypatch.setattr(callback, name, slow, raising=False)
+
+    take("on_train_batch_begin", 1, callbacks.EpochSeeds)
+    take("on_test_begin", 5, callbacks.ReplicaStatistics)
+    for callback in (callbacks.BestCheckpoint, callbacks.AtomicBackup):
+        take("on_epoch_end", 1000, callback, callback.on_epoch_end)
+    config.epochs = 2
+    train_and_evaluate(config, tmp_path)
+    first, second = epochs_of(tmp_path)
+    assert (first["seconds"], first["first_step_seconds"]) == (15.0, 1.0)
+    assert second["seconds"] == 30.0 and "first_step_seconds" not in second
+    assert second["steps_per_second"] == 1.0
+
+
+def test_run_of_an_earlier_version_goes_on_without_the_clock(config, tmp_path):
+    folder = tmp_path / "old"
+    recorder = callbacks.Recorder(folder / "metrics.jsonl", 10, 100)
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"kind": "epoch", "epoch": 1}\n')
+    model = create_points(config, None, None).build_model()
+    model.compile("adam", "mse")
+    recorder.set_model(model)
+    recorder.on_train_begin()
+    recorder.on_epoch_begin(1)
+    recorder.on_train_batch_end(0, {"loss": 1.0})
+    recorder.on_epoch_end(1, {"loss": 1.0})
+    row = epochs_of(folder)[-1]
+    assert row["epoch"] == 2 and row["seconds"] is None
+    assert row["first_step_seconds"] >= 0
 
 
 def test_torn_and_half_moved_backups_do_no_harm(config, tmp_path):

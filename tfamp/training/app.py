@@ -54,10 +54,7 @@ def define_flags(default_config: str) -> None:
     Args:
       default_config: Path of the default configuration; must work offline.
     """
-    with _one_line_errors(sys.argv):  # Overrides are applied while it is defined.
-        config_flags.DEFINE_config_file(
-            "config", default_config, "Configuration file.", lock_config=True
-        )
+    define_config(default_config)
     flags.DEFINE_string(
         "workdir", None, "Folder of the run; default: runs/NAME-HASH of the settings."
     )
@@ -75,8 +72,30 @@ def define_flags(default_config: str) -> None:
     flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
     benchmark_flags.define()
     batch_size_flags.define()
-    for module in (sys.modules[__name__], benchmark_flags, batch_size_flags):
-        flags.adopt_module_key_flags(module)  # For the script's --help.
+    show_in_help(__name__, benchmark_flags.__name__, batch_size_flags.__name__)
+
+
+def show_in_help(*modules: str) -> None:
+    """Has the script's --help list the flags of modules; else --helpfull alone does.
+
+    Args:
+      *modules: Names of modules that define flags.
+    """
+    for module in modules:
+        for flag in flags.FLAGS.get_flags_for_module(module):
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+
+
+def define_config(default: str) -> None:
+    """Defines `--config`.
+
+    Args:
+      default: Path of the default configuration.
+    """
+    with _one_line_errors(sys.argv):  # Overrides are applied while it is defined.
+        config_flags.DEFINE_config_file(
+            "config", default, "Configuration file.", lock_config=True
+        )
 
 
 def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
@@ -116,7 +135,7 @@ def _guarded(main, argv):
             raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
         main(argv)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
+        say("interrupted; the same command goes on from here")
         sys.exit(130)
     except _USER_ERRORS as e:
         if logging.get_verbosity() >= logging.DEBUG:
@@ -134,7 +153,7 @@ def _exit(error):
         error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
     text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
     line = " ".join(text.split()) or type(error).__name__
-    _say(f"error: {line} (--verbosity=1 shows the traceback)")
+    say(f"error: {line} (--verbosity=1 shows the traceback)")
     sys.exit(1)
 
 
@@ -165,7 +184,7 @@ def run_flags() -> None:
         plan = functools.partial(owner.plan, settings=asked)
         ready = functools.partial(check, job=values.job, seeds=values.seeds)
         _delete_run(config, workdir, strategy, plan if asked else ready)
-    _say(f"working directory: {workdir}")
+    say(f"working directory: {workdir}")
     if search:
         text = _find_batch_size(config, workdir, search)
     else:
@@ -177,12 +196,23 @@ def run_flags() -> None:
 def _delete_run(config, workdir, strategy, check_first):
     if distribution.is_chief(strategy) and workdir.exists():
         check_first(config)
-        with folder_lock.locked(workdir):
-            run_files.delete_run(workdir)
+        delete_folder(workdir)
     distribution.wait(strategy)
 
 
-def _say(line):
+def delete_folder(workdir: pathlib.Path) -> None:
+    """Deletes a job's folder, if it is there and no other process works in it.
+
+    Raises:
+      RunError: As `run_files.delete_run`.
+    """
+    if workdir.exists():
+        with folder_lock.locked(workdir):
+            run_files.delete_run(workdir)
+
+
+def say(line: str) -> None:
+    """Tells a user of progress, on standard error."""
     sys.stderr.write(f"{line}\n")
 
 
@@ -238,7 +268,7 @@ def run_job(
         return _benchmark(config, workdir, asked)
     if job == "train":
         return _train(config, workdir)
-    comparison = compare.compare(config, workdir, seeds, report=_say)
+    comparison = compare.compare(config, workdir, seeds, report=say)
     exported, *written = (
         pathlib.Path(workdir, name)
         for name in (comparison.export["path"], "report.md", "comparison.png")
@@ -263,7 +293,7 @@ def _check_job(job, seeds):
 
 def _benchmark(config, workdir, asked):
     """Times the cells; returns the report."""
-    timed = step_benchmark.run(config, workdir, asked, report=_say)
+    timed = step_benchmark.run(config, workdir, asked, report=say)
     if all(row.failed for row in timed.rows):
         raise errors.RunError(
             f"Every cell of the benchmark failed, see {workdir}/report.md. Received "
@@ -274,7 +304,7 @@ def _benchmark(config, workdir, asked):
 
 def _find_batch_size(config, workdir, asked):
     """Searches for the largest batch sizes; returns the report."""
-    found = batch_size_finder.run(config, workdir, asked, report=_say)
+    found = batch_size_finder.run(config, workdir, asked, report=say)
     return f"{found.to_text()}\nfiles: {workdir}"
 
 

@@ -1,6 +1,7 @@
 """The configuration that every task starts from; files in `configs/` are deltas."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -216,13 +217,7 @@ _RULES = {
 
 def validate(config: config_dict.ConfigDict) -> None:
     """Raises ValueError, naming all fields at once, if a value makes no sense."""
-    wrong = []
-    for field, (words, holds) in _RULES.items():
-        part: Any = config
-        for name in field.split("."):
-            part = part.get(name) if part is not None else None
-        if part is not None and not holds(part):
-            wrong.append(f"config.{field} must be {words}. Received: {part!r}.")
+    wrong = broken_rules(config, _RULES)
     if unknown := set(config.float32) - set(get_config().float32):
         wrong.append(
             f"config.float32 has {', '.join(sorted(unknown))}. Expected "
@@ -240,6 +235,28 @@ def validate(config: config_dict.ConfigDict) -> None:
         wrong += _schedule_errors(config)
     if wrong:
         raise ValueError(" ".join(wrong))
+
+
+def broken_rules(
+    config: config_dict.ConfigDict,
+    rules: Mapping[str, tuple[str, Callable[[Any], bool]]],
+    prefix: str = "config",
+) -> list[str]:
+    """Returns what is wrong with a configuration, a sentence or two for each field.
+
+    Args:
+      config: The configuration; fields that are missing or None are not looked at.
+      rules: Field, with dots -> what it must satisfy, in words and as a predicate.
+      prefix: What a user calls the configuration.
+    """
+    wrong = []
+    for field, (words, holds) in rules.items():
+        part: Any = config
+        for name in field.split("."):
+            part = part.get(name) if part is not None else None
+        if part is not None and not holds(part):
+            wrong.append(f"{prefix}.{field} must be {words}. Received: {part!r}.")
+    return wrong
 
 
 def _encoder_errors(model):

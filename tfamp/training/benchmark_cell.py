@@ -2,22 +2,12 @@
 
     python -c "import tfamp.training.benchmark_cell as c; c.main()" < request.json
 
-A request is {"config", "cell", "steps", "warmup", "output", "identity", "parent",
-"memory"}: a plain configuration, the fields of a `Cell`, how many steps are timed and
-how many come before them, the file that the figures are written to, what is written
-beside them, the process that asks, and the arguments of `memory_limit.hold` or null. An
-error is one line, the last of standard error.
+A request of `child_process` with {"config", "cell", "steps", "warmup"}: a plain
+configuration, the fields of a `Cell`, how many steps are timed and how many come before
+them.
 """
 
-import contextlib
-import ctypes
-import json
-import os
 import pathlib
-import signal
-import sys
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -28,11 +18,12 @@ from tfamp.training import (
     base_config,
     benchmark_inputs,
     callbacks,
+    child_process,
     compare,
     memory_limit,
     precision_config,
     run_files,
-    trainer,
+    timed_steps,
 )
 
 JOBS = ("train", "inference")
@@ -74,11 +65,8 @@ class Cell(NamedTuple):
 def measure(config, cell: Cell, steps: int, warmup: int) -> dict[str, Any]:
     """Times steps of a configuration's model on synthetic batches in this process.
 
-    Training calls the function that `fit` calls, with the configuration's optimizer,
-    loss and loss scaling; inference the one of `predict`. After each step its loss, or
-    its output, is read: without that a GPU would still be at work when the clock stops.
-    With `config.optimizer.accumulation_steps` a step is a whole window of so many
-    batches: only then does each hold an update of the weights.
+    Training steps are those of `timed_steps`, with the configuration's optimizer, loss
+    and loss scaling; inference is the function of `predict`, its output read back.
 
     Args:
       config: The configuration; its mode, sizes and `jit_compile` are the cell's.
@@ -138,28 +126,17 @@ def _config_of(config, cell):
 
 def _trained(model, config, synthetic, steps, warmup):
     """Figures of training steps."""
-    metrics = synthetic.metrics()
-    window = config.optimizer.accumulation_steps
-    total = window * (warmup + steps)
-    trainer.compile_model(model, config, total, synthetic.loss, metrics)
-    model.make_train_function()
-    batches = iter(synthetic.batches)
-
-    def step():
-        for _ in range(window):
-            logs = model.train_function(batches)
-        return float(logs["loss"])
-
-    first, _ = _timed(step, warmup)
+    step = timed_steps.training_step(model, config, synthetic, warmup + steps)
+    first, _ = timed_steps.timed(step, warmup)
     model.reset_metrics()  # The loss is a running mean: from here on.
-    before = _scaling(model.optimizer)[0]
-    seconds, loss = _timed(step, steps)
-    skipped, scale = _scaling(model.optimizer)
+    before = timed_steps.scaling(model.optimizer)[0]
+    seconds, logs = timed_steps.timed(step, steps)
+    skipped, scale = timed_steps.scaling(model.optimizer)
     return {
         "seconds": seconds,
-        "batches_per_step": window,
+        "batches_per_step": config.optimizer.accumulation_steps,
         "first_step_seconds": first[0],
-        "loss": callbacks.json_number(loss),
+        "loss": callbacks.json_number(logs["loss"]),
         "skipped_steps": None if skipped is None else skipped - before,
         "loss_scale": scale,
     }
@@ -175,9 +152,9 @@ def _inferred(model, config, synthetic, steps, warmup):
     def step():
         return model.predict_function([next(batches)]).numpy()
 
-    first, _ = _timed(step, warmup)
-    one, outputs = _timed(step, 1)
-    rest, _ = _timed(step, steps - 1)
+    first, _ = timed_steps.timed(step, warmup)
+    one, outputs = timed_steps.timed(step, 1)
+    rest, _ = timed_steps.timed(step, steps - 1)
     return {
         "seconds": one + rest,
         "batches_per_step": 1,
@@ -186,24 +163,6 @@ def _inferred(model, config, synthetic, steps, warmup):
         "skipped_steps": None,
         "loss_scale": None,
     }
-
-
-def _timed(step: Callable, count: int):
-    """Returns the seconds of so many steps, and what the last one returned."""
-    seconds, result = [], None
-    for _ in range(count):
-        start = time.perf_counter()
-        result = step()
-        seconds.append(time.perf_counter() - start)
-    return seconds, result
-
-
-def _scaling(optimizer):
-    """Returns (skipped steps, loss scale); None without loss scaling."""
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return None, None
-    skipped = int(callbacks.read_number(optimizer.skipped_steps))
-    return skipped, callbacks.read_number(optimizer.loss_scale)
 
 
 def to_request(
@@ -216,72 +175,25 @@ def to_request(
     memory: dict[str, int | None] | None = None,
 ) -> str:
     """Returns this process' request as text."""
-    return json.dumps(
-        {
-            "config": run_files.plain_config(config),
-            "cell": cell._asdict(),
-            "steps": steps,
-            "warmup": warmup,
-            "output": str(output),
-            "identity": identity,
-            "parent": os.getpid(),
-            "memory": memory,
-        }
-    )
+    asked = {
+        "config": run_files.plain_config(config),
+        "cell": cell._asdict(),
+        "steps": steps,
+        "warmup": warmup,
+    }
+    return child_process.to_request(asked, output, identity, memory)
 
 
-def serve(text: str) -> None:
-    """Measures what a request asks for and writes the figures; exits with an error."""
-    request = json.loads(text)
-    try:
-        config = config_dict.ConfigDict(_with_tuples(request["config"]))
-        cell = Cell(**request["cell"])
-        figures = measure(config, cell, request["steps"], request["warmup"])
-    except Exception as error:  # Whatever it is becomes the cell's reason.
-        line = " ".join(str(error).split())
-        sys.exit(f"{type(error).__name__}: {line}")
-    text = json.dumps({**figures, "identity": request["identity"]})
-    run_files.write_text(pathlib.Path(request["output"]), text)
-
-
-def _with_tuples(value):
-    """Lists as tuples: JSON has no tuples, and configurations have no lists."""
-    if isinstance(value, dict):
-        return {name: _with_tuples(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return tuple(map(_with_tuples, value))
-    return value
-
-
-def _end_with(parent):
-    """Makes Linux end this process when the one that asked ends.
-
-    It would go on beside the next cell, hold its memory, and falsify its times.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>.
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the process that asked has ended")
+def serve(request: dict[str, Any]) -> dict[str, Any]:
+    """Measures what a request asks for."""
+    config = config_dict.ConfigDict(child_process.with_tuples(request["config"]))
+    cell = Cell(**request["cell"])
+    return measure(config, cell, request["steps"], request["warmup"])
 
 
 def main() -> None:
     """Serves the request on standard input."""
-    text = sys.stdin.read()
-    request = json.loads(text)
-    _end_with(request["parent"])
-    with contextlib.suppress(OSError):
-        # Where memory runs out Linux is to end this process, not the one that waits.
-        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
-    if request["memory"]:
-        memory_limit.hold(**request["memory"])
-    try:
-        serve(text)
-    except SystemExit as error:
-        os.write(2, f"\n{error}\n".encode())
-        # At once: TensorFlow 2.21's XLA, out of memory, crashes where it is taken down
-        # ("double free or corruption"), and the reason would be lost.
-        os._exit(1)
+    child_process.main(serve)
 
 
 if __name__ == "__main__":

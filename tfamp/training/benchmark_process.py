@@ -13,7 +13,7 @@ from typing import Any
 
 import tfamp
 from tfamp.diagnostics import machine
-from tfamp.training import benchmark_cell
+from tfamp.training import benchmark_cell, fork_server
 
 # Not -m: the package imports the module itself, and Python warns of a second one.
 _COMMAND = (
@@ -70,38 +70,48 @@ def read(file: pathlib.Path, expected: dict[str, Any]) -> dict[str, Any] | None:
     return figures if same else None
 
 
-def run(request: str, file: pathlib.Path, command: Sequence[str] | None = None) -> str:
+def run(
+    request: str,
+    file: pathlib.Path,
+    command: Sequence[str] | fork_server.ForkServer | None = None,
+) -> str:
     """Runs a cell's process.
 
     Args:
-      request: From `benchmark_cell.to_request`.
+      request: From `child_process.to_request`.
       file: The file that it names; what another machine or version left is deleted.
-      command: The program that reads the request; default: `benchmark_cell`.
+      command: The program that reads the request, or the server that forks it off;
+        default: `benchmark_cell`.
 
     Returns:
       Why it failed, in a line; "" if it did not.
     """
     file.unlink(missing_ok=True)
     try:
-        done = subprocess.run(  # Ctrl-C ends the process, too.
-            command or _COMMAND,
-            input=request,
-            env={**os.environ, "PYTHONPATH": _python_path()},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=TIME_LIMIT,
-        )
+        if isinstance(command, fork_server.ForkServer):
+            done = command.launch(request, TIME_LIMIT)
+        else:
+            done = subprocess.run(  # Ctrl-C ends the process, too.
+                command or _COMMAND,
+                input=request,
+                env=environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=TIME_LIMIT,
+            )
     except subprocess.TimeoutExpired:
         return f"ended after {TIME_LIMIT} s without figures"
     return "" if done.returncode == 0 and file.exists() else _reason(done)
 
 
-def _python_path():
+def environment() -> dict[str, str]:
+    """Returns the variables of a cell's process: it imports this tfamp."""
     root = str(pathlib.Path(tfamp.__file__).parents[1])
-    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _reason(done):

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import model_structure
+from tfamp.training import run_records
 
 
 class EpochSeeds(keras.callbacks.Callback):
@@ -93,8 +94,15 @@ class Recorder(keras.callbacks.Callback):
 
     Lines: {"kind": "step", "step", "loss" (mean since the line before),
     "loss_scale", "growth_interval", "skipped_steps"} and {"kind": "epoch", "epoch",
-    "loss", the metrics, "steps_per_second"}. Steps and epochs count from 1. Numbers
-    that are not finite are written as null.
+    "loss", the metrics, "steps_per_second", "seconds"}. Steps and epochs count from 1.
+    Numbers that are not finite are written as null.
+
+    "seconds" is the time in training and validation up to the end of the epoch, since
+    the start of the run: tracing and compilation are in it, the writing of checkpoints,
+    backups and TensorBoard events is not. A resumed run goes on from the epoch it
+    resumes after; null if that one has no time, as of earlier versions. The first epoch
+    of a process has "first_step_seconds", too: the part of it up to the end of the
+    first step, which traces and compiles. A resumed run has one in each process.
     """
 
     def __init__(self, path: pathlib.Path, steps_per_epoch: int, every: int):
@@ -103,11 +111,18 @@ class Recorder(keras.callbacks.Callback):
         self.steps_per_epoch = steps_per_epoch
         self.every = every
 
+    def on_train_begin(self, logs=None):
+        """Reads how long the epochs before a resumption took."""
+        rows = run_records.read_metrics(self.path.parent, "epoch")
+        self._seconds = rows[-1].get("seconds") if rows else 0.0
+        self._traced = False
+
     def on_epoch_begin(self, epoch, logs=None):
         """Starts the clock and the running mean anew."""
         self._epoch = epoch
         self._sum, self._count = 0.0, 0
         self._times = []  # When the first and the last step had ended.
+        self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss and the loss scale now and then, and when the epoch ends."""
@@ -123,10 +138,21 @@ class Recorder(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's line."""
+        clock = self._clock()
         logs = {} if logs is None else logs
         logs.update(self._scaling())
         speed = self._steps_per_second()
-        self._write("epoch", epoch=epoch + 1, **logs, steps_per_second=speed)
+        self._write("epoch", epoch=epoch + 1, **logs, steps_per_second=speed, **clock)
+
+    def _clock(self):
+        """Times up to now. The last step's loss has been read: the device is idle."""
+        if self._seconds is not None:
+            self._seconds += time.perf_counter() - self._start
+        clock = {"seconds": self._seconds}
+        if not self._traced:
+            clock["first_step_seconds"] = self._times[0] - self._start
+        self._traced = True
+        return clock
 
     def _steps_per_second(self):
         """Over the epoch, its first step and the validation left out."""

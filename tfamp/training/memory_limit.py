@@ -96,7 +96,25 @@ def peak_host() -> int | None:
 
     `getrusage` would not do: Linux starts it from what the parent process had.
     """
-    found = re.search(r"VmHWM:\s*(\d+) kB", _read(pathlib.Path("/proc/self/status")))
+    return _own("VmHWM")
+
+
+def anonymous_host() -> int | None:
+    """Returns this process' resident memory that is no file's, in bytes, or None."""
+    return _own("RssAnon")
+
+
+def peak_anonymous_host() -> int | None:
+    """Returns about the peak of `anonymous_host`: programs and libraries left out.
+
+    Linux knows the peak of all resident memory alone; the files' part is that of now.
+    """
+    peak, files = _own("VmHWM"), _own("RssFile")
+    return None if None in (peak, files) else peak - files
+
+
+def _own(name):
+    found = re.search(rf"{name}:\s*(\d+) kB", _read(pathlib.Path("/proc/self/status")))
     return int(found.group(1)) * 1024 if found else None
 
 

@@ -11,7 +11,16 @@ except ImportError as e:
     raise ImportError('Install matplotlib: pip install "tfamp[plot]".') from e
 
 # Okabe and Ito's palette: told apart with any color vision.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+OKABE_ITO = {
+    "blue": "#0072B2",
+    "vermilion": "#D55E00",
+    "green": "#009E73",
+    "purple": "#CC79A7",
+    "sky blue": "#56B4E9",
+    "orange": "#E69F00",
+    "yellow": "#F0E442",
+}
+_COLORS = tuple(OKABE_ITO.values())[:4]
 _SEED_STYLES = ("-", "--", ":", "-.")
 _STEP_LABEL = "training step"
 _LAST_ROWS = 336  # Of a test split, drawn over time; two weeks of hours.

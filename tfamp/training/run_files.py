@@ -15,9 +15,13 @@ from ml_collections import config_dict
 from tfamp import errors
 from tfamp.training import variants
 
-_CELL = re.compile(r"(train|inference)-.+-repeat\d+\.json(\.tmp)?")
-# In every run's and benchmark's settings, of all versions.
+_CELL = re.compile(
+    r"((train|inference)-.+-repeat\d+|accuracy-.+-seed\d+)\.json(\.tmp)?"
+)
+# In the settings of every run, and of every benchmark of one or of several tasks, of
+# all versions.
 _OWN_SETTINGS = {"task", "optimizer", "precision"}
+_SUITE_SETTINGS = {"benchmark", "tasks", "time_to_accuracy"}
 # What a task's `score` may write into a run's folder.
 PREDICTIONS = (
     "columns.json",
@@ -46,7 +50,11 @@ _RUN_FILES = {
 }
 _BENCHMARK_FILES = {
     *("batch_sizes.json", "benchmark.json", "cells", "config.yaml", "report.md"),
+    *("accuracy", "calibration.json", "exchange", "figures", "report.html"),
+    "screenshot.png",
 }
+_FIGURE = re.compile(r"[\w-]+\.(png|svg)(\.tmp)?")
+_EXCHANGED = re.compile(r"[\w-]+-batch\d+(-seed\d+)?\.(npz|json)(\.tmp)?")
 _COMPARISON_FILES = {"comparison.json", "comparison.png", "export", "report.md"}
 
 
@@ -141,7 +149,8 @@ def _own_settings(folder):
         settings = _read_config(folder)
     except (errors.RunError, OSError):
         return None
-    return settings if settings.keys() >= _OWN_SETTINGS else None
+    known = (_OWN_SETTINGS, _SUITE_SETTINGS)
+    return settings if any(settings.keys() >= names for names in known) else None
 
 
 def write_config(config: config_dict.ConfigDict, folder: pathlib.Path) -> None:
@@ -262,9 +271,18 @@ def _foreign_in_run(folder):
 
 
 def _foreign_in_benchmark(folder):
-    cells = folder / "cells"
-    found = cells.iterdir() if cells.is_dir() else ()
-    foreign = [p.name for p in found if p.is_dir() or not _CELL.fullmatch(p.name)]
+    patterns = {"cells": _CELL, "figures": _FIGURE, "exchange": _EXCHANGED}
+    foreign = [
+        path.name
+        for name, pattern in patterns.items()
+        for path in folder.glob(f"{name}/*")
+        if path.is_dir() or not pattern.fullmatch(path.name)
+    ]
+    for path in folder.glob("accuracy/*/*/*"):  # TASK/MODE/seedN
+        name = path.relative_to(folder)
+        own = path.is_dir() and path.name.startswith("seed")
+        inner = _foreign_in_run(path) if own else ["no run"]
+        foreign += [f"{name}: {each}" for each in inner]
     return _others(folder, _BENCHMARK_FILES) + sorted(foreign)
 
 

@@ -1,0 +1,42 @@
+"""What a GPU is for: BERT-Base, a ResNet and a wide CNN, in every mode, with XLA too.
+
+    python scripts/benchmark.py --config=configs/benchmark/gpu.py
+
+On random batches, with new weights: needs no data. BERT-Base has SQuAD's length of 384.
+Time to accuracy is that of `quick.py`, whose network is small for a GPU; for a run
+worth its while set another configuration there.
+
+Expected: not measured, no GPU was at hand; about a hundred processes, so most of an
+hour.
+"""
+
+from tfamp.benchmark import suite_config
+
+
+def get_config():
+    """Returns the configuration."""
+    config = suite_config.load("quick.py", __file__)
+    config.name = "gpu"
+    config.repeats = 2
+    config.steps, config.warmup = 30, 10
+    config.calibration_seconds = 3.0
+    config.tasks = {
+        "bert_base": synthetic("../bert/squad_base.py", 32),
+        "mnist_wide": synthetic("../cnn/mnist_wide.py", 512),
+        "resnet": synthetic("../cnn/cifar10_resnet.py", 512),
+    }
+    return config
+
+
+def synthetic(path, batch_size):
+    """A task on random batches, with and without XLA."""
+    config = suite_config.load(path, __file__)
+    if "preset" in config.model:
+        config.model.preset = ""
+    # The same for all; the cells say what they have.
+    config.float32.batch_size = None
+    task = suite_config.get_task(config)
+    task.synthetic = True
+    task.batch_sizes = (batch_size,)
+    task.xla = ("float32", "mixed_bfloat16", "mixed_float16")
+    return task

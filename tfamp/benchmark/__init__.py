@@ -1,0 +1,1 @@
+"""The benchmark: every precision mode beside float32, in one run, with a report."""
