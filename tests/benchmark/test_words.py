@@ -105,3 +105,18 @@ def test_every_cell_has_words_of_its_own():
         for xla in (False, True)
     ]
     assert len({words.mode_in_words(cell) for cell in cells}) == len(cells)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "speed", "expected"),
+    [
+        (True, "fast", "on"),
+        (True, "no", "allowed, but this machine has none"),
+        (False, "fast", "off"),
+        (None, "fast", words.NONE),
+    ],
+)
+def test_tf32_is_told_with_its_effect(allowed, speed, expected):
+    row = samples.make_row("digits", "tfamp", "float32", tensor_float_32=allowed)
+    machine = {"formats": [{"format": "tf32", "speed": speed}]}
+    assert words.tensor_float_32(row, machine) == expected

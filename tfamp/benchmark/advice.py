@@ -259,9 +259,8 @@ def _on_accuracy(best, accuracy_rows) -> Iterator[str]:
 
 def _on_peers(best, rows) -> Iterator[str]:
     """The same mode in plain Keras and in PyTorch, each workload for itself."""
-    names = {"keras": "plain Keras", "torch": "PyTorch"}
     by_cell = {row.cell: row for row in rows if not row.failed}
-    for framework, name in names.items():
+    for framework, name in words.PEERS.items():
         ratios = []
         for row in best.rows:
             peer = by_cell.get(row.cell._replace(framework=framework))

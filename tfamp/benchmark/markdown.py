@@ -182,8 +182,8 @@ def _method(report) -> Iterator[str]:
     yield "; ".join([*parts, *filter(None, [report.clocks])])
     for row in report.rows:
         if row.note:
-            allowed = "allowed" if row.tensor_float_32 else "off"
-            yield _inline(f"{row.cell.label}: {row.note}; TF32 {allowed}")
+            tf32 = words.tensor_float_32(row, report.machine)
+            yield _inline(f"{row.cell.label}: {row.note}; TF32 {tf32}")
 
 
 def _one_blank(lines):

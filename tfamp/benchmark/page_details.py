@@ -61,7 +61,7 @@ _GLOSSARY = {
     ),
     "quartiles": (
         "A quarter of all values lies below the first, a quarter above the third. They "
-        "are written in small type below the median, the value in the middle."
+        "are written beside or below the median, the value in the middle."
     ),
     "95 % interval": (
         "Where the true difference lies, unless chance was unusually unkind. If 0 is "
@@ -88,7 +88,7 @@ def method(report: records.Report) -> list[markup.Markup]:
         "Command and settings": [command, _facts(report.settings)],
         "Machine and versions": [_facts(facts)],
         "Environment variables": [_facts(variables)] if variables else [],
-        "What was in force, cell by cell": [_in_force(report.rows)],
+        "What was in force, cell by cell": [_in_force(report)],
     }
     folds = [_fold(title, body) for title, body in parts.items() if any(body)]
     notes = [markup.prose(note) for note in report.notes]
@@ -111,26 +111,22 @@ def _fold(title: str, body: Sequence[str]):
     return markup.element("details", head, *body)
 
 
-def _in_force(rows):
+def _in_force(report):
     """What was asked for and what ran, cell by cell."""
     lines = [
         {
             "cell": row.cell.label,
             "processes": words.count(row.repeats),
-            "TF32 allowed": _yes(row.tensor_float_32),
+            "TF32": words.tensor_float_32(row, report.machine),
             "XLA": _xla(row),
             "note": row.note or words.NONE,
         }
-        for row in rows
+        for row in report.rows
         if not row.failed
     ]
     if not lines:
         return markup.Markup()
-    return markup.table("What was in force", "", lines, ["TF32 allowed", "XLA", "note"])
-
-
-def _yes(value):
-    return words.NONE if value is None else "yes" if value else "no"
+    return markup.table("What was in force", "", lines, ["TF32", "XLA", "note"])
 
 
 def _xla(row):

@@ -7,7 +7,6 @@ from tfamp.benchmark import plot_style, records, words
 _HEIGHT = 3.6  # Inches, without the legend.
 _SHAPES = ("o", "s", "^", "D", "v", "P", "*", "h")
 _FILLS = {"tfamp": "full", "keras": "none", "torch": "left"}
-_FRAMEWORKS = {"keras": "plain Keras", "torch": "PyTorch"}
 # Formats of products are drawn as the mode that is named after them.
 _MODES = {
     "float32": "float32",
@@ -169,9 +168,9 @@ def _add_key(figure, axes, rows, tasks, theme):
     for number, task in enumerate(tasks):
         others[task] = {**plain, "marker": _SHAPES[number % len(_SHAPES)]}
     for framework in dict.fromkeys(row.framework for row in rows):
-        if framework in _FRAMEWORKS:
+        if framework in words.PEERS:
             fill = {"fillstyle": _FILLS[framework], **half}
-            others[_FRAMEWORKS[framework]] = {**plain, **fill}
+            others[words.PEERS[framework]] = {**plain, **fill}
     if any(row.xla for row in rows):
         others["with XLA"] = _ring(theme)
     lines = max(len(modes), len(others))

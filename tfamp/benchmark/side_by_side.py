@@ -2,8 +2,6 @@
 
 from tfamp.benchmark import records, words
 
-_PEERS = {"keras": "plain Keras", "torch": "PyTorch"}
-
 
 def table(report: records.Report, task: str) -> list[list[str]]:
     """Returns step times and losses in columns, one line a mode, the head first.
@@ -20,7 +18,7 @@ def table(report: records.Report, task: str) -> list[list[str]]:
     """
     measured = [r for r in report.rows if r.task == task and not r.failed]
     names = {row.framework for row in measured}
-    peers = [framework for framework in _PEERS if framework in names]
+    peers = [framework for framework in words.PEERS if framework in names]
     lines = [
         _line(row, [_find(measured, row, framework) for framework in peers])
         for row in measured
@@ -28,7 +26,7 @@ def table(report: records.Report, task: str) -> list[list[str]]:
         and any(_find(measured, row, framework) for framework in peers)
     ]
     head = ["mode", "batch", "tfamp", "tfamp's loss"]
-    for name in (_PEERS[framework] for framework in peers):
+    for name in (words.PEERS[framework] for framework in peers):
         head += [name, f"{name}'s loss", f"tfamp over {name}"]
     return [head, *lines] if lines else []
 

@@ -4,6 +4,8 @@ Each function returns "-" for None.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from tfamp.benchmark import records
 
@@ -12,7 +14,8 @@ _GIB = 2**30
 _DIGITS = 3
 _MOST_DECIMALS = 6
 _PREFIXES = ("", "k", "M", "G", "T", "P")
-_FRAMEWORKS = {"tfamp": "", "keras": "plain Keras: ", "torch": "PyTorch: "}
+PEERS = {"keras": "plain Keras", "torch": "PyTorch"}
+_FRAMEWORKS = {"tfamp": ""} | {key: f"{name}: " for key, name in PEERS.items()}
 _MODES = {
     "float32": "full precision, the base",
     "tf32": "TF32 in matrix products",
@@ -129,6 +132,24 @@ def difference(
 def verdict(parity: records.Parity | None) -> tuple[str, str]:
     """Returns a verdict as a symbol and as words: ("≈", "within noise")."""
     return _VERDICTS[parity.verdict if parity else ""]
+
+
+def tensor_float_32(row: records.Row, machine: Mapping[str, Any]) -> str:
+    """Returns TF32's state in a cell: asked for, and whether it has an effect.
+
+    Args:
+      row: The cell's row.
+      machine: What `diagnostics.machine` says of the host, as a dict.
+    """
+    if row.tensor_float_32 is None:
+        return NONE
+    if not row.tensor_float_32:
+        return "off"
+    supported = any(
+        each["format"] == "tf32" and each["speed"] == "fast"
+        for each in machine.get("formats", ())
+    )
+    return "on" if supported else "allowed, but this machine has none"
 
 
 def mode_in_words(cell: records.Cell) -> str:
