@@ -157,7 +157,7 @@ def _operations(measured):
     for cell, found in measured.items():
         for figures in found.values():
             if figures.get("operations"):
-                batches = figures["batches_per_step"]
+                batches = figures.get("batches_per_step", 1)
                 operations = figures["operations"]
                 counted[cell.task, cell.batch_size] = {
                     name: batches * operations[name] for name in ("flops", "elements")
