@@ -12,6 +12,7 @@ def get_config():
     """Returns the configuration."""
     config = suite_config.get_config()
     config.name = "quick"
+    config.repeats = 4
     config.steps, config.warmup, config.profile_steps = 15, 5, 3
     config.tasks.digits = digits()
     config.tasks.bert = bert()
@@ -27,9 +28,14 @@ def small_digits():
 
 
 def digits():
-    """The CNN on its own data, in every mode."""
+    """The CNN on its own data, in every mode.
+
+    Without dropout, whose masks differ from format to format: with them the error
+    column could not tell differences of 10 % from noise, without them those of 2 %.
+    """
     config = small_digits()
     config.batch_size = 64
+    config.model.dropout = 0.0
     task = suite_config.get_task(config)
     task.xla = ("float32", "mixed_bfloat16")
     task.xla_frameworks = ("tfamp",)

@@ -105,6 +105,7 @@ def make_report(**changes):
         advice=records.Advice(
             "Use mixed_bfloat16 on this machine: 1.7 times as fast as float32.",
             ("Losses differ by no more than those of two seeds.", "a < b & c"),
+            ("mixed_float16: <b>0.60x</b>.",),
         ),
         rows=tuple(make_rows()),
         accuracy_runs=runs,

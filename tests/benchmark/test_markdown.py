@@ -43,6 +43,8 @@ def test_pictures_advice_accuracy_and_others_figures_are_there():
     text = markdown.to_markdown(samples.make_report(), [("Bars.", "figures/a.png")])
     assert "![Bars.](figures/a.png)" in text
     assert "**Use mixed_bfloat16 on this machine" in text
+    assert "The other modes:\n\n- mixed_float16: " in text
+    assert published.SUMMARY in text and "1.08x to 4.24x" in text
     assert "1.42x (1.21 to 1.66)" in text
     assert "## Published figures: not ours" in text
     assert all(row[0] in text for row in published.ROWS)

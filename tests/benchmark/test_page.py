@@ -134,6 +134,7 @@ def test_sections_come_in_the_order_of_a_reader(tree):
     advice = text_of(next(tree.iter("section")))
     assert "Use mixed_bfloat16 on this machine" in advice
     assert "a < b & c" in advice
+    assert "The other modes" in advice and "<b>0.60x</b>" in advice  # As text.
 
 
 def test_tables_are_regular_and_their_heads_have_a_scope(tree):

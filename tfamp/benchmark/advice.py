@@ -77,16 +77,16 @@ def make(
     if reason:
         return records.Advice(
             f"No advice for this machine ({device}): {reason}.",
-            (*_on_others(found, None, machine), *_on_failures(rows)),
+            tuple(_on_failures(rows)),
+            tuple(_on_others(found, None, machine)),
         )
     best = _best(found, accuracy_rows)
     reasons = [
         *(_on_best(best, rows, accuracy_rows, machine) if best else ()),
-        *_on_others(found, best, machine),
-        *_on_lateness(found, accuracy_rows),
         *_on_failures(rows),
     ]
-    return records.Advice(_headline(best, found, device), tuple(reasons))
+    others = *_on_others(found, best, machine), *_on_lateness(found, accuracy_rows)
+    return records.Advice(_headline(best, found, device), tuple(reasons), others)
 
 
 def _reason_against(rows, found):

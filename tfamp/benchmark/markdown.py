@@ -18,6 +18,9 @@ def to_markdown(report: records.Report, figures: list[tuple[str, str]]) -> str:
     lines = [f"# {_inline(report.name)}: benchmark on {report.machine['device']}", ""]
     lines += [f"**{report.advice.headline}**", ""]
     lines += [f"- {reason}" for reason in report.advice.reasons]
+    if report.advice.others:
+        lines += ["", "The other modes:", ""]
+        lines += [f"- {other}" for other in report.advice.others]
     for task, about in report.tasks.items():
         lines += ["", f"## {task}", "", about, "", *main_table(report, task)]
         lines += ["", *_explanations(report, task), "", *_beside_peers(report, task)]
@@ -109,7 +112,7 @@ def _accuracy(report):
     if not report.accuracy_rows:
         return []
     head = ["mode", "reached", "time", "ratio", "without the first step", "epochs"]
-    lines = ["", "## Time to accuracy", ""]
+    lines = ["", "## Time to accuracy", "", published.SUMMARY, ""]
     for task in dict.fromkeys(row.task for row in report.accuracy_rows):
         rows = [row for row in report.accuracy_rows if row.task == task]
         target = f"{words.percent(rows[0].target)} {rows[0].metric}"

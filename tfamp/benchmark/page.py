@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfamp.benchmark import page_details, page_tables, records
+from tfamp.benchmark import page_details, page_tables, published, records
 from tfamp.benchmark import page_markup as markup
 
 # Images are in the document itself; whatever got past the escaping could not load.
@@ -44,14 +44,14 @@ class Figure(NamedTuple):
 def to_html(
     report: records.Report,
     figures: Sequence[Figure] = (),
-    published: Sequence[Sequence[str]] = (),
+    others: Sequence[Sequence[str]] = (),
 ) -> str:
     """Returns the page. It works offline, light and dark, and on a phone.
 
     Args:
       report: The benchmark. Its texts are not trusted: all are escaped.
       figures: Shown in this order.
-      published: Figures of others, as cells with the head first; shown apart and
+      others: Figures of others, as cells with the head first; shown apart and
         marked as not ours.
 
     Raises:
@@ -62,7 +62,7 @@ def to_html(
         ("figures", "Figures", [_figures(figures)] if figures else []),
         ("accuracy", "Time to accuracy", _accuracy(report)),
         ("limit", "Distance from the machine's limit", _distance(report)),
-        ("published", "Published figures: not ours", _published(published)),
+        ("published", "Published figures: not ours", _published(others)),
         ("method", "How it was measured", page_details.method(report)),
         ("glossary", "Glossary", [page_details.glossary()]),
     ]
@@ -129,9 +129,18 @@ def _advice(advice):
         markup.element("p", "What to use here", class_="kicker"),
         markup.element("h2", advice.headline, id="advice"),
         markup.items([markup.prose(reason) for reason in advice.reasons]),
+        *_others(advice),
         class_="advice",
         aria_labelledby="advice",
     )
+
+
+def _others(advice):
+    """What became of the modes that are not advised."""
+    if not advice.others:
+        return ()
+    lines = markup.items([markup.prose(other) for other in advice.others])
+    return markup.element("h3", "The other modes"), lines
 
 
 def _section(section):
@@ -202,7 +211,8 @@ def _accuracy(report):
     lead = (
         "A faster step helps only if as many steps are enough. Here each mode trained "
         "until it reached the target; in small type, the fastest and the slowest seed, "
-        "and for ratios the 95 % interval. A ratio above 1 is faster than float32."
+        "and for ratios the 95 % interval. A ratio above 1 is faster than float32. "
+        f"{published.SUMMARY}"
     )
     return [markup.element("p", lead, class_="lead"), *tables]
 

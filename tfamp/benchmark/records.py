@@ -327,10 +327,12 @@ class Advice(NamedTuple):
     Attributes:
       headline: One sentence.
       reasons: Sentences that a reader without experience understands.
+      others: What became of the modes that are not advised, a sentence each.
     """
 
     headline: str
     reasons: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):
