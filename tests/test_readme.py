@@ -159,7 +159,7 @@ def test_tables_of_the_benchmark_are_those_under_results():
     (times,) = re.findall(r"^\| mode +\| reached.*?(?=\n\n)", report, re.M | re.S)
     assert times in TEXT and stored["advice"]["headline"] in TEXT
     assert stored["date"] in TEXT and stored["machine"]["device"] in TEXT
-    for picture in re.findall(r"\((results/benchmark_quick/\S+)\)", TEXT):
+    for picture in re.findall(r"\((results/benchmark_quick/[^)]+)\)", TEXT):
         assert (ROOT / picture).exists()
 
 
