@@ -40,6 +40,7 @@ from tfamp.training import (
     child_process,
     compare,
     folder_lock,
+    memory_limit,
     run_files,
 )
 
@@ -344,7 +345,7 @@ class _Suite:
         self._seconds.append(time.monotonic() - start)
         found = benchmark_process.read(job.file, self.place)
         if found is None:
-            self.report(f"  failed: {why}")
+            self.report(f"  failed: {memory_limit.lack(why) or why}")
         return found, why
 
     def _left(self):
