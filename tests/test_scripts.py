@@ -41,6 +41,11 @@ BAD = [
         "'mixed_float16'",
     ),
     ("train_cnn.py", ["stray"], "stray"),
+    (
+        "benchmark.py",
+        [f"--config={ROOT / 'configs/cnn/digits.py'}"],
+        "--config must name a benchmark's",
+    ),
     ("train_cnn.py", ["--config.batch_size=0", "--verbosity=0"], "batch_size must be"),
     (
         "train_cnn.py",

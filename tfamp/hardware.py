@@ -89,7 +89,7 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
     References:
       NVIDIA, "Train With Mixed Precision" (tensor cores: float16 from 7.0,
       bfloat16 and TF32 from 8.0). Measured on an AMD EPYC with AVX512_BF16:
-      mixed_bfloat16 1.3 to 1.7 times faster than float32, mixed_float16 up to 7
+      mixed_bfloat16 1.3 to 1.7 times faster than float32, mixed_float16 up to 9
       times slower; without native bfloat16 0.4 times.
     """
     rules = {"GPU": _gpu_support, "CPU": _cpu_support, "TPU": _tpu_support}
@@ -147,7 +147,7 @@ def _cpu_support(device):
         bfloat16 = (False, "no native bfloat16 (avx512_bf16 or amx_bf16)")
     return [
         ("bfloat16", True, *bfloat16),
-        ("float16", True, False, "float16 on a CPU runs, up to 7 times slower"),
+        ("float16", True, False, "float16 on a CPU runs, up to 9 times slower"),
         ("tf32", False, False, "TF32 needs an NVIDIA GPU of capability 8.0 or more"),
     ]
 

@@ -17,7 +17,7 @@ def get_config():
     """Returns the configuration."""
     config = suite_config.load("quick.py", __file__)
     config.name = "gpu"
-    config.repeats = 2
+    config.repeats = 3  # The least that tells noise.
     config.steps, config.warmup = 30, 10
     config.calibration_seconds = 3.0
     config.tasks = {

@@ -107,11 +107,42 @@ def test_without_another_mode_there_is_no_advice():
     )
 
 
-def test_one_repeat_is_not_enough_for_advice():
-    rows = [row._replace(repeats=1) for row in rows_of({BFLOAT16: 2.0})]
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_few_repeats_are_not_enough_for_advice(repeats):
+    rows = [row._replace(repeats=repeats) for row in rows_of({BFLOAT16: 2.0})]
     found = advice.make(rows, (), MACHINE)
-    assert found.headline.startswith("No advice") and "one repeat" in found.headline
-    assert any("mixed_bfloat16: 2.00x" in other for other in found.others)
+    assert found.headline.startswith("No advice") and "--config.repeats=3" in (
+        found.headline
+    )
+    (other,) = found.others
+    assert "mixed_bfloat16: 2.00x" in other and "too few repeats" in other
+
+
+def test_mode_with_fewer_repeats_than_the_others_is_not_advised():
+    rows = rows_of({BFLOAT16: 2.0, FLOAT16: 1.5})
+    rows[1] = rows[1]._replace(repeats=1)
+    assert headline(rows).startswith("Train in mixed_float16")
+
+
+def test_noise_that_hides_anything_is_no_parity():
+    rows = rows_of({BFLOAT16: 2.0})
+    wide = rows[1].parity._replace(loss_interval=(-0.8, 1.2))
+    found = advice.make([rows[0], rows[1]._replace(parity=wide)], (), MACHINE)
+    assert found.headline.startswith("Stay with float32")
+    assert found.others[0].endswith("its loss too noisy to tell (up to 120.0 %).")
+    # 0.01 and 0.02 to each side.
+    assert "beyond noise, at most 3.0 %" in headline(rows)
+
+
+def test_fast_format_is_no_reason_for_a_slow_mode():
+    found = advice.make(rows_of({BFLOAT16: 0.8, FLOAT16: 0.5}), (), MACHINE)
+    first, second = found.others
+    assert first.startswith("mixed_bfloat16") and first.endswith("than float32.")
+    assert second.endswith("than float32 (float16: up to 7 times slower).")
+
+
+def test_accuracy_alone_times_no_steps():
+    assert "no steps were timed" in headline([])
 
 
 def test_mode_that_is_slower_on_one_workload_is_not_advised():
@@ -148,6 +179,7 @@ def test_peers_memory_time_and_limit_are_told():
     found = advice.make(rows, report.accuracy_rows, MACHINE)
     text = "\n".join(found.reasons)
     assert "plain Keras in the same mode: 1.42x (1.42 to 1.42) on digits" in text
+    assert "plain Keras has in the same mode 1.20x (1.13 to 1.26) on digits" in text
     assert "PyTorch in the same mode: 1.55x" in text  # 1.7 / 1.1
     assert re.search(r"0.6[23] times float32's", text)  # 0.5 / 0.8 GiB.
     assert "sooner than float32 at 95.0 % accuracy: 1.42x (1.21 to 1.66)" in text

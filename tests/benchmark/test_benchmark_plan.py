@@ -118,6 +118,20 @@ def test_benchmark_without_a_task_is_refused():
         plan.make(suite_config.get_config())
 
 
+def test_training_configuration_that_is_no_task_is_refused():
+    config = make_config()
+    config.tasks.images = config.tasks.images.config
+    with pytest.raises(ValueError, match="images must be made by `suite_config.get_t"):
+        plan.make(config)
+
+
+def test_cell_that_is_asked_for_twice_is_one():
+    modes = ("float32", "float32")
+    assert len(plan.make(make_config(modes=modes, batch_sizes=(8, 8)))) == len(
+        plan.make(make_config(modes=modes[:1], batch_sizes=(8,)))
+    )
+
+
 def test_name_of_a_task_that_is_no_file_name_is_refused():
     config = make_config()
     config.tasks["a/b"] = config.tasks.images

@@ -50,6 +50,24 @@ def test_pictures_advice_accuracy_and_others_figures_are_there():
     assert all(row[0] in text for row in published.ROWS)
 
 
+def test_texts_of_data_and_commands_are_escaped():
+    report = samples.make_report(
+        tasks={"digits": "classes <img src=x> | b"}, command="python a `b`"
+    )
+    text = markdown.to_markdown(report, [])
+    assert "classes &lt;img src=x> \\| b" in text
+    assert "- `` python a `b` ``, 2026-11-22" in text
+
+
+def test_error_is_no_share():
+    _, rows = samples.make_accuracy()
+    made = {"metric": "perplexity", "target": 900.0, "is_error": True}
+    rows = tuple(row._replace(**made, test_score=495.7) for row in rows)
+    text = markdown.to_markdown(samples.make_report(accuracy_rows=rows), [])
+    assert "digits, until perplexity 900 in validation:" in text
+    assert re.search(r"\| mixed_bfloat16 .* 496 +\|", text)
+
+
 def test_ratios_of_the_published_figures_are_those_of_their_numbers():
     for _, _, baseline, mixed, ratio, _ in published.ROWS:
         numbers = (text.split()[0].strip(",") for text in (baseline, mixed))

@@ -247,7 +247,7 @@ def test_the_time_to_accuracy_has_ratio_interval_score_and_failures():
     text = text_of(section(parse(render(report)), "accuracy"))
     assert "1.42x 1.21 to 1.66" in text
     assert "97.0 %" in text
-    assert "accuracy of at least 95.0 %" in text
+    assert "The target: 95.0 % accuracy or better" in text
     assert "Seed 2 never got there." in text
     assert "digits: float32, seed 0 failed: it ran out of <time>" in text
 

@@ -169,14 +169,32 @@ def test_interpreter_without_pytorch_that_was_asked_for_is_refused(tmp_path):
 
 
 @quickly
-def test_other_pytorch_is_measured_anew(tmp_path, monkeypatch, torch_is_there):
-    config = make_config(frameworks=("tfamp", "torch"))
+def test_other_pytorch_is_measured_anew_and_nothing_else(
+    tmp_path, monkeypatch, torch_is_there
+):
+    config = make_config(frameworks=("tfamp", "torch"), seeds=1)
     run(config, tmp_path)
     versions = lambda python: ({"torch": "10.0"}, "")  # noqa: E731
     monkeypatch.setattr(exchange, "torch_versions", versions)
     made, lines = run(config, tmp_path)
-    assert not any("measured before" in line for line in lines)
+    anew = [line for line in lines if "measured before" not in line]
+    assert len(anew) == 6 and all(", torch, " in line for line in anew)
     assert made.peers == {"torch": "10.0"}
+    config.tasks.tiny.frameworks = ("tfamp",)  # Nor without it.
+    _, lines = run(config, tmp_path)
+    assert all("measured before" in line for line in lines)
+
+
+@quickly
+def test_peak_below_what_cells_reach_and_uncounted_operations_are_told(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PEAK", "1e9")
+    made, _ = run(make_config(frameworks=("tfamp",)), tmp_path)
+    (note,) = [note for note in made.notes if "too low" in note]
+    assert "tiny: float32, batch 8" in note and "calibration.json" in note
+    assert not any("it reaches" in reason for reason in made.advice.reasons)
+    assert "tiny: of the operations, a made-up one is not counted." in made.notes
 
 
 @quickly

@@ -118,7 +118,7 @@ def test_run_is_timed_up_to_its_target_and_made_once(config, tmp_path, monkeypat
     stamp = (tmp_path / "model.keras").stat().st_mtime_ns
     time_to_accuracy.run(planned["mixed_bfloat16", 0], tmp_path)
     assert (tmp_path / "model.keras").stat().st_mtime_ns == stamp
-    assert time_to_accuracy.read_metric(tmp_path) == "accuracy"
+    assert time_to_accuracy.read_metric(tmp_path) == ("accuracy", False)
     best = run_result.read(tmp_path / "result.json").best_validation_score
     run = time_to_accuracy.read_run(tmp_path, "points", "mixed_bfloat16", best)
     scores = [score for _, score in run.points]
@@ -181,7 +181,7 @@ def test_lower_is_better_of_an_error(tmp_path):
 def test_score_of_the_test_alone_gives_way_to_one_of_the_validation(tmp_path):
     scores = {"f1": 0.7, "accuracy": 0.8}
     write_run(tmp_path, (0.5, 0.9), (1, 2), scores=scores, score_name="f1")
-    assert time_to_accuracy.read_metric(tmp_path) == "accuracy"
+    assert time_to_accuracy.read_metric(tmp_path) == ("accuracy", False)
     assert read(tmp_path, 0.9).test_score == 0.8
 
 

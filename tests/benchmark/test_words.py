@@ -40,6 +40,8 @@ CASES = [
     (words.flops(1.234e12), "1.23 TFLOP/s"),
     (words.flops(999.7e9), "1.00 TFLOP/s"),
     (words.operations(2e9), "2.00 GFLOP"),
+    (words.score(0.963, False), "96.3 %"),
+    (words.score(495.75, True), "496"),
     (words.bandwidth(1.8e10), "18.0 GB/s"),
 ]
 
@@ -120,3 +122,17 @@ def test_tf32_is_told_with_its_effect(allowed, speed, expected):
     row = samples.make_row("digits", "tfamp", "float32", tensor_float_32=allowed)
     machine = {"formats": [{"format": "tf32", "speed": speed}]}
     assert words.tensor_float_32(row, machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "95.0 % accuracy"),
+        ({"metric": "perplexity", "target": 900.0, "is_error": True}, "perplexity 900"),
+        ({"metric": ""}, "a score of 0.950"),
+    ],
+    ids=["score", "error", "no run"],
+)
+def test_target_is_a_share_or_a_number(changes, expected):
+    row = records.AccuracyRow("digits", "float32", "accuracy", 0.95, 3, 3)
+    assert words.target(row._replace(**changes)) == expected

@@ -83,5 +83,6 @@ def _resolution(own):
     for each in own.values():
         times = [seconds for seconds, _ in each.points]
         spans += [after - before for before, after in itertools.pairwise(times)]
-    epoch = f", {statistics.median(spans):.2g} s" if spans else ""
-    yield f"The clock's resolution is one epoch{epoch}."
+    if spans:
+        epoch = statistics.median(spans)
+        yield f"The clock's resolution is one epoch, {epoch:.2g} s."

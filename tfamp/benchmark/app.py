@@ -42,6 +42,7 @@ def run() -> None:
 def _run_flags():
     values = flags.FLAGS
     config = values.config
+    _check_kind(config)
     if values.tiny:
         config = suite_config.apply_tiny(config)
         given = config_flags.get_override_values(flags.FLAGS["config"])
@@ -67,6 +68,16 @@ def _run_flags():
         raise errors.RunError(
             f"Every cell of the benchmark failed, see {folder}/{report_files.PAGE}. "
             f"Received of the first: {made.rows[0].failed}"
+        )
+
+
+def _check_kind(config):
+    """Refuses the configuration of a training run."""
+    if not {"tasks", "time_to_accuracy"} <= set(config):
+        raise ValueError(
+            "--config must name a benchmark's configuration, with `tasks`. Received "
+            f"one with {', '.join(sorted(config))}. To measure a training "
+            "configuration, name it in a file like configs/benchmark/quick.py."
         )
 
 

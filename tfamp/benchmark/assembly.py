@@ -64,7 +64,11 @@ def make(
         settings={
             name: config[name] for name in ("steps", "warmup", "repeats", "seed")
         },
-        notes=tuple(_notes(config, found, failures)),
+        notes=(
+            *_notes(config, found, failures),
+            *_on_limits(made),
+            *_on_counts(found.measured),
+        ),
         machine=machine,
         peers=found.peers,
         clocks=next((f["clocks"] for f in first if f.get("clocks")), ""),
@@ -86,6 +90,35 @@ def _describe(name, measured):
     return ""
 
 
+def _on_limits(made) -> Iterator[str]:
+    """A peak that cells go beyond was measured while the machine was busy."""
+    beyond = [
+        row.cell.label for row in made if row.distance and _peak_share(row.distance) > 1
+    ]
+    if beyond:
+        yield (
+            f"{', '.join(beyond)}: faster than the machine's peak as it was measured, "
+            "so that was too low: something else ran beside it. Delete "
+            "`calibration.json` and give the same command again."
+        )
+
+
+def _peak_share(distance):
+    return distance.peak_share or 0.0
+
+
+def _on_counts(measured) -> Iterator[str]:
+    """Operations that are not in the count."""
+    told = {
+        (cell.task, text): None
+        for cell, each in measured.items()
+        for figures in each.values()
+        for text in (figures.get("operations") or {}).get("uncounted", ())
+    }
+    for task, text in told:
+        yield f"{task}: of the operations, {text}."
+
+
 def _notes(config, found, failures) -> Iterator[str]:
     yield (
         f"A step is the one of `fit`, its loss read back; {config.steps} timed steps "
@@ -104,6 +137,11 @@ def _notes(config, found, failures) -> Iterator[str]:
         yield (
             "The row of plain Keras' float32 shows the noise of this machine: it takes "
             "the same kernels, up to the optimizer's update."
+        )
+    if any(cell.framework == "tfamp" for cell in found.measured):
+        yield (
+            "tfamp's fused kernels are of its mixed modes on a CPU; its float32 and "
+            "TF32 take TensorFlow's own, as plain Keras does."
         )
     yield (
         "Operations are those of the matrix products and convolutions, forward and "

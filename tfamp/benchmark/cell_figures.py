@@ -100,7 +100,9 @@ def _in_force(cell, precision):
         def note():
             status = control.status()
             rewrite = status.graph_rewrite if precision.graph_rewrite else ""
-            return "; ".join(filter(None, [status.reason, rewrite]))
+            kernels = status.fused_kernels
+            fused = "" if kernels == "off" else f"fused kernels: {kernels}"
+            return "; ".join(filter(None, [status.reason, rewrite, fused]))
 
         yield note
 

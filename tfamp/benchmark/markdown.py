@@ -1,5 +1,6 @@
 """The report as Markdown: the tables of the page, without its figures' data."""
 
+import re
 from collections.abc import Iterator
 
 from tfamp.benchmark import published, records, side_by_side, words
@@ -22,7 +23,7 @@ def to_markdown(report: records.Report, figures: list[tuple[str, str]]) -> str:
         lines += ["", "The other modes:", ""]
         lines += [f"- {other}" for other in report.advice.others]
     for task, about in report.tasks.items():
-        lines += ["", f"## {task}", "", about, "", *main_table(report, task)]
+        lines += ["", f"## {task}", "", _inline(about), "", *main_table(report, task)]
         lines += ["", *_explanations(report, task), "", *_beside_peers(report, task)]
     lines += [*_accuracy(report), *_limits(report)]
     for alt, path in figures:
@@ -91,6 +92,13 @@ def _inline(text):
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def _code(text):
+    """A text as code, whatever is in it."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if len(fence) > 1 else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
 def _beside_peers(report, task):
     table = side_by_side.table(report, task)
     if not table:
@@ -115,7 +123,7 @@ def _accuracy(report):
     lines = ["", "## Time to accuracy", "", published.SUMMARY, ""]
     for task in dict.fromkeys(row.task for row in report.accuracy_rows):
         rows = [row for row in report.accuracy_rows if row.task == task]
-        target = f"{words.percent(rows[0].target)} {rows[0].metric}"
+        target = words.target(rows[0])
         table = [[*head, "test score"]]
         table += [
             [
@@ -125,7 +133,7 @@ def _accuracy(report):
                 words.ratio(row.ratio),
                 words.ratio(row.ratio_without_first_step),
                 words.number(row.epochs),
-                words.percent(row.test_score),
+                words.score(row.test_score, row.is_error),
             ]
             for row in rows
         ]
@@ -175,7 +183,7 @@ def published_table() -> list[str]:
 
 
 def _method(report) -> Iterator[str]:
-    yield f"`{report.command}`, {report.date}"
+    yield f"{_code(report.command)}, {report.date}"
     yield from map(_inline, report.notes)
     facts = report.machine["facts"]
     versions = {name: facts[name] for name in ("tensorflow", "keras") if name in facts}

@@ -155,11 +155,12 @@ def _results(report):
         return []
     lead = markup.element(
         "p",
-        "Each row is the same training, done in one way. The speed-up counts examples "
-        "a second against tfamp's float32 without XLA; in small type, the slowest and "
-        "the fastest repeat. Beside it is what that did to the loss, as a change from "
-        "float32 with the same seeds; in small type, the 95 % interval. Times and "
-        "rates are medians; in small type, the quartiles.",
+        "Each row is the same training, done in one way. The speed-up is how many "
+        "times as fast a step is as tfamp's float32 without XLA, repeat by repeat: the "
+        "median, and in small type the slowest and the fastest repeat. Beside it is "
+        "what that did to the loss, as a change from float32 with the same seeds; in "
+        "small type, the 95 % interval. Times and rates are medians over all steps; in "
+        "small type, the quartiles.",
         class_="lead",
     )
     return [lead, _key(report.rows), *page_tables.results(report)]
@@ -225,7 +226,8 @@ def _distance(report):
         "How much of what this machine can do a training step makes use of. The limits "
         "were measured here, with large matrix products and large copies. Attainable "
         "is the limit for work that moves as many bytes as this does; what is not "
-        "matrix work gains nothing from faster products."
+        "matrix work gains nothing from faster products, only from smaller numbers and "
+        "better kernels."
     )
     return [markup.element("p", lead, class_="lead"), *tables]
 

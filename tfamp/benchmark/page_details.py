@@ -8,8 +8,9 @@ from tfamp.benchmark import records, words
 
 _GLOSSARY = {
     "speed-up": (
-        "How many times as many examples a second as tfamp's float32 without XLA, for "
-        "the same task and batch size. 2x means half the time; below 1x is slower."
+        "How many times as fast a step is as tfamp's float32 without XLA, for the same "
+        "task and batch size: the median over the repeats. 2x means half the time; "
+        "below 1x is slower."
     ),
     "float32": (
         "Numbers of 32 bits with about 7 decimal digits: what networks are trained in "
@@ -53,7 +54,8 @@ _GLOSSARY = {
     ),
     "matrix work": (
         "The part of a step spent in matrix products and convolutions. A faster format "
-        "speeds up that part only."
+        "speeds up mostly that part; the rest gains from smaller numbers and from "
+        "kernels that join operations."
     ),
     "input share": (
         "Time to draw a batch over the time of a step. Near 100 % the input is the "

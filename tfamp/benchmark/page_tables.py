@@ -52,8 +52,8 @@ def _beside_peers(report, task):
 def accuracy(report: records.Report) -> Iterator[markup.Markup]:
     """Yields the time to accuracy of each task, and the runs that failed."""
     for task, rows in _by_task(report.accuracy_rows).items():
-        target = f"{rows[0].metric} of at least {words.percent(rows[0].target)}"
-        caption = _caption(task, f"The target: a validation {target}.")
+        text = f"The target: {words.target(rows[0])} or better in validation."
+        caption = _caption(task, text)
         lines = [_accuracy_line(row) for row in rows]
         yield markup.table(f"Time to accuracy of {task}", caption, lines, ["note"])
     failed = [
@@ -236,7 +236,7 @@ def _accuracy_line(row):
     return {
         "how it was trained": _head(words.mode_in_words(cell), row.mode),
         "times as fast": _lines(words.ratio(row.ratio)),
-        "test score": words.percent(row.test_score),
+        "test score": words.score(row.test_score, row.is_error),
         "time to target": _lines(words.spread(row.seconds, "s")),
         "without compilation": _lines(words.spread(row.without_first_step, "s")),
         "times as fast, without compilation": _lines(

@@ -32,6 +32,7 @@ Figures = Mapping[int, Mapping[str, Any]]
 _EQUAL = 1e-6  # Losses are float32, rounded by up to 6e-8; as `seed_statistics` has it.
 # Roundings of float32 in another order, grown over some tens of steps.
 _GROWN = 1e-3
+_WIDEST = 0.1  # An interval that reaches further tells nothing of a mode.
 
 
 class Masks(NamedTuple):
@@ -262,11 +263,18 @@ def _hints(cell) -> Iterator[str]:
         )
 
 
+def reach(found: records.Parity) -> float:
+    """Returns how far from float32's the loss may be: the interval's larger end."""
+    return max(map(abs, found.loss_interval or (found.loss_difference or 0.0,)))
+
+
 def is_safe(row: records.Row) -> bool:
-    """Whether a row's loss is float32's up to what is explained.
+    """Whether a row's loss is float32's up to what is explained, and noise of 10 %.
 
     Args:
       row: A row; one that failed is not safe.
     """
+    if row.parity is None:
+        return False
     verdicts = ("base", "equal", "noise", "explained")
-    return row.parity is not None and row.parity.verdict in verdicts
+    return row.parity.verdict in verdicts and reach(row.parity) <= _WIDEST

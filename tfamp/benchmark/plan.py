@@ -28,7 +28,7 @@ def make(config: config_dict.ConfigDict) -> list[records.Cell]:
         check_task(task)
         sizes = task.batch_sizes or (task.config.batch_size,)
         cells += [cell for size in sizes for cell in _cells(name, task, size)]
-    return cells
+    return list(dict.fromkeys(cells))
 
 
 def _cells(name, task, batch_size) -> Iterator[records.Cell]:

@@ -270,7 +270,7 @@ class AccuracyRow(NamedTuple):
       task: Name of the task.
       mode: A key of `VARIANTS`.
       metric: Name of the score.
-      target: The score to reach, a fraction.
+      target: The score to reach.
       seeds: How many seeds were run.
       reached: How many of them reached the target.
       seconds: To the target; median, smallest and largest of those that did.
@@ -281,6 +281,7 @@ class AccuracyRow(NamedTuple):
       ratio_without_first_step: The same of `without_first_step`.
       test_score: Mean on the test split.
       note: What a reader must know, such as seeds that never got there.
+      is_error: Whether a lower score is better: no fraction then, but a number.
     """
 
     task: str
@@ -296,6 +297,7 @@ class AccuracyRow(NamedTuple):
     ratio_without_first_step: tuple[float, float | None, float | None] | None = None
     test_score: float | None = None
     note: str = ""
+    is_error: bool = False
 
 
 class Calibration(NamedTuple):

@@ -83,9 +83,11 @@ def run(
         run_files.write_config(shared, folder)
         (folder / "cells").mkdir(exist_ok=True)
         described = machine.describe()
-        place = benchmark_process.identity(described) | _other_versions(versions)
+        place = benchmark_process.identity(described) | {"keras-hub": _keras_hub()}
         with _processes(config, program) as started:
-            suite = _Suite(config, folder, place, report, started, len(accuracy))
+            suite = _Suite(
+                *(config, folder, place, versions, report, started, len(accuracy))
+            )
             measured, failures = suite.measure(cells)
             runs, accuracy_rows = suite.train(accuracy)
         result = assembly.make(
@@ -110,13 +112,12 @@ def _processes(config, program):
     return worker.processes(texts)
 
 
-def _other_versions(peers):
-    """What figures depend on, too: PyTorch's versions, and KerasHub's."""
+def _keras_hub():
+    """The version of KerasHub, which the figures of texts depend on, too."""
     try:
-        hub = importlib.metadata.version("keras-hub")
+        return importlib.metadata.version("keras-hub")
     except importlib.metadata.PackageNotFoundError:
-        hub = None
-    return {"peers": peers, "keras-hub": hub}
+        return None
 
 
 def _find_torch(config, cells):
@@ -154,20 +155,25 @@ def plan_accuracy(config) -> dict[tuple[str, str, int], Any]:
 
 
 class _Job(NamedTuple):
-    """One process: what it is told, its file, a line on it, and its memory limit."""
+    """One process: what it is told, its file, a line on it, its memory limit, identity.
+
+    `peers` are the versions that figures depend on beside those of all processes.
+    """
 
     asked: dict[str, Any]
     file: pathlib.Path
     label: str
     program: worker.Program
     limited: bool = True
+    peers: dict[str, str] | None = None
 
 
 class _Suite:
     """The processes of one benchmark over its folder."""
 
-    def __init__(self, config, folder, place, report, program, accuracy_runs):
-        self.config, self.folder, self.place = config, folder, place
+    def __init__(self, config, folder, place, peers, report, program, accuracy_runs):
+        self.config, self.folder = config, folder
+        self.place, self.peers = place, peers
         self.report, self.program = report, program
         self.accuracy_runs = accuracy_runs
         self.seeds = range(config.seed, config.seed + config.repeats)
@@ -237,7 +243,7 @@ class _Suite:
     def _torch(self, cell, seed, file, label):
         """The twin in PyTorch, after Keras has written its weights and batches."""
         path = self._exchange_file(cell, seed)
-        if benchmark_process.read(file, self.place) is None:
+        if benchmark_process.read(file, self._place(self.peers)) is None:
             why = self._exchange(cell)
             if why:
                 self._number += 1
@@ -250,7 +256,8 @@ class _Suite:
             "warmup": self.config.warmup,
             "threads": calibration.cores(),
         }
-        return self._do(_Job(asked, file, label, exchange.command(self.torch_python)))
+        program = exchange.command(self.torch_python)
+        return self._do(_Job(asked, file, label, program, peers=self.peers))
 
     def _exchange_file(self, cell, seed):
         name = f"{cell.task}-batch{cell.batch_size}-seed{seed}.npz"
@@ -299,10 +306,11 @@ class _Suite:
         for name, accuracy in self.config.time_to_accuracy.items():
             own = [each for each in made if each.task == name]
             done = [each for each in own if not each.failed]
-            metric = ""
+            metric, is_error = "", False
             if done:
-                metric = time_to_accuracy.read_metric(self._run_folder(done[0]))
-            rows += time_to_accuracy.summarize(own, metric, accuracy.target)
+                folder = self._run_folder(done[0])
+                metric, is_error = time_to_accuracy.read_metric(folder)
+            rows += time_to_accuracy.summarize(own, metric, accuracy.target, is_error)
         return made, rows
 
     def _run_folder(self, run):
@@ -333,20 +341,25 @@ class _Suite:
     def _do(self, job: _Job):
         """Returns (figures, "") of a process, or (None, why it failed)."""
         self._number += 1
-        found = benchmark_process.read(job.file, self.place)
+        place = self._place(job.peers)
+        found = benchmark_process.read(job.file, place)
         done = " (measured before)" if found else self._left()
         self.report(f"{self._number} of {self._total}: {job.label}{done}")
         if found is not None:
             return found, ""
         start = time.monotonic()
         limit = self.memory if job.limited else None
-        request = child_process.to_request(job.asked, job.file, self.place, limit)
+        request = child_process.to_request(job.asked, job.file, place, limit)
         why = benchmark_process.run(request, job.file, job.program)
         self._seconds.append(time.monotonic() - start)
-        found = benchmark_process.read(job.file, self.place)
+        found = benchmark_process.read(job.file, place)
         if found is None:
             self.report(f"  failed: {memory_limit.lack(why) or why}")
         return found, why
+
+    def _place(self, peers):
+        """What figures depend on: PyTorch's versions if they are PyTorch's."""
+        return self.place | ({"peers": peers} if peers else {})
 
     def _left(self):
         """How long the rest will take, going by what was measured so far."""

@@ -68,7 +68,7 @@ def get_task(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     task.slow_modes = True  # Among these, those whose format is slow here.
     task.frameworks = records.FRAMEWORKS
     task.batch_sizes = ()  # Empty: the configuration's.
-    task.xla = ()  # Modes that are measured with XLA, too, ...
+    task.xla = ()  # Those of the modes that are measured with XLA, too, ...
     task.xla_frameworks = ("tfamp", "keras")  # ... in these; PyTorch has none.
     return task
 
@@ -147,7 +147,14 @@ def validate(config: config_dict.ConfigDict) -> None:
     wrong = base_config.broken_rules(config, _RULES)
     parts = {"tasks": _TASK_RULES, "time_to_accuracy": _ACCURACY_RULES}
     for part, rules in parts.items():
+        wrapper = {"tasks": get_task, "time_to_accuracy": get_accuracy}[part]
         for name, task in config[part].items():
+            if not set(wrapper(None)) <= set(task):
+                raise ValueError(
+                    f"config.{part}.{name} must be made by `suite_config."
+                    f"{wrapper.__name__}(training_config)`. Received fields: "
+                    f"{', '.join(sorted(task))}."
+                )
             base_config.validate(task.config)
             prefix = f"config.{part}.{name}"
             wrong += base_config.broken_rules(task, rules, prefix)

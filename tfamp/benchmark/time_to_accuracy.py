@@ -104,8 +104,8 @@ def run(config, workdir: str | os.PathLike) -> None:
     trainer.train_and_evaluate(config, workdir)
 
 
-def read_metric(folder: pathlib.Path) -> str:
-    """Returns the name of the score that a finished run is timed by.
+def read_metric(folder: pathlib.Path) -> tuple[str, bool]:
+    """Returns the score that a finished run is timed by: name, and if it is an error.
 
     That is the first of the run's scores that its validation has, too: some tasks score
     the test split by more than Keras' metrics.
@@ -116,7 +116,9 @@ def read_metric(folder: pathlib.Path) -> str:
     Raises:
       RunError: If the folder holds no finished run, or one without validation scores.
     """
-    return _metric(_result(folder), run_records.read_metrics(folder, "epoch"), folder)
+    result = _result(folder)
+    name = _metric(result, run_records.read_metrics(folder, "epoch"), folder)
+    return name, name in result.errors
 
 
 def read_run(
@@ -202,7 +204,10 @@ def _first_at(points, target, lower):
 
 
 def summarize(
-    runs: Sequence[records.AccuracyRun], metric: str, target: float
+    runs: Sequence[records.AccuracyRun],
+    metric: str,
+    target: float,
+    is_error: bool = False,
 ) -> list[records.AccuracyRow]:
     """Returns a row for each task and mode, in the order of the runs.
 
@@ -225,6 +230,7 @@ def summarize(
       runs: Runs of any tasks, modes and seeds, all with this score and target.
       metric: Name of the score.
       target: The score to reach.
+      is_error: Whether a lower score is better.
 
     Returns:
       A list of `AccuracyRow`.
@@ -240,7 +246,9 @@ def summarize(
     for each in runs:
         groups.setdefault((each.task, each.mode), {})[each.seed] = each
     return [
-        _row(own, groups.get((task, _BASE), {}), metric, target)
+        _row(own, groups.get((task, _BASE), {}), metric, target)._replace(
+            is_error=is_error
+        )
         for (task, _), own in groups.items()
     ]
 

@@ -134,6 +134,19 @@ def verdict(parity: records.Parity | None) -> tuple[str, str]:
     return _VERDICTS[parity.verdict if parity else ""]
 
 
+def score(value: float | None, is_error: bool) -> str:
+    """Returns a score: "96.3 %"; an error is no share: "2.31"."""
+    return number(value) if is_error else percent(value)
+
+
+def target(row: records.AccuracyRow) -> str:
+    """Returns what was to be reached: "95.0 % accuracy", "perplexity 900"."""
+    if not row.metric:  # No run was made.
+        return f"a score of {number(row.target)}"
+    shown = score(row.target, row.is_error)
+    return f"{row.metric} {shown}" if row.is_error else f"{shown} {row.metric}"
+
+
 def tensor_float_32(row: records.Row, machine: Mapping[str, Any]) -> str:
     """Returns TF32's state in a cell: asked for, and whether it has an effect.
 
