@@ -117,7 +117,7 @@ def _on_format_alone(best, rows) -> Iterator[str]:
     if ratios:
         yield (
             f"Of that speed-up, plain Keras has in the same mode {'; '.join(ratios)}; "
-            "the rest is what tfamp adds, such as fused kernels."
+            "what goes beyond it is tfamp's, such as fused kernels."
         )
 
 

@@ -136,7 +136,7 @@ def compare(
     both = sorted(base.keys() & found.keys())
     before = {seed: _mean_loss(base[seed]) for seed in both}
     if not both or None in before.values():
-        text = "There is no finite loss of tfamp's float32 with this batch size to compare with."
+        text = "There is no finite loss of tfamp's float32 with this batch size."
         return nothing._replace(explanation=text)
     after = {seed: losses[seed] for seed in both}
     lost = seed_statistics.compare(
