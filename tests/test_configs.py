@@ -216,7 +216,18 @@ def test_config_loads_locks_and_has_the_shared_fields(path):
     assert f"python scripts/train_{path.parent.name}.py" in module.__doc__
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        # EfficientNet's graph alone takes 20 s; its network has tests of its own.
+        pytest.param(
+            path,
+            id=path.stem,
+            marks=pytest.mark.slow if path.stem.endswith("_efficientnet") else (),
+        )
+        for path in FILES
+    ],
+)
 def test_config_trains_under_the_tiny_override(path, with_data, tmp_path):
     config = base_config.apply_tiny(load(path).get_config())
     result = train_and_evaluate(with_data(config), tmp_path / "run")

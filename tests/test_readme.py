@@ -98,7 +98,10 @@ def arguments_of(command, request):
 
 
 # Processes of their own, or a real encoder; tests has the like, smaller.
-SLOW = ("_benchmark", "scripts/benchmark.py", "--find_batch_size", "PRESET")
+SLOW = (
+    *("_benchmark", "scripts/benchmark.py", "--find_batch_size", "PRESET"),
+    "train_bert.py --seeds",
+)
 
 
 def marked(command):
