@@ -60,7 +60,8 @@ def plan(
     """Returns the configurations of all runs, in the order to make them.
 
     All modes of a seed come before the next seed: a machine that is busy for a while
-    slows all modes, and an interrupted benchmark has whole pairs.
+    slows all modes, and an interrupted benchmark has whole pairs. Each seed begins with
+    another mode: none is always the first.
 
     Args:
       config: The configuration of a training run.
@@ -82,11 +83,12 @@ def plan(
             f"`modes` of the task {task_name!r} must be some of "
             f"{', '.join(records.VARIANTS)}. Received: {tuple(modes)!r}."
         )
-    return {
-        (mode, seed): cell_plan.with_mode(config, mode, seed)
-        for seed in range(config.seed, config.seed + seeds)
-        for mode in modes
-    }
+    runs = {}
+    for number in range(seeds):
+        seed, first = config.seed + number, number % len(modes)
+        for mode in (*modes[first:], *modes[:first]):
+            runs[mode, seed] = cell_plan.with_mode(config, mode, seed)
+    return runs
 
 
 def run(config, workdir: str | os.PathLike) -> None:
