@@ -2,7 +2,7 @@
 
     python scripts/benchmark.py
 
-Expected on 2 cores of an AMD EPYC with native bfloat16: 7.5 minutes with PyTorch, less
+Expected on 2 cores of an AMD EPYC with native bfloat16: 7 minutes with PyTorch, less
 without; a slower machine of the same kind took 1.7 times as long.
 """
 
