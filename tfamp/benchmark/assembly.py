@@ -155,6 +155,11 @@ def _notes(config, found, failures) -> Iterator[str]:
         "libraries; what XLA holds to compile kernels is in it. PyTorch runs without "
         "`torch.compile`, and has its batches in memory beforehand."
     )
+    yield from _on_config(config, found, failures)
+
+
+def _on_config(config, found, failures) -> Iterator[str]:
+    """What is particular to this benchmark: limits, tasks, failures."""
     if found.no_torch:
         yield (
             f"PyTorch was not measured: {found.no_torch}. Install `tfamp[bench]`, or "
