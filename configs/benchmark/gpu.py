@@ -6,8 +6,8 @@ On random batches, with new weights: needs no data. BERT-Base has SQuAD's length
 Time to accuracy is that of `quick.py`, whose network is small for a GPU; for a run
 worth its while set another configuration there.
 
-Expected: not measured, no GPU was at hand; about a hundred processes, so most of an
-hour.
+Expected: not measured, no GPU was at hand; 170 processes, so an hour or more.
+Resumable; `--tasks=bert_base` is a third of it.
 """
 
 from tfamp.benchmark import suite_config

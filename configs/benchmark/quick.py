@@ -3,7 +3,8 @@
     python scripts/benchmark.py
 
 Expected on 2 cores of an AMD EPYC with native bfloat16: 7 minutes with PyTorch, less
-without; a slower machine of the same kind took 1.7 times as long.
+without. A slower one (283 GFLOP/s in float32 instead of 454) took 1.6 times as long for
+an earlier version; there take `--config.repeats=3`.
 """
 
 from tfamp.benchmark import suite_config
