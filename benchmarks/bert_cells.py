@@ -135,7 +135,7 @@ def keras_optimizer(settings):
     )
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     if settings["sum_rows"]:
-        from tfamp import row_gradients
+        from tfamp.kernels import row_gradients
 
         row_gradients.install()
     return optimizer

@@ -32,8 +32,8 @@ def clean_globals():
     before = helpers.read_globals()
     yield
     leaks = helpers.find_leaks(before, helpers.read_globals())
-    if leaks and "tfamp.control" in sys.modules:
-        sys.modules["tfamp.control"].disable()  # Its own record of being enabled.
+    if leaks and "tfamp" in sys.modules:
+        sys.modules["tfamp"].disable()  # Its own record of being enabled.
     helpers.write_globals(found)
     if leaks:
         pytest.fail("The test leaked:\n  " + "\n  ".join(leaks), pytrace=False)

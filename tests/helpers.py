@@ -15,7 +15,9 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
 from tensorflow.python.framework import ops as tf_ops
 
-from tfamp import bias_gradient, hardware, keras_kernels, loss_scale, row_gradients
+from tfamp import hardware
+from tfamp.kernels import bias_gradient, keras_kernels, row_gradients
+from tfamp.loss_scaling import rule as loss_scale
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tfamp import alignment
+from tfamp.diagnostics import alignment
 
 
 def product(*dimensions, layer="dense", m=64, n=64, k=64):

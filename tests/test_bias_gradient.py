@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tensorflow_ops
 
 import tfamp
-from tfamp import bias_gradient
+from tfamp.kernels import bias_gradient
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 # Half a unit in the last place of bfloat16 is 2**-9; the rest is the sum's.

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
-from tfamp import fused_adam
+from tfamp.kernels import fused_adam
 
 
 def test_update_equals_keras_over_many_steps():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp import formats, fused_ops
+from tfamp import formats
+from tfamp.kernels import fused_ops
 
 DTYPES = ("bfloat16", "float16", "float32")
 ACTIVATIONS = {

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp import errors, graph_rewrite, hardware, rewrite_graphs
-from tfamp.graph_rewrite import LOG_PATH, PREFIX, RewriteConfig
+from tfamp import errors, hardware
+from tfamp.graph_rewrite import graphs as rewrite_graphs
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.graph_rewrite.switch import LOG_PATH, PREFIX, RewriteConfig
 
 FLAG = "TF_ENABLE_AUTO_MIXED_PRECISION"
 BF16_CPU = hardware.DeviceDescription(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import keras_kernels
+from tfamp.kernels import keras_kernels
 
 
 def build(activation="gelu", rate=0.5):

@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 
-from tfamp import errors, hardware, rewrite_config
-from tfamp.graph_rewrite import RewriteConfig, choose_dtype
+from tfamp import errors, hardware
+from tfamp.graph_rewrite import config as rewrite_config
+from tfamp.graph_rewrite.switch import RewriteConfig, choose_dtype
 
 
 def gpu(name, *capability):

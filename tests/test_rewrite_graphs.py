@@ -2,7 +2,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from tfamp import graph_rewrite, hardware, rewrite_graphs
+from tfamp import hardware
+from tfamp.graph_rewrite import graphs as rewrite_graphs
+from tfamp.graph_rewrite import switch as graph_rewrite
 
 F32, BF16, F16, F64, I32 = (
     tf.as_dtype(name).as_datatype_enum

@@ -3,8 +3,8 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from tfamp import rewrite_lists
-from tfamp.rewrite_lists import PREFIX, Change
+from tfamp.graph_rewrite import lists as rewrite_lists
+from tfamp.graph_rewrite.lists import PREFIX, Change
 
 # Printed by TensorFlow 2.21's own binary: allow, infer, deny, clear.
 SIZES = {

@@ -1,8 +1,10 @@
 import keras
 import pytest
 
-from tfamp import errors, hardware, rewrite_lists, rewrite_plan
-from tfamp.rewrite_plan import LEVEL, LOG_PATH, PREFIX, RewriteConfig
+from tfamp import errors, hardware
+from tfamp.graph_rewrite import lists as rewrite_lists
+from tfamp.graph_rewrite import plan as rewrite_plan
+from tfamp.graph_rewrite.plan import LEVEL, LOG_PATH, PREFIX, RewriteConfig
 
 CPU = hardware.DeviceDescription(
     "CPU", "Some CPU", None, frozenset({"avx512f", "avx512_bf16"}), onednn=True

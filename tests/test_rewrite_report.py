@@ -13,9 +13,12 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import graph_rewrite, hardware, rewrite_record, rewrite_report
-from tfamp.graph_rewrite import PREFIX, RewriteConfig
-from tfamp.rewrite_report import graph_rewrite_report, observe
+from tfamp import hardware
+from tfamp.graph_rewrite import record as rewrite_record
+from tfamp.graph_rewrite import report as rewrite_report
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.graph_rewrite.report import graph_rewrite_report, observe
+from tfamp.graph_rewrite.switch import PREFIX, RewriteConfig
 
 BF16_CPU = hardware.DeviceDescription(
     "CPU", "Some CPU", None, frozenset({"avx512f", "avx512_bf16"}), onednn=True

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import row_gradients
+from tfamp.kernels import row_gradients
 
 ROWS = ([[1.0, 2.0], [3.0, -2.5], [1.0, 1.0]], [1, 1, 2], [4, 2])
 DENSE = [[0.0, 0.0], [4.0, -0.5], [1.0, 1.0], [0.0, 0.0]]

@@ -1,11 +1,7 @@
 """tfamp: mixed precision for TensorFlow and Keras 3, chosen, verified, explained."""
 
-from tfamp.checkpoint import load_model
-from tfamp.control import disable, enable, status
-from tfamp.convert import ConversionError, set_precision
 from tfamp.diagnostics.audit import audit
 from tfamp.diagnostics.audit_report import AuditReport
-from tfamp.diagnostics.loss_scale_monitor import LossScaleMonitor
 from tfamp.errors import (
     DataError,
     ExportError,
@@ -14,25 +10,29 @@ from tfamp.errors import (
     TfampError,
     UnsupportedModeError,
 )
-from tfamp.export import export_float32
 from tfamp.formats import float_format, represent
-from tfamp.graph_rewrite import sync_thread
-from tfamp.growth_interval import (
+from tfamp.graph_rewrite.report import graph_rewrite_report
+from tfamp.graph_rewrite.switch import sync_thread
+from tfamp.hardware import detect_support
+from tfamp.loss_scaling.checkpoint import load_model
+from tfamp.loss_scaling.growth_schedules import (
     ConstantGrowthInterval,
     GeometricGrowthInterval,
     GrowthIntervalSchedule,
     PiecewiseGrowthInterval,
 )
-from tfamp.hardware import detect_support
-from tfamp.optimizer import LossScaleOptimizer, wrap_optimizer
-from tfamp.overrides import OverrideError
-from tfamp.policy import policy_scope
-from tfamp.rewrite_control import (
+from tfamp.loss_scaling.monitor import LossScaleMonitor
+from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
+from tfamp.precision.control import disable, enable, status
+from tfamp.precision.convert import ConversionError, set_precision
+from tfamp.precision.overrides import OverrideError
+from tfamp.precision.policy import policy_scope
+from tfamp.precision.rewrite_control import (
     disable_graph_rewrite,
     enable_graph_rewrite,
     graph_rewrite_scope,
 )
-from tfamp.rewrite_report import graph_rewrite_report
+from tfamp.serving.export import export_float32
 
 __version__ = "0.1.0"
 

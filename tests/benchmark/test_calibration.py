@@ -5,8 +5,9 @@ import math
 import pytest
 import tensorflow as tf
 
-from tfamp import hardware, policy
+from tfamp import hardware
 from tfamp.benchmark import calibration
+from tfamp.precision import policy
 
 MIB = 2**20
 

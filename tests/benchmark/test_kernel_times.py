@@ -11,8 +11,8 @@ from tensorflow.tsl.profiler.protobuf.xplane_pb2 import (
     XSpace,  # pyright: ignore[reportAttributeAccessIssue]
 )
 
-from tfamp import control
 from tfamp.benchmark import kernel_times
+from tfamp.precision import control
 
 layers = keras.layers
 CPU, GPU = "/host:CPU", "/device:GPU:0"

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp import control, policy
 from tfamp.benchmark import step_flops
+from tfamp.precision import control, policy
 
 layers = keras.layers
 BATCH = 4

@@ -13,8 +13,9 @@ import keras
 import numpy as np
 import pytest
 
-from tfamp import control, formats
+from tfamp import formats
 from tfamp.benchmark import exchange, records
+from tfamp.precision import control
 from tfamp.training import (
     benchmark_inputs,
     benchmark_process,

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp import bias_gradient, device_table, hardware, policy
+from tfamp import device_table, hardware
 from tfamp.diagnostics import audit, audit_report, timing
+from tfamp.kernels import bias_gradient
+from tfamp.precision import policy
 
 layers = keras.layers
 

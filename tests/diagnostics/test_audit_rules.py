@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tfamp import alignment, device_table, hardware
-from tfamp.diagnostics import audit, devices, estimates, model_facts
+from tfamp import device_table, hardware
+from tfamp.diagnostics import alignment, audit, devices, estimates, model_facts
 
 Dim = alignment.Dimension
 BIG = 4096

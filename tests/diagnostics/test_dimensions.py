@@ -4,8 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfamp import alignment
-from tfamp.diagnostics import collect
+from tfamp.diagnostics import alignment, collect
 
 layers = keras.layers
 BATCH = 4

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp import policy
 from tfamp.diagnostics import collect, function_bodies
+from tfamp.precision import policy
 
 layers = keras.layers
 BATCH = 4

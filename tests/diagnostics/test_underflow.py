@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tfamp import formats, policy
-from tfamp.diagnostics import underflow
+from tfamp import formats
+from tfamp.numerics import underflow
+from tfamp.precision import policy
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 LIMITS = formats.float_format("float16")

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp import kernel_switches, policy
+from tfamp import kernel_switches
 from tfamp.diagnostics import audit, cudnn, devices, xla_choice
+from tfamp.precision import policy
 
 layers = keras.layers
 

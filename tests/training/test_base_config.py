@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from tfamp import growth_interval, optimizer_settings
+from tfamp.loss_scaling import growth_schedules as growth_interval
+from tfamp.loss_scaling import optimizer_settings
 from tfamp.training import base_config, bert_config, precision_config
 
 PREFIX = "precision.loss_scale"

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import errors, policy
+from tfamp import errors
+from tfamp.precision import policy
 from tfamp.training import (
     base_config,
     bert,

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfamp import control
+from tfamp.precision import control
 from tfamp.training import benchmark_inputs, cnn, cnn_config, losses
 
 SHAPE, CLASSES = (32, 32, 3), 10

@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from tfamp import control, device_table, errors, hardware
+from tfamp import device_table, errors, hardware
 from tfamp.diagnostics import machine, machine_text
+from tfamp.precision import control
 from tfamp.training import doctor
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import hardware, policy
+from tfamp import hardware
+from tfamp.precision import policy
 from tfamp.training import (
     benchmark_inputs,
     callbacks,

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 import tfamp
-from tfamp import row_gradients
+from tfamp.kernels import row_gradients
 from tfamp.training import base_config, optimizers
 
 EPSILON = tfamp.float_format("float32").epsilon

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import errors, policy
+from tfamp import errors
+from tfamp.precision import policy
 from tfamp.training import (
     bert,
     bert_config,

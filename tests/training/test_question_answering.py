@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import policy
+from tfamp.precision import policy
 from tfamp.training import (
     bert_config,
     question_answering,

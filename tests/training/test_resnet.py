@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp import control
+from tfamp.precision import control
 from tfamp.training import cnn, cnn_config
 
 SHAPE = (16, 16, 3)

@@ -10,7 +10,8 @@ import sys
 import keras
 import pytest
 
-from tfamp import control, errors
+from tfamp import errors
+from tfamp.precision import control
 from tfamp.training import (
     app,
     benchmark_cell,

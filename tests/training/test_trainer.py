@@ -16,7 +16,8 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import hardware, policy
+from tfamp import hardware
+from tfamp.precision import policy
 from tfamp.training import (
     base_config,
     callbacks,

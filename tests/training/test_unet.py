@@ -11,7 +11,7 @@ import tensorflow as tf
 from matplotlib.image import imread
 from sklearn import metrics
 
-from tfamp import policy
+from tfamp.precision import policy
 from tfamp.training import (
     base_config,
     benchmark_cell,

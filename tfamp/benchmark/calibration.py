@@ -18,8 +18,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfamp import errors, hardware, policy
+from tfamp import errors, hardware
 from tfamp.benchmark import records
+from tfamp.precision import policy
 from tfamp.training import memory_limit
 
 # Sizes of square matrices, from small on, and products in one call. Of a GPU they are

@@ -8,9 +8,10 @@ from typing import Any
 
 import keras
 
-from tfamp import control, hardware, kernel_switches, policy
+from tfamp import hardware, kernel_switches
 from tfamp.benchmark import calibration, kernel_times, plan, records, source, step_flops
 from tfamp.diagnostics import timing
+from tfamp.precision import control, policy
 from tfamp.training import (
     callbacks,
     memory_limit,

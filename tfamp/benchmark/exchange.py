@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfamp import policy
 from tfamp.benchmark import twin_weights
+from tfamp.precision import policy
 from tfamp.training import base_config, optimizers, run_files, tasks
 
 _CELL = pathlib.Path(__file__).with_name("torch_cell.py")

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from ml_collections import config_dict
 
-from tfamp import errors, hardware, mode_choice, modes
+from tfamp import errors, hardware, modes
 from tfamp.benchmark import exchange, records, suite_config
+from tfamp.precision import mode_choice
 from tfamp.training import base_config, benchmark_inputs, compare, optimizers
 
 

@@ -24,8 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp import model_structure
 from tfamp.diagnostics import dimensions, function_bodies, layer_trace, products
+from tfamp.precision import model_structure
 
 _LOOPS = ("While", "StatelessWhile")
 _GATES = {b"lstm": 4, b"gru": 3}  # Of cuDNN; others have 1.

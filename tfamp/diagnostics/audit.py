@@ -7,7 +7,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfamp import bias_gradient, errors, graph_rewrite, model_inputs, policy
+from tfamp import errors
 from tfamp.diagnostics import (
     audit_arguments,
     audit_report,
@@ -21,6 +21,9 @@ from tfamp.diagnostics import (
     timing,
     xla_choice,
 )
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.kernels import bias_gradient
+from tfamp.precision import model_inputs, policy
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
 _UNKNOWN_SIZE = 128  # Of other dimensions that the model leaves open.

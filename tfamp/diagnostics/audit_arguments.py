@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfamp import checks, graph_rewrite
+from tfamp import checks
 from tfamp.diagnostics import devices
+from tfamp.graph_rewrite import switch as graph_rewrite
 
 _REWRITES = ("bfloat16", "float16")
 

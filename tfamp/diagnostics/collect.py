@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp import model_structure
 from tfamp.diagnostics import (
     cudnn,
     dimensions,
@@ -21,6 +20,7 @@ from tfamp.diagnostics import (
     model_facts,
     products,
 )
+from tfamp.precision import model_structure
 
 # Operations that write no new numbers: reads, views, calls, what is known before.
 _FREE = function_bodies.CALLS.union(

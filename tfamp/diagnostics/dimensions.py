@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import keras
 
-from tfamp import alignment, model_structure
+from tfamp.diagnostics import alignment
+from tfamp.precision import model_structure
 
 Dim = alignment.Dimension
 Dims = tuple[Dim, ...]

@@ -11,8 +11,8 @@ Core gives. The shares are estimates for ranking, and no forecast of a speed.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from tfamp import alignment, hardware
-from tfamp.diagnostics import devices, model_facts
+from tfamp import hardware
+from tfamp.diagnostics import alignment, devices, model_facts
 
 _FAST = 2.0
 # Share of a step that is no product, where it cannot be estimated.

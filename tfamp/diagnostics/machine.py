@@ -6,14 +6,10 @@ import platform
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfamp import (
-    errors,
-    graph_rewrite,
-    hardware,
-    kernel_switches,
-    policy,
-)
+from tfamp import errors, hardware, kernel_switches
 from tfamp.diagnostics import devices
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.precision import policy
 
 SCHEMA_VERSION = 1
 _PACKAGES = ("tfamp", "tensorflow", "keras", "numpy")

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tfamp import alignment
+from tfamp.diagnostics import alignment
 
 NARROW = ("float16", "bfloat16")
 

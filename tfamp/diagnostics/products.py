@@ -16,8 +16,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import alignment
-from tfamp.diagnostics import dimensions
+from tfamp.diagnostics import alignment, dimensions
 
 Context = dimensions.Context
 Dims = dimensions.Dims

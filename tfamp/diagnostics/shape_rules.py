@@ -3,8 +3,14 @@
 Each takes (facts, situation) and returns a list of findings, empty if all is well.
 """
 
-from tfamp import alignment, hardware
-from tfamp.diagnostics import audit_report, estimates, format_rules, model_facts
+from tfamp import hardware
+from tfamp.diagnostics import (
+    alignment,
+    audit_report,
+    estimates,
+    format_rules,
+    model_facts,
+)
 
 Finding = audit_report.Finding
 percent, count = audit_report.percent, audit_report.count

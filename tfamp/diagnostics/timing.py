@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp import model_structure
 from tfamp.diagnostics import layer_trace
+from tfamp.precision import model_structure
 
 _WARM_UP, _REPEATS = 2, 5
 _BATCHES = 20

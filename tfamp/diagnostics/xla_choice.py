@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple
 
 import keras
 
-from tfamp import model_structure, tracing
+from tfamp import graph_context as tracing
 from tfamp.diagnostics import cudnn, devices, format_rules
+from tfamp.precision import model_structure
 
 
 class Choice(NamedTuple):

@@ -14,7 +14,8 @@ import tensorflow as tf
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tfamp import control, errors
+from tfamp import errors
+from tfamp.precision import control
 from tfamp.training import (
     base_config,
     batch_size_finder,

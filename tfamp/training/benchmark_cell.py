@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import keras
 from ml_collections import config_dict
 
-from tfamp import control, kernel_switches
+from tfamp import kernel_switches
+from tfamp.precision import control
 from tfamp.training import (
     base_config,
     benchmark_inputs,

@@ -10,7 +10,7 @@ import time
 import keras
 import tensorflow as tf
 
-from tfamp import model_structure
+from tfamp.precision import model_structure
 from tfamp.training import run_records
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import keras
 from absl import logging
 
-from tfamp import export, hardware, mode_choice
+from tfamp import hardware
+from tfamp.precision import mode_choice
+from tfamp.serving import export
 from tfamp.training import (
     base_config,
     comparison,

@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp import errors, keras_hooks, replicas
+from tfamp import errors
+from tfamp.loss_scaling import keras_optimizers, replicas
 
 # What a run goes on from; the files of `run_files` that each worker needs.
 _RESUMED = ("backup", "backup.old", "best.weights.h5", "metrics.jsonl")
@@ -247,7 +248,7 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
 
     def sum_and_apply(grads, trainable_variables):
         summed = replicas.sum_gradients(list(grads), trainable_variables)
-        with keras_hooks.without_gradient_reduction(optimizer):
+        with keras_optimizers.without_gradient_reduction(optimizer):
             return apply(summed, trainable_variables)
 
     optimizer.apply = sum_and_apply  # pyright: ignore[reportAttributeAccessIssue]

@@ -9,17 +9,10 @@ from typing import NamedTuple
 
 import keras
 
-from tfamp import (
-    control,
-    errors,
-    graph_rewrite,
-    hardware,
-    layer_policies,
-    modes,
-    policy,
-    training_hooks,
-)
+from tfamp import errors, hardware, modes
 from tfamp.diagnostics import audit, audit_report, devices, machine, machine_text
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.precision import control, layer_policies, policy, training_hooks
 from tfamp.training import base_config, pipeline, precision_config, run_files, tasks
 
 _EXAMPLES = 512  # Enough to know a recipe's classes and inputs; training reads all.

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import graph_rewrite
-from tfamp.diagnostics import underflow
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.numerics import underflow
 from tfamp.training import benchmark_inputs, lm_data, pipeline, run_files, tasks
 
 UNIT = "sequences"

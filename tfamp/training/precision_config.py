@@ -4,7 +4,8 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from tfamp import enable_request, growth_interval
+from tfamp.loss_scaling import growth_schedules as growth_interval
+from tfamp.precision import enable_request
 
 SCHEDULES = ("constant", "piecewise", "geometric")  # Of the growth interval.
 

@@ -7,7 +7,8 @@ import pathlib
 import platform
 from typing import Any
 
-from tfamp import control, hardware, kernel_switches
+from tfamp import hardware, kernel_switches
+from tfamp.precision import control
 from tfamp.training import run_files
 
 _PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")

@@ -12,15 +12,11 @@ from typing import Any
 import keras
 from absl import logging
 
-from tfamp import (
-    control,
-    graph_rewrite,
-    kernel_switches,
-    modes,
-    optimizer,
-    unscaled,
-)
-from tfamp.diagnostics import loss_scale_monitor
+from tfamp import kernel_switches, modes
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.loss_scaling import monitor as loss_scale_monitor
+from tfamp.loss_scaling import optimizer, unscaled
+from tfamp.precision import control
 from tfamp.training import (
     base_config,
     callbacks,

@@ -1,0 +1,275 @@
+"""Every file in configs/ loads, locks, and trains under the one `tiny` override."""
+
+import importlib.util
+import itertools
+import pathlib
+
+import made_tables
+import numpy as np
+import pytest
+
+from tfamp.training import base_config, tasks, train_and_evaluate
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Those of benchmarks are not of a run: tests/benchmark/test_benchmark_configs.py.
+FILES = sorted(
+    path for path in (ROOT / "configs").rglob("*.py") if path.parent.name != "benchmark"
+)
+SHARED = {
+    "bike_sharing": "bike_sharing",
+    "dsb2018": "dsb2018_256",
+    "mnist": "mnist",
+    "sentences": "uci_sentences",
+    "tweets": "tweets",
+    "tweets_base": "tweets",
+    "tweets_tiny": "tweets",
+}
+WORDS = "a the film phone was is very not good bad fine poor in it and of".split()
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- Stand-ins for data that no host has without a download ----
+
+
+def store(folder, name, train, test, test_split="validation"):
+    """Writes a TFDS folder of the registered data set, with other examples."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder(name, data_dir=folder)
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name=builder.name,
+        config=builder.builder_config,
+        version=builder.version,
+        features=builder.info.features,
+        data_dir=folder,
+        split_datasets={"train": enumerate(train), test_split: enumerate(test)},
+    )
+    return str(folder)
+
+
+def store_cifar10(folder):
+    """Patches of scikit-learn's two photographs."""
+    from sklearn import datasets
+
+    photographs = datasets.load_sample_images().images
+    corners = np.random.default_rng(0).integers(0, 300, (60, 2))
+    examples = [
+        {
+            "id": str(index),
+            "image": photographs[index % 2][row : row + 32, column : column + 32],
+            "label": index % 2,
+        }
+        for index, (row, column) in enumerate(corners)
+    ]
+    return store(folder, "cifar10", examples[:40], examples[40:], "test")
+
+
+def store_mnist(folder):
+    """Digits of scikit-learn, enlarged; the real ones take TFDS ten seconds."""
+    from tfamp.training import data
+
+    train, test = (
+        [
+            {"image": image, "label": label}
+            for image, label in part.take(40).as_numpy_iterator()
+        ]
+        for part in data.load_digits(28)
+    )
+    return store(folder, "mnist", train, test, "test")
+
+
+def store_pets(folder):
+    """Parts of scikit-learn's two photographs; the mask follows their brightness."""
+    import tensorflow_datasets as tfds
+    from sklearn import datasets
+
+    photographs, examples = datasets.load_sample_images().images, []
+    for index in range(60):
+        image = photographs[index % 2][: 40 + index, :50]
+        examples.append(
+            {
+                "image": image,
+                "label": index % 37,
+                "species": index % 2,
+                "file_name": f"{index}.jpg",
+                "segmentation_mask": 1 + image[..., :1] // 86,
+                "head_bbox": tfds.features.BBox(0.0, 0.0, 0.5, 0.5),
+            }
+        )
+    return store(folder, "oxford_iiit_pet", examples[:40], examples[40:], "test")
+
+
+def sentences(count):
+    """Random words."""
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, 9)) for _ in range(count)]
+
+
+def store_sst2(folder):
+    """Single sentences of two classes."""
+    examples = [
+        {"sentence": text, "label": index % 2, "idx": index}
+        for index, text in enumerate(sentences(60))
+    ]
+    return store(folder, "glue/sst2", examples[:40], examples[40:])
+
+
+def store_mrpc(folder):
+    """Pairs of sentences, half of them the same."""
+    texts = sentences(61)
+    examples = [
+        {"sentence1": a, "sentence2": (a, b)[index % 2], "label": 1 - index % 2}
+        | {"idx": index}
+        for index, (a, b) in enumerate(itertools.pairwise(texts))
+    ]
+    return store(folder, "glue/mrpc", examples[:40], examples[40:])
+
+
+def store_squad(folder):
+    """Paragraphs of random words; the answer is one of them."""
+    examples = []
+    for index, context in enumerate(sentences(60)):
+        answer = context.split()[index % 9]
+        examples.append(
+            {
+                "id": str(index),
+                "title": f"Article {index // 2}",
+                "context": context,
+                "question": f"Where is {answer}?",
+                "answers": {
+                    "text": [answer],
+                    "answer_start": [context.index(answer)],
+                },
+            }
+        )
+    return store(folder, "squad", examples[:40], examples[40:])
+
+
+def write_spans(folder):
+    """Tweets of random words; one of them carries the sentiment."""
+    rows = ["textID,text,sentiment,selected_text"]
+    for index, text in enumerate(sentences(60)):
+        rows.append(f"{index},{text},positive,{text.split()[index % 9]}")
+    (folder / "train.csv").write_text("\n".join(rows) + "\n")
+    return str(folder)
+
+
+def write_text(folder):
+    """Lines of random words."""
+    (folder / "words.txt").write_text("\n".join(sentences(60)))
+    return str(folder)
+
+
+STAND_INS = {
+    "cifar10": store_cifar10,
+    "cifar10_efficientnet": store_cifar10,
+    "cifar10_resnet": store_cifar10,
+    "cifar10_resnet_tiny": store_cifar10,
+    "mnist_wide": store_mnist,
+    "mrpc_base": store_mrpc,
+    "mrpc_tiny": store_mrpc,
+    "oxford_iiit_pet": store_pets,
+    "rossmann": made_tables.write_rossmann,
+    "squad_base": store_squad,
+    "squad_large": store_squad,
+    "squad_tiny": store_squad,
+    "sst2_base": store_sst2,
+    "sst2_tiny": store_sst2,
+    "text_file": write_text,
+    "tweets_spans": write_spans,
+}
+
+
+@pytest.fixture
+def with_data(shared_data, tmp_path):
+    """Returns a function that gives a configuration its data."""
+
+    def fill(config):
+        stem = config.name.removeprefix("bert-").removesuffix("-tiny")
+        if stem in STAND_INS:
+            config.data_dir = STAND_INS[stem](tmp_path)
+        elif stem == "mnist":
+            config.manual_dir = str(shared_data("mnist"))
+            config.data_dir = str(tmp_path / "tfds")
+        elif stem in SHARED:
+            config.data_dir = str(shared_data(SHARED[stem]))
+        return config
+
+    return fill
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_config_loads_locks_and_has_the_shared_fields(path):
+    module = load(path)
+    config = module.get_config().lock()
+    assert config.name.removeprefix("bert-") == path.stem
+    assert config.task in tasks.TASKS
+    assert set(base_config.get_config()) <= set(config)
+    with pytest.raises(AttributeError, match="Did you mean"):
+        config.epoch = 1
+    assert f"python scripts/train_{path.parent.name}.py" in module.__doc__
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        # EfficientNet's graph alone takes 20 s; its network has tests of its own.
+        pytest.param(
+            path,
+            id=path.stem,
+            marks=pytest.mark.slow if path.stem.endswith("_efficientnet") else (),
+        )
+        for path in FILES
+    ],
+)
+def test_config_trains_under_the_tiny_override(path, with_data, tmp_path):
+    config = base_config.apply_tiny(load(path).get_config())
+    result = train_and_evaluate(with_data(config), tmp_path / "run")
+    assert np.isfinite(result.final_loss)
+    assert result.mode in ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in FILES if p.stem.endswith(("_base", "_large"))],
+    ids=lambda path: path.stem,
+)
+def test_recipe_as_published_starts_from_weights_and_selects_nothing(path):
+    config = load(path).get_config()
+    size = path.stem.rsplit("_", 1)[1]
+    assert config.model.preset == f"bert_{size}_en_uncased"
+    assert config.validation_fraction == 0
+    optimizer = config.optimizer
+    assert (optimizer.name, optimizer.schedule) == ("adamw", "linear")
+    assert (optimizer.warmup_fraction, optimizer.weight_decay) == (0.1, 0.01)
+    assert (optimizer.clip_global_norm, optimizer.epsilon) == (1.0, 1e-6)
+    assert "https://" in load(path).__doc__
+    # Of a new encoder: the same shapes, as https://arxiv.org/abs/1810.04805 has them.
+    model = config.model
+    sizes = {"base": (12, 12, 768, 3072), "large": (24, 16, 1024, 4096)}[size]
+    assert sizes == (
+        *(model.num_layers, model.num_heads),
+        *(model.hidden_dim, model.intermediate_dim),
+    )
+    assert (model.max_sequence_length, model.vocabulary_size) == (512, 30522)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_example_fits_a_new_encoder(path):
+    config = load(path).get_config()
+    if path.parent.name == "bert":
+        assert config.data.sequence_length <= config.model.max_sequence_length
+
+
+def test_tiny_leaves_its_argument_alone():
+    config = load(ROOT / "configs/cnn/digits.py").get_config()
+    before = config.to_json()
+    small = base_config.apply_tiny(config)
+    assert config.to_json() == before
+    assert small.epochs == 1 and small.name == "digits-tiny"

@@ -1,0 +1,409 @@
+"""Modes of single layers under `enable`, in models that are compiled or first built."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+import tfamp
+from tfamp import patches
+from tfamp.precision import control, convert, precision_plan
+
+
+@pytest.fixture(autouse=True)
+def off_at_the_end():
+    yield
+    tfamp.disable()
+
+
+@keras.saving.register_keras_serializable(package="test_enable_overrides")
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.body = keras.layers.Dense(4, name="body")
+        self.head = keras.layers.Dense(2, name="head")
+
+    def call(self, x):
+        return self.head(self.body(x))
+
+
+def functional():
+    inputs = keras.Input((3,))
+    x = keras.layers.Dense(4, name="body")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(2, name="head")(x))
+
+
+X, Y = np.ones((8, 3), "float32"), np.zeros((8, 2), "float32")
+
+
+def dtypes(model):
+    return {
+        layer.name: layer.compute_dtype
+        for layer in model.layers
+        if isinstance(layer, keras.layers.Dense)
+    }
+
+
+def test_functional_model_trains_with_its_own_modes():
+    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
+    model = functional()
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    assert dtypes(model) == {"body": "bfloat16", "head": "float32"}
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_subclassed_model_trains_with_its_own_modes(built):
+    tfamp.enable("mixed_bfloat16", overrides={"net/head": "float32"})
+    model = Subclassed(name="net")
+    if built:
+        model(X)
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    assert dtypes(model) == {"body": "bfloat16", "head": "float32"}
+
+
+def test_unmatched_patterns_raise_when_a_built_model_is_compiled():
+    tfamp.enable("mixed_bfloat16", overrides={"hed": "float32", "net/head": "float32"})
+    model = functional()
+    with pytest.raises(tfamp.OverrideError, match="'hed', 'net/head'") as caught:
+        model.compile("sgd", "mse")
+    assert "Known paths" in str(caught.value) and "'head'" in str(caught.value)
+    assert not model.compiled
+
+
+def test_unmatched_patterns_raise_when_a_model_is_first_built():
+    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
+    model = Subclassed(name="net")
+    model.compile("sgd", "mse")
+    with pytest.raises(tfamp.OverrideError, match="use 'net/head' instead of 'head'"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_pattern_may_match_in_another_model():
+    tfamp.enable("mixed_bfloat16", overrides={"head": "float32", "g/.*": "float32"})
+    generator = Subclassed(name="g")
+    generator(X)
+    functional().compile("sgd", "mse")
+    generator.compile("sgd", "mse")
+
+
+def test_float16_layers_alone_get_loss_scaling():
+    tfamp.enable("float32", overrides={"body": "mixed_float16"})
+    model = functional()
+    model.compile("sgd", "mse")
+    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+    assert dtypes(model) == {"body": "float16", "head": "float32"}
+
+
+def test_the_callers_dict_is_copied():
+    given = {"head": "float32"}
+    tfamp.enable("mixed_bfloat16", overrides=given)
+    given["nothing"] = "float32"
+    functional().compile("sgd", "mse")
+
+
+def test_status_names_overrides_and_the_mode():
+    status = tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
+    assert status.effective == "mixed_bfloat16"
+    assert status.overrides == "'head': float32"
+    keras.config.set_dtype_policy("float32")
+    assert "was changed" in tfamp.status().reason
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    assert "map_mixed_bfloat16 to mixed_bfloat16" in tfamp.status().reason
+
+
+def test_saved_model_is_plain_keras_and_keeps_its_modes(tmp_path):
+    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
+    model = functional()
+    model.save(tmp_path / "m.keras")
+    tfamp.disable()
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert dtypes(loaded) == {"body": "bfloat16", "head": "float32"}
+    np.testing.assert_array_equal(loaded(X), model(X))
+
+
+def test_layers_outside_are_not_watched_after_disable():
+    tfamp.enable("mixed_bfloat16", overrides={"dense.*": "float32"})
+    tfamp.disable()
+    assert keras.layers.Dense(1, dtype="bfloat16")(tf.ones((1, 1))).dtype == tf.bfloat16
+
+
+# --- loaded models ----------------------------------------------------------------
+
+
+def in_a_stack():
+    dense = [keras.layers.Dense(n, name=f"dense_{n}") for n in (4, 2)]
+    return keras.Sequential([keras.Input((3,)), *dense], name="stack")
+
+
+def wrapped():
+    lstm = keras.layers.LSTM(2, name="lstm")
+    both = keras.layers.Bidirectional(lstm, name="both")
+    head = keras.layers.Dense(2, name="head")
+    split = keras.layers.Reshape((3, 1), name="split")
+    return keras.Sequential([keras.Input((3,)), split, both, head], name="stack")
+
+
+def attention():
+    x = keras.Input((3,))
+    y = keras.layers.Reshape((3, 1), name="split")(x)
+    y = keras.layers.MultiHeadAttention(1, 2, name="mha")(y, y)
+    return keras.Model(x, keras.layers.Dense(2, name="head")(y[:, 0]))
+
+
+def subclassed():
+    return Subclassed(name="net")
+
+
+def nested():
+    x = keras.Input((3,))
+    return keras.Model(x, in_a_stack()(x))
+
+
+LOADERS = [
+    pytest.param(tfamp.load_model, id="tfamp"),
+    pytest.param(keras.models.load_model, id="keras"),
+]
+SAVED = [
+    pytest.param(functional, "head", id="functional"),
+    pytest.param(in_a_stack, "stack/dense_2", id="sequential"),
+    pytest.param(nested, "stack/dense_2", id="nested"),
+    pytest.param(subclassed, "net/head", id="subclassed"),
+    pytest.param(wrapped, "stack/both/forward_lstm", id="wrapped"),
+    pytest.param(attention, "mha/query", id="composite"),
+]
+
+
+def policies(model):
+    return {row.path: row.policy for row in convert.describe(model)[1:]}
+
+
+def trained(build):
+    model = build()
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize(("build", "pattern"), SAVED)
+def test_the_same_patterns_hold_for_a_loaded_model(build, pattern, load, tmp_path):
+    tfamp.enable("mixed_bfloat16", overrides={pattern: "float32"})
+    model = trained(build)
+    model.save(tmp_path / "m.keras")
+    with control.enabled("mixed_bfloat16", overrides={pattern: "float32"}):
+        loaded = load(tmp_path / "m.keras")  # What resolves it knows no layer yet.
+        loaded.fit(X, Y, verbose=0)
+    found = policies(loaded)
+    assert list(found.values()) == list(policies(model).values())
+    assert found[pattern] == "float32" and "mixed_bfloat16" in found.values()
+    resolved = [layer for layer, _ in precision_plan.paths(loaded)]
+    assert {type(layer.dtype_policy) for layer in resolved} == {keras.DTypePolicy}
+    model.fit(X, Y, verbose=0)
+    np.testing.assert_array_equal(loaded(X), model(X))
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_overrides_win_over_the_modes_in_a_file(load, tmp_path):
+    trained(in_a_stack).save(tmp_path / "m.keras")
+    tfamp.enable("float32", overrides={"stack/dense_4": "mixed_bfloat16"})
+    loaded = load(tmp_path / "m.keras")
+    assert dtypes(loaded) == {"dense_4": "bfloat16", "dense_2": "float32"}
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_loaded_model_is_checked_when_it_trains_and_not_before(load, tmp_path):
+    """What it is made part of may not be there yet."""
+    trained(functional).save(tmp_path / "m.keras")
+    tfamp.enable("mixed_bfloat16", overrides={"hed": "float32"})
+    loaded = load(tmp_path / "m.keras")
+    for _ in range(2):
+        with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
+            loaded.fit(X, Y, verbose=0)
+    with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
+        loaded.compile("sgd", "mse")
+
+
+def test_loading_hooks_go_with_the_overrides():
+    kinds = (keras.Sequential, keras.layers.Wrapper, keras.layers.Bidirectional)
+    names = [(kind, "from_config") for kind in kinds]
+    names.append((keras.Model, "build_from_config"))
+    before = [vars(owner)[name] for owner, name in names]
+    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
+    assert [vars(o)[n] is b for (o, n), b in zip(names, before, strict=True)] == (
+        [False] * 4
+    )
+    with patches.transforming(lambda model, optimizer: optimizer):
+        pass
+    tfamp.disable()
+    assert [vars(o)[n] is b for (o, n), b in zip(names, before, strict=True)] == (
+        [True] * 4
+    )
+
+
+# --- models made without the overrides ---------------------------------------------
+
+
+@pytest.mark.parametrize("build", [functional, in_a_stack, subclassed])
+def test_models_built_before_or_converted_are_not_asked_for_the_patterns(build):
+    older = build()
+    older(X)
+    with pytest.warns(UserWarning, match="built before tfamp.enable"):
+        tfamp.enable("mixed_float16", overrides={"head|.*dense_2|.*/head": "float32"})
+    converted = tfamp.set_precision(older, "mixed_bfloat16")
+    for model in (older, converted):
+        before = policies(model)
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+        model(X)
+        model.compile("sgd", "mse")
+        assert policies(model) == before
+    with pytest.raises(tfamp.OverrideError, match="1 pattern matched no layer"):
+        x = keras.Input((3,))
+        keras.Model(x, keras.layers.Dense(2, name="new")(older(x))).compile("sgd")
+
+
+class CompilesItself(keras.Model):
+    def __init__(self, units=2, **kwargs):
+        x = keras.Input((3,))
+        super().__init__(x, keras.layers.Dense(units, name="deep")(x), **kwargs)
+        self.units = units
+        self.compile("sgd", "mse")
+
+    def get_config(self):
+        return {"units": self.units, "name": self.name}
+
+
+def test_a_model_that_compiles_itself_is_checked_when_it_trains():
+    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
+    base = CompilesItself()
+    with pytest.raises(tfamp.OverrideError, match="no layer: 'head'"):
+        base.fit(X, Y, verbose=0)
+    assert type(tfamp.set_precision(base, "mixed_bfloat16")) is CompilesItself
+    keras.layers.Dense(2, name="head")(base.output)
+    base.fit(X, Y, verbose=0)
+
+
+# --- models built late -------------------------------------------------------------
+
+
+def late():
+    dense = [keras.layers.Dense(n, name=f"dense_{n}") for n in (4, 2)]
+    return keras.Sequential(dense, name="stack")
+
+
+class MadeInBuild(keras.Model):
+    def build(self, shape):
+        self.body = keras.layers.Dense(4, name="body")
+        self.head = keras.layers.Dense(2, name="head")
+
+    def call(self, x):
+        return self.head(self.body(x))
+
+
+def made_in_build():
+    return MadeInBuild(name="net")
+
+
+@pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "build", [late, subclassed, made_in_build], ids=lambda build: build.__name__
+)
+def test_float16_layers_that_are_built_late_get_loss_scaling(build, mode):
+    asked = {"stack/dense_4|net/body": "mixed_float16"}
+    tfamp.enable(mode, overrides=asked)
+    model = trained(build)
+    assert "float16" in dtypes(model).values()
+    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+
+
+def test_models_without_float16_get_none():
+    tfamp.enable("mixed_bfloat16", overrides={"stack/dense_4": "float32"})
+    model = trained(late)
+    assert not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def test_the_advice_about_unscaled_optimizers_is_true():
+    tfamp.enable("float32")
+    half = keras.layers.Dense(4, dtype="mixed_float16", name="half")
+    model = MadeInBuild(name="net")
+    model.build = lambda shape: setattr(model, "body", half)
+    model.call = lambda x: model.body(x)[:, :2]
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="`compile` again, now that the model is"):
+        model.fit(X, Y, verbose=0)
+    model.compile("sgd", "mse")
+    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+    model.fit(X, Y, verbose=0)
+
+
+def built_in_name():
+    model = Subclassed(name="net")
+    with pytest.warns(UserWarning, match="despite not being"):
+        model.build((None, 3))
+    return model
+
+
+def test_a_model_of_which_only_keras_says_that_it_is_built_is_checked_later():
+    """`build` of a model with no `build` of its own builds none of its layers."""
+    tfamp.enable("mixed_bfloat16", overrides={"net/head": "float32"})
+    model = built_in_name()
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    assert dtypes(model) == {"body": "bfloat16", "head": "float32"}
+
+
+@pytest.mark.parametrize("build", [subclassed, built_in_name])
+def test_unmatched_patterns_raise_each_time_a_model_is_trained(build):
+    tfamp.enable("mixed_bfloat16", overrides={"hed": "float32"})
+    model = build()
+    model.compile("sgd", "mse")
+    for _ in range(3):
+        with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
+            model.fit(X, Y, verbose=0)
+    keras.layers.Dense(2, name="hed")(keras.Input((2,)))
+    model.fit(X, Y, verbose=0)
+
+
+def test_known_paths_leave_out_what_keras_makes_for_itself():
+    tfamp.enable("mixed_bfloat16", overrides={"hed": "float32", "stack/.*": "float32"})
+    with pytest.raises(tfamp.OverrideError) as caught:
+        trained(in_a_stack)
+    known = "Known paths: 'stack', 'stack/dense_4', 'stack/dense_2'."
+    assert known in str(caught.value)
+
+
+# --- what a file does not hold -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "asked", "lost"),
+    [
+        pytest.param(functional, {"head": "float32"}, None, id="functional"),
+        pytest.param(in_a_stack, {"stack/.*": "float32"}, None, id="sequential"),
+        pytest.param(wrapped, {".*/forward_lstm": "float32"}, None, id="wrapper"),
+        pytest.param(attention, {"mha": "float32"}, None, id="passed on"),
+        pytest.param(attention, {"mha/query": "float32"}, "'mha/query'", id="inner"),
+        pytest.param(subclassed, {"net/head": "float32"}, "'net/head'", id="class"),
+    ],
+)
+def test_the_log_names_once_what_a_saved_file_does_not_hold(
+    build, asked, lost, monkeypatch, tmp_path
+):
+    said = []
+    monkeypatch.setattr(
+        logging, "warning", lambda text, *args: said.append(text % args)
+    )
+    tfamp.enable("mixed_bfloat16", overrides=asked)
+    model = trained(build)
+    trained(build)
+    said = [line for line in said if "saved file" in line]
+    assert len(said) == (lost is not None)
+    assert lost is None or f"itself: {lost}. " in said[0]
+    model.save(tmp_path / "m.keras")
+    tfamp.disable()
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    same = list(policies(loaded).values()) == list(policies(model).values())
+    assert same == (lost is None)

@@ -1,0 +1,566 @@
+"""The optimizer: trajectories, skipped steps, drop-in behavior, saved state."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+from tfamp.loss_scaling import optimizer_settings
+from tfamp.loss_scaling import rule as loss_scale
+
+NAN, INF = float("nan"), float("inf")
+RUNNERS = {
+    "eager": lambda f: f,
+    "graph": tf.function,
+    "xla": lambda f: tf.function(f, jit_compile=True),
+}
+
+
+def make(inner=None, value=(1.0, 2.0), **keywords):
+    """Returns a built optimizer and its one variable."""
+    variable = keras.Variable(np.array(value, "float32"))
+    made = tfamp.LossScaleOptimizer(inner or keras.optimizers.SGD(1.0), **keywords)
+    made.build([variable])
+    return made, variable
+
+
+def stepper(made, variable, runner):
+    """Returns a function: unscaled gradient -> one scaled step."""
+
+    @RUNNERS[runner]
+    def step(gradient):
+        made.apply([gradient * made.loss_scale.value], [variable])
+
+    return lambda g: step(tf.fill(variable.shape, tf.constant(g, "float32")))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_trajectory_equals_the_pure_rule(runner):
+    keywords = dict(
+        initial_scale=64.0,
+        growth_interval=3,
+        growth_factor=4.0,
+        backoff_factor=0.25,
+        hysteresis=2,
+        min_scale=1.0,
+        max_scale=512.0,
+    )
+    made, variable = make(**keywords)
+    step = stepper(made, variable, runner)
+    config = loss_scale.LossScaleConfig(**keywords)
+    state = config.initial_state()
+    for finite in [1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]:
+        step(0.0 if finite else NAN)
+        state = loss_scale.next_state(config, state, bool(finite))
+        assert float(made.loss_scale) == float(state.scale)
+        assert int(made.growth_tracker) == int(state.growth_tracker)
+        assert int(made.skipped_steps) == int(state.skipped_steps)
+        assert int(made.consecutive_skipped_steps) == int(
+            state.consecutive_skipped_steps
+        )
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_default_settings_follow_stock_keras_step_by_step(runner):
+    inner = keras.optimizers.Adam(0.1)
+    ours, variable = make(inner, initial_scale=1024.0, growth_interval=2)
+    stock = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.1), 1024.0, dynamic_growth_steps=2
+    )
+    other = keras.Variable(np.array([1.0, 2.0], "float32"))
+    stock.build([other])
+    step = stepper(ours, variable, runner)
+    for gradient in [0.5, INF, 0.25, 1.0, 2.0, NAN, NAN, 3.0, 0.0, 1.0, 1.0]:
+        step(gradient)
+        stock.apply([tf.fill((2,), gradient) * stock.dynamic_scale], [other])
+        assert float(ours.dynamic_scale) == float(stock.dynamic_scale)
+        assert int(ours.step_counter) == int(stock.step_counter)
+        assert int(ours.iterations) == int(stock.iterations)
+        epsilon = tfamp.float_format("float32").epsilon
+        np.testing.assert_allclose(variable, other, rtol=8 * epsilon)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_skipped_step_changes_nothing_but_the_scale(runner, bad):
+    inner = keras.optimizers.AdamW(
+        0.1, weight_decay=0.1, use_ema=True, global_clipnorm=1.0
+    )
+    made, variable = make(inner)
+    step = stepper(made, variable, runner)
+    step(0.5)
+    before = [v.numpy() for v in [variable, *inner.variables]]
+    step(bad)
+    after = [v.numpy() for v in [variable, *inner.variables]]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert float(made.loss_scale) == 2.0**14
+    assert int(made.skipped_steps) == 1
+
+
+@pytest.mark.parametrize("runner", ["graph", "xla"])
+def test_a_thousand_bad_steps_lose_no_weight(runner):
+    made, variable = make()
+    step = stepper(made, variable, runner)
+    for _ in range(1000):
+        step(NAN)
+    assert float(made.loss_scale) == made.get_config()["min_scale"]
+    assert int(made.consecutive_skipped_steps) == 1000
+    step(1.0)
+    np.testing.assert_array_equal(variable, [0.0, 1.0])
+    assert int(made.consecutive_skipped_steps) == 0
+    assert int(made.skipped_steps) == 1000
+
+
+def test_growth_for_ever_stays_at_the_ceiling():
+    made, variable = make(growth_interval=1)
+    step = stepper(made, variable, "graph")
+    for _ in range(200):
+        step(0.0)
+    assert float(made.loss_scale) == loss_scale.DEFAULT_MAX_SCALE
+    step(NAN)
+    assert float(made.loss_scale) == loss_scale.DEFAULT_MAX_SCALE / 2
+
+
+def test_static_scale_holds_and_still_skips():
+    made, variable = make(initial_scale=128.0, dynamic=False, growth_interval=1)
+    step = stepper(made, variable, "graph")
+    for gradient in (1.0, NAN, 1.0):
+        step(gradient)
+    assert float(made.loss_scale) == 128.0
+    assert int(made.skipped_steps) == 1
+    np.testing.assert_array_equal(variable, [-1.0, 0.0])
+
+
+def test_clipping_sees_unscaled_gradients():
+    made, variable = make(keras.optimizers.SGD(1.0, clipvalue=0.5), value=[0.0])
+    stepper(made, variable, "graph")(0.25)
+    np.testing.assert_array_equal(variable, [-0.25])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("scale", [2.0**-126, 2.0**127])
+def test_unscaling_is_exact_at_the_ends_of_float32(runner, scale):
+    made, variable = make(
+        value=[0.0], initial_scale=scale, min_scale=2.0**-126, max_scale=2.0**127
+    )
+    stepper(made, variable, runner)(1.0)
+    np.testing.assert_array_equal(variable, [-1.0])
+
+
+def test_scale_is_live_in_a_function_traced_before_build():
+    made = tfamp.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
+    variable = keras.Variable([1.0])
+    scaled = tf.function(made.scale_loss)
+    assert float(scaled(tf.constant(1.0))) == 8.0
+    made.build([variable])
+    made.apply([tf.constant([NAN])], [variable])
+    assert float(scaled(tf.constant(1.0))) == 4.0
+
+
+def test_float16_loss_is_scaled_without_overflow():
+    made, _ = make(initial_scale=2.0**20)
+    scaled = made.scale_loss(tf.constant(10.0, "float16"))
+    assert scaled.dtype == tf.float32
+    assert float(scaled) == 10 * 2.0**20
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_loop_that_forgets_to_scale_the_loss_is_told_once(scaled, caplog):
+    made, variable = make()
+    if scaled:
+        made.scale_loss(tf.constant(1.0))
+    for _ in range(2):
+        made.apply([tf.constant([1.0, 1.0])], [variable])
+    assert caplog.text.count("`scale_loss` was not called") == (0 if scaled else 1)
+
+
+def test_none_and_sparse_gradients():
+    table = keras.Variable(np.ones((4, 2), "float32"))
+    unused = keras.Variable([1.0])
+    made = tfamp.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0)
+    made.build([table, unused])
+
+    def gradients(values):
+        return [tf.IndexedSlices(tf.constant(values), [1, 1], (4, 2)), None]
+
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        made.apply(gradients([[2.0, 2.0], [4.0, 4.0]]), [table, unused])
+    np.testing.assert_array_equal(table[1], [-2.0, -2.0])
+    made.apply(gradients([[NAN, 0.0], [0.0, 0.0]]), [table, unused])
+    np.testing.assert_array_equal(table[1], [-2.0, -2.0])
+    assert int(made.skipped_steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("drops", "expected"),
+    # Window of 3; the second micro-batch is bad. Updates: the mean of a window.
+    [("microbatch", [(1 + 4 + 8) / 3]), ("window", [(4 + 8 + 16) / 3])],
+)
+@pytest.mark.parametrize("runner", ["eager", "graph"])
+def test_what_an_overflow_drops_under_accumulation(runner, drops, expected):
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    made, variable = make(inner, value=[0.0], overflow_drops=drops, initial_scale=2.0)
+    step = stepper(made, variable, runner)
+    updates = []
+    for gradient in [1.0, NAN, 4.0, 8.0, 16.0][: 4 if drops == "microbatch" else 5]:
+        step(gradient)
+        if float(variable[0]) != 0 and not updates:
+            updates.append(-float(variable[0]))
+    epsilon = tfamp.float_format("float32").epsilon
+    np.testing.assert_allclose(updates, expected, rtol=8 * epsilon)
+    assert int(made.iterations) == 1
+
+
+# ---- Drop-in ----
+
+
+def test_positional_order_and_names_are_those_of_keras():
+    made = tfamp.LossScaleOptimizer(keras.optimizers.SGD(), 4.0, 7, "scaled")
+    assert (made.initial_scale, made.dynamic_growth_steps) == (4.0, 7)
+    assert made.growth_interval == 7 and made.name == "scaled"
+    named = tfamp.LossScaleOptimizer(keras.optimizers.SGD(), dynamic_growth_steps=9)
+    assert named.growth_interval == 9
+    named.dynamic_growth_steps = 11
+    assert named.get_config()["growth_interval"] == 11
+    assert isinstance(made, keras.optimizers.LossScaleOptimizer)
+
+
+def test_shorter_interval_set_later_takes_effect():
+    made, variable = make(growth_interval=100)
+    step = stepper(made, variable, "eager")
+    for _ in range(5):
+        step(0.0)
+    made.growth_interval = 3
+    step(0.0)
+    assert float(made.loss_scale) == 2.0**16
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_interval_set_after_tracing_holds(runner):
+    made, variable = make(initial_scale=1.0, growth_interval=100)
+    step = stepper(made, variable, runner)
+    step(0.0)
+    made.growth_interval = 1
+    for _ in range(3):
+        step(0.0)
+    assert float(made.loss_scale) == 8.0 and int(made.current_growth_interval) == 1
+
+
+def test_config_of_stock_keras_loads_and_is_not_changed():
+    stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5), 4.0, 7)
+    config = stock.get_config()
+    made = tfamp.LossScaleOptimizer.from_config(config)
+    assert "inner_optimizer" in config
+    assert made.name == stock.name
+    assert (made.initial_scale, made.growth_interval) == (4.0, 7)
+    assert float(made.learning_rate) == 0.5
+
+
+def test_every_setting_survives_the_round_trip():
+    settings = dict(
+        initial_scale=64.0,
+        growth_interval=3,
+        growth_factor=4.0,
+        backoff_factor=0.25,
+        hysteresis=2,
+        min_scale=1.0,
+        max_scale=512.0,
+        dynamic=False,
+        overflow_drops="window",
+        jit_compile=False,
+        name="mine",
+    )
+    made = tfamp.LossScaleOptimizer(keras.optimizers.Adam(), **settings)
+    default = tfamp.LossScaleOptimizer(keras.optimizers.Adam()).get_config()
+    again = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(made)
+    )
+    assert type(again) is tfamp.LossScaleOptimizer
+    config = again.get_config()
+    assert {k: config[k] for k in settings} == settings
+    assert set(config) == {"inner_optimizer", *settings}
+    assert all(config[k] != default[k] for k in settings)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error"),
+    [
+        ({"initial_scale": 0.0}, ValueError),
+        ({"initial_scale": -1.0}, ValueError),
+        ({"growth_interval": 0}, ValueError),
+        ({"dynamic_growth_steps": 0}, ValueError),
+        ({"overflow_drops": "all"}, ValueError),
+        ({"clipnorm": 1.0}, ValueError),
+        ({"no_such_setting": 1}, ValueError),
+        ({"hysteresis": 1.5}, TypeError),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(keywords, error):
+    with pytest.raises(error, match="(?i)received|does not support"):
+        tfamp.LossScaleOptimizer(keras.optimizers.SGD(), **keywords)
+
+
+def test_interval_by_both_names_is_refused_unless_they_agree():
+    inner = keras.optimizers.SGD()
+    with pytest.raises(ValueError, match="give one"):
+        tfamp.LossScaleOptimizer(inner, growth_interval=5, dynamic_growth_steps=7)
+    made = tfamp.LossScaleOptimizer(inner, growth_interval=7, dynamic_growth_steps=7)
+    assert made.growth_interval == 7
+
+
+def test_scaling_twice_and_wrapping_no_optimizer_are_refused():
+    stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="already scales the loss"):
+        tfamp.LossScaleOptimizer(stock)
+    with pytest.raises(TypeError, match="'adam'"):
+        tfamp.LossScaleOptimizer("adam")
+
+
+def test_wrap_optimizer_is_idempotent():
+    made = tfamp.wrap_optimizer("adam", growth_interval=5)
+    assert type(made) is tfamp.LossScaleOptimizer and made.growth_interval == 5
+    assert tfamp.wrap_optimizer(made) is made
+    stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    assert tfamp.wrap_optimizer(stock) is stock
+
+
+def test_unknown_keywords_are_named():
+    with pytest.raises(TypeError, match="growth_intervall"):
+        optimizer_settings.check_keywords(growth_intervall=3)
+
+
+def test_unbuilt_optimizer_without_variables_is_refused():
+    made = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="not built"):
+        made.apply([tf.constant([1.0])])
+
+
+def test_gradients_that_do_not_match_the_variables_are_refused():
+    made, variable = make()
+    with pytest.raises(ValueError, match="2 gradients and 1 variables"):
+        made.apply([tf.constant([1.0, 1.0])] * 2, [variable])
+    made.apply([tf.constant([1.0, 1.0])])  # Built: the variables may be left out.
+    assert int(made.iterations) == 1
+
+
+def test_one_device_strategy_works():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        made, variable = make()
+        strategy = tf.distribute.get_strategy()
+    step = tf.function(lambda: made.apply([tf.constant([1.0, NAN])], [variable]))
+    strategy.run(step)
+    np.testing.assert_array_equal(variable, [1.0, 2.0])
+
+
+# ---- Saved state ----
+
+
+def trained(optimizer_):
+    """Returns a small model after two epochs, and its data."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    model.compile(optimizer_, "mse")
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    model.fit(x, x[:, :1], epochs=2, batch_size=8, verbose=0)
+    return model, x
+
+
+OPTIMIZERS = {
+    "ours": lambda: tfamp.LossScaleOptimizer(keras.optimizers.Adam(), 8.0, 3),
+    "stock": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(), 8.0, 3
+    ),
+    "bare": keras.optimizers.Adam,
+}
+
+
+@pytest.mark.parametrize("saved", OPTIMIZERS)
+def test_weights_file_of_each_layout_loads_with_its_state(saved, tmp_path):
+    source, x = trained(OPTIMIZERS[saved]())
+    path = tmp_path / "saved.weights.h5"
+    source.save_weights(path)
+    target, _ = trained(OPTIMIZERS["ours"]())
+    target.fit(x, x[:, :1], verbose=0)
+    target.load_weights(path)
+    given = getattr(source.optimizer, "inner_optimizer", source.optimizer)
+    for old, new in zip(
+        given.variables, target.optimizer.inner_optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(old, new)
+    if saved != "bare":
+        assert float(target.optimizer.loss_scale) == 16.0
+        assert int(target.optimizer.growth_tracker) == 1
+    expected = source.fit(x, x[:, :1], verbose=0, shuffle=False).history["loss"]
+    got = target.fit(x, x[:, :1], verbose=0, shuffle=False).history["loss"]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_keras_file_brings_class_settings_and_state(tmp_path):
+    made = tfamp.LossScaleOptimizer(
+        keras.optimizers.Adam(), 8.0, 3, hysteresis=2, max_scale=32.0
+    )
+    model, x = trained(made)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is tfamp.LossScaleOptimizer
+    assert loaded.optimizer.get_config() == made.get_config()
+    for old, new in zip(made.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("saved", OPTIMIZERS)
+def test_state_loaded_before_the_optimizer_is_built_arrives_when_it_is(saved, tmp_path):
+    """Stock Keras says "Skipping variable loading" and trains on without it."""
+    source, x = trained(OPTIMIZERS[saved]())
+    source.save_weights(tmp_path / "saved.weights.h5")
+    target = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    target.compile(OPTIMIZERS["ours"](), "mse")
+    target.load_weights(tmp_path / "saved.weights.h5")
+    expected = source.fit(x, x[:, :1], verbose=0, shuffle=False).history["loss"]
+    got = target.fit(x, x[:, :1], verbose=0, shuffle=False).history["loss"]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert int(target.optimizer.iterations) == int(source.optimizer.iterations)
+
+
+@pytest.mark.parametrize("saved", OPTIMIZERS)
+def test_state_of_an_optimizer_that_was_never_built_loads(saved, tmp_path):
+    source = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    source.compile(OPTIMIZERS[saved](), "mse")
+    source.save_weights(tmp_path / "saved.weights.h5")
+    target, _ = trained(OPTIMIZERS["ours"]())
+    target.load_weights(tmp_path / "saved.weights.h5")
+    assert int(target.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Adam])
+def test_state_of_another_optimizer_is_an_error_that_changes_nothing(inner):
+    made, _ = make(inner(), value=0.0)
+    other = keras.optimizers.RMSprop(momentum=0.9, centered=True)
+    other.build([keras.Variable(0.0), keras.Variable(np.zeros(3))])
+    before = [v.numpy() for v in made.variables]
+    store = {str(i): v.numpy() for i, v in enumerate(other.variables)}
+    with pytest.raises(ValueError, match=f"{len(store)} saved variables"):
+        made.load_own_variables(store)
+    for old, new in zip(before, made.variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("saved", ["bare", "ours", "stock"])
+@pytest.mark.parametrize("built", [False, True])
+def test_state_without_slots_is_not_taken_for_one_that_took_no_step(
+    saved, built, tmp_path
+):
+    """SGD's two variables look like an Adam's that was never built."""
+    wrap = {
+        "bare": lambda inner: inner,
+        "ours": tfamp.LossScaleOptimizer,
+        "stock": keras.optimizers.LossScaleOptimizer,
+    }[saved]
+    source, _ = trained(wrap(keras.optimizers.SGD(0.01)))
+    source.save_weights(tmp_path / "saved.weights.h5")
+    target = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    target.compile(OPTIMIZERS["ours"](), "mse")
+    with pytest.raises(ValueError, match="was not loaded"):
+        if built:
+            target.optimizer.build(target.trainable_variables)
+        target.load_weights(tmp_path / "saved.weights.h5")
+        target.optimizer.build(target.trainable_variables)
+    assert int(target.optimizer.iterations) == 0
+
+
+def test_skip_mismatch_loads_weights_without_the_state_of_another_optimizer(tmp_path):
+    source, x = trained(keras.optimizers.RMSprop(momentum=0.9))
+    source.save_weights(tmp_path / "saved.weights.h5")
+    target, _ = trained(OPTIMIZERS["ours"]())
+    with pytest.raises(ValueError, match="skip_mismatch"):
+        target.load_weights(tmp_path / "saved.weights.h5")
+    with pytest.warns(UserWarning, match="was not loaded"):
+        target.load_weights(tmp_path / "saved.weights.h5", skip_mismatch=True)
+    np.testing.assert_array_equal(target(x), source(x))
+
+
+def test_layouts_of_equal_length_are_told_apart_by_kind():
+    """Bare Adam of four scalars has as many variables as ours around SGD."""
+    made, _ = make(value=0.0)
+    adam = keras.optimizers.Adam()
+    adam.build([keras.Variable(0.0) for _ in range(4)])
+    assert len(adam.variables) == len(made.variables)
+    store = {str(i): v.numpy() for i, v in enumerate(adam.variables)}
+    with pytest.raises(ValueError, match="not loaded"):
+        made.load_own_variables(store)
+    assert float(made.loss_scale) == 2.0**15 and int(made.skipped_steps) == 0
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    ("scale", "used"), [(0.0, 2.0**-14), (NAN, 2.0**15), (INF, 2.0**24), (-1, 2.0**-14)]
+)
+def test_scale_assigned_or_restored_from_outside_does_no_harm(runner, scale, used):
+    made, variable = make()
+    made.dynamic_scale.assign(scale)
+
+    @RUNNERS[runner]
+    def step():
+        scaled = made.scale_loss(tf.constant(1.0))
+        made.apply([tf.fill((2,), scaled)], [variable])
+        return scaled
+
+    assert float(step()) == used
+    np.testing.assert_array_equal(variable, [0.0, 1.0])
+    assert float(made.loss_scale) == used
+
+
+def test_checkpoint_of_a_stock_optimizer_at_scale_0_does_no_harm(tmp_path):
+    weight = keras.Variable([1.0])
+    stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    stock.build([weight])
+    for _ in range(200):
+        stock.apply([tf.constant([NAN])], [weight])
+    assert float(stock.dynamic_scale) == 0.0
+    path = tf.train.Checkpoint(optimizer=stock).save(str(tmp_path / "checkpoint"))
+    made, variable = make(value=[1.0])
+    tf.train.Checkpoint(optimizer=made).restore(path).expect_partial()
+    made.apply([tf.constant([0.0])], [variable])
+    np.testing.assert_array_equal(variable, [1.0])
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(1e30, 2.0**24), (0.0, 2.0**-14)])
+def test_loaded_scale_outside_the_bounds_is_clamped_with_a_warning(scale, expected):
+    made, _ = make()
+    store = {str(i): v.numpy() for i, v in enumerate(made.variables)}
+    store["3"] = np.float32(scale)
+    with pytest.warns(UserWarning, match="outside"):
+        made.load_own_variables(store)
+    assert float(made.loss_scale) == expected
+
+
+@pytest.mark.parametrize("how", ["weights", "checkpoint"])
+def test_static_scale_stays_whatever_is_loaded(how, tmp_path):
+    """A finite guard must not begin to scale."""
+    source, x = trained(OPTIMIZERS["ours"]())
+    guard = tfamp.LossScaleOptimizer(keras.optimizers.Adam(), 1.0, dynamic=False)
+    target, _ = trained(guard)
+    if how == "weights":
+        source.save_weights(tmp_path / "saved.weights.h5")
+        target.load_weights(tmp_path / "saved.weights.h5")
+    else:
+        path = tf.train.Checkpoint(o=source.optimizer).write(str(tmp_path / "saved"))
+        tf.train.Checkpoint(o=guard).read(path).expect_partial()
+    assert float(guard.scale_loss(tf.constant(2.0))) == 2.0
+    expected = source.fit(x, x[:, :1], verbose=0, shuffle=False).history["loss"]
+    if how == "weights":
+        got = target.fit(x, x[:, :1], verbose=0, shuffle=False).history["loss"]
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        assert float(guard.loss_scale) == 1.0
+
+
+def test_loaded_nan_scale_starts_over():
+    made, _ = make()
+    store = {str(i): v.numpy() for i, v in enumerate(made.variables)}
+    store["3"] = np.float32(NAN)
+    with pytest.warns(UserWarning, match="outside"):
+        made.load_own_variables(store)
+    assert float(made.loss_scale) == 2.0**15

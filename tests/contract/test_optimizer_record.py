@@ -1,0 +1,132 @@
+"""Three ways in which stock Keras' loss scaling loses a run, and ours does not.
+
+Each test trains twice, with `keras.optimizers.LossScaleOptimizer` and with ours.
+What stock Keras does is asserted as well: when a release mends it, the test says so.
+That of NaN on one replica alone is in test_replicas.py.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+from tfamp.loss_scaling import rule as loss_scale
+
+NAN, INF = float("nan"), float("inf")
+STOCK, OURS = keras.optimizers.LossScaleOptimizer, tfamp.LossScaleOptimizer
+RUNNERS = {
+    "eager": lambda f: f,
+    "graph": tf.function,
+    "xla": lambda f: tf.function(f, jit_compile=True),
+}
+
+
+def train(optimizer, weights, runner="graph"):
+    """Returns a function: a factor of the loss -> one step on `sum(factor * w)`."""
+    optimizer.build(weights)
+
+    @RUNNERS[runner]
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(factor * w.value) for w in weights])
+            scaled = optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled, [w.value for w in weights])
+        optimizer.apply(grads, weights)
+
+    return lambda factor: step(tf.constant(factor, "float32"))
+
+
+@pytest.mark.parametrize("runner", ["graph", "xla"])
+def test_clean_step_after_a_thousand_of_nan(runner):
+    """Stock Keras' scale is 0 by then; 0 / 0 is NaN, and every weight becomes it."""
+    ends = {}
+    for kind in (STOCK, OURS):
+        weights = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
+        optimizer = kind(keras.optimizers.SGD(0.5))
+        step = train(optimizer, weights, runner)
+        for _ in range(1000):
+            step(NAN)
+        for weight, first in zip(weights, ([1.0, 2.0], 3.0), strict=True):
+            np.testing.assert_array_equal(weight, first)
+        scale = float(optimizer.dynamic_scale)
+        step(1.0)
+        ends[kind] = scale, [weight.numpy().tolist() for weight in weights]
+    np.testing.assert_equal(ends[STOCK], (0.0, [[NAN, NAN], NAN]))
+    lowest = loss_scale.LossScaleConfig().min_scale
+    assert ends[OURS] == (lowest, [[0.5, 1.5], 2.5])
+
+
+@pytest.mark.parametrize("runner", ["graph", "xla"])
+def test_growth_for_two_hundred_intervals_of_one_step(runner):
+    """Stock Keras' scale is infinite after 113, and half of it still is: for good.
+
+    From then on it skips every step, and no gradient was at fault.
+    """
+    taken, weights = {}, {}
+    for kind in (STOCK, OURS):
+        weight = keras.Variable(0.0)
+        optimizer = kind(keras.optimizers.SGD(1.0), 2.0**15, dynamic_growth_steps=1)
+        step = train(optimizer, [weight], runner)
+        for _ in range(200):
+            step(2.0**-20)
+        scale = float(optimizer.dynamic_scale)
+        for _ in range(100):
+            step(2.0**-20)
+        assert float(optimizer.dynamic_scale) == scale
+        assert scale == (INF if kind is STOCK else loss_scale.DEFAULT_MAX_SCALE)
+        taken[kind], weights[kind] = int(optimizer.iterations), float(weight)
+    assert taken == {STOCK: 113, OURS: 300}
+    assert weights == {kind: -steps * 2.0**-20 for kind, steps in taken.items()}
+
+
+ROWS = {
+    "first of a row": ([NAN, 1.0, 1.0], True),
+    "last of a row": ([1.0, NAN, 1.0], False),
+    "infinite": ([-INF, 1.0, 1.0], True),
+    "another row": ([1.0, 1.0, NAN], False),
+}
+
+
+@pytest.mark.parametrize("runner", ["eager", "graph"])
+@pytest.mark.parametrize("name", ROWS)
+def test_overflow_in_a_token_that_occurs_twice(name, runner):
+    """Stock Keras looks at the last gradient of each row, and adds up all of them."""
+    factors, lost = ROWS[name]
+    for kind in (STOCK, OURS):
+        layer, optimizer = embed_and_step(kind, factors, runner)
+        table = layer.embeddings.numpy()
+        if kind is STOCK and lost:
+            assert not np.isfinite(table[1]).any()
+            assert int(optimizer.iterations) == 1
+        else:
+            np.testing.assert_array_equal(table, np.ones((4, 2)))
+            assert float(optimizer.dynamic_scale) == 2.0
+            assert int(optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("kind", [STOCK, OURS], ids=["stock", "ours"])
+def test_finite_gradients_of_a_token_that_occurs_twice_add_up(kind):
+    layer, _ = embed_and_step(kind, [0.25, 0.5, 0.125], "graph")
+    expected = np.repeat([[1.0], [0.25], [0.875], [1.0]], 2, axis=1)
+    np.testing.assert_array_equal(layer.embeddings, expected)
+
+
+def embed_and_step(kind, factors, runner):
+    """Takes one step of SGD on tokens 1, 1 and 2, the loss weighted by token."""
+    layer = keras.layers.Embedding(4, 2, embeddings_initializer="ones")
+    layer.build(None)
+    optimizer = kind(keras.optimizers.SGD(1.0), initial_scale=4.0)
+    optimizer.build(layer.trainable_variables)
+
+    @RUNNERS[runner]
+    def step(factors):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([1, 1, 2])) * factors)
+            scaled = optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled, [layer.embeddings.value])
+        assert isinstance(grads[0], tf.IndexedSlices)
+        optimizer.apply(grads, layer.trainable_variables)
+
+    step(tf.constant(factors)[:, None])
+    return layer, optimizer

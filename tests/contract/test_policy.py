@@ -1,0 +1,218 @@
+import os
+import threading
+
+import helpers
+import keras
+import pytest
+import tensorflow as tf
+
+from tfamp import modes
+from tfamp.precision import policy
+
+every_mode = pytest.mark.parametrize("mode", modes.MODES.values(), ids=modes.MODES)
+
+
+@pytest.fixture(autouse=True)
+def restore_precision():
+    """Puts back what the test writes on purpose."""
+    before = policy.read()
+    yield
+    policy.write(before)
+
+
+def globals_now():
+    """The two globals, read without tfamp."""
+    return (
+        keras.config.dtype_policy().name,
+        tf.config.experimental.tensor_float_32_execution_enabled(),
+    )
+
+
+def layer_after(build):
+    """Compute dtype of a layer built here, and dtype of its output."""
+    layer = build()
+    return layer.compute_dtype, layer(tf.ones((1, 4))).dtype.name
+
+
+@every_mode
+def test_apply_sets_the_policy_and_the_tf32_flag(mode):
+    policy.apply(mode)
+    assert globals_now() == (mode.policy, mode.tensor_float_32)
+
+
+@pytest.mark.parametrize(
+    ("mode", "allowed"),
+    [
+        ("float32", False),
+        ("tf32", True),
+        ("mixed_bfloat16", True),
+        ("mixed_float16", True),
+    ],
+)
+def test_tf32_is_off_only_in_float32(mode, allowed):
+    with policy.policy_scope(mode):
+        assert tf.config.experimental.tensor_float_32_execution_enabled() is allowed
+
+
+@every_mode
+def test_read_returns_what_stands(mode):
+    keras.config.set_dtype_policy(mode.policy)
+    tf.config.experimental.enable_tensor_float_32_execution(mode.tensor_float_32)
+    state = policy.read()
+    assert state.dtype_policy.name == mode.policy
+    assert state.tensor_float_32 is mode.tensor_float_32
+
+
+@pytest.mark.parametrize("name", ["float64", "float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("tf32", [False, True], ids=["tf32_off", "tf32_on"])
+def test_write_brings_back_what_read_returned(name, tf32):
+    keras.config.set_dtype_policy(name)
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
+    state = policy.read()
+    policy.apply(modes.get_mode("mixed_float16" if not tf32 else "float32"))
+    assert globals_now() != (name, tf32)
+    policy.write(state)
+    assert globals_now() == (name, tf32)
+    assert policy.read() == state
+
+
+@every_mode
+def test_scope_sets_the_mode_inside_and_restores_it_outside(mode):
+    before = globals_now()
+    with policy.policy_scope(mode.name) as entered:
+        assert entered is mode
+        assert globals_now() == (mode.policy, mode.tensor_float_32)
+    assert globals_now() == before
+
+
+@every_mode
+def test_scope_restores_on_exception(mode):
+    before = globals_now()
+    with pytest.raises(KeyError, match="from inside"):
+        with policy.policy_scope(mode.name):
+            raise KeyError("from inside")
+    assert globals_now() == before
+
+
+def test_scope_restores_what_is_changed_inside():
+    before = globals_now()
+    with policy.policy_scope("mixed_bfloat16"):
+        keras.config.set_dtype_policy("float64")
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+    assert globals_now() == before
+
+
+def test_scope_restores_a_policy_that_is_no_modes():
+    keras.config.set_dtype_policy("float64")
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    with policy.policy_scope("float32"):
+        assert globals_now() == ("float32", False)
+    assert globals_now() == ("float64", True)
+
+
+def test_scope_restores_the_very_policy_object():
+    given = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
+    keras.config.set_dtype_policy(given)
+    with policy.policy_scope("float32"):
+        pass
+    assert keras.config.dtype_policy() is given
+
+
+def test_nested_scopes_restore_in_order():
+    seen = [globals_now()]
+    with policy.policy_scope("mixed_float16"):
+        seen.append(globals_now())
+        with policy.policy_scope("float32"):
+            seen.append(globals_now())
+            with policy.policy_scope("tf32"):
+                seen.append(globals_now())
+            assert globals_now() == seen[2]
+        assert globals_now() == seen[1]
+    assert globals_now() == seen[0]
+    assert seen[1:] == [("mixed_float16", True), ("float32", False), ("float32", True)]
+
+
+@pytest.mark.parametrize("mode", ["fp16", "auto", "", None], ids=repr)
+def test_unknown_mode_changes_nothing(mode):
+    policy.apply(modes.get_mode("mixed_bfloat16"))
+    before = globals_now()
+    with pytest.raises(ValueError, match="Unknown precision mode"):
+        with policy.policy_scope(mode):
+            pytest.fail("The scope was entered.")
+    assert globals_now() == before
+
+
+def test_scope_can_decorate_a_function_that_builds_layers():
+    @policy.policy_scope("mixed_bfloat16")
+    def build():
+        return keras.layers.Dense(2)
+
+    assert layer_after(build) == ("bfloat16", "bfloat16")
+    assert layer_after(build) == ("bfloat16", "bfloat16")
+    assert layer_after(lambda: keras.layers.Dense(2)) == ("float32", "float32")
+
+
+@every_mode
+def test_layer_built_inside_keeps_its_precision_outside(mode):
+    compute_dtype = keras.dtype_policies.get(mode.policy).compute_dtype
+    with policy.policy_scope(mode.name):
+        layer = keras.layers.Dense(2)
+    output = layer(tf.ones((1, 4)))
+    assert layer.compute_dtype == compute_dtype
+    assert output.dtype == compute_dtype
+    assert {v.dtype for v in layer.variables} == {"float32"}
+
+
+def test_layer_built_outside_keeps_its_precision_inside():
+    layer = keras.layers.Dense(2)
+    with policy.policy_scope("mixed_bfloat16"):
+        output = layer(tf.ones((1, 4)))
+    assert output.dtype == "float32"
+
+
+def test_policy_belongs_to_the_calling_thread_and_tf32_to_the_process():
+    seen = []
+    with policy.policy_scope("mixed_bfloat16"):
+        thread = threading.Thread(target=lambda: seen.append(globals_now()))
+        thread.start()
+        thread.join()
+    assert seen == [("float32", True)]
+
+
+# ---- The fixture that guards every test's globals: helpers.py and conftest.py ----
+
+
+def _replace_compile():
+    setattr(keras.Model, "compile", lambda self: None)  # noqa: B010
+
+
+GLOBAL_CHANGES = {
+    "dtype policy": lambda: keras.config.set_dtype_policy("mixed_float16"),
+    "TF32 flag": lambda: tf.config.experimental.enable_tensor_float_32_execution(True),
+    "Grappler option auto_mixed_precision": lambda: (
+        tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
+    ),
+    "Grappler option layout_optimizer": lambda: (
+        tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
+    ),
+    "environment variable TFAMP_NEW": lambda: os.environ.update(TFAMP_NEW="1"),
+    "environment variable PATH": lambda: os.environ.pop("PATH"),
+    "Model.compile": _replace_compile,
+}
+
+
+@pytest.mark.parametrize("name", GLOBAL_CHANGES)
+def test_guard_names_a_leak_and_undoes_it(name):
+    before = helpers.read_globals()
+    GLOBAL_CHANGES[name]()
+    (leak,) = helpers.find_leaks(before, helpers.read_globals())
+    helpers.write_globals(before)
+    assert leak.startswith(name)
+    assert helpers.find_leaks(before, helpers.read_globals()) == []
+    assert "compile" not in vars(keras.Model)
+
+
+def test_guard_ignores_the_variable_that_pytest_sets(monkeypatch):
+    before = helpers.read_globals()
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
+    assert helpers.find_leaks(before, helpers.read_globals()) == []

@@ -1,0 +1,124 @@
+"""The house plan: folders import downward, each global has one owner, files are short.
+
+Read from the source as it stands, without importing it.
+"""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Lower first; folders of one row do not import one another, but for `BESIDE`.
+FLOORS = (
+    {"errors", "formats", "modes", "hardware", "graph_context", "patches"}
+    | {"checks", "device_table", "kernel_switches", "switch_table", "switch_effects"},
+    {"precision", "loss_scaling", "graph_rewrite", "kernels"},
+    {"serving", "numerics", "diagnostics"},
+    {""},  # tfamp itself: the public names.
+    {"training"},
+    {"benchmark"},
+    {"scripts"},
+)
+# `compile` scales the loss, `enable` switches the rewrite and the kernels.
+BESIDE = {
+    ("precision", "loss_scaling"),
+    ("precision", "graph_rewrite"),
+    ("precision", "kernels"),
+}
+OWNERS = {
+    "enable_tensor_float_32_execution": "tfamp/precision/policy.py",
+    "set_dtype_policy": "tfamp/precision/policy.py",
+    "set_experimental_options": "tfamp/graph_rewrite/switch.py",
+}
+# Optional: imported inside the functions that need them.
+LATE = {"keras_hub", "pandas", "pyarrow", "sklearn", "tensorflow_datasets"}
+LATE |= {"tokenizers", "matplotlib"}
+FILES = sorted([*(ROOT / "tfamp").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def folder_of(module):
+    """Returns "precision" for "tfamp.precision.policy", "" for tfamp itself."""
+    parts = [*module.split("."), ""]
+    return parts[0] if parts[0] == "scripts" else parts[1]
+
+
+def floor_of(folder):
+    known = [index for index, names in enumerate(FLOORS) if folder in names]
+    assert known, f"{folder!r} is on no floor of the house"
+    return known[0]
+
+
+def imports_of(path):
+    """Yields (module, whether at the top of the file)."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "tfamp":
+            names = [f"tfamp.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [node.module]
+        for name in names:
+            yield name, node in tree.body
+
+
+def wrong_imports(path):
+    module = name_of(path).removesuffix(".py").replace("/", ".")
+    here = folder_of(module.removesuffix(".__init__"))
+    for name, at_top in imports_of(path):
+        top = name.split(".")[0]
+        if top in LATE and at_top and path.name != "plots.py":
+            yield f"{name} belongs inside the function that needs it"
+        if top != "tfamp" or (name == "tfamp" and floor_of(here) > floor_of("")):
+            continue
+        there = folder_of(name)
+        if there == here or floor_of(there) < floor_of(here):
+            continue
+        if (here, there) not in BESIDE:
+            yield f"{name} is not below"
+
+
+@pytest.mark.xfail(reason="until each folder has its shape", strict=False)
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_downward(path):
+    assert list(wrong_imports(path)) == []
+
+
+def test_the_rule_on_imports_finds(tmp_path):
+    path = ROOT / "tfamp" / "modes.py"
+    assert list(wrong_imports(path)) == []
+    assert floor_of(folder_of("tfamp.precision.policy")) > floor_of("modes")
+    with pytest.raises(AssertionError, match="no floor"):
+        floor_of(folder_of("tfamp.novelty.part"))
+
+
+def test_each_global_is_written_by_its_owner_only():
+    wrong = [
+        f"{name_of(path)}: {node.attr} belongs to {OWNERS[node.attr]}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and OWNERS.get(node.attr, name_of(path)) != name_of(path)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.xfail(reason="until each folder has its shape", strict=False)
+def test_files_of_the_core_are_short_and_folders_hold_a_dozen():
+    core = [
+        p
+        for p in FILES
+        if not {"training", "benchmark", "scripts"} & set(p.relative_to(ROOT).parts)
+    ]
+    long = {name_of(p): n for p in core if (n := p.read_text().count("\n")) > 330}
+    assert long == {}
+    folders = [p.parent for p in core]
+    full = {name_of(p): n for p in set(folders) if (n := folders.count(p)) > 12}
+    assert full == {}

@@ -1,0 +1,87 @@
+"""The private names of TensorFlow that tfamp uses are there and mean what it reads."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import config
+from tensorflow.python.util import _pywrap_util_port
+
+from tfamp import graph_context as tracing
+from tfamp import hardware
+
+_READ_ONEDNN = """
+from tensorflow.python.util import _pywrap_util_port
+print("RESULT", _pywrap_util_port.IsMklEnabled())
+"""
+
+
+def test_onednn_switch_is_read_as_a_bool():
+    assert isinstance(_pywrap_util_port.IsMklEnabled(), bool)
+    assert hardware._onednn_is_on() is _pywrap_util_port.IsMklEnabled()
+
+
+def test_onednn_switch_follows_the_environment():
+    environ = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", _READ_ONEDNN],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["RESULT", "False"]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tracing_tells_xla_from_a_graph_also_inside_a_branch(jit_compile):
+    found = []
+
+    @tf.function(jit_compile=jit_compile)
+    def outer(x):
+        def branch():
+            found.append(tracing.in_xla())
+            return x
+
+        return tf.cond(x > 0, branch, lambda: x)
+
+    outer(tf.constant(1.0))
+    assert set(found) == {jit_compile}
+    assert not tracing.in_xla()
+
+
+def test_op_determinism_is_seen():
+    tf.config.experimental.enable_op_determinism()
+    try:
+        assert tracing.deterministic()
+    finally:
+        config.disable_op_determinism()
+    assert not tracing.deterministic()
+
+
+def test_watched_operations_are_seen():
+    tf.debugging.enable_check_numerics()
+    try:
+        assert tracing.watched()
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert not tracing.watched()
+
+
+def test_methods_of_a_variable_can_be_replaced_on_the_object():
+    # keras_optimizers.masked_assignments does.
+    variable = tf.Variable([1.0])
+    variable.assign = lambda value: "mine"
+    assert variable.assign([2.0]) == "mine"
+    del variable.assign
+    variable.assign([2.0])
+    assert variable.numpy() == [2.0]
+
+
+def test_merging_is_needed_outside_xla():
+    assert tracing.replicas_without_merging()  # No strategy, nothing to merge.
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        assert not tracing.replicas_without_merging()

@@ -1,0 +1,1 @@
+"""What a format makes of values: counts, exact."""

@@ -1,0 +1,1 @@
+"""Which precision a model computes in: the mode, its layers, `compile`."""

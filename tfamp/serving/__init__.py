@@ -1,0 +1,1 @@
+"""SavedModels in float32, verified."""
