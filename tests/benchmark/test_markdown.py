@@ -1,5 +1,6 @@
 """The report as Markdown: every figure of the rows, texts that break no table."""
 
+import pathlib
 import re
 
 import samples
@@ -74,6 +75,11 @@ def test_ratios_of_the_published_figures_are_those_of_their_numbers():
         before, after = map(float, numbers)
         quotient = before / after if " s, " in baseline else after / before
         assert ratio == f"{quotient:.2f}x"
+
+
+def test_published_figures_are_those_of_the_documentation():
+    page = pathlib.Path(__file__).parents[2] / "docs/benchmark.md"
+    assert "\n".join(markdown.published_table()) in page.read_text()
 
 
 def test_report_without_matplotlib_has_its_tables(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Every code block of README.md is run."""
+"""Every code block of README.md and of docs/ is run; figures are those of results/."""
 
 import ast
 import configparser
@@ -13,16 +13,42 @@ import sys
 import helpers
 import pytest
 
-from tfamp.benchmark import markdown
-
-ROOT = pathlib.Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)
-PYTHON = [code for kind, code in BLOCKS if kind == "python"]
-COMMANDS = [
-    line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+BLOCKS = {
+    name: re.findall(r"^```(\w+)\n(.*?)^```", text, flags=re.M | re.S)
+    for name, text in PAGES.items()
+}
+PYTHON = {
+    name: [code for kind, code in blocks if kind == "python"]
+    for name, blocks in BLOCKS.items()
+}
+COMMANDS = [  # Each once, in whatever pages it stands.
+    *dict.fromkeys(
+        line
+        for blocks in BLOCKS.values()
+        for kind, code in blocks
+        if kind == "bash"
+        for line in code.splitlines()
+    )
 ]
 SCRIPTS = [line for line in COMMANDS if line.startswith("python scripts/")]
+
+
+def first_table(text):
+    """Returns the first table of a report."""
+    table = re.search(r"^\|.*?(?=\n\n)", text, flags=re.M | re.S)
+    assert table is not None
+    return table.group()
+
+
+def cells_of(text):
+    """Yields the cells of each row of the tables in a text."""
+    for line in re.findall(r"^\| (.*) \|$", text, flags=re.M):
+        yield [cell.strip() for cell in line.split(" | ")]
 
 
 def run(command, cwd):
@@ -35,9 +61,11 @@ def run(command, cwd):
 
 def test_each_block_has_a_language_that_is_tested_here():
     # "sh" needs several hosts; tests/training/test_distribution.py runs the like.
-    assert {kind for kind, _ in BLOCKS} == {"python", "bash", "sh"}
+    kinds = {kind for blocks in BLOCKS.values() for kind, _ in blocks}
+    assert kinds == {"python", "bash", "sh"}
     # An unlabelled block would not be found above.
-    assert TEXT.count("```") == 2 * len(BLOCKS)
+    for name, text in PAGES.items():
+        assert text.count("```") == 2 * len(BLOCKS[name]), name
     known = (
         "pip install",
         "python scripts/",
@@ -47,21 +75,29 @@ def test_each_block_has_a_language_that_is_tested_here():
     assert [c for c in COMMANDS if not c.startswith(known)] == []
 
 
-def test_python_blocks_run_one_after_another(tmp_path):
-    """In one process, as in a notebook; each block imports what it needs."""
+@pytest.mark.parametrize("name", [name for name, blocks in PYTHON.items() if blocks])
+def test_python_blocks_run_one_after_another(name, tmp_path):
+    """A page in one process, as in a notebook; each block imports what it needs."""
     parts = [
         "def block_{0}():\n{1}\nblock_{0}()\n".format(
             number, "".join(f"    {line}\n" for line in code.splitlines())
         )
-        for number, code in enumerate(PYTHON)
+        for number, code in enumerate(PYTHON[name])
     ]
     output = run([sys.executable, "-c", "".join(parts)], tmp_path)
-    first = output.splitlines()[:2]
-    assert first == ["nan", "1.0"]  # What the comments of the first block say.
-    assert "reason:" in output
+    if name == "README.md":
+        assert "\nnan\n1.0\n" in output  # What the comments of a block say.
+        assert "reason:" in output
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, id=f"{name}-{number}")
+        for name, blocks in PYTHON.items()
+        for number, code in enumerate(blocks)
+    ],
+)
 def test_python_blocks_import_what_they_use(code):
     tree = ast.parse(code)
     imported = {
@@ -125,28 +161,26 @@ def test_script_commands_run(command, tmp_path, request):
     assert "float16" in done.stdout  # "bfloat16" where that is this host's.
 
 
-def test_figures_are_those_under_results():
-    """The table in README is the one that `results/` holds."""
-    report = (ROOT / "results/digits/report.md").read_text()
-    table = re.search(r"^\|.*?(?=\n\n)", report, flags=re.M | re.S)
-    assert table is not None and table.group() in TEXT
-
-
-@pytest.mark.parametrize("folder", ["bert_vs_pytorch", "bert_train_benchmark"])
-def test_bert_tables_are_those_under_results(folder):
+@pytest.mark.parametrize(
+    "folder, page",
+    [
+        ("digits", "recipes"),
+        ("bert_train_benchmark", "recipes"),
+        ("bert_vs_pytorch", "kernels"),
+    ],
+)
+def test_tables_are_those_under_results(folder, page):
     report = (ROOT / f"results/{folder}/report.md").read_text()
-    table = re.search(r"^\|.*?(?=\n\n)", report, flags=re.M | re.S)
-    assert table is not None and table.group() in TEXT
+    assert first_table(report) in PAGES[f"docs/{page}.md"]
 
 
 def test_tables_of_the_benchmark_are_those_under_results():
     folder = ROOT / "results/benchmark_quick"
+    page = PAGES["docs/benchmark.md"]
     report = (folder / "report.md").read_text()
     stored = json.loads((folder / "benchmark.json").read_text())
     for task in stored["tasks"]:
-        part = report.partition(f"\n## {task}\n")[2]
-        table = re.search(r"^\|.*?(?=\n\n)", part, flags=re.M | re.S)
-        assert table is not None and table.group() in TEXT
+        assert first_table(report.partition(f"\n## {task}\n")[2]) in page
     for row in stored["rows"]:  # Of `report.md`, too.
         ratio = "{:.2f}x ({:.2f} to {:.2f})".format(*row["speed_up"].values())
         column = row["mode"]
@@ -157,20 +191,78 @@ def test_tables_of_the_benchmark_are_those_under_results():
         assert (
             row["failed"]
             or row["speed_up"]["median"] < 0.1
-            or (re.search(line, TEXT, flags=re.M))
+            or (re.search(line, page, flags=re.M))
         )
     (times,) = re.findall(r"^\| mode +\| reached.*?(?=\n\n)", report, re.M | re.S)
-    assert times in TEXT and stored["advice"]["headline"] in TEXT
-    assert stored["date"] in TEXT and stored["machine"]["device"] in TEXT
-    for picture in re.findall(r"\((results/benchmark_quick/[^)]+)\)", TEXT):
-        assert (ROOT / picture).exists()
+    assert times in page and stored["advice"]["headline"] in page
+    assert stored["date"] in page and stored["machine"]["device"] in page
 
 
-def test_published_figures_are_those_of_the_report():
-    assert "\n".join(markdown.published_table()) in TEXT
+def test_measured_table_of_the_readme_is_what_results_show():
+    """One row for each step; the reports have the same cells, word for word."""
+    measured = PAGES["README.md"].partition("\n## Measured\n")[2]
+    shown = [*cells_of(first_table(measured))][2:]
+    report = (ROOT / "results/benchmark_quick/report.md").read_text()
+    labels = {
+        "bert": "BERT, 2 layers of 256, batch 16",
+        "digits": "CNN on digits, batch 64",
+    }
+    expected = []
+    for task, label in labels.items():
+        table = first_table(report.partition(f"\n## {task}\n")[2])
+        rows = {(row[0], row[2]): row[3:5] for row in cells_of(table)}
+        for (mode, xla), (speed_up, loss) in rows.items():
+            if mode.startswith("mixed_") or (mode, xla) == ("float32", "on"):
+                names = f"keras {mode}", f"torch {mode}"
+                peers = [rows.get((name, xla), "-")[0] for name in names]
+                name = f"{label}, XLA" if xla == "on" else label
+                expected.append([name, mode, *peers, speed_up, loss])
+    labels = {
+        "bert_vs_pytorch": "BERT, 6 layers of 384, batch 16",
+        "bert_vs_pytorch_intel": "the same on an Intel Xeon with AMX_BF16",
+    }
+    for folder, label in labels.items():
+        table = first_table((ROOT / f"results/{folder}/report.md").read_text())
+        rows = {
+            row[0].split()[0]: row for row in cells_of(table) if "bfloat16" in row[0]
+        }
+        speed_ups = [rows[name][5] for name in ("keras", "torch", "tfamp")]
+        expected.append([label, "mixed_bfloat16", *speed_ups, rows["tfamp"][8]])
+    assert shown == expected
+    (ratio,) = re.findall(r"mixed_bfloat16 is ([^)]+\)) as fast", measured)
+    (times,) = re.findall(r"^\| mixed_bfloat16 +\| 6 of 6.*", report, flags=re.M)
+    assert f" {ratio} " in times
+
+
+def prose_of(text):
+    """Returns a page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def anchors_of(text):
+    """Yields a page's headings as GitHub links to them."""
+    for title in re.findall(r"^#+ (.*)$", prose_of(text), flags=re.M):
+        yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_and_pictures_lead_somewhere(name):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", prose_of(PAGES[name])):
+        file, _, anchor = target.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        assert path.exists(), target
+        if anchor:
+            assert anchor in anchors_of(path.read_text()), target
+
+
+def test_readme_lists_every_page_once():
+    contents = PAGES["README.md"].partition("\n## Documentation\n")[2]
+    listed = re.findall(r"^\| \[.*?\]\((.*?)\)", contents, flags=re.M)
+    assert sorted(listed) == sorted(name for name in PAGES if name != "README.md")
 
 
 def test_costs_are_those_under_results():
+    page = PAGES["docs/loss_scaling.md"]
     path = ROOT / "results/loss_scale_step/figures.json"
     rows = json.loads(path.read_text())["rows"]
     ratios = {
@@ -187,12 +279,13 @@ def test_costs_are_those_under_results():
             stock = ratios[workload, optimizer, xla, "stock Keras"]
             traced = "XLA" if xla else "graph"
             first = f"| {labels[workload]}, {optimizer}, {traced} |"
-            assert f"{first} {stock:.2f} | {ratio:.2f} |" in TEXT
+            assert f"{first} {stock:.2f} | {ratio:.2f} |" in page
 
 
 def test_bias_gradients_are_those_under_results():
     path = ROOT / "results/bias_gradients/figures.json"
-    tables = TEXT, (ROOT / "results/bias_gradients/report.md").read_text()
+    page = PAGES["docs/kernels.md"]
+    tables = page, (ROOT / "results/bias_gradients/report.md").read_text()
     shown = [0, 0]
     for row in json.loads(path.read_text())["rows"]:
         name, *errors = row.values()
@@ -215,7 +308,7 @@ def test_speed_ups_of_the_rewrite_are_those_under_results():
         shown = re.search(r"\d+ of \d+", rows["rewrite, tfamp"]["converted"])
         converted = shown.group() if shown else "none: XLA"
         cells = [key, *(f"{ratio:.2f}" for ratio in ratios), converted]
-        assert f"| {' | '.join(cells)} |" in TEXT
+        assert f"| {' | '.join(cells)} |" in PAGES["docs/graph_rewrite.md"]
 
 
 def test_pip_commands_name_declared_extras():
