@@ -35,7 +35,7 @@ def to_markdown(report: records.Report, figures: list[tuple[str, str]]) -> str:
 
 
 def main_table(report: records.Report, task: str) -> list[str]:
-    """Returns the table of a task as lines of Markdown; README shows it, too.
+    """Returns the table of a task as lines of Markdown; docs/benchmark.md shows it.
 
     Args:
       report: The benchmark.
@@ -177,7 +177,7 @@ def _limits(report):
 
 
 def published_table() -> list[str]:
-    """Returns the published figures as lines of Markdown; README shows them, too."""
+    """Returns the published figures as lines of Markdown; docs/ shows them, too."""
     table = [list(published.HEAD), *map(list, published.ROWS)]
     return benchmark_report.aligned(table)
 
