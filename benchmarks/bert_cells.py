@@ -135,9 +135,9 @@ def keras_optimizer(settings):
     )
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     if settings["sum_rows"]:
-        from tfamp.kernels import row_gradients
+        from tfamp.kernels import bias_gradient
 
-        row_gradients.install()
+        bias_gradient.HOOKS.install()
     return optimizer
 
 

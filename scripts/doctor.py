@@ -8,14 +8,16 @@
 Nothing is trained. Data that a recipe lacks are prepared as for its training.
 """
 
+import json
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
 
 from absl import flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
-from tfamp import device_table  # noqa: E402
+from tfamp.diagnostics import doctor as machine_doctor  # noqa: E402
 from tfamp.training import app, doctor  # noqa: E402
 
 
@@ -23,31 +25,30 @@ def main(argv):
     """Prints the report, and writes it if a file is named."""
     del argv
     values = flags.FLAGS
-    config = values.config
-    if values.output:
-        doctor.check_output(values.output)
-    if values.data_dir:
-        if config is None:
-            raise ValueError(
-                "--data_dir is where a recipe's data are. Received: "
-                f"--data_dir={values.data_dir} without --config. Pass --config, too."
-            )
+    config, mode, audit = values.config, "", None
+    report = machine = machine_doctor.describe(values.simulate)
+    if config is not None:
         with config.unlocked():
-            config.data_dir = os.path.abspath(values.data_dir)
-    result = doctor.report(config, values.simulate, values.time)
-    if values.output:
-        doctor.write(result, values.output)
-    print(result)
+            config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
+        mode, audit = doctor.audit_recipe(config, values.simulate)
+        report = f"Mode of the recipe: {mode}\n{audit}"
+    if values.output.endswith(".json"):
+        content = {"machine": machine.to_dict(), "mode": mode}
+        content["audit"] = audit and audit.to_dict()
+        pathlib.Path(values.output).write_text(json.dumps(content, indent=2) + "\n")
+    elif values.output:
+        text = machine.to_markdown()
+        if audit:
+            text += f"\nMode of the recipe: {mode}\n\n{audit.to_markdown()}"
+        pathlib.Path(values.output).write_text(text)
+    print(report)
 
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file(
         "config", None, "A recipe to audit.", lock_config=True
     )
-    flags.DEFINE_enum(
-        "simulate", None, list(device_table.DEVICES), "Decide for another device."
-    )
-    flags.DEFINE_bool("time", False, "Time the recipe's input against its step.")
+    flags.DEFINE_string("simulate", None, "Decide for another device, such as a100.")
     flags.DEFINE_string("data_dir", "", "Folder of prepared (TFDS) or local data.")
     flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
     app.run(main)

@@ -17,12 +17,37 @@ from tfamp.training import app  # noqa: E402
 def main(argv):
     """Prints one of the two tables."""
     del argv
-    values = formats.parse_numbers(flags.FLAGS.value)
+    texts = [text for value in flags.FLAGS.value for text in value.split(",")]
+    if texts:
+        show_values({text: float(text) for text in texts})
+    else:
+        show_limits()
+
+
+def show_limits():
+    """Prints a line for each format."""
     print(
-        formats.to_text(
-            formats.values_table(values) if values else formats.limits_table()
-        )
+        f"{'format':<15}{'bits':<6}{'bytes':<7}{'max':<17}{'smallest normal':<17}"
+        f"{'smallest subnormal':<20}{'epsilon':<17}computed by"
     )
+    for found in map(formats.float_format, formats.FORMAT_NAMES):
+        print(
+            f"{found.name:<15}{found.bits:<6}{found.bytes:<7}{found.max:<17.9g}"
+            f"{found.smallest_normal:<17.9g}{found.smallest_subnormal:<20.9g}"
+            f"{found.epsilon:<17.9g}{found.supported}"
+        )
+
+
+def show_values(values):
+    """Prints a line for each number in each format."""
+    print(f"{'value':<12}{'format':<15}{'stored':<17}{'relative error':<16}outcome")
+    for text, value in values.items():
+        for name in formats.FORMAT_NAMES:
+            found = formats.represent(value, name)
+            print(
+                f"{text:<12}{name:<15}{found.stored:<17.9g}"
+                f"{found.relative_error:<16.2g}{found.outcome}"
+            )
 
 
 if __name__ == "__main__":

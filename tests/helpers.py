@@ -1,6 +1,7 @@
 """What the tests share: the process' globals, and small models of the peers' rules."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -11,12 +12,10 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import optimizer as tf_optimizer
-from keras.src.optimizers import base_optimizer
-from tensorflow.python.framework import ops as tf_ops
 
+import tfamp
 from tfamp import hardware
-from tfamp.kernels import bias_gradient, keras_kernels, row_gradients
+from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule as loss_scale
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
@@ -41,24 +40,21 @@ class Globals(NamedTuple):
       tensor_float_32: Whether TF32 may be used.
       grappler: The options given to `tf.config.optimizer`.
       environ: A copy of `os.environ`.
-      bias_gradient: The registered gradient of `BiasAdd`.
       methods: What each class above `keras.Model` defines as one of `HOOKED`, by
-        (class, name); None where it defines nothing. And Keras' functions that fused
-        kernels replace.
+        (class, name); None where it defines nothing. And the functions that
+        `tfamp.kernels` replaces.
     """
 
     dtype_policy: keras.dtype_policies.DTypePolicy
     tensor_float_32: bool
     grappler: dict[str, Any]
     environ: dict[str, str]
-    bias_gradient: Callable
     methods: dict[tuple[type, str], Callable | None]
 
 
-_FUSED = [
-    *keras_kernels._places(),
-    (base_optimizer.BaseOptimizer, "apply", None),
-    (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", None),
+_PATCHED = [
+    (place.find(), place.name)
+    for place in (*install.HOOKS.places, *bias_gradient.HOOKS.places)
 ]
 _SET_BY_PYTEST = "PYTEST_CURRENT_TEST"  # Differs between set-up, call and tear-down.
 
@@ -70,13 +66,12 @@ def read_globals() -> Globals:
         tf.config.experimental.tensor_float_32_execution_enabled(),
         tf.config.optimizer.get_experimental_options(),
         {k: v for k, v in os.environ.items() if k != _SET_BY_PYTEST},
-        tf_ops.gradient_registry.lookup("BiasAdd"),
         {
             (base, name): vars(base).get(name)
             for base in keras.Model.__mro__
             for name in HOOKED
         }
-        | {(owner, name): vars(owner)[name] for owner, name, _ in _FUSED},
+        | {(owner, name): vars(owner)[name] for owner, name in _PATCHED},
     )
 
 
@@ -91,9 +86,8 @@ def write_globals(saved: Globals) -> None:
     for name in now.environ.keys() - saved.environ.keys():
         del os.environ[name]
     os.environ.update(saved.environ)
-    bias_gradient.remove()
-    keras_kernels.remove()
-    row_gradients.remove()
+    bias_gradient.HOOKS.remove()
+    install.HOOKS.remove()
     for (base, name), function in saved.methods.items():
         if vars(base).get(name) is function:
             continue
@@ -111,7 +105,6 @@ def find_leaks(before: Globals, after: Globals) -> list[str]:
             # Keras 3.15 cannot compare two policy maps.
             ("dtype policy", before.dtype_policy.name, after.dtype_policy.name),
             ("TF32 flag", before.tensor_float_32, after.tensor_float_32),
-            ("gradient of BiasAdd", before.bias_gradient, after.bias_gradient),
         )
         if old != new
     ]
@@ -160,10 +153,18 @@ def as_tensors(state: loss_scale.LossScaleState) -> loss_scale.LossScaleState:
     )
 
 
+# How a function of tensors is run.
+RUNNERS: dict[str, Callable] = {
+    "eager": lambda f: f,
+    "graph": tf.function,
+    "xla": lambda f: tf.function(f, jit_compile=True),
+}
+
+
 def run_mask(
     config: loss_scale.LossScaleConfig,
     mask: Iterable[bool],
-    wrap: Callable = lambda step: step,
+    wrap: Callable = RUNNERS["eager"],
 ) -> list[loss_scale.LossScaleState]:
     """Runs `next_state` over a mask; returns the state after each step, in NumPy.
 
@@ -181,64 +182,129 @@ def run_mask(
     return states
 
 
-# Each peer's rule as its source reads, in float32. A row is the state after a step.
+def _schedule():
+    return keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
 
 
-def keras_rule(mask, initial_scale, growth_interval):
-    """Keras 3 `LossScaleOptimizer`: rows of (dynamic_scale, step_counter)."""
-    scale, counter, rows = np.float32(initial_scale), 0, []
-    for finite in mask:
-        if not finite:
-            scale, counter = scale * np.float32(0.5), 0
-        elif counter == growth_interval - 1:
-            scale, counter = scale * np.float32(2.0), 0
+OPT = keras.optimizers
+# beta_2 0.9, not 0.999: 1 - beta_2 ** step would magnify rounding a thousandfold.
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: OPT.SGD(0.1),
+    "momentum": lambda: OPT.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: OPT.Adam(0.1, beta_2=0.9),
+    "AdamW": lambda: OPT.AdamW(0.1, beta_2=0.9, weight_decay=0.1),
+    "RMSprop": lambda: OPT.RMSprop(0.1, momentum=0.5),
+    "centered": lambda: OPT.RMSprop(0.1, momentum=0.9, centered=True),
+    "Adagrad": lambda: OPT.Adagrad(0.1),
+    "Adadelta": lambda: OPT.Adadelta(0.1),
+    "Adafactor": lambda: OPT.Adafactor(0.1),
+    "Adamax": lambda: OPT.Adamax(0.1),
+    "Nadam": lambda: OPT.Nadam(0.1),
+    "Ftrl": lambda: OPT.Ftrl(0.1),
+    "Lion": lambda: OPT.Lion(0.1),
+    "Lamb": lambda: OPT.Lamb(0.1),
+    "Muon": lambda: OPT.Muon(0.1),
+    "ScheduleFreeAdamW": lambda: OPT.ScheduleFreeAdamW(0.1),
+    "amsgrad": lambda: OPT.Adam(0.1, amsgrad=True),
+    "schedule": lambda: OPT.SGD(_schedule(), momentum=0.5),
+    "decay": lambda: OPT.SGD(0.1, weight_decay=0.1),
+    "clipping": lambda: OPT.SGD(0.1, momentum=0.5, clipnorm=0.5),
+    "global clipping": lambda: OPT.SGD(0.1, momentum=0.5, global_clipnorm=0.5),
+    "averages": lambda: OPT.SGD(0.1, use_ema=True, ema_momentum=0.5),
+    "averages that overwrite": lambda: OPT.SGD(
+        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
+    ),
+    "accumulation": lambda: OPT.Adam(0.1, beta_2=0.9, gradient_accumulation_steps=3),
+    "several": lambda: OPT.MultiOptimizer(
+        OPT.OptimizerMap(
+            OPT.Adam(0.1, beta_2=0.9),
+            {".*(second|bias).*": OPT.SGD(0.1, clipvalue=1.0)},
+        )
+    ),
+}
+
+
+class LossScaleModel:
+    """The rule as documented, in Python's integers and NumPy's float32."""
+
+    FIELDS = (
+        "scale",
+        "growth_tracker",
+        "hysteresis_tracker",
+        "growth_interval",
+        "skipped_steps",
+        "consecutive_skipped_steps",
+    )
+
+    def __init__(
+        self,
+        initial_scale=2.0**15,
+        growth_interval=2000,
+        growth_factor=2.0,
+        backoff_factor=0.5,
+        hysteresis=1,
+        min_scale=2.0**-14,
+        max_scale=None,
+        dynamic=True,
+    ):
+        self.rule, self.dynamic, self.hysteresis = growth_interval, dynamic, hysteresis
+        self.factors = np.float32(growth_factor), np.float32(backoff_factor)
+        self.low = np.float32(min_scale)
+        self.high = np.float32(max_scale or max(2.0**24, initial_scale))
+        self.scale = np.float32(initial_scale)
+        self.tracker = self.skipped = self.in_a_row = 0
+        self.left = hysteresis
+        self.interval = {
+            tfamp.ConstantGrowthInterval: lambda rule: rule.interval,
+            tfamp.PiecewiseGrowthInterval: lambda rule: rule.intervals[0],
+            tfamp.GeometricGrowthInterval: lambda rule: rule.initial,
+        }.get(type(growth_interval), int)(growth_interval)
+
+    def step(self, finite):
+        """Takes one step; returns `FIELDS` after it."""
+        if finite:
+            self.in_a_row = 0
         else:
-            counter += 1
-        rows.append((scale, counter))
-    return rows
+            self.skipped += 1
+            self.in_a_row += 1
+        if self.dynamic:
+            self._move(finite)
+        return (
+            self.scale,
+            self.tracker,
+            self.left,
+            self.interval,
+            self.skipped,
+            self.in_a_row,
+        )
 
+    def _move(self, finite):
+        self.tracker = self.tracker + 1 if finite else 0
+        self.left = self.left if finite else max(self.left - 1, 0)
+        grew = finite and self.tracker == self.interval
+        backed_off = not finite and self.left == 0
+        if grew:
+            self.tracker, self.left = 0, self.hysteresis
+        with np.errstate(all="ignore"):
+            if grew:
+                self.scale = min(self.scale * self.factors[0], self.high)
+            if backed_off:
+                self.scale = max(self.scale * self.factors[1], self.low)
+        self.interval = self.next_interval(grew, backed_off)
 
-def pytorch_rule(mask, initial_scale, growth_interval, growth_factor, backoff_factor):
-    """PyTorch `GradScaler`: rows of (_scale, _growth_tracker)."""
-    scale, tracker, rows = np.float32(initial_scale), 0, []
-    for finite in mask:
-        if not finite:
-            scale, tracker = scale * np.float32(backoff_factor), 0
-        elif tracker + 1 == growth_interval:
-            scale, tracker = scale * np.float32(growth_factor), 0
-        else:
-            tracker += 1
-        rows.append((scale, tracker))
-    return rows
-
-
-def megatron_rule(
-    mask,
-    initial_scale,
-    min_scale,
-    growth_interval,
-    growth_factor,
-    backoff_factor,
-    hysteresis,
-):
-    """Megatron-LM `DynamicGradScaler`: (scale, growth_tracker, hysteresis_tracker)."""
-    scale, growth_tracker, rows = np.float32(initial_scale), 0, []
-    hysteresis_tracker = hysteresis
-    for finite in mask:
-        if not finite:
-            growth_tracker = 0
-            hysteresis_tracker -= 1
-            if hysteresis_tracker <= 0:
-                backed_off = scale * np.float32(backoff_factor)
-                scale = max(backed_off, np.float32(min_scale))
-        else:
-            growth_tracker += 1
-            if growth_tracker == growth_interval:
-                growth_tracker = 0
-                hysteresis_tracker = hysteresis
-                scale = scale * np.float32(growth_factor)
-        rows.append((scale, growth_tracker, hysteresis_tracker))
-    return rows
+    def next_interval(self, grew, backed_off):
+        """Returns the growth interval by the rule of the schedule."""
+        rule = self.rule
+        if isinstance(rule, tfamp.PiecewiseGrowthInterval):
+            return rule.intervals[sum(self.skipped >= b for b in rule.boundaries)]
+        if not isinstance(rule, tfamp.GeometricGrowthInterval):
+            return self.interval
+        wanted = min(max(self.interval, rule.min_interval), rule.max_interval)
+        if grew:
+            wanted = math.floor(wanted * rule.shorten)
+        if backed_off:
+            wanted = math.ceil(wanted * rule.lengthen)
+        return min(max(wanted, rule.min_interval), rule.max_interval)
 
 
 # ---- Scripts ----

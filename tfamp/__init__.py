@@ -1,7 +1,6 @@
 """tfamp: mixed precision for TensorFlow and Keras 3, chosen, verified, explained."""
 
-from tfamp.diagnostics.audit import audit
-from tfamp.diagnostics.audit_report import AuditReport
+from tfamp.diagnostics.audit import AuditReport, audit
 from tfamp.errors import (
     DataError,
     ExportError,
@@ -11,27 +10,30 @@ from tfamp.errors import (
     UnsupportedModeError,
 )
 from tfamp.formats import float_format, represent
-from tfamp.graph_rewrite.report import graph_rewrite_report
+from tfamp.graph_rewrite.observe import graph_rewrite_report
 from tfamp.graph_rewrite.switch import sync_thread
 from tfamp.hardware import detect_support
-from tfamp.loss_scaling.checkpoint import load_model
 from tfamp.loss_scaling.growth_schedules import (
     ConstantGrowthInterval,
     GeometricGrowthInterval,
     GrowthIntervalSchedule,
     PiecewiseGrowthInterval,
 )
+from tfamp.loss_scaling.load_model import load_model
 from tfamp.loss_scaling.monitor import LossScaleMonitor
 from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
-from tfamp.precision.control import disable, enable, status
-from tfamp.precision.convert import ConversionError, set_precision
-from tfamp.precision.overrides import OverrideError
-from tfamp.precision.policy import policy_scope
-from tfamp.precision.rewrite_control import (
+from tfamp.precision.control import (
+    disable,
     disable_graph_rewrite,
+    enable,
     enable_graph_rewrite,
     graph_rewrite_scope,
+    status,
 )
+from tfamp.precision.conversion import ConversionError, set_precision
+from tfamp.precision.overrides import OverrideError
+from tfamp.precision.plan import LayerPrecision, describe_layers
+from tfamp.precision.policy import policy_scope
 from tfamp.serving.export import export_float32
 
 __version__ = "0.1.0"
@@ -44,6 +46,7 @@ __all__ = [
     "ExportError",
     "GeometricGrowthInterval",
     "GrowthIntervalSchedule",
+    "LayerPrecision",
     "LossScaleExhaustedError",
     "LossScaleMonitor",
     "LossScaleOptimizer",
@@ -53,6 +56,7 @@ __all__ = [
     "TfampError",
     "UnsupportedModeError",
     "audit",
+    "describe_layers",
     "detect_support",
     "disable",
     "disable_graph_rewrite",

@@ -4,10 +4,7 @@ import math
 import numbers
 from typing import Any
 
-import tensorflow as tf
-
-# The integer dtype of Keras' own step counter on the TensorFlow backend.
-COUNTER_DTYPE = "int64"
+LARGEST_COUNT = 2**63 - 1  # Of int64, the dtype of Keras' counters.
 
 
 def check_real(name: str, value: Any) -> None:
@@ -19,26 +16,18 @@ def check_real(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be finite. Received: {name}={value}.")
 
 
-def check_count(name: str, value: Any, largest: int | None = None) -> None:
-    """Raises unless `value` is an integer from 1 to `largest` (default: of int64)."""
+def check_count(
+    name: str, value: Any, largest: int = LARGEST_COUNT, smallest: int = 1
+) -> None:
+    """Raises unless `value` is an integer from `smallest` to `largest`."""
     if not is_integer(value):
         raise _type_error(name, value, "an integer")
-    limit = tf.dtypes.as_dtype(COUNTER_DTYPE).max if largest is None else largest
-    if not 1 <= value <= limit:
-        ceiling = "" if value < 1 else f" and at most {limit}"
+    if not smallest <= value <= largest:
+        ceiling = "" if value < smallest else f" and at most {largest}"
         raise ValueError(
-            f"`{name}` must be an integer of at least 1{ceiling}. "
+            f"`{name}` must be an integer of at least {smallest}{ceiling}. "
             f"Received: {name}={value}."
         )
-
-
-def as_counts(name: str, values: Any) -> tuple[int, ...]:
-    """Returns a tuple or list of integers of at least 1 as a tuple; else raises."""
-    if not isinstance(values, tuple | list):
-        raise _type_error(name, values, "a tuple of integers")
-    for index, value in enumerate(values):
-        check_count(f"{name}[{index}]", value)
-    return tuple(int(value) for value in values)
 
 
 def is_integer(value: Any) -> bool:

@@ -10,7 +10,7 @@ class UnsupportedModeError(TfampError, ValueError):
 
 
 class ExportError(TfampError, RuntimeError):
-    """A model could not be rebuilt, exported or verified in float32."""
+    """A model could not be exported or verified in float32."""
 
 
 class DataError(TfampError, ValueError):

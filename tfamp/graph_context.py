@@ -1,20 +1,26 @@
-"""What is being traced, and for which device; the only user of TensorFlow's private
-names for it, each with the version it was read in and guarded by
-tests/test_tensorflow_contract.py.
+"""What is being traced, and for which device; TensorFlow's private names for it.
+
+Each name was read in 2.21, is guarded by tests/upstream, and is looked up when it is
+used: where a release moved one, the answer is the one that turns a shortcut off.
 """
 
-from collections.abc import Container, Iterable
+import pkgutil
+from collections.abc import Callable, Container, Iterable
 
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.framework import config, ops
-from tensorflow.python.ops import control_flow_util
+
+
+def _private(name: str, otherwise: Callable) -> Callable:
+    try:
+        return pkgutil.resolve_name(f"tensorflow.python.{name}")
+    except (AttributeError, ImportError):
+        return otherwise
 
 
 def in_xla() -> bool:
     """Whether the graph being traced, or one around it, is compiled by XLA."""
-    graph = ops.get_default_graph()  # TensorFlow 2.21
-    return control_flow_util.GraphOrParentsInXlaContext(graph)  # TensorFlow 2.21
+    name = "ops.control_flow_util:GraphOrParentsInXlaContext"
+    return _private(name, lambda graph: False)(tf.compat.v1.get_default_graph())
 
 
 def watched() -> bool:
@@ -22,12 +28,19 @@ def watched() -> bool:
 
     What watches them adds operations of its own, which XLA does not compile.
     """
-    return bool(context.context().op_callbacks)  # TensorFlow 2.21
+    context = _private("eager.context:context", lambda: None)()
+    return bool(getattr(context, "op_callbacks", True))
+
+
+def has_started() -> bool:
+    """Whether TensorFlow's runtime has started, so that kernels may have run."""
+    context = _private("eager.context:context", lambda: None)()
+    return bool(getattr(context, "_initialized", True))
 
 
 def deterministic() -> bool:
     """Whether `tf.config.experimental.enable_op_determinism` was called."""
-    return config.is_op_determinism_enabled()  # TensorFlow 2.21
+    return _private("framework.config:is_op_determinism_enabled", lambda: True)()
 
 
 def xla_supports(devices: Iterable[str], kinds: Container[str]) -> bool:
@@ -62,5 +75,5 @@ def replicas_without_merging() -> bool:
 
     Only then may a branch be taken, and a collective be used, in a replica context.
     """
-    # TensorFlow 2.21; Keras uses it too.
-    return tf.__internal__.distribute.strategy_supports_no_merge_call()
+    name = "distribute.merge_call_interim:strategy_supports_no_merge_call"
+    return _private(name, lambda: False)()

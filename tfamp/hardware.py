@@ -1,9 +1,11 @@
 """Which precision runs, and which runs fast, on a device, each with its reason.
 
-The decisions are pure functions of a `DeviceDescription`; only `read_devices`
-asks TensorFlow and the operating system.
+The decisions are pure functions of a `DeviceDescription`: one of this host, or of the
+table `DEVICES`. Only `read_devices` asks TensorFlow and the operating system.
 """
 
+import difflib
+import os
 import pathlib
 import re
 from collections.abc import Sequence
@@ -74,6 +76,66 @@ class Decision(NamedTuple):
     reason: str
 
 
+def _gpu(name, *compute_capability):
+    return DeviceDescription("GPU", name, compute_capability)
+
+
+def _cpu(name, *flags, onednn=True):
+    return DeviceDescription("CPU", name, None, frozenset(("avx2", *flags)), onednn)
+
+
+# Devices that this host need not have, with the names that their drivers report.
+DEVICES: dict[str, DeviceDescription] = {
+    "p100": _gpu("Tesla P100-SXM2-16GB", 6, 0),
+    "v100": _gpu("Tesla V100-SXM2-16GB", 7, 0),
+    "t4": _gpu("Tesla T4", 7, 5),
+    "gtx1660": _gpu("NVIDIA GeForce GTX 1660", 7, 5),
+    "rtx2080ti": _gpu("NVIDIA GeForce RTX 2080 Ti", 7, 5),
+    "a100": _gpu("NVIDIA A100-SXM4-40GB", 8, 0),
+    "a10": _gpu("NVIDIA A10", 8, 6),
+    "rtx3090": _gpu("NVIDIA GeForce RTX 3090", 8, 6),
+    "l4": _gpu("NVIDIA L4", 8, 9),
+    "rtx4090": _gpu("NVIDIA GeForce RTX 4090", 8, 9),
+    "h100": _gpu("NVIDIA H100 80GB HBM3", 9, 0),
+    "h200": _gpu("NVIDIA H200", 9, 0),
+    "tpu": DeviceDescription("TPU", "TPU"),
+    "cpu-avx512-bf16": _cpu("CPU with AVX512_BF16", "avx512f", "avx512_bf16"),
+    "cpu-amx": _cpu("CPU with AMX", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"),
+    "cpu-avx512": _cpu("CPU with AVX-512, no bfloat16", "avx512f", "avx512_vnni"),
+    "cpu-avx2": _cpu("CPU with AVX2 only", onednn=False),
+}
+
+
+def find_device(device: str | DeviceDescription | None = None) -> DeviceDescription:
+    """Returns the device that a question is about.
+
+    Args:
+      device: None for this host's training device (its first accelerator, else its
+        CPU); a key of `DEVICES`, e.g. "a100"; or a description, which is returned.
+
+    Raises:
+      ValueError: If the key is not in the table.
+      TypeError: If it is none of these.
+    """
+    if device is None:
+        return _training_devices(read_devices())[0]
+    if isinstance(device, DeviceDescription):
+        return device
+    if not isinstance(device, str):
+        raise TypeError(
+            "`device` must be None, a key of the table of devices, or a "
+            f"`DeviceDescription`. Received: device={device!r}."
+        )
+    if device not in DEVICES:
+        near = difflib.get_close_matches(device.lower(), DEVICES, n=1)
+        raise ValueError(
+            f"Unknown device. Received: {device!r}. Expected one of "
+            f"{', '.join(map(repr, DEVICES))}."
+            + "".join(f" Did you mean {name!r}?" for name in near)
+        )
+    return DEVICES[device]
+
+
 def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
     """Returns the support of every format on a device; a pure function.
 
@@ -98,66 +160,61 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
             f"Unknown device kind. Received: kind={device.kind!r}. "
             f"Expected one of {', '.join(rules)}."
         )
-    rows = [("float32", True, False, "always available"), *rules[device.kind](device)]
-    return {row[0]: PrecisionSupport(*row) for row in rows}
+    rows = {"float32": (True, False, "always available"), **rules[device.kind](device)}
+    return {name: PrecisionSupport(name, *row) for name, row in rows.items()}
+
+
+# By format: whether it is supported, whether it is fast, and why.
+_NO_TF32 = (False, False, "TF32 needs an NVIDIA GPU of capability 8.0 or more")
 
 
 def _gpu_support(device):
-    capability = device.compute_capability
-    if capability is None:
+    if device.compute_capability is None:
         unknown = "the compute capability is unknown, so no speed-up is expected"
-        return [
-            ("float16", True, False, unknown),
-            ("bfloat16", True, False, unknown),
-            ("tf32", False, False, "TF32 needs an NVIDIA GPU"),
-        ]
-    version = f"{capability[0]}.{capability[1]}"
-    ampere = capability >= BF16_TENSOR_CORES
-    bare = _NO_TENSOR_CORES.search(device.name) is not None
-    if bare:
-        float16 = (False, f"{device.name} has no tensor cores despite {version}")
-    elif capability >= FP16_TENSOR_CORES:
-        float16 = (True, f"float16 tensor cores (capability {version} >= 7.0)")
+        both = dict.fromkeys(("float16", "bfloat16"), (True, False, unknown))
+        return {**both, "tf32": _NO_TF32}
+    version = ".".join(map(str, device.compute_capability))
+    has_cores = device.compute_capability >= FP16_TENSOR_CORES
+    if _NO_TENSOR_CORES.search(device.name):
+        has_cores, why = False, f"{device.name} has no tensor cores despite {version}"
+    elif has_cores:
+        why = f"float16 tensor cores (capability {version} >= 7.0)"
     else:
-        float16 = (False, f"no tensor cores (capability {version} < 7.0)")
-    if ampere:
-        bfloat16 = (True, f"bfloat16 tensor cores (capability {version} >= 8.0)")
-        tf32 = (True, True, f"TF32 tensor cores (capability {version} >= 8.0)")
-    else:
-        bfloat16 = (False, f"bfloat16 is emulated (capability {version} < 8.0)")
-        tf32 = (False, False, f"no TF32 (capability {version} < 8.0)")
-    return [
-        ("float16", True, *float16),
-        ("bfloat16", True, *bfloat16),
-        ("tf32", *tf32),
-    ]
+        why = f"no tensor cores (capability {version} < 7.0)"
+    rows = {"float16": (True, has_cores, why)}
+    if device.compute_capability >= BF16_TENSOR_CORES:
+        why = f"tensor cores (capability {version} >= 8.0)"
+        rows["bfloat16"] = True, True, f"bfloat16 {why}"
+        return {**rows, "tf32": (True, True, f"TF32 {why}")}
+    why = f"(capability {version} < 8.0)"
+    rows["bfloat16"] = True, False, f"bfloat16 is emulated {why}"
+    return {**rows, "tf32": (False, False, f"no TF32 {why}")}
 
 
 def _cpu_support(device):
-    native = [flag for flag in FAST_BF16_CPU_FLAGS if flag in device.cpu_flags]
-    if native and device.onednn:
-        bfloat16 = (True, f"native bfloat16 ({', '.join(native)}) through oneDNN")
-    elif native:
-        bfloat16 = (
-            False,
-            f"the CPU has {', '.join(native)}, but oneDNN is off "
-            "(set TF_ENABLE_ONEDNN_OPTS=1 before start)",
-        )
+    native = ", ".join(f for f in FAST_BF16_CPU_FLAGS if f in device.cpu_flags)
+    if not native:
+        why = "no native bfloat16 (avx512_bf16 or amx_bf16)"
+    elif device.onednn:
+        why = f"native bfloat16 ({native}) through oneDNN"
     else:
-        bfloat16 = (False, "no native bfloat16 (avx512_bf16 or amx_bf16)")
-    return [
-        ("bfloat16", True, *bfloat16),
-        ("float16", True, False, "float16 on a CPU runs, up to 9 times slower"),
-        ("tf32", False, False, "TF32 needs an NVIDIA GPU of capability 8.0 or more"),
-    ]
+        why = (
+            f"the CPU has {native}, but oneDNN is off "
+            "(set TF_ENABLE_ONEDNN_OPTS=1 before start)"
+        )
+    return {
+        "bfloat16": (True, bool(native) and device.onednn, why),
+        "float16": (True, False, "float16 on a CPU runs, up to 9 times slower"),
+        "tf32": _NO_TF32,
+    }
 
 
 def _tpu_support(device):
-    return [
-        ("bfloat16", True, True, "TPU matrix units compute in bfloat16"),
-        ("float16", False, False, "TPUs have no float16; use mixed_bfloat16"),
-        ("tf32", False, False, "TF32 needs an NVIDIA GPU"),
-    ]
+    return {
+        "bfloat16": (True, True, "TPU matrix units compute in bfloat16"),
+        "float16": (False, False, "TPUs have no float16; use mixed_bfloat16"),
+        "tf32": _NO_TF32,
+    }
 
 
 def choose_mode(devices: Sequence[DeviceDescription]) -> Decision:
@@ -173,16 +230,12 @@ def choose_mode(devices: Sequence[DeviceDescription]) -> Decision:
     Returns:
       A `Decision`.
     """
-    devices = _training_devices(devices)
-    if not devices:
-        return Decision("float32", "none", "no device was found")
-    label = _label(devices)
-    reasons = []
-    for mode, name in (("mixed_bfloat16", "bfloat16"), ("mixed_float16", "float16")):
-        support = format_support(name, devices)
+    label = device_label(devices)
+    each = [format_support(name, devices) for name in ("bfloat16", "float16")]
+    for support in each:
         if support.fast:
-            return Decision(mode, label, support.reason)
-        reasons.append(support.reason)
+            return Decision(f"mixed_{support.format}", label, support.reason)
+    reasons = dict.fromkeys(support.reason for support in each)
     return Decision("float32", label, "; ".join(reasons))
 
 
@@ -208,17 +261,12 @@ def _training_devices(devices):
     return [d for d in devices if d.kind != "CPU"] or list(devices)
 
 
-def _label(devices):
-    names = [device.label for device in devices]
-    return ", ".join(
-        name if names.count(name) == 1 else f"{names.count(name)} x {name}"
-        for name in dict.fromkeys(names)
-    )
-
-
 def device_label(devices: Sequence[DeviceDescription]) -> str:
     """Returns the training devices' names as one phrase, "none" without any."""
-    return _label(_training_devices(devices)) or "none"
+    names = [device.label for device in _training_devices(devices)]
+    counts = {name: names.count(name) for name in names}
+    parts = [name if n == 1 else f"{n} x {name}" for name, n in counts.items()]
+    return ", ".join(parts) or "none"
 
 
 def read_devices() -> list[DeviceDescription]:
@@ -228,47 +276,42 @@ def read_devices() -> list[DeviceDescription]:
       A list of `DeviceDescription`, accelerators after the CPU; none that
       `tf.config.set_visible_devices` hides.
     """
-    found = [_read_cpu() for _ in tf.config.get_visible_devices("CPU")[:1]]
-    for gpu in tf.config.get_visible_devices("GPU"):
-        details = tf.config.experimental.get_device_details(gpu)
-        found.append(
-            DeviceDescription(
-                kind="GPU",
-                name=details.get("device_name", ""),
-                compute_capability=details.get("compute_capability"),
-            )
-        )
-    found += [DeviceDescription("TPU") for _ in tf.config.get_visible_devices("TPU")]
-    return found
+    visible = tf.config.get_visible_devices
+    found = [_read_cpu() for _ in visible("CPU")[:1]]
+    for gpu in visible("GPU"):
+        told = tf.config.experimental.get_device_details(gpu)
+        capability = told.get("compute_capability")
+        name = told.get("device_name", "")
+        found.append(DeviceDescription("GPU", name, capability))
+    return found + [DeviceDescription("TPU") for _ in visible("TPU")]
 
 
 def detect_support() -> dict[str, dict[str, PrecisionSupport]]:
     """Returns what each of this host's devices supports, with reasons.
 
     Returns:
-      Dict from a device's label to a dict from format name to
-      `PrecisionSupport`.
+      Dict from a device's label to a dict from format name to `PrecisionSupport`.
     """
     return {device.label: describe_support(device) for device in read_devices()}
 
 
-def _read_cpu() -> DeviceDescription:
-    name, flags = "CPU", frozenset()
+def _read_cpu():
+    fields = {}
     info = pathlib.Path("/proc/cpuinfo")  # Linux only; elsewhere no flag is known.
     if info.exists():
-        fields = dict(
-            [part.strip() for part in line.split(":", 1)]
-            for line in info.read_text().split("\n\n")[0].splitlines()
-            if ":" in line
-        )
-        name = fields.get("model name", name)
-        flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
-    return DeviceDescription("CPU", name, None, flags, _onednn_is_on())
+        lines = info.read_text().split("\n\n")[0].splitlines()
+        pairs = (line.partition(":") for line in lines)
+        fields = {name.strip(): value.strip() for name, _, value in pairs}
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    name = fields.get("model name", "CPU")
+    return DeviceDescription("CPU", name, None, frozenset(flags), _onednn_is_on())
 
 
 def _onednn_is_on() -> bool:
-    # TensorFlow 2.21 has no public reader of this switch; guarded by
-    # tests/test_tensorflow_contract.py.
-    from tensorflow.python.util import _pywrap_util_port
+    try:
+        # TensorFlow 2.21 has no public reader of this switch.
+        from tensorflow.python.util import _pywrap_util_port
 
-    return bool(_pywrap_util_port.IsMklEnabled())
+        return bool(_pywrap_util_port.IsMklEnabled())
+    except (AttributeError, ImportError):
+        return os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"

@@ -1,18 +1,18 @@
 """enable, disable, status, and what they do to an unchanged Keras script."""
 
+import pathlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import hardware, patches
-from tfamp.precision import control, policy
 
-V100 = hardware.DeviceDescription("GPU", "Tesla V100", (7, 0))
-A100 = hardware.DeviceDescription("GPU", "NVIDIA A100", (8, 0))
-CPU = hardware.DeviceDescription("CPU", "plain CPU")
-TPU = hardware.DeviceDescription("TPU")
+V100 = ("GPU", {"device_name": "Tesla V100", "compute_capability": (7, 0)})
+A100 = ("GPU", {"device_name": "NVIDIA A100", "compute_capability": (8, 0)})
+CPU = ("CPU", "model name : plain CPU\nflags : avx2")
+TPU = ("TPU", {})
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +25,31 @@ def disabled_afterwards():
 def devices(monkeypatch):
     """Returns a function that makes the host look as if it had these devices."""
 
-    def pretend(*descriptions):
-        monkeypatch.setattr(hardware, "read_devices", lambda: list(descriptions))
+    def pretend(*found):
+        def listed(kind=None):
+            return [each for each in found if kind in (None, each[0])]
+
+        config, read = tf.config, pathlib.Path.read_text
+        info = next((text for kind, text in found if kind == "CPU"), "")
+
+        def read_text(path, *args):
+            return info if str(path) == "/proc/cpuinfo" else read(path, *args)
+
+        monkeypatch.setattr(config, "get_visible_devices", listed)
+        monkeypatch.setattr(config.experimental, "get_device_details", lambda d: d[1])
+        monkeypatch.setattr(pathlib.Path, "read_text", read_text)
 
     return pretend
+
+
+def globals_now():
+    """What `enable` may change: policy, TF32 and the methods of Keras' models."""
+    return (
+        keras.config.dtype_policy(),
+        tf.config.experimental.tensor_float_32_execution_enabled(),
+        keras.Model.compile,
+        keras.Model.make_train_function,
+    )
 
 
 def dense_model(**keywords):
@@ -65,12 +86,11 @@ def test_auto_sets_the_mode_for_the_device_and_says_why(
 
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_disable_restores_exactly_and_is_idempotent(mode):
-    before, compile_ = policy.read(), patches.trainer_class().compile
+    before = globals_now()
     tfamp.enable(mode)
     tfamp.enable("mixed_bfloat16")
     tfamp.disable()
-    assert policy.read() == before
-    assert patches.trainer_class().compile is compile_
+    assert globals_now() == before
     tfamp.disable()
     assert tfamp.status().requested is None
 
@@ -169,11 +189,10 @@ def test_saved_model_of_an_unchanged_script_goes_on_after_disable(tmp_path):
     ids=str,
 )
 def test_bad_arguments_change_nothing(keywords, error, phrase):
-    before, compile_ = policy.read(), patches.trainer_class().compile
+    before = globals_now()
     with pytest.raises(error, match=phrase):
         tfamp.enable(**keywords)
-    assert policy.read() == before
-    assert patches.trainer_class().compile is compile_
+    assert globals_now() == before
     assert tfamp.status().requested is None
 
 
@@ -205,29 +224,27 @@ def test_status_tells_of_a_policy_changed_after_enable():
     assert "changed from mixed_bfloat16 to float32" in status.reason
 
 
-def test_layers_built_before_are_named_in_a_warning():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="early")])
-    with pytest.warns(UserWarning, match="early"):
-        tfamp.enable("mixed_bfloat16")
+def test_a_model_built_before_is_named_when_it_is_compiled():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="early")
+    tfamp.enable("mixed_bfloat16")
+    with pytest.warns(UserWarning, match="'early' was built before tfamp.enable"):
+        model.compile("sgd", "mse")
     assert model.layers[0].compute_dtype == "float32"
+    tfamp.set_precision(model, "mixed_bfloat16").compile("sgd", "mse")
 
 
-def test_enabled_scope_restores_an_outer_enable():
+def test_enable_again_replaces_and_disable_returns_to_the_first_state():
+    before = globals_now()
     tfamp.enable("mixed_float16", loss_scale={"growth_interval": 5})
-    with control.enabled("mixed_bfloat16") as status:
-        assert status.effective == "mixed_bfloat16"
-    assert tfamp.status().effective == "mixed_float16"
+    tfamp.enable("mixed_float16", loss_scale={"growth_interval": 7})
     model = dense_model()
     model.compile("adam", "mse")
-    assert model.optimizer.growth_interval == 5
-
-
-def test_enabled_scope_restores_on_an_exception():
-    before = policy.read()
-    with pytest.raises(KeyError), control.enabled("mixed_bfloat16"):
-        raise KeyError
-    assert policy.read() == before
-    assert tfamp.status().requested is None
+    assert model.optimizer.growth_interval == 7
+    with pytest.raises(ValueError, match="growth_interval"):
+        tfamp.enable("mixed_bfloat16", loss_scale={"growth_interval": 0})
+    assert tfamp.status().effective == "mixed_float16"
+    tfamp.disable()
+    assert globals_now() == before
 
 
 # ---- Where loss scaling applies ----
@@ -259,8 +276,7 @@ def test_policy_map_gets_loss_scaling():
 def test_model_built_under_one_policy_and_compiled_under_another():
     tfamp.enable("mixed_float16")
     model = dense_model()
-    with pytest.warns(UserWarning, match="were built before"):
-        tfamp.enable("float32")
+    tfamp.enable("float32")
     model.compile("adam", "mse")
     assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
 
@@ -268,9 +284,7 @@ def test_model_built_under_one_policy_and_compiled_under_another():
 def test_float16_graph_rewrite_gets_loss_scaling_without_a_float16_layer(monkeypatch):
     options = {"auto_mixed_precision": True}
     monkeypatch.setattr(
-        control.graph_rewrite.tf.config.optimizer,
-        "get_experimental_options",
-        lambda: options,
+        tf.config.optimizer, "get_experimental_options", lambda: options
     )
     tfamp.enable("float32")
     model = dense_model()

@@ -1,5 +1,7 @@
 """Modes of single layers under `enable`, in models that are compiled or first built."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -7,8 +9,6 @@ import tensorflow as tf
 from absl import logging
 
 import tfamp
-from tfamp import patches
-from tfamp.precision import control, convert, precision_plan
 
 
 @pytest.fixture(autouse=True)
@@ -81,12 +81,15 @@ def test_unmatched_patterns_raise_when_a_model_is_first_built():
         model.fit(X, Y, verbose=0)
 
 
-def test_a_pattern_may_match_in_another_model():
+def test_a_pattern_may_match_in_a_model_that_was_compiled_before():
     tfamp.enable("mixed_bfloat16", overrides={"head": "float32", "g/.*": "float32"})
     generator = Subclassed(name="g")
     generator(X)
-    functional().compile("sgd", "mse")
+    with pytest.raises(tfamp.OverrideError, match="no layer: 'head'"):
+        generator.compile("sgd", "mse")
+    tfamp.enable("mixed_bfloat16", overrides={"g/.*": "float32"})
     generator.compile("sgd", "mse")
+    functional().compile("sgd", "mse")
 
 
 def test_float16_layers_alone_get_loss_scaling():
@@ -107,16 +110,17 @@ def test_the_callers_dict_is_copied():
 def test_status_names_overrides_and_the_mode():
     status = tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
     assert status.effective == "mixed_bfloat16"
-    assert status.overrides == "'head': float32"
+    assert status.overrides.startswith("'head': float32 (when a model is compiled")
+    functional().compile("sgd", "mse")
+    assert tfamp.status().overrides == "'head': float32"
     keras.config.set_dtype_policy("float32")
     assert "was changed" in tfamp.status().reason
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    assert "map_mixed_bfloat16 to mixed_bfloat16" in tfamp.status().reason
 
 
 def test_saved_model_is_plain_keras_and_keeps_its_modes(tmp_path):
     tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
     model = functional()
+    model.compile("sgd", "mse")
     model.save(tmp_path / "m.keras")
     tfamp.disable()
     loaded = keras.models.load_model(tmp_path / "m.keras")
@@ -177,7 +181,7 @@ SAVED = [
 
 
 def policies(model):
-    return {row.path: row.policy for row in convert.describe(model)[1:]}
+    return {row.path: row.policy for row in tfamp.describe_layers(model)[1:]}
 
 
 def trained(build):
@@ -193,14 +197,14 @@ def test_the_same_patterns_hold_for_a_loaded_model(build, pattern, load, tmp_pat
     tfamp.enable("mixed_bfloat16", overrides={pattern: "float32"})
     model = trained(build)
     model.save(tmp_path / "m.keras")
-    with control.enabled("mixed_bfloat16", overrides={pattern: "float32"}):
-        loaded = load(tmp_path / "m.keras")  # What resolves it knows no layer yet.
-        loaded.fit(X, Y, verbose=0)
+    tfamp.enable("mixed_bfloat16", overrides={pattern: "float32"})  # It knows no layer.
+    loaded = load(tmp_path / "m.keras")
+    loaded.fit(X, Y, verbose=0)
     found = policies(loaded)
     assert list(found.values()) == list(policies(model).values())
     assert found[pattern] == "float32" and "mixed_bfloat16" in found.values()
-    resolved = [layer for layer, _ in precision_plan.paths(loaded)]
-    assert {type(layer.dtype_policy) for layer in resolved} == {keras.DTypePolicy}
+    layers = loaded._flatten_layers()
+    assert {type(layer.dtype_policy) for layer in layers} == {keras.DTypePolicy}
     model.fit(X, Y, verbose=0)
     np.testing.assert_array_equal(loaded(X), model(X))
 
@@ -226,21 +230,12 @@ def test_a_loaded_model_is_checked_when_it_trains_and_not_before(load, tmp_path)
         loaded.compile("sgd", "mse")
 
 
-def test_loading_hooks_go_with_the_overrides():
-    kinds = (keras.Sequential, keras.layers.Wrapper, keras.layers.Bidirectional)
-    names = [(kind, "from_config") for kind in kinds]
-    names.append((keras.Model, "build_from_config"))
-    before = [vars(owner)[name] for owner, name in names]
+def test_overrides_patch_no_more_of_keras_than_compile_and_the_training_step():
+    names = [(keras.Layer, "__call__"), (keras.Layer, "_open_name_scope")]
+    names += [(keras.Sequential, "from_config"), (keras.Model, "build_from_config")]
+    before = [getattr(owner, name) for owner, name in names]
     tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
-    assert [vars(o)[n] is b for (o, n), b in zip(names, before, strict=True)] == (
-        [False] * 4
-    )
-    with patches.transforming(lambda model, optimizer: optimizer):
-        pass
-    tfamp.disable()
-    assert [vars(o)[n] is b for (o, n), b in zip(names, before, strict=True)] == (
-        [True] * 4
-    )
+    assert [getattr(owner, name) for owner, name in names] == before
 
 
 # --- models made without the overrides ---------------------------------------------
@@ -250,19 +245,28 @@ def test_loading_hooks_go_with_the_overrides():
 def test_models_built_before_or_converted_are_not_asked_for_the_patterns(build):
     older = build()
     older(X)
-    with pytest.warns(UserWarning, match="built before tfamp.enable"):
-        tfamp.enable("mixed_float16", overrides={"head|.*dense_2|.*/head": "float32"})
-    converted = tfamp.set_precision(older, "mixed_bfloat16")
-    for model in (older, converted):
-        before = policies(model)
-        model.compile("sgd", "mse")
-        model.fit(X, Y, verbose=0)
-        model(X)
-        model.compile("sgd", "mse")
-        assert policies(model) == before
-    with pytest.raises(tfamp.OverrideError, match="1 pattern matched no layer"):
-        x = keras.Input((3,))
-        keras.Model(x, keras.layers.Dense(2, name="new")(older(x))).compile("sgd")
+    tfamp.enable("mixed_float16", overrides={"head|.*dense_2|.*/head": "float32"})
+    for convert in (False, True):
+        if convert:
+            tfamp.set_precision(older, "mixed_bfloat16")
+        before = policies(older)
+        told = None if convert else UserWarning
+        with pytest.warns(told) if told else contextlib.nullcontext():
+            older.compile("sgd", "mse")
+            older.fit(X, Y, verbose=0)
+        assert policies(older) == before
+
+
+def test_an_older_model_inside_a_new_one_is_asked_with_it():
+    older = functional()
+    tfamp.enable("mixed_bfloat16", overrides={"head": "mixed_float16"})
+    x = keras.Input((3,))
+    outer = keras.Model(x, keras.layers.Dense(2, name="new")(older(x)))
+    outer.compile("sgd", "mse")
+    assert dtypes(older) == {"body": "float32", "head": "float16"}
+    with pytest.raises(tfamp.OverrideError, match="1 pattern matched no layer: 'hed'"):
+        tfamp.enable("mixed_bfloat16", overrides={"hed": "float32"})
+        keras.Model(x, keras.layers.Dense(2)(x)).compile("sgd")
 
 
 class CompilesItself(keras.Model):
@@ -281,8 +285,8 @@ def test_a_model_that_compiles_itself_is_checked_when_it_trains():
     base = CompilesItself()
     with pytest.raises(tfamp.OverrideError, match="no layer: 'head'"):
         base.fit(X, Y, verbose=0)
-    assert type(tfamp.set_precision(base, "mixed_bfloat16")) is CompilesItself
-    keras.layers.Dense(2, name="head")(base.output)
+    head = keras.layers.Dense(2, name="head")(base.output)
+    keras.Model(base.input, head).compile("sgd", "mse")
     base.fit(X, Y, verbose=0)
 
 
@@ -363,8 +367,73 @@ def test_unmatched_patterns_raise_each_time_a_model_is_trained(build):
     for _ in range(3):
         with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
             model.fit(X, Y, verbose=0)
-    keras.layers.Dense(2, name="hed")(keras.Input((2,)))
+    tfamp.set_precision(model, "mixed_bfloat16")
     model.fit(X, Y, verbose=0)
+
+
+def test_steps_before_the_first_know_their_own_modes():
+    """No step is trained in the base mode: a trace alone builds the model."""
+    seen = []
+
+    class Watches(Subclassed):
+        def call(self, x):
+            y = super().call(x)
+            seen.append(y.dtype.name)
+            return y
+
+    tfamp.enable("mixed_bfloat16", overrides={"net/.*": "float32"})
+    model = Watches(name="net")
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(X, Y, verbose=0, batch_size=8)
+    assert seen[0] == "bfloat16" and seen[-1] == "float32"  # Traced twice, run once.
+    assert int(model.optimizer.iterations) == 1
+    other = Watches(name="net")
+    other.compile("sgd", "mse")
+    other.train_on_batch(X, Y)
+    other.train_on_batch(X, Y)
+    assert int(other.optimizer.iterations) == 2
+    assert dtypes(other) == {"body": "float32", "head": "float32"}
+    eager = Subclassed(name="net")
+    eager.compile("sgd", "mse", run_eagerly=True)
+    eager.fit(X, Y, verbose=0, batch_size=4)
+    assert dtypes(eager) == {"body": "float32", "head": "float32"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_first_fit_that_fails_is_a_first_one_again(error):
+    class Fails(Subclassed):
+        def call(self, x):
+            if fails:
+                raise error
+            return super().call(x)
+
+    fails = [True]
+    tfamp.enable("mixed_bfloat16", overrides={"net/head": "float32"})
+    model = Fails(name="net")
+    model.compile("sgd", "mse")
+    with pytest.raises(error):
+        model.fit(X, Y, verbose=0)
+    fails.clear()
+    model.fit(X, Y, verbose=0)
+    assert dtypes(model) == {"body": "bfloat16", "head": "float32"}
+
+
+def test_another_enable_is_asked_by_a_model_of_which_all_was_overridden():
+    tfamp.enable("mixed_bfloat16", overrides={".*": "float32"})
+    model = subclassed()
+    model(X)
+    model.compile("sgd", "mse")
+    tfamp.enable("mixed_bfloat16", overrides={"net/body": "mixed_bfloat16"})
+    model.compile("sgd", "mse")
+    assert dtypes(model) == {"body": "bfloat16", "head": "float32"}
+
+
+def test_a_bad_optimizer_changes_no_layer():
+    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
+    model = functional()
+    with pytest.raises(ValueError, match="nope"):
+        model.compile("nope", "mse")
+    assert dtypes(model) == {"body": "bfloat16", "head": "bfloat16"}
 
 
 def test_known_paths_leave_out_what_keras_makes_for_itself():

@@ -3,8 +3,8 @@
 Each sequence mixes ordinary, zero, tiny, huge, infinite and NaN gradients. After
 each step of it:
 
-* the state of the loss scale equals `loss_scale.next_state`'s, and that of a model
-  written here in plain Python from the documentation;
+* the state of the loss scale equals that of `helpers.LossScaleModel`, written in plain
+  Python from the documentation;
 * a skipped step has changed no bit of a weight, slot, average or counter;
 * weights and slots are those of the inner optimizer alone, given the finite steps'
   unscaled gradients; they hold nothing non-finite that it does not.
@@ -29,37 +29,16 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import tfamp
-from tfamp import formats
-from tfamp.loss_scaling import growth_schedules as intervals
-from tfamp.loss_scaling import rule as loss_scale
 
-FLOAT32 = formats.float_format("float32")
+FLOAT32 = tfamp.float_format("float32")
 LENGTH = 12  # Steps of a sequence.
 SIZE = 8  # Elements of one step's gradients.
 
 # ---- What is combined ----
 
-OPT = keras.optimizers
-SCHEDULE = OPT.schedules.ExponentialDecay(0.1, 2, 0.5)
-# beta_2 0.9, not 0.999: 1 - beta_2 ** step would magnify rounding a thousandfold.
-INNER: dict[str, Callable[[], Any]] = {
-    "SGD": lambda: OPT.SGD(0.1),
-    "momentum": lambda: OPT.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: OPT.Adam(0.1, beta_2=0.9),
-    "AdamW": lambda: OPT.AdamW(0.1, beta_2=0.9, weight_decay=0.1),
-    "averages": lambda: OPT.SGD(
-        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
-    ),
-    "accumulation": lambda: OPT.Adam(0.1, beta_2=0.9, gradient_accumulation_steps=3),
-    "RMSprop": lambda: OPT.RMSprop(0.1, momentum=0.5),
-    "schedule": lambda: OPT.SGD(SCHEDULE, momentum=0.5),
-    "clipping": lambda: OPT.SGD(0.1, momentum=0.5, global_clipnorm=0.5),
-    "several": lambda: OPT.MultiOptimizer(
-        OPT.OptimizerMap(
-            OPT.Adam(0.1, beta_2=0.9), {"second": OPT.SGD(0.1, clipvalue=1.0)}
-        )
-    ),
-}
+NAMES = ["SGD", "momentum", "Adam", "AdamW", "averages that overwrite"]
+NAMES += ["accumulation", "RMSprop", "schedule", "global clipping", "several"]
+INNER = {name: helpers.OPTIMIZERS[name] for name in NAMES}
 ACCUMULATED = {"accumulation": 3}
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -92,89 +71,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     ),
     "static": dict(initial_scale=100.0, growth_interval=1, dynamic=False),
     "static below 1": dict(initial_scale=0.3, dynamic=False, hysteresis=2),
-    "constant": dict(growth_interval=intervals.ConstantGrowthInterval(3)),
+    "constant": dict(growth_interval=tfamp.ConstantGrowthInterval(3)),
     "piecewise": dict(
         initial_scale=64.0,
-        growth_interval=intervals.PiecewiseGrowthInterval((1, 3), (1, 2, 4)),
+        growth_interval=tfamp.PiecewiseGrowthInterval((1, 3), (1, 2, 4)),
     ),
     "geometric": dict(
-        growth_interval=intervals.GeometricGrowthInterval(2, 2.5, 0.4, 1, 6),
+        growth_interval=tfamp.GeometricGrowthInterval(2, 2.5, 0.4, 1, 6),
         hysteresis=2,
     ),
-    "window": dict(initial_scale=4.0, growth_interval=2, overflow_drops="window"),
 }
-
-# ---- The model: the rule as documented, in Python's integers and NumPy's float32 ----
-
-
-class Model:
-    """The loss scale; the defaults are those of the documentation."""
-
-    def __init__(
-        self,
-        initial_scale=2.0**15,
-        growth_interval=2000,
-        growth_factor=2.0,
-        backoff_factor=0.5,
-        hysteresis=1,
-        min_scale=2.0**-14,
-        max_scale=None,
-        dynamic=True,
-        overflow_drops=None,  # Of no concern to the scale.
-    ):
-        self.rule, self.dynamic, self.hysteresis = growth_interval, dynamic, hysteresis
-        self.factors = np.float32(growth_factor), np.float32(backoff_factor)
-        self.low = np.float32(min_scale)
-        self.high = np.float32(max_scale or max(2.0**24, initial_scale))
-        self.scale = np.float32(initial_scale)
-        self.tracker = self.skipped = self.in_a_row = 0
-        self.left = hysteresis
-        self.interval = {
-            intervals.ConstantGrowthInterval: lambda rule: rule.interval,
-            intervals.PiecewiseGrowthInterval: lambda rule: rule.intervals[0],
-            intervals.GeometricGrowthInterval: lambda rule: rule.initial,
-        }.get(type(growth_interval), int)(growth_interval)
-
-    def step(self, finite):
-        """Takes one step; returns the state after it."""
-        if finite:
-            self.in_a_row = 0
-        else:
-            self.skipped += 1
-            self.in_a_row += 1
-        if self.dynamic:
-            self._move(finite)
-        return loss_scale.LossScaleState(
-            self.scale,
-            self.tracker,
-            self.left,
-            self.interval,
-            self.skipped,
-            self.in_a_row,
-        )
-
-    def _move(self, finite):
-        self.tracker = self.tracker + 1 if finite else 0
-        self.left = self.left if finite else max(self.left - 1, 0)
-        grew = finite and self.tracker == self.interval
-        backed_off = not finite and self.left == 0
-        if grew:
-            self.tracker, self.left = 0, self.hysteresis
-        with np.errstate(all="ignore"):
-            if grew:
-                self.scale = min(self.scale * self.factors[0], self.high)
-            if backed_off:
-                self.scale = max(self.scale * self.factors[1], self.low)
-        if isinstance(self.rule, intervals.PiecewiseGrowthInterval):
-            passed = sum(self.skipped >= bound for bound in self.rule.boundaries)
-            self.interval = self.rule.intervals[passed]
-        if isinstance(self.rule, intervals.GeometricGrowthInterval):
-            factor = {(1, 0): self.rule.shorten, (0, 1): self.rule.lengthen}
-            wanted = self.interval * factor.get((grew, backed_off), 1)
-            wanted = math.floor(wanted) if grew else math.ceil(wanted)
-            bounds = self.rule.min_interval, self.rule.max_interval
-            self.interval = min(max(wanted, bounds[0]), bounds[1])
-
 
 # ---- Gradients ----
 
@@ -278,7 +184,7 @@ class Sequence(NamedTuple):
     indices: np.ndarray
     finite: list[bool]
     unscaled: np.ndarray
-    states: list[loss_scale.LossScaleState]
+    states: list[tuple]
 
 
 def play(settings, runs, seed, salt):
@@ -287,7 +193,8 @@ def play(settings, runs, seed, salt):
     # Hypothesis draws alike for every row of a test's table.
     runs = [runs[index] for index in rng.permutation(len(runs))]
     kinds = itertools.cycle([kind for kind, length in runs for _ in range(length)])
-    model, finite, states = Model(**settings), [], []
+    model = helpers.LossScaleModel(**settings)
+    finite, states = [], []
     gradients = np.zeros((LENGTH, SIZE), "float32")
     unscaled = np.zeros((LENGTH, SIZE), "float32")
     for index, kind in enumerate(itertools.islice(kinds, LENGTH)):
@@ -327,7 +234,6 @@ class Cell(NamedTuple):
       run: Function of (gradients, indices) that returns `Rows`.
       start: `Rows` of one row: before the first step.
       read: Function that returns the variables' values now, as one such row.
-      in_window: bool [columns of `floats`]. Gradient accumulators.
       size_of: int64 [columns of `floats`]. The column to measure errors by: of the
         weight, for its moving average; else the column itself.
     """
@@ -335,7 +241,6 @@ class Cell(NamedTuple):
     run: Callable[[np.ndarray, np.ndarray], Rows]
     start: Rows
     read: Callable[[], Rows]
-    in_window: np.ndarray
     size_of: np.ndarray
 
 
@@ -428,7 +333,8 @@ def make_cell(optimizer, weights, pack, runner, own=()):
       runner: A value of `RUNNERS`.
       own: The variables of the loss scale, its scale first.
     """
-    optimizer.build(weights)
+    if not optimizer.built:
+        optimizer.build(weights)
     inner = optimizer.inner_optimizer if own else optimizer
     state = [*weights, *inner.variables]
     floats = [v for v in state if "float" in v.dtype]
@@ -461,21 +367,17 @@ def make_cell(optimizer, weights, pack, runner, own=()):
         optimizer.apply(pack(flat, indices), weights)
 
     run = runner(apply, snapshot, reset)
-    return Cell(run, read(), read, *columns_of(floats, weights))
+    return Cell(run, read(), read, columns_of(floats, weights))
 
 
 def columns_of(floats, weights):
-    """Returns `Cell.in_window` and `Cell.size_of`."""
+    """Returns `Cell.size_of`."""
     ends = np.cumsum([math.prod(v.shape) for v in floats])
     columns = np.split(np.arange(ends[-1]), ends[:-1])
     weight_columns = zip(weights, columns, strict=False)  # The weights come first.
     averaged = {f"{v.name}_average": place for v, place in weight_columns}
     named = [(v.name, place) for v, place in zip(floats, columns, strict=True)]
-    size_of = [averaged.get(name, place) for name, place in named]
-    in_window = [
-        np.full(place.shape, "gradient_accumulator" in name) for name, place in named
-    ]
-    return np.concatenate(in_window), np.concatenate(size_of)
+    return np.concatenate([averaged.get(name, place) for name, place in named])
 
 
 @functools.cache
@@ -483,7 +385,8 @@ def ours(inner, settings, runner, is_sparse=False):
     made = tfamp.LossScaleOptimizer(INNER[inner](), **SETTINGS[settings])
     weights = sparse_variables() if is_sparse else dense_variables()
     pack = sparse if is_sparse else dense
-    own = made._state_variables()
+    made.build(weights)
+    own = [made.loss_scale, made.growth_tracker, *made.variables[4:8]]
     return make_cell(made, weights, pack, RUNNERS[runner], own)
 
 
@@ -494,35 +397,14 @@ def alone(inner, is_sparse=False):
     return make_cell(INNER[inner](), weights, pack, RUNNERS["graph loop"])
 
 
-@functools.cache
-def machine(settings):
-    """Returns a function of a mask: the states by `loss_scale.next_state`."""
-    keywords = dict(SETTINGS[settings])
-    keywords.pop("overflow_drops", None)
-    config = loss_scale.LossScaleConfig(**keywords)
-    first = helpers.as_tensors(config.initial_state())
-
-    @tf.function(jit_compile=True)
-    def run(mask):
-        return tf.scan(
-            lambda state, finite: loss_scale.next_state(config, state, finite),
-            mask,
-            initializer=first,
-        )
-
-    return lambda mask: [field.numpy() for field in run(tf.constant(mask))]
-
-
 # ---- Properties ----
 
 
 def check_scale(settings, sequence, rows):
-    """The state of the loss scale, three times the same; and within its bounds."""
-    by_model = np.array(sequence.states).T
-    by_rule = np.array(machine(settings)(sequence.finite))
+    """The state of the loss scale is the model's, and within its bounds."""
+    expected = np.array(sequence.states).T  # All exact in float64.
     found = np.array([rows.scales[:, 0], *rows.counters[:, :-1].T])
-    for expected in (by_model, by_rule):  # All exact in float64.
-        assert_same(loss_scale.LossScaleState._fields, found, expected)
+    assert_same(helpers.LossScaleModel.FIELDS, found, expected)
     keywords = SETTINGS[settings]
     low = keywords.get("min_scale", 2.0**-14)
     high = keywords.get("max_scale", max(2.0**24, keywords.get("initial_scale", 0)))
@@ -540,31 +422,23 @@ def assert_same(names, found, expected):
     assert not wrong, f"(name, found, expected): {wrong}"
 
 
-def check_skips(cell, sequence, rows, drops_window):
-    """A skipped step has changed no bit; but for the window, if that is dropped."""
+def check_skips(cell, sequence, rows):
+    """A skipped step has changed no bit."""
     bits = np.concatenate([cell.start.floats, rows.floats]).view("int32")
     counts = np.concatenate([cell.start.counts, rows.counts])
     iterations = np.concatenate([cell.start.counters, rows.counters])[:, -1]
     after = 1 + np.flatnonzero(~np.array(sequence.finite))
     assert np.array_equal(iterations[after], iterations[after - 1])
-    if drops_window:
-        assert not bits[after][:, cell.in_window].any()
-        bits = bits[:, ~cell.in_window]
-    else:
-        assert np.array_equal(counts[after], counts[after - 1])
+    assert np.array_equal(counts[after], counts[after - 1])
     assert np.array_equal(bits[after], bits[after - 1])
 
 
-def steps_that_count(finite, window, drops_window):
+def steps_that_count(finite):
     """Returns, after each step, which steps the inner optimizer has taken so far."""
-    taken, rows = [], []
-    for step, is_finite in enumerate(finite):
-        if is_finite:
-            taken = [*taken, step]
-        elif drops_window:
-            taken = taken[: len(taken) // window * window]
-        rows.append(taken)
-    return rows
+    return [
+        [step for step in range(last + 1) if finite[step]]
+        for last in range(len(finite))
+    ]
 
 
 def check_inner(cell, reference, sequence, rows, taken):
@@ -620,12 +494,11 @@ def check(inner, settings, runner, runs, seed, is_sparse=False):
     salt = f"{inner}, {settings}, {runner}, {is_sparse}"
     sequence = play(SETTINGS[settings], runs, seed, salt)
     rows = cell.run(sequence.gradients, sequence.indices)
-    drops_window = SETTINGS[settings].get("overflow_drops") == "window"
     window = ACCUMULATED.get(inner, 1)
-    taken = steps_that_count(sequence.finite, window, drops_window)
+    taken = steps_that_count(sequence.finite)
     check_scale(settings, sequence, rows)
     assert rows.counters[:, -1].tolist() == [len(steps) // window for steps in taken]
-    check_skips(cell, sequence, rows, drops_window)
+    check_skips(cell, sequence, rows)
     check_inner(cell, reference, sequence, rows, taken)
     if not {kind for kind, _ in runs} & set(EXTREME):
         assert np.isfinite(rows.floats).all()
@@ -641,7 +514,7 @@ def pairs(shift, *runners):
 
     `shift` turns the table of settings, so that each test has other pairs.
     """
-    names = [name for name in SETTINGS if name != "window"]
+    names = list(SETTINGS)
     rows = [
         (inner, names[(index + shift) % len(names)], runners[index % len(runners)])
         for index, inner in enumerate(INNER)
@@ -662,7 +535,6 @@ def for_each(rows, examples):
 # Each optimizer is in a graph in the one, under XLA in the other.
 EACH_STEP = pairs(0, "graph", "xla")
 SEVERAL_STEPS = pairs(6, "xla loop", "graph loop")
-WINDOWS = [("accumulation", "window", runner) for runner in RUNNERS]
 
 
 @for_each(EACH_STEP, 50)
@@ -680,12 +552,6 @@ def test_so_it_is_with_several_steps_in_one_call(inner, settings, runner, runs, 
 @for_each(pairs(9, "eager"), 5)
 @hypothesis.given(ANY, SEEDS)
 def test_so_it_is_in_eager_mode(inner, settings, runner, runs, seed):
-    check(inner, settings, runner, runs, seed)
-
-
-@for_each(WINDOWS, 20)
-@hypothesis.given(ANY, SEEDS)
-def test_dropped_window_goes_whole_and_no_other(inner, settings, runner, runs, seed):
     check(inner, settings, runner, runs, seed)
 
 

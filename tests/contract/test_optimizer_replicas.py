@@ -312,7 +312,7 @@ def test_replicas_that_run_on_their_own_take_one_decision(two_replicas):
 
 
 def embeddings_of_one_replica_and_of_two():
-    """Adam's velocity of an embedding after one batch under plain `enable`."""
+    """Adam's velocity of a float32 embedding after one batch under `enable`."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -324,18 +324,22 @@ def embeddings_of_one_replica_and_of_two():
 
     def velocity(strategy, clip):
         with strategy.scope():
-            layers = [keras.layers.Embedding(4, 3), keras.layers.Flatten()]
+            layers = [keras.layers.Embedding(4, 3, dtype="float32")]
+            layers.append(keras.layers.Flatten(dtype="float32"))
             model = keras.Sequential([keras.Input((4,)), *layers])
             model.layers[0].set_weights([start])
             model.compile(keras.optimizers.Adam(0.1, global_clipnorm=clip), "mse")
         model.fit(ids, np.ones((4, 12)), batch_size=4, verbose=0)
         return keras.ops.convert_to_numpy(model.optimizer._velocities[0]).tolist()
 
-    with tfamp.control.enabled("float32"):
+    tfamp.enable("mixed_bfloat16", fused_kernels=False)
+    try:
         return [
             [velocity(strategy, clip) for clip in (None, 1e6)]
             for strategy in (tf.distribute.get_strategy(), _mirrored())
         ]
+    finally:
+        tfamp.disable()
 
 
 def test_rows_of_an_index_are_summed_over_replicas_before_they_are_squared(

@@ -6,18 +6,25 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfamp import modes
-from tfamp.precision import policy
+import tfamp
 
-every_mode = pytest.mark.parametrize("mode", modes.MODES.values(), ids=modes.MODES)
+# Mode -> (Keras policy, compute dtype, TF32 allowed).
+MODES = {
+    "float32": ("float32", "float32", False),
+    "tf32": ("float32", "float32", True),
+    "mixed_bfloat16": ("mixed_bfloat16", "bfloat16", True),
+    "mixed_float16": ("mixed_float16", "float16", True),
+}
+every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 @pytest.fixture(autouse=True)
 def restore_precision():
     """Puts back what the test writes on purpose."""
-    before = policy.read()
+    before = keras.config.dtype_policy(), globals_now()[1]
     yield
-    policy.write(before)
+    keras.config.set_dtype_policy(before[0])
+    tf.config.experimental.enable_tensor_float_32_execution(before[1])
 
 
 def globals_now():
@@ -35,53 +42,11 @@ def layer_after(build):
 
 
 @every_mode
-def test_apply_sets_the_policy_and_the_tf32_flag(mode):
-    policy.apply(mode)
-    assert globals_now() == (mode.policy, mode.tensor_float_32)
-
-
-@pytest.mark.parametrize(
-    ("mode", "allowed"),
-    [
-        ("float32", False),
-        ("tf32", True),
-        ("mixed_bfloat16", True),
-        ("mixed_float16", True),
-    ],
-)
-def test_tf32_is_off_only_in_float32(mode, allowed):
-    with policy.policy_scope(mode):
-        assert tf.config.experimental.tensor_float_32_execution_enabled() is allowed
-
-
-@every_mode
-def test_read_returns_what_stands(mode):
-    keras.config.set_dtype_policy(mode.policy)
-    tf.config.experimental.enable_tensor_float_32_execution(mode.tensor_float_32)
-    state = policy.read()
-    assert state.dtype_policy.name == mode.policy
-    assert state.tensor_float_32 is mode.tensor_float_32
-
-
-@pytest.mark.parametrize("name", ["float64", "float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("tf32", [False, True], ids=["tf32_off", "tf32_on"])
-def test_write_brings_back_what_read_returned(name, tf32):
-    keras.config.set_dtype_policy(name)
-    tf.config.experimental.enable_tensor_float_32_execution(tf32)
-    state = policy.read()
-    policy.apply(modes.get_mode("mixed_float16" if not tf32 else "float32"))
-    assert globals_now() != (name, tf32)
-    policy.write(state)
-    assert globals_now() == (name, tf32)
-    assert policy.read() == state
-
-
-@every_mode
 def test_scope_sets_the_mode_inside_and_restores_it_outside(mode):
     before = globals_now()
-    with policy.policy_scope(mode.name) as entered:
-        assert entered is mode
-        assert globals_now() == (mode.policy, mode.tensor_float_32)
+    with tfamp.policy_scope(mode) as entered:
+        assert entered.name == mode
+        assert globals_now() == (MODES[mode][0], MODES[mode][2])
     assert globals_now() == before
 
 
@@ -89,14 +54,14 @@ def test_scope_sets_the_mode_inside_and_restores_it_outside(mode):
 def test_scope_restores_on_exception(mode):
     before = globals_now()
     with pytest.raises(KeyError, match="from inside"):
-        with policy.policy_scope(mode.name):
+        with tfamp.policy_scope(mode):
             raise KeyError("from inside")
     assert globals_now() == before
 
 
 def test_scope_restores_what_is_changed_inside():
     before = globals_now()
-    with policy.policy_scope("mixed_bfloat16"):
+    with tfamp.policy_scope("mixed_bfloat16"):
         keras.config.set_dtype_policy("float64")
         tf.config.experimental.enable_tensor_float_32_execution(False)
     assert globals_now() == before
@@ -105,7 +70,7 @@ def test_scope_restores_what_is_changed_inside():
 def test_scope_restores_a_policy_that_is_no_modes():
     keras.config.set_dtype_policy("float64")
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    with policy.policy_scope("float32"):
+    with tfamp.policy_scope("float32"):
         assert globals_now() == ("float32", False)
     assert globals_now() == ("float64", True)
 
@@ -113,18 +78,18 @@ def test_scope_restores_a_policy_that_is_no_modes():
 def test_scope_restores_the_very_policy_object():
     given = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
     keras.config.set_dtype_policy(given)
-    with policy.policy_scope("float32"):
+    with tfamp.policy_scope("float32"):
         pass
     assert keras.config.dtype_policy() is given
 
 
 def test_nested_scopes_restore_in_order():
     seen = [globals_now()]
-    with policy.policy_scope("mixed_float16"):
+    with tfamp.policy_scope("mixed_float16"):
         seen.append(globals_now())
-        with policy.policy_scope("float32"):
+        with tfamp.policy_scope("float32"):
             seen.append(globals_now())
-            with policy.policy_scope("tf32"):
+            with tfamp.policy_scope("tf32"):
                 seen.append(globals_now())
             assert globals_now() == seen[2]
         assert globals_now() == seen[1]
@@ -134,16 +99,16 @@ def test_nested_scopes_restore_in_order():
 
 @pytest.mark.parametrize("mode", ["fp16", "auto", "", None], ids=repr)
 def test_unknown_mode_changes_nothing(mode):
-    policy.apply(modes.get_mode("mixed_bfloat16"))
+    keras.config.set_dtype_policy("mixed_bfloat16")
     before = globals_now()
     with pytest.raises(ValueError, match="Unknown precision mode"):
-        with policy.policy_scope(mode):
+        with tfamp.policy_scope(mode):
             pytest.fail("The scope was entered.")
     assert globals_now() == before
 
 
 def test_scope_can_decorate_a_function_that_builds_layers():
-    @policy.policy_scope("mixed_bfloat16")
+    @tfamp.policy_scope("mixed_bfloat16")
     def build():
         return keras.layers.Dense(2)
 
@@ -154,8 +119,8 @@ def test_scope_can_decorate_a_function_that_builds_layers():
 
 @every_mode
 def test_layer_built_inside_keeps_its_precision_outside(mode):
-    compute_dtype = keras.dtype_policies.get(mode.policy).compute_dtype
-    with policy.policy_scope(mode.name):
+    compute_dtype = MODES[mode][1]
+    with tfamp.policy_scope(mode):
         layer = keras.layers.Dense(2)
     output = layer(tf.ones((1, 4)))
     assert layer.compute_dtype == compute_dtype
@@ -165,14 +130,14 @@ def test_layer_built_inside_keeps_its_precision_outside(mode):
 
 def test_layer_built_outside_keeps_its_precision_inside():
     layer = keras.layers.Dense(2)
-    with policy.policy_scope("mixed_bfloat16"):
+    with tfamp.policy_scope("mixed_bfloat16"):
         output = layer(tf.ones((1, 4)))
     assert output.dtype == "float32"
 
 
 def test_policy_belongs_to_the_calling_thread_and_tf32_to_the_process():
     seen = []
-    with policy.policy_scope("mixed_bfloat16"):
+    with tfamp.policy_scope("mixed_bfloat16"):
         thread = threading.Thread(target=lambda: seen.append(globals_now()))
         thread.start()
         thread.join()

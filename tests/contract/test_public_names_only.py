@@ -32,7 +32,6 @@ def private_names(source):
                 yield f"tfamp.{node.attr}"
 
 
-@pytest.mark.xfail(reason="some still read the inside", strict=False)
 @pytest.mark.parametrize("path", sorted(HERE.glob("test_*.py")), ids=lambda p: p.name)
 def test_a_contract_test_uses_public_names_only(path):
     assert sorted(set(private_names(path.read_text()))) == []

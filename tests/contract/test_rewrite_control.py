@@ -1,6 +1,7 @@
-"""The graph rewrite as users switch it on, through Keras' compile and fit."""
+"""The graph rewrite as users switch it on, see it, and take it back."""
 
 import contextlib
+import json
 import os
 import threading
 import warnings
@@ -12,16 +13,15 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import hardware, patches
-from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.precision import control, training_hooks
 
 FLAG = "TF_ENABLE_AUTO_MIXED_PRECISION"
 LONG_FLAG = "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+OPTION = "auto_mixed_precision_onednn_bfloat16"
 
 pytestmark = pytest.mark.skipif(
-    not hardware.format_support("bfloat16", hardware.read_devices()).fast
-    or bool(tf.config.list_physical_devices("GPU")),
+    bool(tf.config.list_physical_devices("GPU"))
+    or not all(rows["bfloat16"].fast for rows in tfamp.detect_support().values()),
     reason=f"needs a CPU with native bfloat16; detected {helpers.describe_support()}",
 )
 
@@ -47,6 +47,16 @@ def model_and_data(jit_compile="auto", **compiled):
     return model, x, x[:, :8]
 
 
+def requested():
+    """What `status` says of the rewrite: "off", "bfloat16 requested ...", or seen."""
+    return tfamp.status().graph_rewrite
+
+
+def owner_of(name):
+    """The class above `keras.Model` that defines a method."""
+    return next(base for base in keras.Model.__mro__ if name in vars(base))
+
+
 def train(steps=3, **compiled):
     model, x, y = model_and_data(**compiled)
     return [float(model.train_on_batch(x, y)) for _ in range(steps)]
@@ -61,7 +71,7 @@ def test_first_step_shows_what_was_rewritten():
     seen = tfamp.status()
     assert seen.effective == "mixed_bfloat16"
     assert "effective: bfloat16" in seen.graph_rewrite
-    assert training_hooks.last_report().converted > 0
+    assert "nodes converted" in seen.graph_rewrite
     tfamp.disable()
     np.testing.assert_allclose(losses, train(), rtol=1e-2)
 
@@ -79,16 +89,18 @@ def test_losses_stay_float32():
 def test_a_new_training_function_is_looked_at_again(mode):
     tfamp.enable(mode, graph_rewrite=True)
     train(1)
-    first = training_hooks.last_report()
-    train(1)
-    assert training_hooks.last_report() is not first
+    first = requested()
+    deeper = keras.Sequential([keras.layers.Dense(64, "relu") for _ in range(3)])
+    deeper.compile("sgd", "mse")
+    deeper.train_on_batch(np.ones((8, 4)), np.ones((8, 64)))
+    assert "effective: bfloat16" in requested() != first
 
 
 @pytest.mark.parametrize("rewrite", [False, True])
 def test_keras_own_choice_of_xla_is_none_under_a_rewrite(rewrite, monkeypatch):
     # As Keras 3.15 chooses on a host with a GPU.
-    owner = patches.trainer_class("_resolve_auto_jit_compile")
-    monkeypatch.setattr(owner, "_resolve_auto_jit_compile", lambda self: True)
+    name = "_resolve_auto_jit_compile"
+    monkeypatch.setattr(owner_of(name), name, lambda self: True)
     tfamp.enable("mixed_bfloat16", graph_rewrite=rewrite)
     model, _, _ = model_and_data("auto")
     assert model.jit_compile is not rewrite
@@ -136,7 +148,6 @@ SCOPES = {
     ),
     "policy_scope": lambda: tfamp.policy_scope("mixed_bfloat16"),
     "graph_rewrite_scope": lambda: tfamp.graph_rewrite_scope("bfloat16"),
-    "control.enabled": lambda: control.enabled("auto", graph_rewrite=True),
 }
 
 
@@ -188,8 +199,8 @@ def test_globals_are_identical_before_and_after(scope, raises, given, monkeypatc
             "knows no layers",
         ),
         (lambda: tfamp.enable_graph_rewrite("float32"), "float32"),
-        (lambda: tfamp.enable_graph_rewrite(level="HIGH"), "HIGH"),
-        (lambda: tfamp.enable_graph_rewrite(denylist_add="Ssin"), "Ssin"),
+        (lambda: tfamp.enable_graph_rewrite(denylist_add="Ssin"), "denylist_add.*Ssin"),
+        (lambda: tfamp.enable_graph_rewrite(allowlist_add="Mean"), "Mean.*float32_ops"),
     ],
 )
 def test_bad_requests_change_nothing(call, error):
@@ -197,28 +208,28 @@ def test_bad_requests_change_nothing(call, error):
     with pytest.raises((ValueError, TypeError), match=error):
         call()
     assert helpers.find_leaks(before, helpers.read_globals()) == []
-    assert graph_rewrite.active() is None
+    assert requested() == "off"
     assert tfamp.status().requested is None
 
 
 def test_hooks_that_cannot_be_installed_leave_no_rewrite(monkeypatch):
     before = helpers.read_globals()
     with monkeypatch.context() as patched:
-        patched.setattr(patches.trainer_class(), "compile", lambda self, *a: None)
+        patched.setattr(owner_of("compile"), "compile", lambda self, *a: None)
         with pytest.raises(RuntimeError, match="hides its arguments"):
             tfamp.enable_graph_rewrite()
     assert helpers.find_leaks(before, helpers.read_globals()) == []
-    assert graph_rewrite.active() is None
+    assert requested() == "off"
 
 
 def test_a_failed_enable_keeps_the_earlier_one():
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    held, hooked = helpers.read_globals(), patches.trainer_class().compile
+    held, hooked = helpers.read_globals(), keras.Model.compile
     with pytest.raises(ValueError, match="denylist|Ssin"):
         tfamp.enable("auto", graph_rewrite={"denylist_add": "Ssin"})
     assert helpers.find_leaks(held, helpers.read_globals()) == []
-    assert graph_rewrite.active().dtype == "bfloat16"
-    assert patches.trainer_class().compile is hooked
+    assert "bfloat16 requested" in requested()
+    assert keras.Model.compile is hooked
 
 
 # ---- The published environment variables ----
@@ -229,7 +240,7 @@ def test_the_environment_asks_for_the_rewrite(name, monkeypatch):
     monkeypatch.setenv(name, "1")
     status = tfamp.enable()
     assert status.dtype_policy == "float32"
-    assert graph_rewrite.active().dtype == "bfloat16"
+    assert "bfloat16 requested" in requested()
     tfamp.disable()
     assert os.environ[name] == "1"
 
@@ -259,38 +270,6 @@ def test_our_own_setting_is_not_taken_for_the_users():
     assert FLAG not in os.environ
 
 
-def test_a_child_process_does_not_take_our_settings_for_the_users(monkeypatch):
-    prefix = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
-    monkeypatch.setenv(prefix + "DENYLIST_ADD", "Sin")
-    lists = {"level": "TREAT_INFER_AS_DENY", "denylist_add": "Cos"}
-    tfamp.enable("mixed_bfloat16", graph_rewrite=lists)
-    inherited = dict(os.environ)
-    tfamp.disable()
-    with monkeypatch.context() as child:
-        for name in inherited.keys() - os.environ.keys():
-            child.setenv(name, inherited[name])
-        child.setenv(prefix + "DENYLIST_ADD", inherited[prefix + "DENYLIST_ADD"])
-        assert os.environ[FLAG] == os.environ[LONG_FLAG] == "1"
-        assert "Cos" in os.environ[prefix + "DENYLIST_ADD"]
-        assert tfamp.enable("mixed_bfloat16").graph_rewrite == "off"
-        tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-        assert os.environ[prefix + "DENYLIST_ADD"] == "Sin"
-        assert prefix + "LEVEL" not in os.environ
-        tfamp.disable()
-
-
-def test_a_child_process_takes_over_what_the_user_asked_for(monkeypatch):
-    monkeypatch.setenv(FLAG, "1")
-    tfamp.enable("auto")
-    inherited = dict(os.environ)
-    tfamp.disable()
-    with monkeypatch.context() as child:
-        for name in inherited.keys() - os.environ.keys():
-            child.setenv(name, inherited[name])
-        assert "bfloat16 requested" in tfamp.enable("auto").graph_rewrite
-        tfamp.disable()
-
-
 def test_an_empty_flag_is_an_unset_one(monkeypatch):
     monkeypatch.setenv(FLAG, "")
     assert tfamp.enable("float32").graph_rewrite == "off"
@@ -312,7 +291,7 @@ def test_rewrite_refuses_a_mixed_policy():
     tfamp.enable("mixed_bfloat16")
     with pytest.raises(ValueError, match="policy"):
         tfamp.enable_graph_rewrite()
-    assert graph_rewrite.active() is None
+    assert requested() == "off"
 
 
 @pytest.mark.parametrize(
@@ -330,30 +309,21 @@ def test_mixed_policy_refuses_a_rewrite(keywords):
 def test_float32_policy_beside_a_rewrite_and_back():
     tfamp.enable_graph_rewrite()
     tfamp.enable("float32")
-    assert graph_rewrite.active() is not None
+    assert requested() != "off"
     tfamp.disable()
-    assert graph_rewrite.active() is not None
+    assert requested() != "off"
     tfamp.disable_graph_rewrite()
-    assert graph_rewrite.active() is None
-
-
-def test_disable_brings_back_the_rewrite_that_stood_before():
-    tfamp.enable_graph_rewrite(denylist_add="Sin")
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    tfamp.disable()
-    assert graph_rewrite.active().config.denylist_add == ("Sin",)
+    assert requested() == "off"
 
 
 def test_disable_graph_rewrite_ends_that_of_enable_for_good():
+    plain = keras.Model.compile
     tfamp.enable_graph_rewrite()
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
     tfamp.disable_graph_rewrite()
     tfamp.disable()
-    assert graph_rewrite.active() is None
-    assert patches.trainer_class().compile is _plain_compile
-
-
-_plain_compile = patches.trainer_class().compile
+    assert requested() == "off"
+    assert keras.Model.compile is plain
 
 
 def test_scope_inside_a_session_keeps_the_session():
@@ -367,9 +337,9 @@ def test_scope_inside_a_session_keeps_the_session():
 def test_a_session_does_not_revive_a_scope_that_has_ended():
     with tfamp.graph_rewrite_scope():
         tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    assert graph_rewrite.active() is None
+    assert requested() == "off"
     tfamp.disable()
-    assert graph_rewrite.active() is None
+    assert requested() == "off"
 
 
 def test_a_rewrite_on_top_of_a_session_outlives_it():
@@ -377,7 +347,7 @@ def test_a_rewrite_on_top_of_a_session_outlives_it():
     tfamp.enable_graph_rewrite(denylist_add="Sin")
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
     tfamp.disable()
-    assert graph_rewrite.active().config.denylist_add == ("Sin",)
+    assert os.environ[PREFIX + "DENYLIST_ADD"] == "Sin"
 
 
 def test_sixteen_bit_layers_under_a_rewrite_are_refused():
@@ -404,7 +374,7 @@ def test_a_model_that_trained_before_is_looked_at_too():
     model.train_on_batch(x, y)
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
     model.train_on_batch(x, y)
-    assert training_hooks.last_report().effective == "bfloat16"
+    assert "effective: bfloat16" in requested()
 
 
 def test_xla_of_a_model_that_trained_before_is_reported():
@@ -422,20 +392,20 @@ def test_a_first_step_that_failed_is_looked_at_again():
     with pytest.raises(Exception, match="(?i)shape|incompatible|dimension"):
         model.train_on_batch(x[:, :3], y)
     model.train_on_batch(x, y)
-    assert training_hooks.last_report().effective == "bfloat16"
+    assert "effective: bfloat16" in requested()
 
 
 def test_what_was_seen_before_is_known_when_the_rewrite_comes_back():
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
     model, x, y = model_and_data()
     model.train_on_batch(x, y)
-    first = training_hooks.last_report()
+    first = requested()
     tfamp.disable()
     model.train_on_batch(x, y)
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    assert training_hooks.last_report() is None
+    assert "no training step seen yet" in requested()
     model.train_on_batch(x, y)
-    assert training_hooks.last_report() is first
+    assert requested() == first
 
 
 def test_the_same_rewrite_in_other_words_is_not_called_ineffective():
@@ -483,6 +453,20 @@ def test_a_step_after_the_rewrite_ended_warns_of_nothing():
         model.train_on_batch(x, y)
 
 
+def test_fit_evaluate_and_predict_are_rewritten_and_return_float32():
+    model, x, y = model_and_data()
+    exact = model.predict(x, verbose=0)
+    tfamp.enable_graph_rewrite()
+    low = model.predict(x, verbose=0)
+    error = np.abs(low - exact).max() / np.abs(exact).max()
+    assert low.dtype == np.float32 and 1e-4 < error < 2e-2
+    before = model.evaluate(x, y, verbose=0)
+    history = model.fit(x, y, epochs=2, verbose=0).history["loss"]
+    assert history[1] < history[0] < before * 1.01
+    assert "effective: bfloat16" in requested()
+    assert {w.dtype for w in model.weights} == {"float32"}
+
+
 # ---- Threads ----
 
 
@@ -502,17 +486,341 @@ def test_a_thread_that_ran_before_follows_when_it_trains():
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
     turn.set()
     thread.join()
-    assert training_hooks.last_report().effective == "bfloat16"
+    assert "effective: bfloat16" in requested()
 
 
-def test_sync_thread_is_public():
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_a_thread_that_called_a_function_before_keeps_its_options(synchronized):
+    step, seen = Step(), []
+    ready, enabled = threading.Event(), threading.Event()
+
+    def work():
+        seen.append(step.is_rewritten())
+        ready.set()
+        enabled.wait(60)
+        if synchronized:
+            tfamp.sync_thread()
+        seen.append(step.is_rewritten())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait(60)
     tfamp.enable_graph_rewrite()
-    tfamp.sync_thread()
-    assert not graph_rewrite.thread_is_stale()
+    enabled.set()
+    thread.join()
+    assert seen == [False, synchronized]
+    assert step.is_rewritten()
 
 
-def test_no_warning_in_an_ordinary_run():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tfamp.enable(graph_rewrite=True)
-        train(1)
+def test_a_new_thread_follows():
+    step, seen = Step(), []
+    tfamp.enable_graph_rewrite()
+    thread = threading.Thread(target=lambda: seen.append(step.is_rewritten()))
+    thread.start()
+    thread.join()
+    assert seen == [True]
+
+
+# ---- Functions, without Keras ----
+
+
+class Step:
+    """A function of one matrix product; counts its traces and its calls."""
+
+    def __init__(self):
+        self.traces, self.calls = 0, tf.Variable(0)
+        generator = np.random.default_rng(0)
+        self.x = tf.constant(generator.normal(size=(8, 64)), tf.float32)
+        self.weights = tf.Variable(generator.normal(size=(64, 64)), dtype=tf.float32)
+        self.function = tf.function(self.run)
+        self.exact = self.x.numpy().astype(float) @ self.weights.numpy().astype(float)
+
+    def run(self, x):
+        self.traces += 1
+        self.calls.assign_add(1)
+        return tf.nn.relu(tf.matmul(x, self.weights)) + 1.0
+
+    def is_rewritten(self):
+        """Whether a call's result has bfloat16's error."""
+        result = self.function(self.x).numpy() - 1.0
+        exact = np.maximum(self.exact, 0)
+        return bool(np.abs(result - exact).max() > 1e-3 * np.abs(exact).max())
+
+    def report(self, **keywords):
+        return tfamp.graph_rewrite_report(self.function, self.x, **keywords)
+
+
+def test_a_traced_function_is_switched_both_ways_without_a_trace():
+    step, seen = Step(), []
+    for on in (False, True, False, True, False):
+        (tfamp.enable_graph_rewrite if on else tfamp.disable_graph_rewrite)()
+        seen.append(step.is_rewritten())
+    assert seen == [False, True, False, True, False]
+    assert step.traces == 1
+
+
+def test_a_traced_function_follows_a_change_of_lists():
+    step, seen = Step(), []
+    for removed in ((), "MatMul", (), "MatMul"):
+        tfamp.enable_graph_rewrite(allowlist_remove=removed)
+        seen.append(step.is_rewritten())
+    assert seen == [True, False, True, False]
+    assert step.traces == 1
+
+
+def test_a_small_graph_is_rewritten_too():
+    weights = tf.ones((64, 64))
+    product = tf.function(lambda x: tf.matmul(x, weights))
+    with tfamp.graph_rewrite_scope():
+        result = product(tf.fill((1, 64), 1 + 2.0**-12))
+    assert result.numpy()[0, 0] == 64.0  # bfloat16 rounds the 2**-12 away.
+
+
+# ---- The lists ----
+
+
+@tf.function
+def chain(x):
+    product = tf.matmul(x, x)
+    return tf.exp(product) + tf.tanh(tf.nn.relu(product + 1.0))
+
+
+CONVERTED = {
+    "as TensorFlow does": ({}, {"MatMul": True, "Exp": False, "Relu": True}),
+    "not at all": ({"allowlist_remove": "MatMul"}, {"MatMul": False, "Relu": False}),
+    "kept": ({"denylist_add": ["Relu"]}, {"MatMul": True, "Relu": False}),
+    "clear removed": ({"clearlist_remove": "Relu"}, {"Relu": False}),
+    "infer removed": ({"inferlist_remove": "AddV2"}, {"AddV2": False}),
+    "float32_ops": ({"float32_ops": "AddV2, Relu"}, {"AddV2": False, "Relu": False}),
+    "added": ({"allowlist_add": "Exp"}, {"MatMul": True, "Exp": True}),
+    "clear": ({"clearlist_add": "Exp"}, {"MatMul": True, "Exp": True}),
+    "inferred": ({"inferlist_add": "Exp"}, {"MatMul": True, "Exp": True}),
+}
+
+
+@pytest.mark.parametrize(("keywords", "expected"), CONVERTED.values(), ids=CONVERTED)
+def test_lists_change_what_is_converted(keywords, expected):
+    tfamp.enable_graph_rewrite(**keywords)
+    report = tfamp.graph_rewrite_report(chain, tf.ones((8, 8)))
+    found = {op: "bfloat16" in report.after[op] for op in expected}
+    assert found == expected
+
+
+def test_the_users_own_list_variables_hold_beside_the_arguments(monkeypatch):
+    monkeypatch.setenv(PREFIX + "CLEARLIST_REMOVE", "Relu")
+    with tfamp.graph_rewrite_scope(inferlist_remove="Tanh,AddV2"):
+        report = tfamp.graph_rewrite_report(chain, tf.ones((8, 8)))
+    assert report.after["MatMul"] == {"bfloat16": 1}
+    assert report.after["Relu"] == {"float32": 1}
+    assert os.environ[PREFIX + "CLEARLIST_REMOVE"] == "Relu"
+
+
+def loss_and_bias_gradient():
+    """Of a transposed convolution, whose bias gradient oneDNN does not fuse."""
+    keras.utils.set_random_seed(0)
+    layer = keras.layers.Conv2DTranspose(4, 3)
+    x = tf.random.normal((16, 16, 16, 3))
+    layer.build(x.shape)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(layer(x) - 1.0))
+        return loss, tape.gradient(loss, layer.bias)
+
+    return step, x
+
+
+@pytest.mark.parametrize(
+    ("float32_ops", "dtype"), [(None, "float32"), ((), "bfloat16")]
+)
+def test_bias_gradients_and_losses_stay_in_float32(float32_ops, dtype):
+    step, x = loss_and_bias_gradient()
+    loss, bias = step(x)
+    given = {} if float32_ops is None else {"float32_ops": float32_ops}
+    # TensorFlow's own gradient, without the cure that `enable` installs.
+    with tfamp.graph_rewrite_scope(**given):
+        report = tfamp.graph_rewrite_report(step, x)
+        low_loss, low_bias = step(x)
+    assert report.effective == "bfloat16"
+    assert report.after["BiasAddGrad"] == {dtype: 1}
+    assert dtype in report.after["Mean"]
+    wrong = np.abs(low_bias - bias).max() / np.abs(bias).max()
+    if dtype == "float32":
+        assert abs(low_loss / loss - 1) < 1e-3 and wrong < 1e-2
+    else:
+        assert wrong > 0.1  # Else the default is not needed.
+
+
+# ---- The report ----
+
+
+def test_a_function_is_run_once_and_told():
+    step = Step()
+    tfamp.enable_graph_rewrite()
+    report = step.report()
+    assert int(step.calls) == 1
+    assert (report.requested, report.effective) == ("bfloat16", "bfloat16")
+    assert report.functions == 1 and not report.preview
+    assert report.before["MatMul"] == {"float32": 1}
+    assert report.after["MatMul"] == {"bfloat16": 1}
+    expected = (
+        f"requested bfloat16 rewrite, effective: bfloat16, {report.converted} of "
+        f"{report.nodes} nodes converted, {report.casts} cast"
+    )
+    assert str(report).startswith(expected)
+    as_dict = json.loads(json.dumps(report.to_dict()))
+    assert as_dict.pop("schema_version") == 1
+    assert as_dict == report._asdict()
+
+
+def test_a_function_that_ran_before_is_told_alike():
+    step = Step()
+    tfamp.enable_graph_rewrite()
+    assert step.is_rewritten()
+    first = step.report()
+    assert first.converted > 0
+    assert step.report() == first
+    tfamp.disable_graph_rewrite()
+    assert step.report().effective is None
+    tfamp.enable_graph_rewrite()
+    assert step.report() == first
+
+
+@pytest.mark.parametrize("preview", [False, True])
+@pytest.mark.parametrize("kind", ["concrete", "callable", "method"])
+def test_other_kinds_of_functions(kind, preview):
+    step = Step()
+
+    class Module(tf.Module):
+        @tf.function
+        def call(self, x):
+            return step.function(x)
+
+    made = {
+        "concrete": lambda: step.function.get_concrete_function(step.x),
+        "callable": lambda: lambda x: step.function(x),
+        "method": lambda: Module().call,
+    }[kind]()
+    tfamp.enable_graph_rewrite()
+    report = tfamp.graph_rewrite_report(made, step.x, preview=preview)
+    assert report.effective == "bfloat16"
+    assert report.after["MatMul"] == {"bfloat16": 1}
+
+
+def xla(step):
+    return tf.function(step.run, jit_compile=True), {}
+
+
+def inside_of_xla(step):
+    compiled, _ = xla(step)
+    return tf.function(lambda x: compiled(x) + 1), {}
+
+
+def eager(step):
+    tf.config.run_functions_eagerly(True)
+    return step.function, {}
+
+
+def nothing_to_convert(step):
+    return tf.function(lambda x: x + 1), {}
+
+
+def switched_off(step):
+    return step.function, {"disable_meta_optimizer": True}
+
+
+def option_taken_back(step):
+    return step.function, {OPTION: False}
+
+
+REASONS = {
+    xla: "XLA",
+    inside_of_xla: "XLA",
+    eager: "runs eagerly",
+    nothing_to_convert: "allow list",
+    switched_off: "graph optimizers are switched off",
+    option_taken_back: f"'{OPTION}' is off",
+}
+
+
+@pytest.mark.parametrize("make", REASONS, ids=lambda make: make.__name__)
+def test_the_reason_is_told_where_nothing_is_converted(make):
+    step = Step()
+    tfamp.enable_graph_rewrite()
+    fn, options = make(step)
+    tf.config.optimizer.set_experimental_options(options)
+    try:
+        report = tfamp.graph_rewrite_report(fn, step.x)
+    finally:
+        tf.config.run_functions_eagerly(False)
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": None})
+    assert (report.requested, report.effective) == ("bfloat16", None)
+    assert report.converted == report.casts == 0
+    assert REASONS[make] in report.reason
+    start = "requested bfloat16 rewrite, effective: none, because "
+    assert str(report) == start + report.reason
+
+
+def test_a_call_compiled_by_xla_inside_is_told():
+    step = Step()
+    compiled, _ = xla(step)
+    both = tf.function(lambda x: compiled(x) + step.function(x))
+    tfamp.enable_graph_rewrite()
+    report = tfamp.graph_rewrite_report(both, step.x)
+    assert report.effective == "bfloat16"
+    assert "a part is compiled by XLA and not rewritten" in report.reason
+    report = tfamp.graph_rewrite_report(both, step.x, preview=True)
+    assert report.effective is None and "there is no preview" in report.reason
+
+
+def test_no_request_is_told(monkeypatch):
+    monkeypatch.setenv(FLAG, "1")
+    report = Step().report()
+    assert (report.requested, report.effective) == (None, None)
+    assert "no graph rewrite is enabled" in report.reason
+    assert "TensorFlow 2 reads no environment flag" in report.reason
+    assert str(report).startswith("requested no rewrite, effective: none, because ")
+
+
+def test_an_option_set_without_tfamp_is_seen():
+    tf.config.optimizer.set_experimental_options({OPTION: True})
+    try:
+        report = Step().report()
+    finally:
+        tf.config.optimizer.set_experimental_options({OPTION: None})
+    assert (report.requested, report.effective) == ("bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize("active", [False, True], ids=["off", "on"])
+def test_a_preview_runs_and_changes_nothing(active):
+    step = Step()
+    if active:
+        tfamp.enable_graph_rewrite()
+    before = helpers.read_globals()
+    report = step.report(preview=True)
+    assert helpers.find_leaks(before, helpers.read_globals()) == []
+    assert int(step.calls) == 0
+    assert (report.requested, report.effective) == ("bfloat16", "bfloat16")
+    assert report.preview and report.after["MatMul"] == {"bfloat16": 1}
+    assert ("no rewrite is enabled" in report.reason) is not active
+    assert str(report).startswith("preview: requested bfloat16 rewrite, effective: ")
+    compiled, _ = xla(step)
+    report = tfamp.graph_rewrite_report(compiled, step.x, preview=True)
+    assert report.effective is None and "XLA" in report.reason
+
+
+def test_a_preview_where_a_rewrite_cannot_be_has_the_reason():
+    step = Step()
+    with tfamp.policy_scope("mixed_bfloat16"):
+        report = step.report(preview=True)
+    assert report.effective is None and "must compute in float32" in report.reason
+
+
+def test_a_function_that_fails_puts_all_back():
+    tfamp.enable_graph_rewrite()
+    before = helpers.read_globals()
+    solve = tf.function(tf.linalg.inv)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tfamp.graph_rewrite_report(solve, tf.zeros((2, 2)))
+    assert helpers.find_leaks(before, helpers.read_globals()) == []

@@ -90,31 +90,25 @@ def test_mode_and_reason_of_one_device(case):
 
 
 @every_case
-def test_fast_formats_of_one_device(case):
-    support = hardware.describe_support(case.device)
-    assert {name for name, row in support.items() if row.fast} == case.fast
-
-
-@every_case
-def test_support_has_one_row_with_a_reason_for_each_format(case):
+def test_support_of_one_device_has_a_row_with_a_reason_for_each_format(case):
     support = hardware.describe_support(case.device)
     assert set(support) == {"float32", "tf32", "bfloat16", "float16"}
-    for name, row in support.items():
-        assert row.format == name
-        assert row.reason
-        assert row.supported or not row.fast
+    assert all(row.format == name and row.reason for name, row in support.items())
+    assert {name for name, row in support.items() if row.fast} == case.fast
+    assert all(row.supported for row in support.values() if row.fast)
+    assert support["tf32"].supported == support["tf32"].fast
+    assert support["float16"].supported == (case.device.kind != "TPU")
 
 
-@every_case
-def test_tf32_runs_only_where_it_is_fast(case):
-    tf32 = hardware.describe_support(case.device)["tf32"]
-    assert tf32.supported == tf32.fast
+def test_detected_support_is_that_of_each_device():
+    found = {d.label: hardware.describe_support(d) for d in hardware.read_devices()}
+    assert hardware.detect_support() == found != {}
 
 
-@every_case
-def test_float16_runs_everywhere_but_on_a_tpu(case):
-    float16 = hardware.describe_support(case.device)["float16"]
-    assert float16.supported == (case.device.kind != "TPU")
+def test_without_devices_only_float32_is_supported():
+    assert hardware.format_support("float32", []).supported
+    float16 = hardware.format_support("float16", [])
+    assert (float16.supported, float16.reason) == (False, "no device was found")
 
 
 @pytest.mark.parametrize(
@@ -221,12 +215,6 @@ def test_an_unsupported_format_outweighs_a_slow_one():
     assert hardware.format_support("float32", devices).supported is True
 
 
-def test_without_devices_only_float32_is_supported():
-    assert hardware.format_support("float32", []).supported
-    assert not hardware.format_support("float16", []).supported
-    assert hardware.format_support("float16", []).reason == "no device was found"
-
-
 @pytest.mark.parametrize("kind", ["XPU", "gpu", ""])
 def test_unknown_kind_is_an_error(kind):
     device = hardware.DeviceDescription(kind)
@@ -282,22 +270,6 @@ def test_gpus_are_described_by_what_tensorflow_tells_of_them(monkeypatch):
     ]
 
 
-def test_detected_support_has_one_entry_for_each_kind_of_device():
-    detected = hardware.detect_support()
-    devices = hardware.read_devices()
-    assert devices
-    assert list(detected) == list(dict.fromkeys(device.label for device in devices))
-    for device in devices:
-        assert detected[device.label] == hardware.describe_support(device)
-
-
-@pytest.mark.requires_gpu
-def test_each_gpu_has_a_name():
-    gpus = [d for d in hardware.read_devices() if d.kind == "GPU"]
-    assert len(gpus) == len(tf.config.list_physical_devices("GPU"))
-    assert all(device.name for device in gpus)
-
-
 def test_hidden_devices_do_not_count(monkeypatch):
     """As after `tf.config.set_visible_devices([], "GPU")`."""
     visible = tf.config.get_visible_devices("CPU")
@@ -306,3 +278,37 @@ def test_hidden_devices_do_not_count(monkeypatch):
     )
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: visible)
     assert [device.kind for device in hardware.read_devices()] == ["CPU"]
+
+
+# ---- The table of devices ----
+
+MODES = {
+    **dict.fromkeys(("p100", "gtx1660", "cpu-avx512", "cpu-avx2"), "float32"),
+    **dict.fromkeys(("v100", "t4", "rtx2080ti"), "mixed_float16"),
+    **dict.fromkeys(("a100", "a10", "rtx3090", "l4", "rtx4090"), "mixed_bfloat16"),
+    **dict.fromkeys(("h100", "h200", "tpu"), "mixed_bfloat16"),
+    **dict.fromkeys(("cpu-avx512-bf16", "cpu-amx"), "mixed_bfloat16"),
+}
+
+
+def test_every_device_of_the_table_has_its_mode():
+    found = {
+        key: hardware.choose_mode([hardware.find_device(key)]).mode
+        for key in hardware.DEVICES
+    }
+    assert found == MODES
+
+
+def test_unknown_key_names_the_near_one_and_all():
+    with pytest.raises(ValueError, match=re.escape("Did you mean 'a100'?")) as caught:
+        hardware.find_device("A1000")
+    assert "'cpu-avx2'" in str(caught.value) and "'A1000'" in str(caught.value)
+
+
+def test_a_device_is_this_hosts_the_tables_or_ones_own(monkeypatch):
+    assert hardware.find_device() in hardware.read_devices()
+    monkeypatch.setattr(hardware, "read_devices", lambda: [PLAIN_CPU, A100, V100])
+    assert hardware.find_device() is A100
+    assert hardware.find_device(AMD) is AMD
+    with pytest.raises(TypeError, match="Received: device=3"):
+        hardware.find_device(3)  # pyright: ignore[reportArgumentType]

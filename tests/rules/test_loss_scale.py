@@ -1,8 +1,19 @@
+"""The rule of the loss scale, as tables and against a model in plain Python.
+
+| promise | where |
+|---|---|
+| every field after every sequence of steps, each schedule | here, against the model |
+| the same in an optimizer, eager, in graphs and XLA | test_optimizer_properties.py |
+| settings that make no sense | here, one by one; test_optimizer.py, a few |
+| schedules: their tables, restored states, serialization | test_growth_interval.py |
+| keywords by Keras' names, round trip of every setting | test_optimizer.py |
+| the default bounds | test_optimizer.py, test_optimizer_record.py |
+"""
+
 import dataclasses
 import json
 import math
 import re
-from typing import Any
 
 import helpers
 import keras
@@ -13,21 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfamp import formats
-from tfamp.loss_scaling import growth_schedules as growth_interval
-from tfamp.loss_scaling import rule as loss_scale
+from tfamp.loss_scaling import growth_schedules, rule
 
 FLOAT32 = formats.float_format("float32")
-
-WRAPS = {
-    "eager": lambda step: step,
-    "graph": tf.function,
-    "xla": lambda step: tf.function(step, jit_compile=True),
-}
-in_every_execution = pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
-
-
-def scales(states):
-    return [float(state.scale) for state in states]
+Constant = growth_schedules.ConstantGrowthInterval
+Piecewise = growth_schedules.PiecewiseGrowthInterval
+Geometric = growth_schedules.GeometricGrowthInterval
 
 
 # ---- Trajectories: settings, mask ("+" finite, "-" not), scale after each step ----
@@ -37,16 +39,6 @@ TRAJECTORIES = {
         dict(initial_scale=8.0, growth_interval=3),
         "+++",
         [8, 8, 16],
-    ),
-    "counts_anew_after_each_growth": (
-        dict(initial_scale=8.0, growth_interval=3),
-        "+++++++",
-        [8, 8, 16, 16, 16, 32, 32],
-    ),
-    "grows_every_step_at_interval_1": (
-        dict(initial_scale=8.0, growth_interval=1),
-        "+++",
-        [16, 32, 64],
     ),
     "backs_off_at_each_non_finite_step": (
         dict(initial_scale=8.0),
@@ -68,40 +60,10 @@ TRAJECTORIES = {
         "-+-+-",
         [8, 8, 4, 4, 2],
     ),
-    "growth_refills_spent_hysteresis": (
-        dict(initial_scale=8.0, growth_interval=2, hysteresis=2),
-        "--++--",
-        [8, 4, 4, 8, 8, 4],
-    ),
-    "growth_refills_half_spent_hysteresis": (
-        dict(initial_scale=8.0, growth_interval=2, hysteresis=2),
-        "-++--",
-        [8, 8, 16, 16, 8],
-    ),
-    "non_finite_step_within_hysteresis_restarts_the_count": (
-        dict(initial_scale=8.0, growth_interval=2, hysteresis=2),
-        "+-++",
-        [8, 8, 8, 16],
-    ),
-    "holds_at_max_scale": (
-        dict(initial_scale=8.0, growth_interval=1, max_scale=16.0),
-        "+++-",
-        [16, 16, 16, 8],
-    ),
-    "growth_stops_at_a_max_scale_within_the_factor": (
-        dict(initial_scale=8.0, growth_interval=1, max_scale=10.0),
-        "++-",
-        [10, 10, 5],
-    ),
     "growth_at_max_scale_refills_hysteresis": (
         dict(initial_scale=8.0, growth_interval=1, max_scale=8.0, hysteresis=2),
         "-+--",
         [8, 8, 8, 4],
-    ),
-    "holds_at_min_scale": (
-        dict(initial_scale=8.0, growth_interval=1, min_scale=4.0),
-        "---+",
-        [4, 4, 4, 8],
     ),
     "backoff_stops_at_a_min_scale_within_the_factor": (
         dict(initial_scale=8.0, growth_interval=1, min_scale=5.0),
@@ -144,129 +106,114 @@ TRAJECTORIES = {
 }
 
 
-@in_every_execution
 @pytest.mark.parametrize("row", TRAJECTORIES.values(), ids=TRAJECTORIES)
-def test_scale(row, wrap):
+def test_scale(row):
     settings, mask, expected = row
-    config = loss_scale.LossScaleConfig(**settings)
-    states = helpers.run_mask(config, helpers.parse_mask(mask), wrap)
-    assert scales(states) == expected
+    config = rule.LossScaleConfig(**settings)
+    states = helpers.run_mask(config, helpers.parse_mask(mask))
+    assert [float(state.scale) for state in states] == expected
 
 
-COUNTERS = {  # One string of digits per counter, one digit per step.
-    "hysteresis_1": (
-        dict(growth_interval=3, hysteresis=1),
-        "++-+++--+",
-        dict(
-            growth_tracker="120120001",
-            hysteresis_tracker="110001000",
-            skipped_steps="001111233",
-            consecutive_skipped_steps="001000120",
-        ),
-    ),
-    "hysteresis_2": (
-        dict(growth_interval=2, hysteresis=2),
-        "-+-----++-",
-        dict(
-            growth_tracker="0100000100",
-            hysteresis_tracker="1100000021",
-            skipped_steps="1123456667",
-            consecutive_skipped_steps="1012345001",
-        ),
-    ),
-    "static": (
-        dict(growth_interval=2, hysteresis=2, dynamic=False),
-        "++--+-",
-        dict(
-            growth_tracker="000000",
-            hysteresis_tracker="222222",
-            skipped_steps="001223",
-            consecutive_skipped_steps="001201",
-        ),
-    ),
-}
+# ---- Against the model, and what always holds ----
+
+# Runs, so that growth intervals are often reached.
+masks = st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=8).map(
+    lambda runs: [finite for finite, length in runs for _ in range(length)][:40]
+)
+counts = st.integers(1, 12)
 
 
-@in_every_execution
-@pytest.mark.parametrize("row", COUNTERS.values(), ids=COUNTERS)
-def test_counters(row, wrap):
-    settings, mask, expected = row
-    config = loss_scale.LossScaleConfig(**settings)
-    states = helpers.run_mask(config, helpers.parse_mask(mask), wrap)
-    for name, digits in expected.items():
-        assert "".join(str(getattr(state, name)) for state in states) == digits, name
-    assert {int(s.growth_interval) for s in states} == {settings["growth_interval"]}
+@st.composite
+def piecewise(draw):
+    boundaries = sorted(draw(st.sets(counts, max_size=4)))
+    size = len(boundaries) + 1
+    return Piecewise(boundaries, draw(st.lists(counts, min_size=size, max_size=size)))
 
 
-@in_every_execution
-def test_fields_keep_their_dtype_and_shape(wrap):
-    config = loss_scale.LossScaleConfig(growth_interval=1)
-    for state in helpers.run_mask(config, [True, False], wrap):
-        assert state.scale.dtype == np.float32
-        assert {field.dtype for field in state[1:]} == {np.dtype(np.int64)}
-        assert {np.shape(field) for field in state} == {()}
+@st.composite
+def geometric(draw):
+    bounds = st.one_of(counts, st.integers(1, 2**53))
+    low, initial, high = sorted(draw(st.tuples(bounds, bounds, bounds)))
+    return Geometric(
+        initial=initial,
+        lengthen=draw(st.one_of(st.floats(1.0, 4.0), st.floats(1.0, 2.0**53))),
+        shorten=draw(st.floats(1e-9, 1.0)),
+        min_interval=low,
+        max_interval=high,
+    )
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-def test_whole_run_in_one_loop_equals_single_steps(jit_compile):
-    config = loss_scale.LossScaleConfig(
-        initial_scale=8.0, growth_interval=2, hysteresis=2, min_scale=3.0
+intervals = st.one_of(counts, counts.map(Constant), piecewise(), geometric())
+
+
+@st.composite
+def settings(draw):
+    powers = st.floats(2.0**-120, 2.0**120)
+    low, initial, high = sorted(draw(st.tuples(powers, powers, powers)))
+    return dict(
+        initial_scale=initial,
+        growth_interval=draw(intervals),
+        growth_factor=draw(st.floats(1.001, 1e6)),
+        backoff_factor=draw(st.floats(1e-6, 0.999)),
+        hysteresis=draw(st.integers(1, 4)),
+        min_scale=low,
+        max_scale=draw(st.sampled_from([high, None])),
+        dynamic=draw(st.sampled_from([True, True, True, False])),
+    )
+
+
+@given(settings(), masks)
+def test_every_field_equals_the_models_after_each_step(settings, mask):
+    config, model = rule.LossScaleConfig(**settings), helpers.LossScaleModel(**settings)
+    low, high = np.float32(config.min_scale), np.float32(config.upper_bound)
+    before = np.float32(config.initial_scale)
+    for finite, state in zip(mask, helpers.run_mask(config, mask), strict=True):
+        assert tuple(state) == model.step(finite)
+        assert low <= state.scale <= high and np.isfinite(state.scale)
+        assert state.scale >= before if finite else state.scale <= before
+        before = state.scale
+
+
+@pytest.mark.parametrize("runner", ["graph", "xla"])
+def test_whole_run_in_one_loop_equals_single_steps(runner):
+    config = rule.LossScaleConfig(
+        initial_scale=8.0, growth_interval=Geometric(2, 2.0, 0.5, 1), hysteresis=2
     )
     mask = helpers.parse_mask("++-+--+++++----++")
 
-    @tf.function(jit_compile=jit_compile)
+    @helpers.RUNNERS[runner]
     def run(mask):
         initial = helpers.as_tensors(config.initial_state())
         return tf.scan(
-            lambda state, finite: loss_scale.next_state(config, state, finite),
-            mask,
-            initializer=initial,
+            lambda s, finite: rule.next_state(config, s, finite), mask, initial
         )
 
-    in_loop = run(tf.constant(mask))
-    for name, field in zip(in_loop._fields, in_loop, strict=True):
-        single = [getattr(state, name) for state in helpers.run_mask(config, mask)]
-        assert field.numpy().tolist() == single, name
+    single = helpers.run_mask(config, mask)
+    for name, field in run(tf.constant(mask))._asdict().items():
+        assert field.numpy().tolist() == [getattr(state, name) for state in single]
+        assert field.dtype == ("float32" if name == "scale" else "int64")
 
 
-def test_counter_dtype_is_that_of_keras_step_counter():
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    optimizer.build([keras.Variable(0.0)])
-    assert optimizer.step_counter.dtype == loss_scale.COUNTER_DTYPE
+# ---- A restored state ----
 
 
-@in_every_execution
-def test_restored_tracker_above_a_shorter_interval_grows(wrap):
-    config = loss_scale.LossScaleConfig(initial_scale=8.0, growth_interval=3)
-    restored = config.initial_state()._replace(growth_tracker=7)
-    step = wrap(lambda state: loss_scale.next_state(config, state, True))
-    state = step(helpers.as_tensors(restored))
-    assert float(state.scale) == 16.0
-    assert int(state.growth_tracker) == 0
+def step_from(config, finite=True, **fields):
+    return rule.next_state(config, config.initial_state()._replace(**fields), finite)
 
 
-@in_every_execution
-def test_step_is_held_against_the_states_growth_interval(wrap):
-    """A restored one gives way to the schedule's after the step."""
-    schedule = growth_interval.ConstantGrowthInterval(3)
-    config = loss_scale.LossScaleConfig(initial_scale=8.0, growth_interval=schedule)
-    state = helpers.as_tensors(config.initial_state()._replace(growth_interval=1))
-    step = wrap(lambda state: loss_scale.next_state(config, state, True))
-    intervals, scales = [], []
-    for _ in range(4):
-        state = step(state)
-        scales.append(float(state.scale))
-        intervals.append(int(state.growth_interval))
-    assert scales == [16, 16, 16, 32]
-    assert intervals == [3, 3, 3, 3]
+def test_restored_tracker_above_a_shorter_interval_grows():
+    config = rule.LossScaleConfig(initial_scale=8.0, growth_interval=3)
+    state = step_from(config, growth_tracker=7)
+    assert (float(state.scale), int(state.growth_tracker)) == (16.0, 0)
 
 
-def test_number_stays_as_the_state_has_it():
+@pytest.mark.parametrize("interval", [3, Constant(3)])
+def test_constant_interval_stays_as_the_state_has_it(interval):
     """So that another one can be set between two steps that are traced already."""
-    config = loss_scale.LossScaleConfig(initial_scale=8.0, growth_interval=3)
+    config = rule.LossScaleConfig(initial_scale=8.0, growth_interval=interval)
     state = helpers.as_tensors(config.initial_state()._replace(growth_interval=1))
     for expected in (16, 32, 64):
-        state = loss_scale.next_state(config, state, True)
+        state = rule.next_state(config, state, True)
         assert (float(state.scale), int(state.growth_interval)) == (expected, 1)
 
 
@@ -284,99 +231,21 @@ def test_number_stays_as_the_state_has_it():
 def test_restored_scale_outside_the_bounds_is_brought_within(
     restored, finite, expected
 ):
-    config = loss_scale.LossScaleConfig(
-        initial_scale=8.0, min_scale=4.0, max_scale=16.0
-    )
-    state = config.initial_state()._replace(scale=restored)
-    assert float(loss_scale.next_state(config, state, finite).scale) == expected
+    config = rule.LossScaleConfig(initial_scale=8.0, min_scale=4.0, max_scale=16.0)
+    assert float(step_from(config, finite, scale=restored).scale) == expected
 
 
 # ---- Configuration ----
 
 
-def test_initial_state_follows_the_configuration():
-    config = loss_scale.LossScaleConfig(
-        initial_scale=8, growth_interval=5, hysteresis=3
-    )
-    assert config.initial_state() == loss_scale.LossScaleState(
-        scale=8.0,
-        growth_tracker=0,
-        hysteresis_tracker=3,
-        growth_interval=5,
-        skipped_steps=0,
-        consecutive_skipped_steps=0,
-    )
-    assert isinstance(config.initial_state().scale, float)
-
-
-def test_defaults_that_keras_has_too_are_keras_defaults():
-    stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    config = loss_scale.LossScaleConfig()
-    assert config.initial_scale == stock.initial_scale
-    assert config.growth_interval == stock.dynamic_growth_steps
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, 2.0**24),
-        ({"initial_scale": 2.0**30}, 2.0**30),
-        ({"max_scale": 2.0**16}, 2.0**16),
-        ({"max_scale": FLOAT32.max}, FLOAT32.max),
-    ],
-    ids=["default", "initial_scale_above_default", "given", "largest"],
-)
-def test_upper_bound(settings, expected):
-    assert loss_scale.LossScaleConfig(**settings).upper_bound == expected
-
-
-def test_configuration_is_frozen():
-    config = loss_scale.LossScaleConfig()
+def test_settings_with_a_schedule_are_plain_data_and_frozen():
+    """Every other field: `test_every_setting_survives_the_round_trip`."""
+    config = rule.LossScaleConfig(growth_interval=Piecewise((2, 5), (1, 10, 100)))
+    stored = json.loads(json.dumps(config.to_dict()))
+    loaded = keras.saving.deserialize_keras_object(stored["growth_interval"])
+    assert rule.LossScaleConfig(**{**stored, "growth_interval": loaded}) == config
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.initial_scale = 1.0  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_every_field_survives_a_round_trip():
-    settings: dict[str, Any] = dict(
-        initial_scale=2.0**10,
-        growth_interval=7,
-        growth_factor=4.0,
-        backoff_factor=0.25,
-        hysteresis=3,
-        min_scale=2.0**-3,
-        max_scale=2.0**20,
-        dynamic=False,
-    )
-    config = loss_scale.LossScaleConfig(**settings)
-    default = loss_scale.LossScaleConfig().to_dict()
-    assert config.to_dict() == settings
-    assert loss_scale.LossScaleConfig(**config.to_dict()) == config
-    # A new field must be added above.
-    assert set(settings) == set(default)
-    assert all(settings[name] != default[name] for name in default)
-
-
-def test_schedule_survives_a_round_trip_as_plain_data():
-    schedule = growth_interval.PiecewiseGrowthInterval((2, 5), (1, 10, 100))
-    config = loss_scale.LossScaleConfig(growth_interval=schedule)
-    stored = json.loads(json.dumps(config.to_dict()))
-    loaded = growth_interval.schedule_from(stored.pop("growth_interval"))
-    assert loss_scale.LossScaleConfig(**stored, growth_interval=loaded) == config
-    assert config.schedule is schedule
-    assert config.initial_state().growth_interval == 1
-
-
-def test_integer_stands_for_a_constant_schedule_and_stays_an_integer():
-    config = loss_scale.LossScaleConfig(growth_interval=7)
-    assert config.schedule == growth_interval.ConstantGrowthInterval(7)
-    assert config.to_dict()["growth_interval"] == config.growth_interval == 7
-
-
-def test_static_scale_leaves_the_growth_interval_alone():
-    schedule = growth_interval.GeometricGrowthInterval(initial=150)
-    config = loss_scale.LossScaleConfig(growth_interval=schedule, dynamic=False)
-    for state in helpers.run_mask(config, helpers.parse_mask("+--+")):
-        assert state.growth_interval == 150
 
 
 def _numbers(name, *values):
@@ -393,8 +262,7 @@ NONSENSE = [
     *_wrong_types("initial_scale", *_NOT_NUMBERS),
     *_numbers("growth_interval", 0, -1, 2**63, 10**400),
     *_wrong_types("growth_interval", 1.5, 2.0, math.inf, math.nan, *_NOT_NUMBERS),
-    # A serialized schedule; `growth_interval.schedule_from` takes it.
-    *_wrong_types("growth_interval", growth_interval.GrowthIntervalSchedule, {}),
+    *_wrong_types("growth_interval", growth_schedules.GrowthIntervalSchedule, {}),
     *_numbers("growth_factor", 0, -2.0, 1, 1.0, 0.5, math.inf, math.nan),
     # Rounds to 1.0 in float32, and would never grow.
     *_numbers("growth_factor", 1 + FLOAT32.epsilon / 4),
@@ -411,6 +279,7 @@ NONSENSE = [
     *_numbers("max_scale", 0, -1.0, math.inf, math.nan, 2.0**14, 1e39),
     *_wrong_types("max_scale", *[v for v in _NOT_NUMBERS if v is not None]),
     *_wrong_types("dynamic", "yes", 1, 0, None, 1.0),
+    *_numbers("jit_compile", "yes", None, 2),
 ]
 
 
@@ -421,7 +290,7 @@ NONSENSE = [
 )
 def test_nonsense_is_an_error_that_says_what_was_received(name, value, error):
     with pytest.raises(error, match=re.escape(f"{name}={value!r}")) as caught:
-        loss_scale.LossScaleConfig(**{name: value})
+        rule.LossScaleConfig(**{name: value})
     assert f"`{name}`" in str(caught.value) or "scale" in str(caught.value)
 
 
@@ -436,7 +305,7 @@ def test_nonsense_is_an_error_that_says_what_was_received(name, value, error):
 )
 def test_bounds_out_of_order_are_an_error_that_names_all_three(settings):
     with pytest.raises(ValueError, match="min_scale <= initial_scale") as caught:
-        loss_scale.LossScaleConfig(**settings)
+        rule.LossScaleConfig(**settings)
     for name, value in settings.items():
         assert f"{name}={value}" in str(caught.value)
 
@@ -458,158 +327,7 @@ def test_bounds_out_of_order_are_an_error_that_names_all_three(settings):
     ],
 )  # fmt: skip
 def test_values_at_the_edge_are_accepted_and_run(settings):
-    config = loss_scale.LossScaleConfig(**settings)
+    config = rule.LossScaleConfig(**settings)
     up, down = helpers.run_mask(config, [True, False])
     assert config.min_scale <= down.scale <= up.scale <= config.upper_bound
-
-
-def test_narrowest_factors_still_move_the_scale():
-    config = loss_scale.LossScaleConfig(
-        initial_scale=3.0,
-        growth_interval=1,
-        growth_factor=1 + FLOAT32.epsilon,
-        backoff_factor=1 - FLOAT32.epsilon / 2,
-    )
-    up, down, again = scales(helpers.run_mask(config, [True, False, False]))
-    assert up > 3.0
-    assert up > down > again
-
-
-# ---- Against the peers' rules, and what always holds ----
-
-# Runs, so that growth intervals are often reached.
-masks = st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=8).map(
-    lambda runs: [finite for finite, length in runs for _ in range(length)][:40]
-)
-# Exact in float64, so that rounding to float32 is the only rounding.
-growth_factors = st.floats(1.125, 4.0, width=32)
-backoff_factors = st.floats(0.125, 0.875, width=32)
-# At most 40 steps from here, each a factor of 8 at most, stay well within these.
-WIDE: dict[str, Any] = dict(min_scale=FLOAT32.smallest_normal, max_scale=FLOAT32.max)
-
-
-def run_within(config, mask, room):
-    """Runs a mask; the bounds must not have been touched."""
-    states = helpers.run_mask(config, mask)
-    assert all(room.min_scale < s.scale < room.upper_bound for s in states)
-    return states
-
-
-@given(masks, st.integers(1, 8), st.sampled_from([1.0, 2.0**10, 2.0**15]))
-def test_trajectory_equals_keras(mask, growth_interval, initial_scale):
-    config = loss_scale.LossScaleConfig(
-        initial_scale=initial_scale, growth_interval=growth_interval, **WIDE
-    )
-    states = run_within(config, mask, config)
-    assert [(s.scale, s.growth_tracker) for s in states] == helpers.keras_rule(
-        mask, initial_scale, growth_interval
-    )
-
-
-@given(masks, st.integers(1, 8), growth_factors, backoff_factors)
-def test_trajectory_equals_pytorch(mask, interval, growth_factor, backoff_factor):
-    rule: dict[str, Any] = dict(
-        initial_scale=2.0**15,
-        growth_interval=interval,
-        growth_factor=growth_factor,
-        backoff_factor=backoff_factor,
-    )
-    config = loss_scale.LossScaleConfig(**rule, **WIDE)
-    states = run_within(config, mask, config)
-    assert [(s.scale, s.growth_tracker) for s in states] == helpers.pytorch_rule(
-        mask, **rule
-    )
-
-
-@given(
-    masks,
-    st.integers(1, 6),
-    growth_factors,
-    backoff_factors,
-    st.integers(1, 5),
-    st.floats(2.0**-10, 2.0**15, width=32),
-)
-def test_trajectory_equals_megatron(
-    mask, interval, growth_factor, backoff_factor, hysteresis, min_scale
-):
-    rule: dict[str, Any] = dict(
-        initial_scale=2.0**15,
-        min_scale=min_scale,
-        growth_interval=interval,
-        growth_factor=growth_factor,
-        backoff_factor=backoff_factor,
-        hysteresis=hysteresis,
-    )
-    config = loss_scale.LossScaleConfig(**rule, max_scale=FLOAT32.max)
-    states = helpers.run_mask(config, mask)
-    # Megatron counts spent hysteresis below 0, where nothing reads it.
-    assert [(s.scale, s.growth_tracker, s.hysteresis_tracker) for s in states] == [
-        (scale, growth_tracker, max(hysteresis_tracker, 0))
-        for scale, growth_tracker, hysteresis_tracker in helpers.megatron_rule(
-            mask, **rule
-        )
-    ]
-
-
-def test_the_model_of_keras_rule_is_that_of_the_installed_keras():
-    mask = helpers.parse_mask("+++--+-+++++++-++++---+++")
-    variable = keras.Variable(0.0)
-    optimizer = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(), initial_scale=2.0**10, dynamic_growth_steps=3
-    )
-    rows = []
-    for finite in mask:
-        optimizer.apply([tf.constant(0.0 if finite else math.nan)], [variable])
-        scale, counter = optimizer.dynamic_scale, optimizer.step_counter
-        rows.append((np.float32(scale.numpy()), int(counter.numpy())))
-    assert rows == helpers.keras_rule(mask, 2.0**10, 3)
-
-
-@st.composite
-def configs(draw):
-    powers = st.floats(2.0**-120, 2.0**120)
-    low, initial, high = sorted(draw(st.tuples(powers, powers, powers)))
-    return loss_scale.LossScaleConfig(
-        initial_scale=initial,
-        growth_interval=draw(st.integers(1, 6)),
-        growth_factor=draw(st.floats(1.001, 1e6)),
-        backoff_factor=draw(st.floats(1e-6, 0.999)),
-        hysteresis=draw(st.integers(1, 4)),
-        min_scale=low,
-        max_scale=draw(st.sampled_from([high, None])),
-        dynamic=draw(st.sampled_from([True, True, True, False])),
-    )
-
-
-@given(configs(), masks)
-def test_scale_stays_finite_and_within_its_bounds(config, mask):
-    low, high = np.float32(config.min_scale), np.float32(config.upper_bound)
-    for state in helpers.run_mask(config, mask):
-        assert state.scale.dtype == np.float32
-        assert np.isfinite(state.scale)
-        assert low <= state.scale <= high
-
-
-@given(configs(), masks)
-def test_finite_steps_never_lower_the_scale_and_others_never_raise_it(config, mask):
-    before = np.float32(config.initial_scale)
-    for finite, state in zip(mask, helpers.run_mask(config, mask), strict=True):
-        assert state.scale >= before if finite else state.scale <= before
-        before = state.scale
-
-
-@given(configs(), masks)
-def test_skipped_steps_are_counted_exactly(config, mask):
-    total = in_a_row = 0
-    for finite, state in zip(mask, helpers.run_mask(config, mask), strict=True):
-        total += not finite
-        in_a_row = 0 if finite else in_a_row + 1
-        assert state.skipped_steps == total
-        assert state.consecutive_skipped_steps == in_a_row
-
-
-@given(configs(), masks)
-def test_trackers_stay_in_their_ranges(config, mask):
-    for state in helpers.run_mask(config, mask):
-        assert 0 <= state.growth_tracker < config.growth_interval
-        assert 0 <= state.hysteresis_tracker <= config.hysteresis
+    json.dumps(config.to_dict())

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tfamp.loss_scaling import growth_schedules as growth_interval
-from tfamp.loss_scaling import optimizer_settings
+from tfamp.loss_scaling import rule
 from tfamp.training import base_config, bert_config, precision_config
 
 PREFIX = "precision.loss_scale"
@@ -29,10 +29,7 @@ def interval_of(**changes):
 
 def test_default_is_the_optimizers():
     keywords = precision_config.loss_scale_keywords(make_config().precision.loss_scale)
-    assert (
-        optimizer_settings.check_keywords(**keywords)
-        == optimizer_settings.check_keywords()
-    )
+    assert rule.LossScaleConfig.from_keywords(keywords) == rule.LossScaleConfig()
     assert keywords["growth_interval"] == 2000
 
 

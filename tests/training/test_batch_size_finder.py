@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies
 
 from tfamp import errors
-from tfamp.diagnostics import machine
+from tfamp.diagnostics import doctor
 from tfamp.training import (
     batch_size_finder,
     batch_size_report,
@@ -450,7 +450,7 @@ def make_trials(config, folder, limit):
     (folder / "cells").mkdir()
     limits = batch_size_trials.limits(limit)
     return batch_size_trials.Trials(
-        config, 2, limits, folder, machine.describe(), [].append, None
+        config, 2, limits, folder, doctor.describe(), [].append, None
     )
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 import tfamp
-from tfamp.kernels import row_gradients
+from tfamp.kernels import bias_gradient
 from tfamp.training import base_config, optimizers
 
 EPSILON = tfamp.float_format("float32").epsilon
@@ -188,9 +188,9 @@ def test_learning_rate_follows_updates_and_not_batches(
 @pytest.fixture
 def summed_rows():
     """As every run of the trainer has them."""
-    row_gradients.install()
+    bias_gradient.HOOKS.install()
     yield
-    row_gradients.remove()
+    bias_gradient.HOOKS.remove()
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])

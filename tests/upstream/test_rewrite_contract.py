@@ -1,26 +1,22 @@
-"""The private names of TensorFlow that the graph rewrite's modules use.
+"""What TensorFlow does with the graph rewrite's options, variables and private names.
 
-Each is there and means what they read, in the TensorFlow that is installed.
+Each is there and means what `tfamp.graph_rewrite` takes it for, in the TensorFlow that
+is installed.
 """
 
-import threading
+import json
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
-from google.protobuf import text_format
-from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
-from tensorflow.python.eager import context
-from tensorflow.python.framework import op_def_registry
 
-from tfamp.graph_rewrite import graphs as rewrite_graphs
-from tfamp.graph_rewrite import lists as rewrite_lists
-from tfamp.graph_rewrite import report as rewrite_report
-from tfamp.graph_rewrite import switch as graph_rewrite
-
-TOGGLES = ("auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16")
+from tfamp.graph_rewrite import observe, switch
 
 
-@pytest.mark.parametrize("name", [*TOGGLES, "auto_mixed_precision_mkl"])
+@pytest.mark.parametrize("name", switch.TOGGLES.values())
 def test_option_is_taken_shown_and_unset(name):
     options = tf.config.optimizer
     for value in (True, False):
@@ -38,80 +34,99 @@ def test_negative_number_is_taken_and_unset():
     assert "min_graph_nodes" not in options.get_experimental_options()
 
 
-def test_thread_keeps_the_options_of_its_first_call():
-    tf.function(lambda x: x + 1)(tf.constant(1))
-    held = context.context()._thread_local_data.function_call_options
-    config = config_pb2.ConfigProto.FromString(held.config_proto_serialized)
-    now = context.context().config.graph_options.rewrite_options
-    assert config.graph_options.rewrite_options == now
-    tf.config.optimizer.set_experimental_options({})
-    assert context.context()._thread_local_data.function_call_options is None
-
-
-def test_new_thread_holds_no_options():
-    held = []
-
-    def look():
-        held.append(context.context()._thread_local_data.function_call_options)
-        held.append(graph_rewrite.thread_is_stale())
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert held == [None, False]
-
-
-def test_graphs_are_collected_with_their_stages():
-    ctx = context.context()
-    ctx.enable_graph_collection()
-    try:
-        tf.function(lambda x: tf.matmul(x, x) + 1)(tf.ones((3, 3)))
-        metadata = ctx.export_run_metadata()
-    finally:
-        ctx.disable_graph_collection()
-    graphs = [
-        each
-        for each in metadata.function_graphs
-        if any(node.op == "MatMul" for node in each.pre_optimization_graph.node)
-    ]
-    assert len(graphs) == 1
-    assert len(graphs[0].post_optimization_graph.node) > 0
-    assert not ctx.export_run_metadata().function_graphs
-
-
 @pytest.mark.parametrize("jit_compile", [None, False, True])
 def test_function_tells_whether_xla_compiles_it(jit_compile):
     function = tf.function(lambda x: x + 1, jit_compile=jit_compile)
     concrete = function.get_concrete_function(tf.TensorSpec((), tf.float32))
-    assert function._jit_compile is jit_compile
-    assert rewrite_report._is_compiled(function) is bool(jit_compile)
-    assert rewrite_report._is_compiled(concrete) is bool(jit_compile)
+    assert observe._is_compiled(concrete.function_def) is bool(jit_compile)
     outer = tf.function(lambda x: function(x) * 2)
     graph = outer.get_concrete_function(tf.TensorSpec((), tf.float32)).graph
-    assert rewrite_graphs.xla_calls(graph.as_graph_def()) == int(bool(jit_compile))
+    assert observe._calls_xla(graph.as_graph_def()) is bool(jit_compile)
 
 
-def test_operation_registry_knows_private_operations_too():
-    assert op_def_registry.get("MatMul").name == "MatMul"
-    assert op_def_registry.get("_FusedBatchNormEx") is not None
-    assert op_def_registry.get("MatMull") is None
-    assert rewrite_lists.is_operation("MatMul")
+def test_operations_of_the_lists_are_known():
+    for name in ("MatMul", "FusedBatchNormGradV3", *switch.FLOAT32_OPS):
+        assert hasattr(tf.raw_ops, name)
+    assert not hasattr(tf.raw_ops, "MatMull")
 
 
-def test_options_become_a_session_configuration():
-    config = rewrite_graphs._session_config(
-        {
-            "auto_mixed_precision": True,
-            "remapping": False,
-            "disable_model_pruning": True,
-            "min_graph_nodes": -1,
-            "layout_optimizer": None,
-        }
+def test_a_preview_without_its_private_names_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow.python.grappler", None)
+    report = observe.graph_rewrite_report(
+        lambda x: x @ x, tf.ones((4, 4)), preview=True
     )
-    expected = rewriter_config_pb2.RewriterConfig()
-    text_format.Parse(
-        "auto_mixed_precision: ON remapping: OFF disable_model_pruning: true "
-        "min_graph_nodes: -1",
-        expected,
+    assert report.effective is None and report.reason
+
+
+# ---- TensorFlow's log, and what is told ----
+
+_CHILD = """
+import json, sys
+import keras, numpy as np, tensorflow as tf
+from tfamp.graph_rewrite import observe
+tf.config.set_visible_devices([], "GPU")
+option = "auto_mixed_precision_onednn_bfloat16"
+tf.config.optimizer.set_experimental_options({option: True})
+layers, random = keras.layers, np.random.default_rng(0).normal
+
+def tensor(*shape):
+    return tf.constant(random(size=shape), tf.float32)
+
+def train(*stack, x, y):
+    model = keras.Sequential(stack)
+    model.compile("adam", "mse", jit_compile=False)
+    with observe.observe() as graphs:
+        model.train_on_batch(x, y)
+    return observe.make_report(graphs)
+
+weights = tf.Variable(tensor(16, 16))
+
+@tf.function
+def branches(x):
+    y = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.matmul(x, weights), lambda: -x)
+    return tf.while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z @ weights), (0, y))
+
+report, x = observe.graph_rewrite_report, tensor(8, 16)
+cases = {
+    "dense": lambda: train(
+        layers.Dense(32, "gelu"), layers.Dense(4, "softmax"), x=x, y=tensor(8, 4)
+    ),
+    "conv": lambda: train(
+        layers.Conv2D(8, 3), layers.BatchNormalization(),
+        layers.GlobalMaxPooling2D(), x=tensor(4, 8, 8, 3), y=tensor(4, 8),
+    ),
+    "lstm": lambda: train(layers.LSTM(4), x=tensor(4, 5, 8), y=tensor(4, 4)),
+    "branches": lambda: report(branches, x),
+    "preview": lambda: report(lambda x: tf.nn.relu(x @ weights), x, preview=True),
+    "nothing": lambda: report(lambda x: x + 1, x),
+}
+for name, case in cases.items():
+    sys.stderr.write(f"\\nCASE {name}\\n")
+    sys.stderr.flush()
+    print(json.dumps({name: case().to_dict()}), flush=True)
+"""
+_LINE = re.compile(r"Converted (\d+)/(\d+) nodes to bfloat16 precision")
+
+
+def test_numbers_are_those_of_tensorflows_log():
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "TF_ENABLE_ONEDNN_OPTS": "1"}
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=300,
+        check=True,
     )
-    assert config.graph_options.rewrite_options == expected
+    reports = {
+        k: v for x in child.stdout.split("\n") if x for k, v in json.loads(x).items()
+    }
+    logs = re.split(r"CASE (\w+)\n", child.stderr)
+    logged = dict(zip(logs[1::2], map(_LINE.findall, logs[2::2]), strict=True))
+    assert reports.keys() == logged.keys()
+    for name, report in reports.items():
+        lines = [tuple(map(int, line)) for line in logged[name]]
+        expected = tuple(map(sum, zip(*lines, strict=True))) if lines else (0,)
+        told = (report["converted"], report["nodes"])
+        assert told[: len(expected)] == expected, name
+    assert not logged["nothing"]

@@ -20,7 +20,7 @@ def make(
     Args:
       rows: The cells' rows.
       accuracy_rows: Time to accuracy; may be empty.
-      machine: What `diagnostics.machine` says of this host, as a dict.
+      machine: What `diagnostics.doctor` says of this host, as a dict.
     """
     device = machine["device"]
     found = choices.find(rows)

@@ -38,7 +38,7 @@ def make(
     Args:
       config: The configuration of the benchmark.
       found: What was measured.
-      machine: What `diagnostics.machine` says of this host, as a dict.
+      machine: What `diagnostics.doctor` says of this host, as a dict.
       command: The command that a user gave.
       date: ISO date of the end.
     """

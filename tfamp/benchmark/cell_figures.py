@@ -2,15 +2,16 @@
 
 import contextlib
 import importlib.metadata
+import itertools
 import statistics
 import time
 from typing import Any
 
 import keras
 
-from tfamp import hardware, kernel_switches
+from tfamp import hardware
 from tfamp.benchmark import calibration, kernel_times, plan, records, source, step_flops
-from tfamp.diagnostics import timing
+from tfamp.kernels import bias_gradient, switches
 from tfamp.precision import control, policy
 from tfamp.training import (
     callbacks,
@@ -21,6 +22,7 @@ from tfamp.training import (
 )
 
 _DRAWN = 32  # Batches beside those of the steps, for the time to draw one.
+_WARM_UP_BATCHES, _DRAWN_BATCHES = 2, 20
 
 
 def measure(
@@ -94,8 +96,9 @@ def _in_force(cell, precision):
             yield lambda: "plain Keras: its policy set by hand, its own loss scaling"
         return
     with (
-        kernel_switches.scope(**precision_config.kernel_keywords(precision)),
+        switches.scope(**precision_config.kernel_keywords(precision)),
         control.enabled(precision.mode, **precision_config.enable_keywords(precision)),
+        bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
     ):
 
         def note():
@@ -151,7 +154,15 @@ def skipped_steps(optimizer, steps: int) -> int | None:
 
 def _draw_seconds(batches):
     """The least of three means: what else the machine does is not the pipeline's."""
-    return min(timing.pipeline_seconds(batches) for _ in range(3))
+    return min(_mean_draw_seconds(iter(batches)) for _ in range(3))
+
+
+def _mean_draw_seconds(batches):
+    for _ in itertools.islice(batches, _WARM_UP_BATCHES):
+        pass
+    start = time.perf_counter()
+    drawn = sum(1 for _ in itertools.islice(batches, _DRAWN_BATCHES))
+    return (time.perf_counter() - start) / drawn
 
 
 def _profile(step, count):

@@ -85,11 +85,9 @@ def method(report: records.Report) -> list[markup.Markup]:
     command = markup.scrolled(
         "Command", markup.element("pre", markup.element("code", report.command))
     )
-    variables = machine.get("variables", {})
     parts = {
         "Command and settings": [command, _facts(report.settings)],
         "Machine and versions": [_facts(facts)],
-        "Environment variables": [_facts(variables)] if variables else [],
         "What was in force, cell by cell": [_in_force(report)],
     }
     folds = [_fold(title, body) for title, body in parts.items() if any(body)]

@@ -6,7 +6,7 @@ from ml_collections import config_dict
 
 from tfamp import errors, hardware, modes
 from tfamp.benchmark import exchange, records, suite_config
-from tfamp.precision import mode_choice
+from tfamp.precision import settings
 from tfamp.training import base_config, benchmark_inputs, compare, optimizers
 
 
@@ -70,7 +70,7 @@ def _is_computed(variant, slow):
     if rewrite is None:
         return True
     try:
-        mode_choice.resolve_rewrite(rewrite)
+        settings.resolve_rewrite(rewrite)
     except (errors.UnsupportedModeError, ValueError):
         return False
     return True

@@ -351,7 +351,7 @@ class Report(NamedTuple):
       tasks: {name: a line on model and data}.
       settings: Steps, warm-up, repeats, seed, time limits.
       notes: Lines below the tables.
-      machine: What `diagnostics.machine` says of this host.
+      machine: What `diagnostics.doctor` says of this host.
       peers: {"torch": version, ...} of what was compared with.
       clocks: What could be read of the clocks, as text; "" if nothing.
     """

@@ -24,8 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.diagnostics import dimensions, function_bodies, layer_trace, products
-from tfamp.precision import model_structure
+from tfamp.benchmark import function_bodies, products
+from tfamp.diagnostics import layer_facts
 
 _LOOPS = ("While", "StatelessWhile")
 _GATES = {b"lstm": 4, b"gru": 3}  # Of cuDNN; others have 1.
@@ -64,8 +64,7 @@ def count(model: keras.Model, loss: Callable, batch: Sequence[Any]) -> Operation
       An `Operations`.
     """
     graph = _trace(model, loss, batch)
-    context = dimensions.Context(model.name, model, 0, frozenset(), frozenset())
-    return _of_graph(graph, graph.outputs, context)
+    return _of_graph(graph, graph.outputs)
 
 
 def _trace(model, loss, batch) -> tf.Graph:
@@ -78,7 +77,7 @@ def _trace(model, loss, batch) -> tf.Graph:
         return losses, tape.gradient(losses, weights)
 
     features, labels = (keras.tree.map_structure(_spec, part) for part in batch[:2])
-    with layer_trace.unchanged(model_structure.flatten_layers(model)):
+    with layer_facts.unchanged(model._flatten_layers()):
         function = tf.function(step, autograph=False)
         return function.get_concrete_function(features, labels).graph
 
@@ -91,10 +90,10 @@ def _spec(array):
 # ---- What runs, and how often ----
 
 
-def _of_graph(graph, outputs, context) -> Operations:
+def _of_graph(graph, outputs) -> Operations:
     """Counts what some outputs of a graph need."""
     needed = _needed(graph, outputs)
-    return _sum(_of_operation(op, wanted, context) for op, wanted in needed.items())
+    return _sum(_of_operation(op, wanted) for op, wanted in needed.items())
 
 
 def _sum(parts: Iterable[Operations]) -> Operations:
@@ -120,35 +119,34 @@ def _needed(graph, outputs) -> dict[tf.Operation, set[int]]:
     return found
 
 
-def _of_operation(op, wanted, context) -> Operations:
+def _of_operation(op, wanted) -> Operations:
     if op.type in function_bodies.CALLS:
-        return _of_call(op, wanted, context)
+        return _of_call(op, wanted)
     if not _SUSPECTS.search(op.type) or op.type == "Einsum" and len(op.inputs) < 2:
         return Operations(0, 0, ())
     tensors = [t for t in (*op.inputs, *op.outputs) if t.dtype.is_floating]
     try:
-        flops = _flops(op, context)
+        flops = _flops(op)
     except _NotKnownError as error:
         return Operations(0, 0, (f"{op.name} is not counted: {error}",))
     # cuDNN's scratch space has no known size.
     return Operations(flops, sum(t.shape.num_elements() or 0 for t in tensors), ())
 
 
-def _of_call(op, wanted, context) -> Operations:
+def _of_call(op, wanted) -> Operations:
     graphs = list(function_bodies.bodies(op))
     if op.type in function_bodies.REPEATING:
-        return _of_loop(op, graphs[0], wanted, context)
+        return _of_loop(op, graphs[0], wanted)
     parts = [
-        _of_graph(graph, [graph.outputs[index] for index in wanted], context)
-        for graph in graphs
+        _of_graph(graph, [graph.outputs[index] for index in wanted]) for graph in graphs
     ]
     return max(parts, key=lambda part: part.flops)
 
 
-def _of_loop(op, body, wanted, context) -> Operations:
+def _of_loop(op, body, wanted) -> Operations:
     is_while = op.type in _LOOPS
     outputs = _carried(body, wanted) if is_while else body.outputs
-    once = _of_graph(body, outputs, context)
+    once = _of_graph(body, outputs)
     rounds = _rounds(op) if is_while else None
     if rounds is not None:
         return once._replace(flops=once.flops * rounds, elements=once.elements * rounds)
@@ -235,14 +233,14 @@ class _NotKnownError(Exception):
     """Why a kernel is not counted."""
 
 
-def _flops(op, context) -> float:
+def _flops(op) -> float:
     if op.outputs and op.outputs[0].dtype.is_integer:
         raise _NotKnownError("it multiplies integers")
     if op.type in products.OPERATIONS:
-        product = products.read(op, context, 1)
-        if product is None:
+        flops = products.flops(op)
+        if flops is None:
             raise _NotKnownError("a shape is not known")
-        return product.flops
+        return flops
     if op.type in _OTHERS:
         return _OTHERS[op.type](op)
     raise _NotKnownError(f"no rule for {op.type}")

@@ -32,7 +32,7 @@ from tfamp.benchmark import (
     time_to_accuracy,
     worker,
 )
-from tfamp.diagnostics import machine
+from tfamp.diagnostics import doctor
 from tfamp.training import (
     batch_size_trials,
     benchmark_inputs,
@@ -82,7 +82,7 @@ def run(
     with folder_lock.locked(folder):
         run_files.write_config(shared, folder)
         (folder / "cells").mkdir(exist_ok=True)
-        described = machine.describe()
+        described = doctor.describe()
         place = benchmark_process.identity(described) | {"keras-hub": _keras_hub()}
         with _processes(config, program) as started:
             suite = _Suite(

@@ -152,7 +152,7 @@ def tensor_float_32(row: records.Row, machine: Mapping[str, Any]) -> str:
 
     Args:
       row: The cell's row.
-      machine: What `diagnostics.machine` says of the host, as a dict.
+      machine: What `diagnostics.doctor` says of the host, as a dict.
     """
     if row.tensor_float_32 is None:
         return NONE

@@ -1,124 +1,146 @@
-"""TensorFlow's automatic mixed precision graph rewrite: asked for, checked, undone.
+"""TensorFlow's automatic mixed precision graph rewrite: asked for, and taken back.
 
 The only writer of Grappler's options and of the rewrite's environment variables.
 
 TensorFlow never says that a rewrite does not take place, so `enable` refuses what is
-known to stop it, and `rewrite_report` shows what became of a graph. An option holds
-from the next call on, for functions traced before, too; the environment is read when
-a function is first run under an option, and is not part of the key under which
-TensorFlow caches it. Therefore each set of variables has a number of its own here,
-which goes into an option that means nothing else (`min_graph_nodes`).
+known to stop it, and `observe` shows what became of a graph. An option holds from the
+next call on, for functions that were traced before, too.
 """
 
 import contextlib
+import dataclasses
 import itertools
-import json
 import os
-import pathlib
-import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context  # TensorFlow 2.21
 
 from tfamp import hardware
-from tfamp.graph_rewrite import plan as rewrite_plan
-from tfamp.graph_rewrite.plan import (
-    FLAGS,
-    FLOAT32_OPS,
-    LOG_PATH,
-    MIN_NODES,
-    OLD_TOGGLE,
-    PREFIX,
-    TOGGLES,
-    VARIABLES,
-    RewriteConfig,
-    choose_dtype,
+from tfamp.graph_rewrite.choice import choose_dtype
+
+# NVIDIA's TensorFlow 1 reads these two; TensorFlow 2 reads neither.
+FLAGS = (
+    "TF_ENABLE_AUTO_MIXED_PRECISION",
+    "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE",
 )
+PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+LISTS = ("allowlist", "inferlist", "denylist", "clearlist")
+EDITS = tuple(f"{name}_{end}" for name in LISTS for end in ("add", "remove"))
+TOGGLES = {
+    "float16": "auto_mixed_precision",
+    "bfloat16": "auto_mixed_precision_onednn_bfloat16",
+}
+MIN_NODES = "min_graph_nodes"
+# In bfloat16 on a CPU, TensorFlow 2.21 adds up bias gradients in bfloat16 (up to 98 %
+# wrong), and rounds losses and metrics.
+FLOAT32_OPS = ("BiasAddGrad", "Mean", "Sum")
 
-__all__ = ["FLOAT32_OPS", "RewriteConfig", "choose_dtype"]
 
-OPTIONS = (*TOGGLES.values(), OLD_TOGGLE, MIN_NODES)
-SIMULATE_GPU = PREFIX + "SIMULATE_GPU"
-# What TensorFlow describes under SIMULATE_GPU.
-SIMULATED_GPU = hardware.DeviceDescription("GPU", "a simulated GPU", (8, 0))
+@dataclasses.dataclass(frozen=True)
+class RewriteConfig:
+    """What is asked of the graph rewrite: the arguments of `enable_graph_rewrite`.
 
-
-class Globals(NamedTuple):
-    """The globals that this module writes; None stands for unset.
-
-    Attributes:
-      options: Grappler option to value, for each of `OPTIONS`.
-      environ: Environment variable to value, for each of `VARIABLES`.
+    Names of operations may be given as any iterable or as one string with commas; they
+    are tuples afterwards.
     """
 
+    dtype: str = "auto"
+    allowlist_add: Iterable[str] | str = ()
+    allowlist_remove: Iterable[str] | str = ()
+    inferlist_add: Iterable[str] | str = ()
+    inferlist_remove: Iterable[str] | str = ()
+    denylist_add: Iterable[str] | str = ()
+    denylist_remove: Iterable[str] | str = ()
+    clearlist_add: Iterable[str] | str = ()
+    clearlist_remove: Iterable[str] | str = ()
+    float32_ops: Iterable[str] | str = FLOAT32_OPS
+
+    def __post_init__(self):
+        for name in (*EDITS, "float32_ops"):
+            ops = _split(getattr(self, name))
+            object.__setattr__(self, name, ops)
+            # TensorFlow ignores a name that it does not know. `raw_ops` lacks the
+            # private ones, such as _FusedBatchNormEx.
+            bad = [op for op in ops if op[0] != "_" and not hasattr(tf.raw_ops, op)]
+            if bad:
+                raise ValueError(
+                    f"`{name}` must name operations of tf.raw_ops. Received: "
+                    f"{', '.join(map(repr, bad))}."
+                )
+
+    def merged(self, environ: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Returns the lists' variables for this config and those of the user.
+
+        Raises:
+          ValueError: If an operation would be added and removed, or be on two lists,
+            over which TensorFlow silently gives up the whole rewrite.
+        """
+        edits = {
+            edit: {*_split(environ.get(_variable(edit)) or ""), *getattr(self, edit)}
+            for edit in EDITS
+        }
+        added = {name: frozenset(edits[f"{name}_add"]) for name in LISTS}
+        for name in LISTS:
+            removed = edits[f"{name}_remove"]
+            removed.update(*(added[other] for other in LISTS if other != name))
+            if name != "denylist":
+                removed.update(self.float32_ops)
+            if both := added[name] & removed:
+                raise ValueError(
+                    f"{', '.join(sorted(both))}: added to the {name}, and removed from "
+                    "it, added to another list or kept by `float32_ops`. Received: "
+                    f"{self}, and environment variables {PREFIX}*."
+                )
+        return {_variable(e): ",".join(sorted(edits[e])) or None for e in EDITS}
+
+
+def _variable(edit):
+    return PREFIX + edit.upper()
+
+
+def _split(names):
+    parts = names.split(",") if isinstance(names, str) else names
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+class Snapshot(NamedTuple):
+    """A state to which `restore` returns; None stands for unset."""
+
+    active: "Rewrite | None"
     options: dict[str, Any]
     environ: dict[str, str | None]
 
 
 class Rewrite(NamedTuple):
-    """A request that is in force.
-
-    Attributes:
-      config: The `RewriteConfig`.
-      dtype: "bfloat16" or "float16".
-      reason: Why this dtype.
-      warnings: What the user should know, one sentence each.
-      before: The globals before the first `enable`, to which `disable` returns.
-    """
+    """A request that is in force, and what stood before the first one."""
 
     config: RewriteConfig
-    dtype: str
+    dtype: str  # "bfloat16" or "float16".
     reason: str
-    warnings: tuple[str, ...]
-    before: Globals
-
-
-class Snapshot(NamedTuple):
-    """A state to which `restore` returns.
-
-    Attributes:
-      active: The request in force, or None.
-      found: The globals as they stood.
-    """
-
-    active: Rewrite | None
-    found: Globals
+    before: Snapshot
 
 
 _active: Rewrite | None = None
-_lock = threading.RLock()
-_new_number = itertools.count(-1_000_001, -1)  # No graph is too small for these.
-_numbers: dict[tuple, int] = {}
-# While graphs are dumped elsewhere: [the value that LOG_PATH has for everybody else].
-_log_path_beneath: list[str | None] = []
-# While functions are optimized anew: their number -> the one for everything else.
-_number_beneath: dict[int, int | None] = {}
 
 
 # ---- What is asked for ----
 
 
-def float16_requested() -> bool:
-    """Whether TensorFlow is asked to rewrite graphs to float16.
-
-    Such a rewrite needs loss scaling as a float16 layer does, and no layer shows it.
-    """
-    options = tf.config.optimizer.get_experimental_options()
-    return bool(options.get("auto_mixed_precision", False))
+def active() -> Rewrite | None:
+    """Returns the request in force, or None."""
+    return _active
 
 
 def requested_dtype() -> str | None:
     """Returns the dtype that `enable`, or else a Grappler option, asks for."""
     if _active:
         return _active.dtype
-    options = tf.config.optimizer.get_experimental_options()
-    if options.get(TOGGLES["bfloat16"]) or options.get(OLD_TOGGLE):
-        return "bfloat16"
-    return "float16" if options.get(TOGGLES["float16"]) else None
+    options = _options()
+    return next((dtype for dtype, name in TOGGLES.items() if options.get(name)), None)
 
 
 def requested_by_environment() -> bool:
@@ -130,12 +152,23 @@ def requested_by_environment() -> bool:
       ValueError: If one is set to something that is no bool.
     """
     environ = _users_environ()
-    return any([rewrite_plan.read_bool(environ, name) for name in FLAGS])
+    values = {name: (environ[name] or "0").lower() for name in FLAGS}
+    for name, value in values.items():
+        if value not in ("0", "false", "1", "true"):
+            raise ValueError(
+                f"The environment variable {name} must be 1, true, 0 or false, or "
+                f"unset. Received: {value!r}."
+            )
+    return not {"1", "true"}.isdisjoint(values.values())
 
 
-def active() -> Rewrite | None:
-    """Returns the request in force, or None."""
-    return _active
+def _options():
+    return tf.config.optimizer.get_experimental_options()
+
+
+def _users_environ():
+    """The rewrite's variables without what `enable` set."""
+    return _active.before.environ if _active else snapshot().environ
 
 
 # ---- Enable, disable ----
@@ -150,211 +183,88 @@ def enable(config: RewriteConfig | None = None) -> Rewrite:
       config: A `RewriteConfig`; None for the defaults.
 
     Returns:
-      A `Rewrite`. Its `warnings` were shown as one `UserWarning`.
+      A `Rewrite`.
 
     Raises:
       UnsupportedModeError: If the rewrite has no effect on this host.
-      ValueError: If TensorFlow would ignore the request, or end the process over it;
-        the message has all reasons. Nothing is changed then.
+      ValueError: If TensorFlow would ignore the request. Nothing is changed then.
     """
-    global _active
-    with _lock:
-        plan = make_plan(config or RewriteConfig())
-        _make_log_folder(plan.environ[LOG_PATH])
-        found = snapshot()
-        before = _active.before if _active else found.found
-        try:
-            _write(Globals(_options_for(plan), plan.environ))
-            _check_written(plan)
-            _active = Rewrite(config or RewriteConfig(), *plan[:3], before)
-            if plan.warnings:
-                warnings.warn(" ".join(plan.warnings), stacklevel=3)
-        except BaseException:
-            restore(found)
-            raise
-        return _active
+    config = config or RewriteConfig()
+    dtype, reason = choose_dtype(config.dtype, hardware.read_devices(), os.environ)
+    _check_policy()
+    _check_optimizers()
+    environ = {**config.merged(_users_environ()), **dict.fromkeys(FLAGS, "1")}
+    if reason.startswith("warning:"):
+        warnings.warn(reason, stacklevel=3)
+    before = _active.before if _active else snapshot()
+    options = {
+        **{name: each == dtype for each, name in TOGGLES.items()},
+        MIN_NODES: _number({**os.environ, **environ}),
+    }
+    restore(Snapshot(Rewrite(config, dtype, reason, before), options, environ))
+    return active()
 
 
 def disable() -> None:
     """Puts back each option and variable as before the first `enable`; idempotent."""
-    with _lock:
-        if _active:
-            restore(Snapshot(None, _active.before))
+    if _active:
+        restore(_active.before)
 
 
 def snapshot() -> Snapshot:
     """Returns the present state, for `restore`."""
-    environ = {name: _read_variable(name) for name in VARIABLES}
-    return Snapshot(_active, Globals(_read_options(), environ))
+    return Snapshot(
+        _active,
+        {name: _options().get(name) for name in (*TOGGLES.values(), MIN_NODES)},
+        {name: os.environ.get(name) for name in (*FLAGS, *map(_variable, EDITS))},
+    )
 
 
 def restore(state: Snapshot) -> None:
     """Returns to a state that `snapshot` saw: another request's, or none's."""
     global _active
-    with _lock:
-        _write(state.found)
-        _active = state.active
-
-
-def make_plan(
-    config: RewriteConfig,
-    devices: Sequence[hardware.DeviceDescription] | None = None,
-) -> rewrite_plan.Plan:
-    """Returns what a request comes to, given the user's own variables.
-
-    Args:
-      config: A `RewriteConfig`.
-      devices: The devices to decide for; None: this host's.
-
-    Returns:
-      A `Plan`.
-
-    Raises:
-      UnsupportedModeError: If the rewrite has no effect on these devices.
-      ValueError: If something else stands against it.
-    """
-    return rewrite_plan.make_plan(
-        config,
-        hardware.read_devices() if devices is None else devices,
-        _users_environ(),
-        tf.config.optimizer.get_experimental_options(),
-    )
-
-
-def find_obstacles(dtype: str) -> list[str]:
-    """Returns what stops a rewrite to `dtype` as options and variables now stand."""
-    options = tf.config.optimizer.get_experimental_options()
-    devices = hardware.read_devices()
-    return rewrite_plan.find_obstacles(dtype, devices, os.environ, options)
-
-
-def _make_log_folder(path):
-    if path is None:
-        return
-    try:
-        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"The folder for TensorFlow's graph dumps cannot be made ({error}). "
-            f"Received: log_path={path!r}. Give another `log_path` or {LOG_PATH}."
-        ) from error
-
-
-# ---- Reading and writing ----
-
-
-def _users_environ():
-    """Returns the environment without what `enable` set in it."""
-    environ = {name: value for name, value in os.environ.items()}
-    ours = _active.before.environ if _active else {}
-    for name in VARIABLES:
-        value = ours[name] if ours else _read_variable(name)
-        if value is None:
-            environ.pop(name, None)
-        else:
-            environ[name] = value
-    inherited = environ.pop(rewrite_plan.REPLACED, None)
-    for name, value in json.loads(inherited or "{}").items():
-        # Of a parent process that had enabled a rewrite.
-        environ.pop(name, None)
-        if value is not None:
-            environ[name] = value
-    for name in FLAGS:
-        if environ.get(name) == "":  # As a shell unsets one for a single command.
-            del environ[name]
-    return environ
-
-
-def _read_options():
-    options = tf.config.optimizer.get_experimental_options()
-    number = options.get(MIN_NODES)
-    return {
-        **{name: options.get(name) for name in OPTIONS},
-        MIN_NODES: _number_beneath.get(number, number),
-    }
-
-
-def _read_variable(name):
-    if name == LOG_PATH and _log_path_beneath:
-        return _log_path_beneath[0]
-    return os.environ.get(name)
-
-
-def _write_variable(name, value):
-    if name == LOG_PATH and _log_path_beneath:
-        _log_path_beneath[0] = value
-    elif value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
-def _write(state):
-    for name, value in state.environ.items():
-        _write_variable(name, value)
+    _active = state.active
+    set_environ(state.environ)
     tf.config.optimizer.set_experimental_options(state.options)
 
 
-def _options_for(plan):
-    return {
-        **{name: dtype == plan.dtype for dtype, name in TOGGLES.items()},
-        OLD_TOGGLE: False,
-        MIN_NODES: _number_of(plan.environ),
-    }
+def set_environ(values: Mapping[str, str | None]) -> None:
+    """Sets environment variables; None unsets one."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
-def _number_of(environ):
-    # IGNORE_PERFORMANCE is read once in a process, these never.
-    unread = (*FLAGS, rewrite_plan.REPLACED)
-    key = tuple(sorted((k, v) for k, v in environ.items() if v and k not in unread))
-    if key not in _numbers:
-        _numbers[key] = next(_new_number)
-    return _numbers[key]
-
-
-def cache_key() -> tuple:
-    """Returns TensorFlow's key of what it has optimized under the present request."""
-    return requested_dtype(), _read_options()[MIN_NODES]
-
-
-def _check_written(plan):
-    options = tf.config.optimizer.get_experimental_options()
-    wrong = {
-        name: options.get(name)
-        for name, value in _options_for(plan).items()
-        if options.get(name) != value
-    }
-    if wrong:
-        raise RuntimeError(
-            "TensorFlow did not take the options of the graph rewrite. Received: "
-            f"{wrong}, expected {_options_for(plan)}. tfamp is made for TensorFlow "
-            f"2.21; this is {tf.__version__}."
+def _check_policy():
+    policy = keras.config.dtype_policy()
+    if policy.compute_dtype != "float32":
+        raise ValueError(
+            "Keras' global dtype policy must compute in float32. Received: "
+            f"{policy.name}. TensorFlow accepts a mixed policy and the graph rewrite "
+            "together, and undoes float32 layers then. Call "
+            'keras.config.set_dtype_policy("float32") first, or leave the rewrite.'
         )
 
 
-# ---- Scopes for observing and previewing ----
+def _check_optimizers():
+    if _options().get("disable_meta_optimizer"):
+        raise ValueError(
+            "TensorFlow's graph optimizers are switched off. Call tf.config.optimizer."
+            "set_experimental_options({'disable_meta_optimizer': False}) first."
+        )
 
 
-def log_folder() -> str | None:
-    """Returns the folder that the user, or `enable`, gave for TensorFlow's dumps."""
-    return _read_variable(LOG_PATH)
+# TensorFlow keeps what it makes of a function under the options alone, and reads the
+# variables only then. A change of lists reaches functions that ran before because each
+# setting has a `min_graph_nodes` of its own: below 0, no graph is too small.
+def _number(environ):
+    lists = sorted(each for each in environ.items() if each[0].startswith(PREFIX))
+    return -2 - zlib.crc32(repr(lists).encode()) % 2**30
 
 
-@contextlib.contextmanager
-def dumping_to(folder: str) -> Iterator[None]:
-    """Meanwhile, TensorFlow dumps each graph that it rewrites into `folder`.
-
-    `enable` and `disable` may be called inside. Not to be nested.
-    """
-    with _lock:
-        _log_path_beneath.append(os.environ.get(LOG_PATH))
-        os.environ[LOG_PATH] = folder
-    try:
-        yield
-    finally:
-        with _lock:
-            beneath = _log_path_beneath.pop()
-            _write_variable(LOG_PATH, beneath)
+_fresh = itertools.count(-3 - 2**30, -1)  # Below all of `_number`.
 
 
 @contextlib.contextmanager
@@ -363,49 +273,12 @@ def optimized_anew() -> Iterator[None]:
 
     TensorFlow keeps both executables until the function is deleted.
     """
-    number = next(_new_number)
-    _number_beneath[number] = _read_options()[MIN_NODES]
-    tf.config.optimizer.set_experimental_options({MIN_NODES: number})
+    found = _options().get(MIN_NODES)
+    tf.config.optimizer.set_experimental_options({MIN_NODES: next(_fresh)})
     try:
         yield
     finally:
-        # `enable` or `disable` may have been called.
-        now = _read_options()
-        del _number_beneath[number]
-        tf.config.optimizer.set_experimental_options({MIN_NODES: now[MIN_NODES]})
-
-
-@contextlib.contextmanager
-def previewing(
-    plan: rewrite_plan.Plan, simulate_gpu: bool = False
-) -> Iterator[dict[str, Any]]:
-    """Meanwhile, the environment is as a plan wants it; no option is changed.
-
-    Args:
-      plan: A `Plan`.
-      simulate_gpu: Whether TensorFlow shall pretend a GPU of capability 8.0.
-
-    Yields:
-      Grappler options with which to optimize a graph.
-    """
-    wanted: Mapping[str, str | None] = {
-        name: value for name, value in plan.environ.items() if name != LOG_PATH
-    }
-    if simulate_gpu:
-        wanted = {**wanted, SIMULATE_GPU: "1"}
-    with _lock:
-        found = {name: os.environ.get(name) for name in wanted}
-        try:
-            for name, value in wanted.items():
-                _write_variable(name, value)
-            options = tf.config.optimizer.get_experimental_options()
-            yield {**options, **_options_for(plan)}
-        finally:
-            for name, value in found.items():
-                _write_variable(name, value)
-
-
-# ---- Threads ----
+        tf.config.optimizer.set_experimental_options({MIN_NODES: found})
 
 
 def sync_thread() -> None:
@@ -416,13 +289,19 @@ def sync_thread() -> None:
     tf.config.optimizer.set_experimental_options({})
 
 
-def thread_is_stale() -> bool:
-    """Whether the calling thread still holds other options than are in force."""
-    # TensorFlow 2.21; guarded by tests/test_rewrite_contract.py.
-    process: Any = context.context()
-    held = process._thread_local_data.function_call_options
-    if held is None:
-        return False
-    cached = config_pb2.ConfigProto.FromString(held.config_proto_serialized)
-    now = process.config.graph_options.rewrite_options
-    return cached.graph_options.rewrite_options != now
+def find_obstacle() -> str:
+    """Returns what stops the rewrite that is asked for; empty if nothing is known."""
+    dtype = requested_dtype()
+    if dtype is None:
+        return (
+            "no graph rewrite is enabled (TensorFlow 2 reads no environment flag; call "
+            "tfamp.enable(..., graph_rewrite=True))"
+        )
+    if not _options().get(TOGGLES[dtype]):
+        return f"TensorFlow's option {TOGGLES[dtype]!r} is off"
+    try:
+        _check_optimizers()
+        choose_dtype(dtype, hardware.read_devices(), os.environ)
+    except ValueError as error:  # UnsupportedModeError is one.
+        return str(error).rstrip(".")
+    return ""

@@ -1,52 +1,42 @@
-"""Bias gradients that do not lose precision in bfloat16.
+"""Two gradients that TensorFlow and Keras get wrong, put right.
 
-TensorFlow 2.21 sums the gradient of a bias (`BiasAddGrad`) in bfloat16 on a CPU: the
-sum of 4096 ones is 256. Keras adds every bias by `BiasAdd`, so that the bias gradients
-of a mixed_bfloat16 model come out up to 98 % wrong, without any message.
+Biases: TensorFlow 2.21 sums the gradient of a bias (`BiasAddGrad`) in bfloat16 on a
+CPU: the sum of 4096 ones is 256. Keras adds every bias by `BiasAdd`, so that the bias
+gradients of a mixed_bfloat16 model come out up to 98 % wrong, without any message.
+
+Embeddings: TensorFlow gives the gradient of an embedding as rows, one for each use of
+an index in the batch. Keras 3.15 takes squares before it sums the rows of one index:
+the norm that it clips by is not the gradient's, and Adam's second moment is too small
+where rows agree, so that BERT's segment embeddings move up to sqrt(batch * length)
+times too far. That is so in every mode.
 """
+
+import functools
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-# TensorFlow 2.21 lets nobody register another gradient for an operation, and a
-# `tf.custom_gradient` around the addition would hide it from the fusion with `MatMul`
-# and `Conv2D` and show up in SavedModels; so the registered function is replaced in
-# the registry, where each trace looks it up. Guarded by tests/test_bias_gradient.py.
-from tensorflow.python.framework import ops as _tensorflow_ops
+from tfamp import graph_context, patches
 
-_OPERATION = "BiasAdd"
-_originals: list = []
+BIASES, EMBEDDINGS = "biases", "embeddings"  # As `patches.PLACES` calls them.
 
 
-def install() -> None:
-    """Sums bias gradients rightly in what is traced from now on; idempotent.
-
-    For every `BiasAdd` of bfloat16 in this process, Keras' and others', in eager and
-    graph mode and under XLA. Other dtypes keep TensorFlow's gradient, which is right.
+def _with_exact_sums(original):
+    """TensorFlow lets nobody register another gradient for an operation, and a
+    `tf.custom_gradient` around the addition would hide it from the fusion with `MatMul`
+    and `Conv2D` and show up in SavedModels. Each trace looks the gradient up here.
     """
-    if not installed():
-        entry = _registered()
-        _originals[:] = [entry["type"]]
-        entry["type"] = _gradient
+
+    def lookup(registry, name):
+        found = original(registry, name)
+        return functools.partial(_of_bias, found) if name == "BiasAdd" else found
+
+    return lookup
 
 
-def remove() -> None:
-    """Puts TensorFlow's gradient back; idempotent. Traced functions keep theirs."""
-    if installed():
-        _registered()["type"] = _originals.pop()
-
-
-def installed() -> bool:
-    """Whether bias gradients are summed rightly in what is traced now."""
-    return _registered()["type"] is _gradient
-
-
-def _registered() -> dict:
-    return _tensorflow_ops.gradient_registry._registry[_OPERATION]  # TensorFlow 2.21
-
-
-def _gradient(op, received):
-    if received.dtype != tf.bfloat16:
-        return _originals[0](op, received)
+def _of_bias(original, op, received):
+    if received.dtype != tf.bfloat16:  # TensorFlow's are right.
+        return original(op, received)
     data_format = op.get_attr("data_format")
     return received, _sum_to_bias(received, data_format in (b"NCHW", "NCHW"))
 
@@ -67,3 +57,59 @@ def _sum_to_bias(gradient, channels_first):
         channels = tf.shape(gradient)[-1]
         total = tf.reduce_sum(tf.reshape(gradient, [-1, channels]), 0)
     return tf.cast(total, tf.bfloat16)
+
+
+def _with_summed_rows(original):
+    """A `LossScaleOptimizer` has an `apply` of its own, and calls the inner one's."""
+
+    def apply(optimizer, grads, trainable_variables=None):
+        return original(optimizer, sum_rows(grads), trainable_variables)
+
+    return apply
+
+
+def _with_summed_sums(original):
+    """The sum over replicas is sparse, too: the rows of one replica after another's."""
+
+    def reduce(optimizer, grads_and_vars):
+        pairs = original(optimizer, grads_and_vars)
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            return pairs
+        gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
+        return list(zip(sum_rows(gradients), variables, strict=True))
+
+    return reduce
+
+
+def sum_rows(gradients: Sequence) -> list:
+    """Sums the rows of one index in each sparse gradient.
+
+    Args:
+      gradients: Tensors, `tf.IndexedSlices` or None.
+
+    Returns:
+      The same, with sparse gradients whose indices differ from each other. Under XLA,
+      which knows no such thing as differing indices, they are dense.
+    """
+    return [_summed(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+
+
+def _summed(gradient):
+    if graph_context.in_xla() and gradient.dense_shape is not None:
+        rows = tf.cast(gradient.dense_shape[0], gradient.indices.dtype)
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+HOOKS = patches.HookGroup(
+    lookup=_with_exact_sums,
+    apply=_with_summed_rows,
+    _all_reduce_sum_gradients=_with_summed_sums,
+)
+
+
+def installed() -> bool:
+    """Whether bias gradients are summed rightly in what is traced now."""
+    return BIASES in HOOKS.in_force()

@@ -25,9 +25,8 @@ def native(variable) -> tf.Variable:
 
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers that apply gradients: a `MultiOptimizer`'s, or itself."""
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return list(optimizer.optimizers)
-    return [optimizer]
+    several = getattr(keras.optimizers, "MultiOptimizer", ())  # From Keras 3.15.
+    return list(optimizer.optimizers) if isinstance(optimizer, several) else [optimizer]
 
 
 def is_stock(optimizer, variables: Sequence) -> bool:
@@ -43,32 +42,41 @@ def is_stock(optimizer, variables: Sequence) -> bool:
 
 
 @contextlib.contextmanager
+def _replaced(places: list) -> Iterator[None]:
+    """Scopes functions in place of methods: (object, name, function) each.
+
+    On the objects: the class is every other model's too.
+    """
+    try:
+        for owner, name, function in places:
+            vars(owner)[name] = function
+        yield
+    finally:
+        for owner, name, _ in places:
+            vars(owner).pop(name, None)
+
+
+@contextlib.contextmanager
 def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
     """While an update is traced, its assignments keep the old value if not `mask`.
 
     Keras' optimizers assign in several ways (their own `assign`, the variable's for
     weight decay, constraints and counters); all end in these methods of the
-    TensorFlow variable, which are replaced on the objects for that time.
+    TensorFlow variable.
 
     Args:
       optimizer: A built Keras optimizer of stock kind.
       variables: The trained variables.
       mask: Bool scalar tensor.
     """
-    written = map(native, [*variables, *optimizer.variables])
-    unique = {id(variable): variable for variable in written}.values()
+    written = {id(v): v for v in map(native, [*variables, *optimizer.variables])}
     with _masking:  # Another thread's trace would be given this one's mask.
-        try:
-            for variable in unique:
-                _mask_variable(variable, mask)
+        masked = [each for v in written.values() for each in _masked(v, mask)]
+        with _replaced(masked):
             yield
-        finally:
-            for variable in unique:
-                for name in ("assign", "assign_add", "assign_sub"):
-                    vars(variable).pop(name, None)
 
 
-def _mask_variable(variable, mask):
+def _masked(variable, mask):
     original = variable.assign
 
     def assign(value, **kwargs):
@@ -81,9 +89,8 @@ def _mask_variable(variable, mask):
     def assign_sub(delta, **kwargs):
         return assign(variable - tf.cast(delta, variable.dtype), **kwargs)
 
-    # On the object: the class is every other model's too.
-    variable.assign, variable.assign_add = assign, assign_add
-    variable.assign_sub = assign_sub
+    functions = assign, assign_add, assign_sub
+    return [(variable, function.__name__, function) for function in functions]
 
 
 @contextlib.contextmanager
@@ -98,42 +105,11 @@ def held_iterations(optimizer) -> Iterator[list[keras.Variable]]:
     """
     members = {id(each): each for each in [optimizer, *member_optimizers(optimizer)]}
     counters = [member._iterations for member in members.values()]  # Keras 3.15
-    try:
-        for counter in counters:
-            object.__setattr__(counter, "assign_add", lambda value: None)
+    with _replaced([(each, "assign_add", lambda value: None) for each in counters]):
         yield counters
-    finally:
-        for counter in counters:
-            vars(counter).pop("assign_add", None)
 
 
-@contextlib.contextmanager
-def without_gradient_reduction(optimizer) -> Iterator[None]:
+def without_gradient_reduction(optimizer) -> contextlib.AbstractContextManager[None]:
     """While an update is traced, Keras does not sum the gradients over replicas."""
-    members = member_optimizers(optimizer)
-    try:
-        for member in members:
-            # Keras 3.15; on the object, so that other optimizers are untouched.
-            object.__setattr__(member, "_all_reduce_sum_gradients", list)
-        yield
-    finally:
-        for member in members:
-            vars(member).pop("_all_reduce_sum_gradients", None)
-
-
-def drop_accumulation_window(optimizer) -> None:
-    """Forgets the micro-batches that an optimizer has accumulated.
-
-    The micro-batch counter goes back to the start of the window, so that the next
-    window is a whole one; `optimizer.iterations` does not move.
-
-    Args:
-      optimizer: A built Keras optimizer; nothing is done unless it has
-        `gradient_accumulation_steps`.
-    """
-    for member in member_optimizers(optimizer):
-        steps = member.gradient_accumulation_steps
-        if steps:
-            member._backend_reset_gradient_accumulators()  # Keras 3.15
-            counter = member._iterations  # Keras 3.15; counts micro-batches
-            counter.assign(keras.ops.floor_divide(counter, steps) * steps)
+    name = "_all_reduce_sum_gradients"  # Keras 3.15
+    return _replaced([(each, name, list) for each in member_optimizers(optimizer)])

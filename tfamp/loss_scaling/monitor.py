@@ -1,19 +1,62 @@
 """A Keras callback that shows the loss scale and stops a run that cannot go on."""
 
 import warnings
-import weakref
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
+import tensorflow as tf
 from absl import logging
 
 from tfamp import checks, errors
-from tfamp.loss_scaling import optimizer, overflow_counts
+from tfamp.loss_scaling import loss_scale_optimizer
 
 ON_EXHAUSTED = ("raise", "warn", "ignore")
-# Training functions traced with counts -> those, and the optimizer they belong to:
-# the next `fit`, with whatever monitor, need not trace them again.
-_traced: weakref.WeakKeyDictionary[Any, tuple] = weakref.WeakKeyDictionary()
+
+
+class OverflowCounts:
+    """Counts of the last skipped step, on the device; never part of a checkpoint.
+
+    An object of a plain class, which neither Keras nor TensorFlow looks into.
+    """
+
+    def __init__(self, size: int):
+        """Creates the counts of `size` variables under the current strategy."""
+        self._names: list[str] = []
+        self._counts = tf.Variable(
+            tf.zeros([size, 2], tf.int64),
+            trainable=False,
+            # Each replica has its own, and all have the same gradients.
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            name="overflow_counts",
+        )
+
+    def record(self, grads: Sequence, variables: Sequence) -> None:
+        """Counts the gradients of these variables; traced, no host sync.
+
+        Args:
+          grads: Tensors, `tf.IndexedSlices` (their `values` count) or None.
+          variables: Their variables.
+        """
+        self._names = [getattr(v, "path", v.name) for v in variables]
+        missing = self._counts.shape[0] - len(variables)
+        counts = tf.stack([_count(grad) for grad in grads])
+        self._counts.assign(tf.pad(counts, [[0, missing], [0, 0]]))
+
+    def read(self) -> dict[str, tuple[int, int]]:
+        """Returns {path: (infs, NaNs)} of the gradients that were not finite."""
+        counts = self._counts.numpy()[: len(self._names)].tolist()
+        pairs = zip(self._names, map(tuple, counts), strict=True)
+        return {name: counts for name, counts in pairs if any(counts)}
+
+
+def _count(grad):
+    if grad is None:
+        return tf.zeros([2], tf.int64)
+    values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+    kinds = tf.math.is_inf(values), tf.math.is_nan(values)
+    return tf.stack([tf.math.count_nonzero(kind) for kind in kinds])
 
 
 class LossScaleMonitor(keras.callbacks.Callback):
@@ -29,7 +72,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
       skipped step before a reading. Also a line in absl's log.
 
     Reads from the device every `every` steps and at the end of an epoch, never
-    inside a step. The counts of each variable exist only in training with this
+    inside a step. The counts of each variable are made by the first training with this
     callback, cost nothing in a step that is not skipped, and are in no checkpoint.
 
     Args:
@@ -65,20 +108,15 @@ class LossScaleMonitor(keras.callbacks.Callback):
             )
         checks.check_count("patience", patience)
         checks.check_count("every", every)
-        if not checks.is_integer(variables) or variables < 0:
-            raise ValueError(
-                "`variables` must be an integer of at least 0. "
-                f"Received: variables={variables!r}."
-            )
+        checks.check_count("variables", variables, smallest=0)
         self.on_exhausted, self.patience = on_exhausted, patience
         self.every, self.variables = every, variables
-        self._optimizer: optimizer.LossScaleOptimizer | None = None
-        self._counts: overflow_counts.OverflowCounts | None = None
+        self._optimizer: Any = None
 
     def on_train_begin(self, logs=None):
         """Starts counting; a training step traced before is traced again."""
-        found = self.model.optimizer
-        if not isinstance(found, optimizer.LossScaleOptimizer):
+        found = self._optimizer = self.model.optimizer
+        if not isinstance(found, loss_scale_optimizer.LossScaleOptimizer):
             logging.warning(
                 "LossScaleMonitor: nothing to show, for the optimizer is %s. Call "
                 "tfamp.enable() before compile, or use tfamp.wrap_optimizer.",
@@ -86,46 +124,39 @@ class LossScaleMonitor(keras.callbacks.Callback):
             )
             self._optimizer = None
             return
-        self._optimizer = found
-        self._batch, self._warned, self._epochs = 0, False, []
-        self._latest, self._named, self._counts = self._read(), {}, None
+        self._read_at, self._warned, self._epochs = 0, False, []
+        self._latest, self._named = self._read(), {}
         if not found.built and self.model.built:
             found.build(self.model.trainable_variables)
         self._start_counting()
 
     def _start_counting(self):
         found = self._optimizer
-        if found is None or not found.built:
+        if found.overflow_counts is not None or not found.built:
             return  # Keras builds some models while it traces their first step.
-        function = self.model.train_function
-        self._counts = _traced_with(function, found)
-        if self._counts is None:
-            self._counts = found.create_overflow_counts()
-            self.model.make_train_function(force=True)
-            _traced[self.model.train_function] = self._counts, weakref.ref(found)
-        found.count_overflows(self._counts)
+        with self.model.distribute_strategy.scope():
+            size = len(self.model.trainable_variables)
+            found.overflow_counts = OverflowCounts(size)
+        self.model.make_train_function(force=True)
 
     def on_train_end(self, logs=None):
-        """Stops counting; gives each list of `History` a value for each epoch."""
-        if self._optimizer is None:
-            return
-        self._optimizer.count_overflows(None)
-        history = self.model.history.history
-        for name in {name for epoch in self._epochs for name in epoch}:
-            history[name] = [epoch.get(name, 0) for epoch in self._epochs]
+        """Gives each list of `History` a value for each epoch."""
+        if self._optimizer is not None:
+            for name in {name for epoch in self._epochs for name in epoch}:
+                values = [epoch.get(name, 0) for epoch in self._epochs]
+                self.model.history.history[name] = values
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts batches and names variables anew."""
-        self._batch, self._named = 0, {}
+        self._read_at, self._named = 0, {}
 
     def on_train_batch_end(self, batch, logs=None):
         """Reads every so many steps; adds the latest reading to the logs."""
         if self._optimizer is None:
             return
-        if self._counts is None:
-            self._start_counting()
-        if batch + 1 - self._batch >= self.every:
-            self._batch = batch + 1
+        self._start_counting()
+        if batch + 1 - self._read_at >= self.every:
+            self._read_at = batch + 1
             self._look()
         if logs is not None:
             logs.update(self._latest)
@@ -135,10 +166,9 @@ class LossScaleMonitor(keras.callbacks.Callback):
         if self._optimizer is None:
             return
         self._look()
-        if logs is not None:
-            logs.update(self._latest)
-            logs.update(self._named)
         self._epochs.append(self._named)
+        if logs is not None:
+            logs.update(self._latest | self._named)
 
     def _read(self):
         found = self._optimizer
@@ -149,16 +179,16 @@ class LossScaleMonitor(keras.callbacks.Callback):
         }
 
     def _look(self):
-        before, self._latest = self._latest, self._read()
-        skipped = self._latest["skipped_steps"] - before["skipped_steps"]
+        before, self._latest = self._latest["skipped_steps"], self._read()
+        skipped = self._latest["skipped_steps"] - before
         if skipped <= 0:
             return
-        overflows = self._counts.read() if self._counts else []
-        for overflow in overflows[: self.variables]:
-            if overflow.infs:
-                self._named[f"inf/{overflow.variable}"] = overflow.infs
-            if overflow.nans:
-                self._named[f"nan/{overflow.variable}"] = overflow.nans
+        counts = self._optimizer.overflow_counts
+        overflows = {} if counts is None else counts.read()
+        for path in list(overflows)[: self.variables]:
+            for kind, count in zip(("inf", "nan"), overflows[path], strict=True):
+                if count:
+                    self._named[f"{kind}/{path}"] = count
         logging.info(  # A growth too far is how the scale is found: no warning.
             "%d step(s) skipped since the last reading; the loss scale is %g; not "
             "finite in the last of them: %s.",
@@ -169,47 +199,36 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self._check_exhausted(overflows)
 
     def _check_exhausted(self, overflows):
-        found = self._optimizer
+        found, scale = self._optimizer, self._latest["loss_scale"]
         skipped = int(found.consecutive_skipped_steps.numpy())
-        stuck = not found.dynamic or self._latest["loss_scale"] <= found.min_scale
+        static = not found.config.dynamic
+        stuck = static or scale <= found.config.min_scale
         if self.on_exhausted == "ignore" or not stuck or skipped < self.patience:
             return
-        message = _explain(found, self._latest["loss_scale"], skipped, overflows)
+        where = f"static at {scale:g}" if static else f"at its floor of {scale:g}"
+        advice = (
+            "Every gradient has NaN at any scale: look for bad values in the data, a "
+            "division by 0 or a logarithm of 0, or weights that diverged."
+            if overflows and all(nans for _, nans in overflows.values())
+            else "Try a lower learning rate, gradient clipping, a lower `min_scale`, "
+            "`dtype='float32'` for these layers, or mixed_bfloat16."
+        )
+        message = (
+            f"The loss scale is {where}, and the last {skipped} steps were skipped "
+            f"since gradients were not finite: {_describe(overflows, 5)}. {advice} No "
+            "weight was changed by a skipped step."
+        )
         if self.on_exhausted == "raise":
-            found.count_overflows(None)  # Keras ends no training after an error.
             raise errors.LossScaleExhaustedError(message)
         if not self._warned:
             self._warned = True
             warnings.warn(message, stacklevel=2)
 
 
-def _traced_with(function, found) -> overflow_counts.OverflowCounts | None:
-    counts, owner = _traced.get(function, (None, None)) if function else (None, None)
-    return counts if owner is not None and owner() is found else None
-
-
-def _describe(overflows: list[overflow_counts.Overflow], limit: int) -> str:
+def _describe(overflows, limit):
     shown = [
-        f"{each.variable} ({each.infs} inf, {each.nans} NaN)"
-        for each in overflows[:limit]
+        f"{path} ({infs} inf, {nans} NaN)"
+        for path, (infs, nans) in list(overflows.items())[:limit]
     ]
     more = len(overflows) - len(shown)
     return ", ".join(shown + [f"{more} more variable(s)"] * (more > 0)) or "unknown"
-
-
-def _explain(found, scale, skipped, overflows):
-    where = f"at its floor of {scale:g}" if found.dynamic else f"static at {scale:g}"
-    advice = (
-        "Every gradient of the loss is NaN or infinite at any scale: look for bad "
-        "values in the data, a division by 0 or a logarithm of 0, or a learning rate "
-        "that made the weights diverge."
-        if overflows and all(each.nans for each in overflows)
-        else "Try a lower learning rate or gradient clipping, `dtype='float32'` for "
-        "the layers named here, a lower `min_scale`, or mixed_bfloat16, which has "
-        "float32's range."
-    )
-    return (
-        f"The loss scale is {where}, and the last {skipped} steps were skipped since "
-        f"gradients were not finite: {_describe(overflows, 5)}. {advice} No weight "
-        "was changed by a skipped step."
-    )

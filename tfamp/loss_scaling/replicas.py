@@ -7,13 +7,12 @@ bit, on each replica and each worker, and no collective is left inside a branch 
 one replica might take and another not.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfamp import graph_context as tracing
-from tfamp.loss_scaling import keras_optimizers
+from tfamp import graph_context
+from tfamp.loss_scaling import keras_optimizers, update
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
@@ -38,15 +37,14 @@ def check_context(optimizer, created_under) -> None:
     """
     if tf.distribute.in_cross_replica_context():
         raise RuntimeError(
-            "`apply` must be called in a replica context. Call it in the function "
-            "that is given to `strategy.run`."
+            "`apply` must be called in the function that is given to `strategy.run`. "
+            "Received: a call in a cross-replica context."
         )
     strategy = tf.distribute.get_strategy()
     if strategy is not created_under:
         raise RuntimeError(
             f"The optimizer was created under {_name(created_under)} and is applied "
-            f"under {_name(strategy)}. Create model and optimizer, and compile, "
-            "inside `strategy.scope()`."
+            f"under {_name(strategy)}. Create and compile inside `strategy.scope()`."
         )
     if tf.distribute.has_strategy() and not isinstance(strategy, _SUPPORTED):
         names = ", ".join(each.__name__ for each in _SUPPORTED)
@@ -54,29 +52,23 @@ def check_context(optimizer, created_under) -> None:
             f"Loss scaling works under {names}, or without a strategy. Received: "
             f"{_name(strategy)}. mixed_bfloat16 needs no loss scaling."
         )
-    several = strategy.num_replicas_in_sync > 1
-    if several and tracing.in_xla() and not tracing.replicas_without_merging():
+    merging = not graph_context.replicas_without_merging()
+    if strategy.num_replicas_in_sync > 1 and merging and graph_context.in_xla():
         raise RuntimeError(
-            "XLA over several replicas needs GPUs: TensorFlow has no compiled "
-            f"collectives for other devices. Received: {_name(strategy)} of "
-            f"{strategy.num_replicas_in_sync} replica(s). Use "
-            "`compile(jit_compile=False)`, or `tf.function(jit_compile=False)`."
+            "XLA over several replicas needs GPUs, whose collectives it can compile. "
+            f"Received: {_name(strategy)}. Use `jit_compile=False`."
         )
-    if must_agree():
-        _check_branches(optimizer)
-
-
-def _check_branches(optimizer):
-    """Keras 3.15 merges replicas in a branch for these, which TensorFlow refuses."""
+    if not must_agree():
+        return
     for member in keras_optimizers.member_optimizers(optimizer):
+        # Keras 3.15 merges replicas in a branch for these, which TensorFlow refuses.
         for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-            if getattr(member, option):
+            if value := getattr(member, option):
                 raise RuntimeError(
-                    f"Keras' `{option}` does not work over several replicas, with "
-                    f"or without loss scaling. Received: {option}="
-                    f"{getattr(member, option)} of {type(member).__name__}. "
-                    "Accumulate in a custom training loop, and use "
-                    "`keras.callbacks.SwapEMAWeights` for averages."
+                    f"Keras' `{option}` does not work over several replicas, with or "
+                    f"without loss scaling. Received: {option}={value} of "
+                    f"{type(member).__name__}. Accumulate in a training loop of your "
+                    "own, and use `keras.callbacks.SwapEMAWeights` for averages."
                 )
 
 
@@ -95,25 +87,20 @@ def sum_gradients(grads: Sequence, variables: Sequence) -> list:
       grads: One replica's gradients: tensors, `tf.IndexedSlices` or None.
       variables: Their variables.
     """
-    local = [
-        grad is not None and keras_optimizers.overwrites_with_gradient(variable)
-        for grad, variable in zip(grads, variables, strict=True)
-    ]
+    local = [keras_optimizers.overwrites_with_gradient(each) for each in variables]
     given = [
         _count_bad(grad) if is_local else grad
         for grad, is_local in zip(grads, local, strict=True)
         if grad is not None
     ]
     context = tf.distribute.get_replica_context()
-    summed = iter(
-        context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ()
-    )
-    reduced = [None if grad is None else next(summed) for grad in grads]
+    sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())
+    summed = [None if grad is None else next(sums) for grad in grads]
     return [
         tf.where(total > 0, tf.constant(float("nan"), grad.dtype), grad)
-        if is_local
+        if is_local and grad is not None
         else total
-        for grad, total, is_local in zip(grads, reduced, local, strict=True)
+        for grad, total, is_local in zip(grads, summed, local, strict=True)
     ]
 
 
@@ -121,57 +108,44 @@ def _count_bad(grad):
     return tf.reduce_sum(tf.cast(~tf.math.is_finite(grad), tf.float32))
 
 
-def gate_together(
-    check: Callable[[Sequence], Any],
-    update: Callable[[Sequence], Any],
-    skip: Callable[[Callable], Any],
-    settle: Callable[[Any], Any],
-    grads: Sequence,
-    optimizer,
-) -> None:
-    """Runs `update` on every replica, or on none.
+def gate_together(step: update.Step, grads: Sequence, optimizer) -> None:
+    """Takes a step on every replica, or on none.
 
     Args:
-      check: Function of one replica's summed gradients: are they finite?
-      update: Function of one replica's summed gradients; uses no collective.
-      skip: Function of a function that maps a function of the gradients to its
-        result on one replica; called once, in place of the updates.
-      settle: Function of the decision, called once, afterwards.
+      step: What each replica does; its functions use no collective.
       grads: This replica's gradients, summed: the same on all.
-      optimizer: The inner optimizer, which `update` applies.
+      optimizer: The inner optimizer, which `step.update` applies.
     """
-    if tracing.replicas_without_merging():  # XLA on GPUs: each replica by itself.
-        finite = check(grads)
-        with keras_optimizers.held_iterations(optimizer) as counters:
-            tf.cond(
-                finite,
-                lambda: _nothing(update(grads)),
-                lambda: _nothing(skip(lambda function: function(grads))),
-            )
-        for counter in counters:
-            counter.assign_add(tf.cast(finite, counter.dtype))
-        settle(finite)
-        return
+    with keras_optimizers.without_gradient_reduction(optimizer):
+        if graph_context.replicas_without_merging():  # XLA on GPUs.
+            _gate_alone(step, grads, optimizer)
+        else:
+            _gate_merged(step, grads)
 
+
+def _gate_alone(step, grads, optimizer):
+    """Each replica decides, all alike, and updates by itself."""
+    finite = step.check(grads)
+    with keras_optimizers.held_iterations(optimizer) as counters:
+        update.branch(finite, step.update, step.skip, grads)
+    for counter in counters:
+        counter.assign_add(tf.cast(finite, counter.dtype))
+    step.settle(finite)
+
+
+def _gate_merged(step, grads):
     def decide(strategy, grads):
         def on_all(function):
-            return strategy.extended.call_for_each_replica(function, args=(grads,))
+            def run(grads):
+                return strategy.extended.call_for_each_replica(function, args=(grads,))
 
-        def on_one(function):
-            return strategy.experimental_local_results(on_all(function))[0]
+            return run
 
-        finite = tf.reduce_all(strategy.experimental_local_results(on_all(check)))
+        checked = strategy.experimental_local_results(on_all(step.check)(grads))
+        finite = tf.reduce_all(checked)
         # Not in a replica context: a branch there must not merge replicas, and
         # Keras' updates do.
-        tf.cond(
-            finite,
-            lambda: _nothing(on_all(update)),
-            lambda: _nothing(skip(on_one)),
-        )
-        settle(finite)
+        update.branch(finite, on_all(step.update), on_all(step.skip), grads)
+        step.settle(finite)
 
     tf.distribute.get_replica_context().merge_call(decide, args=(grads,))
-
-
-def _nothing(*_):
-    return tf.constant(0)

@@ -5,19 +5,19 @@ holds the variables and applies the rule.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfamp import checks, formats
-from tfamp.loss_scaling import growth_schedules as growth_interval
+from tfamp.loss_scaling import growth_schedules
 
 # apex.amp's ceiling; growth beyond it has no use and nears float32's infinity.
 DEFAULT_MAX_SCALE = 2.0**24
-COUNTER_DTYPE = checks.COUNTER_DTYPE
-# Under another name: the configuration has a field called `growth_interval`.
-_Schedule = growth_interval.GrowthIntervalSchedule
+COUNTER_DTYPE = growth_schedules.COUNTER_DTYPE
+JIT_COMPILE = ("auto", True, False)
 
 
 class LossScaleState(NamedTuple):
@@ -42,21 +42,9 @@ class LossScaleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LossScaleConfig:
-    """Settings of the loss scale, validated.
+    """Settings of a `LossScaleOptimizer`; validated here, and nowhere else.
 
-    Attributes:
-      initial_scale: Float. The first loss scale.
-      growth_interval: Int, finite steps in a row before the scale grows; or a
-        `growth_interval.GrowthIntervalSchedule` that moves it.
-      growth_factor: Float > 1. The scale is multiplied by it to grow.
-      backoff_factor: Float in (0, 1). The scale is multiplied by it to back off.
-      hysteresis: Int >= 1. Non-finite steps since the last growth before the
-        scale backs off; from then on each further one backs off, until it grows.
-      min_scale: Float > 0. The scale never falls below it.
-      max_scale: Float. The scale never rises above it; None means
-        `max(2**24, initial_scale)`.
-      dynamic: Bool. False holds the scale at `initial_scale`; non-finite steps
-        are skipped and counted all the same.
+    Its fields are the optimizer's keywords.
 
     Raises:
       ValueError: If a value makes no sense; TypeError if it is not a number.
@@ -71,27 +59,46 @@ class LossScaleConfig:
     """
 
     initial_scale: float = 2.0**15
-    growth_interval: int | _Schedule = 2000
+    growth_interval: int | growth_schedules.GrowthIntervalSchedule = 2000
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     hysteresis: int = 1
     min_scale: float = 2.0**-14
     max_scale: float | None = None
     dynamic: bool = True
+    jit_compile: Literal["auto", True, False] = "auto"
+    name: str | None = None
 
     def __post_init__(self):
-        for name in ("initial_scale", "growth_factor", "backoff_factor", "min_scale"):
+        reals = ["initial_scale", "growth_factor", "backoff_factor", "min_scale"]
+        for name in reals + ["max_scale"] * (self.max_scale is not None):
             checks.check_real(name, getattr(self, name))
-        growth_interval.check_setting(self.growth_interval)
+        growth_schedules.as_schedule(self.growth_interval)
         checks.check_count("hysteresis", self.hysteresis)
         if not isinstance(self.dynamic, bool):
             raise TypeError(
                 f"`dynamic` must be True or False. Received: dynamic={self.dynamic!r}."
             )
-        if self.max_scale is not None:
-            checks.check_real("max_scale", self.max_scale)
-        _check_factors(self)
-        _check_bounds(self)
+        for holds, expected, *names in _conditions(self):
+            if not holds:
+                given = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+                raise ValueError(f"{expected} Received: {given}.")
+
+    @classmethod
+    def from_keywords(cls, keywords: Mapping[str, Any]) -> "LossScaleConfig":
+        """Returns the settings that keywords of `LossScaleOptimizer` stand for.
+
+        Args:
+          keywords: Fields by name; `dynamic_growth_steps`, Keras' name of
+            `growth_interval`, works too.
+
+        Raises:
+          TypeError: If a keyword is unknown. ValueError: If a value makes no sense.
+        """
+        given = dict(keywords)
+        steps = given.pop("dynamic_growth_steps", None)
+        interval = given.pop("growth_interval", cls.growth_interval)
+        return cls(growth_interval=one_interval(interval, steps), **given)
 
     @property
     def upper_bound(self) -> float:
@@ -101,14 +108,16 @@ class LossScaleConfig:
         return self.max_scale
 
     @property
-    def schedule(self) -> _Schedule:
+    def schedule(self) -> growth_schedules.GrowthIntervalSchedule:
         """`growth_interval` as a schedule: a constant one for an integer."""
-        return growth_interval.schedule_from(self.growth_interval)
+        return growth_schedules.as_schedule(self.growth_interval)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the constructor's keywords as plain data, a schedule serialized."""
-        fields = dataclasses.fields(self)
-        return {field.name: _plain(getattr(self, field.name)) for field in fields}
+        return {
+            field.name: keras.saving.serialize_keras_object(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+        }
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, as Python numbers."""
@@ -134,16 +143,13 @@ def next_state(
     non-finite step    growth_tracker = 0; both skip counters + 1
                        hysteresis_tracker - 1, not below 0
       at 0             scale = max(scale * backoff_factor, min_scale)
-    with a schedule    growth_interval = schedule.next_interval(...), for the next
+    either             growth_interval = schedule.next_interval(...), for the next
     ```
 
-    Hysteresis stays spent until the next growth, as in Megatron-LM: a finite step
-    does not refill it. With hysteresis 1, factors 2.0 and 0.5 and wide bounds the
-    scale's trajectory equals that of Keras 3 and of PyTorch's `GradScaler`.
-    A step is held against the growth interval in `state`; the new one, by
-    `config.schedule`, counts from the next step on.
-    With `dynamic=False` only the skip counters move. A scale that came from outside
-    the bounds (a restored checkpoint's, say) is clamped first.
+    Hysteresis stays spent until the next growth, as in Megatron-LM. With hysteresis
+    1, factors 2.0 and 0.5 and wide bounds the scale's trajectory equals that of Keras
+    3 and of PyTorch's `GradScaler`. With `dynamic=False` only the skip counters move.
+    A scale from outside the bounds (a restored one, say) is clamped first.
 
     Args:
       config: A `LossScaleConfig`.
@@ -179,19 +185,8 @@ def next_state(
             grow, tf.constant(config.hysteresis, COUNTER_DTYPE), spent
         ),
     )
-    if not isinstance(config.growth_interval, _Schedule):
-        return moved  # A number stays; whoever sets another one sets the state.
     interval = config.schedule.next_interval(moved, grow, back_off)
-    interval = tf.convert_to_tensor(interval, COUNTER_DTYPE)
-    # A schedule of the user's own may return anything.
-    return moved._replace(growth_interval=tf.maximum(interval, 1))
-
-
-def _plain(value):
-    """Python's numbers for NumPy's, which would not serialize."""
-    if isinstance(value, _Schedule):
-        return keras.saving.serialize_keras_object(value)
-    return value.item() if hasattr(value, "item") else value
+    return moved._replace(growth_interval=tf.convert_to_tensor(interval, COUNTER_DTYPE))
 
 
 def clamp_scale(config: LossScaleConfig, scale):
@@ -201,50 +196,55 @@ def clamp_scale(config: LossScaleConfig, scale):
     """
     if not config.dynamic:
         return tf.constant(config.initial_scale, "float32")
-    low = tf.constant(config.min_scale, "float32")
-    high = tf.constant(config.upper_bound, "float32")
-    first = tf.constant(config.initial_scale, "float32")
     scale = tf.convert_to_tensor(scale, "float32")
-    return tf.clip_by_value(tf.where(tf.math.is_nan(scale), first, scale), low, high)
+    number = tf.where(tf.math.is_nan(scale), float(config.initial_scale), scale)
+    return tf.clip_by_value(number, float(config.min_scale), float(config.upper_bound))
 
 
-def _check_factors(config):
-    # A factor that float32 rounds to 1 would hold the scale for ever.
-    epsilon = formats.float_format("float32").epsilon
-    if config.growth_factor < 1 + epsilon:
+def one_interval(growth_interval, dynamic_growth_steps):
+    """Returns the interval given by our name, or by Keras' (else None)."""
+    if dynamic_growth_steps is None:
+        return growth_interval
+    if growth_interval not in (LossScaleConfig.growth_interval, dynamic_growth_steps):
         raise ValueError(
-            "`growth_factor` must be greater than 1, also as a float32. Received: "
-            f"growth_factor={config.growth_factor}. For a fixed scale use "
-            "`dynamic=False`."
+            "`dynamic_growth_steps` is Keras' name of `growth_interval`: give one. "
+            f"Received: growth_interval={growth_interval!r}, "
+            f"dynamic_growth_steps={dynamic_growth_steps!r}."
         )
-    if config.growth_factor > formats.float_format("float32").max:
-        raise ValueError(
-            "`growth_factor` must be a float32. Received: "
-            f"growth_factor={float(config.growth_factor):.4g}."
-        )
-    if not 0 < config.backoff_factor <= 1 - epsilon / 2:
-        raise ValueError(
-            "`backoff_factor` must be in (0, 1), also as a float32. Received: "
-            f"backoff_factor={config.backoff_factor}. For a fixed scale use "
-            "`dynamic=False`."
-        )
+    return dynamic_growth_steps
 
 
-def _check_bounds(config):
+def _conditions(config):
+    """Yields (whether it holds, what must, names of the settings)."""
     float32 = formats.float_format("float32")
-    if config.min_scale < float32.smallest_normal:
-        raise ValueError(
-            "`min_scale` must be positive and a normal float32 number (at least "
-            f"{float32.smallest_normal:.4g}). Received: min_scale={config.min_scale}."
-        )
-    if config.upper_bound > float32.max:
-        raise ValueError(
-            f"The loss scale is a float32 (at most {float32.max:.4g}). Received: "
-            f"initial_scale={config.initial_scale}, max_scale={config.max_scale}."
-        )
-    if not config.min_scale <= config.initial_scale <= config.upper_bound:
-        raise ValueError(
-            "The loss scale must satisfy min_scale <= initial_scale <= max_scale. "
-            f"Received: min_scale={config.min_scale}, "
-            f"initial_scale={config.initial_scale}, max_scale={config.max_scale}."
-        )
+    # A factor that float32 rounds to 1 would hold the scale for ever.
+    above_1, below_1 = 1 + float32.epsilon, 1 - float32.epsilon / 2
+    static = "also as a float32; for a fixed scale use `dynamic=False`."
+    yield (
+        config.jit_compile in JIT_COMPILE,
+        f"`jit_compile` must be one of {JIT_COMPILE}.",
+        "jit_compile",
+    )
+    yield (
+        above_1 <= config.growth_factor <= float32.max,
+        f"`growth_factor` must be greater than 1, {static}",
+        "growth_factor",
+    )
+    yield (
+        0 < config.backoff_factor <= below_1,
+        f"`backoff_factor` must be in (0, 1), {static}",
+        "backoff_factor",
+    )
+    yield (
+        float32.smallest_normal
+        <= config.min_scale
+        <= config.initial_scale
+        <= config.upper_bound
+        <= float32.max,
+        "The loss scale must satisfy min_scale <= initial_scale <= max_scale, all "
+        f"normal float32 numbers ({float32.smallest_normal:.4g} to "
+        f"{float32.max:.4g}).",
+        "min_scale",
+        "initial_scale",
+        "max_scale",
+    )

@@ -1,24 +1,25 @@
 """Runs an optimizer's update only if its gradients are finite: check, unscale, gate.
 
-Three ways to gate, all with the same result:
+All ways to gate have the same result:
 
 | traced for | update | why |
 |---|---|---|
 | eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
 | a graph | branch of `tf.cond`, compiled by XLA | one fused pass, not 10 kernels |
 | XLA | every assignment masked | a branch would copy every slot |
+| replicas | branch of `tf.cond`; see `replicas` | one decision for all |
 
-The last two are for dense gradients of Keras' own optimizers on one device; the
-figures behind them are those of `benchmarks/loss_scale_step.py`.
+The second and third are for dense gradients of Keras' own optimizers on one device;
+the figures behind them are those of `benchmarks/loss_scale_step.py`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfamp import graph_context as tracing
+from tfamp import graph_context
 from tfamp.loss_scaling import keras_optimizers
 
 
@@ -59,15 +60,13 @@ def _divide_f32(grad, scale):
 def all_finite(grads: Sequence, scale):
     """Returns whether every gradient is finite once unscaled; exact.
 
-    Below a scale of 1 a finite gradient may overflow when it is unscaled: that
-    counts. `tf.IndexedSlices` are checked on their `values`, without densifying.
-
+    Below a scale of 1 a finite gradient may overflow when it is unscaled: that counts.
     On a CPU the sum of each gradient is looked at first: one pass that vectorizes,
-    where testing each element takes two. A finite sum has finite terms; a sum that
-    is not finite may be an overflow of finite ones, and is then decided exactly.
+    where testing each element takes two. A finite sum has finite terms; any other
+    may be an overflow of finite ones, and is then decided exactly.
 
     Args:
-      grads: Tensors, `tf.IndexedSlices` or None.
+      grads: Tensors, `tf.IndexedSlices` (their `values` count) or None.
       scale: Float32 scalar.
 
     Returns:
@@ -85,7 +84,7 @@ def all_finite(grads: Sequence, scale):
         finite = [tf.math.is_finite(_divide_f32(value, scale)) for value in values]
         return tf.reduce_all([tf.reduce_all(each) for each in finite])
 
-    if not tracing.on_one_cpu(values):
+    if not graph_context.on_one_cpu(values):
         return exact()
     sums = tf.stack([_sum_f32(value) for value in values])
     clear = tf.logical_and(tf.reduce_all(tf.math.is_finite(sums)), scale >= 1)
@@ -94,80 +93,101 @@ def all_finite(grads: Sequence, scale):
 
 def _sum_f32(value):
     value = tf.cast(value, tf.float32)  # A float16 sum would often overflow.
-    if tracing.in_xla() and len(value.shape) > 1:
+    if graph_context.in_xla() and len(value.shape) > 1:
         value = tf.reduce_sum(value, axis=0)  # XLA vectorizes this one, on a CPU.
     return tf.reduce_sum(value)
 
 
+class Step(NamedTuple):
+    """A step of loss scaling in four functions.
+
+    Attributes:
+      check: Function of the gradients, scaled: are they finite? Bool [].
+      update: Function of them that assigns to the trained variables and those of the
+        inner optimizer, and to no other.
+      skip: Function of them, in place of `update`.
+      settle: Function of what `check` said, afterwards.
+    """
+
+    check: Callable[[Sequence], Any]
+    update: Callable[[Sequence], Any]
+    skip: Callable[[Sequence], Any]
+    settle: Callable[[Any], Any]
+
+
 def gate(
-    finite,
-    update: Callable[[], Any],
-    skip: Callable[[], Any],
-    optimizer: keras.optimizers.Optimizer,
+    step: Step,
+    grads: Sequence,
     variables: Sequence,
-    compilable: bool,
+    optimizer: keras.optimizers.Optimizer,
+    jit_compile,
 ) -> None:
-    """Runs `update` if `finite`, else `skip`; nothing of a skipped update stays.
+    """Takes a step on one replica; nothing of a skipped update stays.
 
     Args:
-      finite: Bool scalar.
-      update: Function of no argument that assigns to `variables` and to those of
-        the optimizer, and to no other.
-      skip: Function of no argument.
-      optimizer: The optimizer that `update` applies.
-      variables: The trained variables.
-      compilable: Whether XLA can, and may, compile `update`; see `can_compile`.
+      step: What to do.
+      grads: The scaled gradients.
+      variables: Their variables.
+      optimizer: The built inner optimizer.
+      jit_compile: That of `LossScaleOptimizer`.
     """
-    if compilable and tracing.in_xla():
-        with keras_optimizers.masked_assignments(optimizer, variables, finite):
-            update()
-        tf.cond(finite, _nothing, lambda: _nothing(skip()))
-    elif compilable:
-        tf.cond(
-            finite,
-            lambda: _nothing(_compile_on(variables, update)),
-            lambda: _nothing(skip()),
-        )
-    else:
-        tf.cond(finite, lambda: _nothing(update()), lambda: _nothing(skip()))
+    finite, apply = step.check(grads), step.update
+    if _can_compile(optimizer, grads, variables, jit_compile):
+        if graph_context.in_xla():
+            with keras_optimizers.masked_assignments(optimizer, variables, finite):
+                step.update(grads)
+            apply = _nothing
+        else:
+            apply = _compiled_on(variables, step.update)
+    branch(finite, apply, step.skip, grads)
+    step.settle(finite)
 
 
-def _compile_on(variables, update):
-    # Where the variables are, which need not be the device of the step.
-    with tf.device(keras_optimizers.native(variables[0]).device):
-        return tf.function(update, jit_compile=True)()
+def branch(finite, apply: Callable, skip: Callable, grads) -> None:
+    """Calls one of two functions of the gradients: the first if `finite`."""
+    tf.cond(finite, lambda: _nothing(apply(grads)), lambda: _nothing(skip(grads)))
 
 
 def _nothing(*_):
-    return tf.constant(0)
+    return tf.constant(0)  # Both branches must return the same.
 
 
-def can_compile(optimizer, grads: Sequence, variables: Sequence, jit_compile) -> bool:
-    """Whether the update can be compiled by XLA, and is better for it.
+def _compiled_on(variables, update):
+    def apply(grads):
+        @tf.function(jit_compile=True)
+        def compiled():
+            update(grads)
 
-    Args:
-      optimizer: A built Keras optimizer.
-      grads: Its gradients.
-      variables: Their variables.
-      jit_compile: "auto": only where it is known to work and to be faster, that is
-        for Keras' own optimizers and schedules, and not in a plain graph on a GPU,
-        whose user may have turned XLA off; True: wherever it can; False: nowhere.
+        # Where the variables are, which need not be the device of the step.
+        with tf.device(keras_optimizers.native(variables[0]).device):
+            compiled()
+
+    return apply
+
+
+def _can_compile(optimizer, grads, variables, jit_compile):
+    """Whether XLA can compile the update, and it is better for it.
+
+    "auto": only where it is known to work and to be faster, that is for Keras' own
+    optimizers and schedules, and not in a plain graph on a GPU, whose user may have
+    turned XLA off; True: wherever it can; False: nowhere.
     """
     if not jit_compile or not tf.inside_function() or tf.distribute.has_strategy():
         return False
-    if any(isinstance(grad, tf.IndexedSlices) for grad in grads) or tracing.watched():
-        return False
     members = keras_optimizers.member_optimizers(optimizer)
+    sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
     # The branch on the accumulation's last micro-batch copies every slot again.
-    if any(member.gradient_accumulation_steps for member in members):
+    accumulates = any(member.gradient_accumulation_steps for member in members)
+    if sparse or accumulates or graph_context.watched():
         return False
     known = all(keras_optimizers.is_stock(member, variables) for member in members)
-    if tracing.in_xla():
+    if graph_context.in_xla():
         return known  # Else a branch, which XLA compiles as well.
     written = [*map(keras_optimizers.native, [*variables, *optimizer.variables])]
     # XLA flushes subnormals, and an epsilon of 1e-7 is one in float16.
     known = known and all(v.dtype not in (tf.float16, tf.bfloat16) for v in written)
     kinds = ("CPU", "GPU") if jit_compile is True else ("CPU",)
-    possible = tracing.xla_supports({v.device for v in written}, kinds)
+    possible = graph_context.xla_supports({v.device for v in written}, kinds)
+    wanted = known or jit_compile is True
     # Not every kernel of XLA is deterministic.
-    return possible and (known or jit_compile is True) and not tracing.deterministic()
+    return possible and wanted and not graph_context.deterministic()

@@ -1,6 +1,8 @@
 """The inputs that a model takes: their specs, and a batch that fits them."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -8,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.precision import float32_config, model_structure
+from tfamp.precision import assign
 
 _BATCH, _OTHER = 2, 16  # Sizes of generated samples; 16 survives four 2x poolings.
 _SEED = 0
@@ -25,10 +27,6 @@ _ID_LAYERS = (
 def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
     """Returns the specs of a model's inputs in float32, and a batch that fits them.
 
-    Floating inputs are float32 in the specs whatever the model declares; all other
-    dtypes stay. A sequential model that starts with an embedding takes int32, though
-    Keras declares its input floating.
-
     Args:
       model: A built model.
       sample_inputs: A batch of arrays or tensors, structured as the model takes
@@ -41,43 +39,84 @@ def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
     Raises:
       ExportError: If the inputs are not known, or `sample_inputs` does not fit them.
     """
-    declared = model_structure.declared_inputs(model)
-    if declared is not None:
-        specs = _specs(declared)
-        # Keras declares a float where it had to guess: with no input layer.
-        if isinstance(model, keras.Sequential) and specs.dtype.is_floating:
-            if _reads_ids(_first_leaf(model)):
-                specs = tf.TensorSpec(specs.shape, tf.int32, specs.name)
-    elif sample_inputs is not None:
-        sample_inputs = keras.tree.map_structure(tf.convert_to_tensor, sample_inputs)
-        specs = _specs(keras.tree.map_structure(_any_batch, sample_inputs))
-    else:
-        specs = _recorded_specs(model)
+    found = specs(model, sample_inputs)
     if sample_inputs is None:
-        return specs, keras.tree.map_structure(_generator(), specs)
-    return specs, _fitted(sample_inputs, specs)
+        return found, keras.tree.map_structure(_generator(), found)
+    return found, _fitted(sample_inputs, found)
+
+
+def specs(model: keras.Model, sample_inputs: Any = None) -> Any:
+    """Returns `tf.TensorSpec`s of a model's inputs, each with a name of its own.
+
+    Floating inputs are float32 whatever the model declares; all other dtypes stay. A
+    sequential model that starts with an embedding takes int32, though Keras declares
+    its input floating.
+
+    Args:
+      model: A built model.
+      sample_inputs: As for `describe`; where Keras recorded too little, the specs
+        have its dtypes and shapes, with any batch size.
+
+    Raises:
+      ExportError: If the inputs are not known, or sparse or ragged.
+    """
+    declared = _declared(model)
+    if declared is not None:
+        found = _specs(declared)
+        # Keras declares a float where it had to guess: with no input layer.
+        if isinstance(model, keras.Sequential) and found.dtype.is_floating:
+            if isinstance(_first_leaf(model), _ID_LAYERS):
+                found = tf.TensorSpec(found.shape, tf.int32, found.name)
+        return found
+    if sample_inputs is not None:
+        sample_inputs = keras.tree.map_structure(tf.convert_to_tensor, sample_inputs)
+        return _specs(keras.tree.map_structure(_any_batch, sample_inputs))
+    return _recorded_specs(model)
+
+
+def _declared(model):
+    """Returns the symbolic inputs of a functional or sequential model, else None.
+
+    A sequential model without an input layer declares the batch size of its first
+    call; that is forgotten here, unless a recurrent layer keeps a state for it.
+    """
+    if assign.is_functional(model):
+        return model.input
+    # A sequential model has no `inputs` before it is built.
+    if not isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
+        return None
+    tensor = model.inputs[0]
+    layers = [place.layer for place in assign.walk(model)]
+    batch = tensor.shape[0] if any(map(_is_stateful, layers)) else None
+    shape = (batch, *tensor.shape[1:])
+    return keras.KerasTensor(shape, tensor.dtype, tensor.sparse, name=tensor.name)
+
+
+def _is_stateful(layer):
+    return bool(getattr(layer, "stateful", False))
 
 
 def _specs(tensors):
     """Returns specs for symbolic tensors; a key of a dict is its tensor's name."""
-    paths = keras.tree.flatten_with_path(tensors)
-    names = []
-    for path, tensor in paths:
+    names, found = [], []
+    for path, tensor in keras.tree.flatten_with_path(tensors):
         keyed = any(isinstance(key, str) for key in path)
         name = "_".join(map(str, path)) if keyed else tensor.name
+        if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
+            raise errors.ExportError(
+                f"Only dense inputs can be traced or exported. Received: {name!r}, a "
+                "sparse or ragged one. Convert it before the model."
+            )
         # Keras numbers unnamed tensors by what the process built before.
         name = "inputs" if name.startswith("keras_tensor") else name
         # TensorFlow allows letters, digits and underscores, a letter first.
         name = re.sub(r"\W", "_", name, flags=re.ASCII)
         name = name if name[:1].isalpha() else f"input_{name}"
         names.append(name if name not in names else f"{name}_{len(names)}")
-    return keras.tree.pack_sequence_as(
-        tensors,
-        [
-            tf.TensorSpec(tensor.shape, float32_config.dtype_name(tensor.dtype), name)
-            for name, (_, tensor) in zip(names, paths, strict=True)
-        ],
-    )
+        floating = keras.backend.is_float_dtype(tensor.dtype)
+        dtype = "float32" if floating else tensor.dtype
+        found.append(tf.TensorSpec(tensor.shape, dtype, names[-1]))
+    return keras.tree.pack_sequence_as(tensors, found)
 
 
 def _any_batch(tensor):
@@ -88,7 +127,7 @@ def _any_batch(tensor):
 def _recorded_specs(model):
     """Returns specs from the shapes of a subclassed model's first call."""
     shapes = (model.get_build_config() or {}).get("input_shape")
-    reads_ids = any(map(_reads_ids, model_structure.flatten_layers(model)))
+    reads_ids = any(isinstance(p.layer, _ID_LAYERS) for p in assign.walk(model))
     if shapes is None or reads_ids:
         why = "reads integers" if reads_ids else "recorded no shape of one input"
         raise errors.ExportError(
@@ -106,16 +145,12 @@ def _recorded_specs(model):
 
 def _first_leaf(layer):
     """Returns the first layer that computes, in models nested in one another."""
-    inner = [each for each in getattr(layer, "layers", []) if not _is_input(each)]
+    inner = [
+        each
+        for each in getattr(layer, "layers", [])
+        if not isinstance(each, keras.layers.InputLayer)
+    ]
     return _first_leaf(inner[0]) if inner else layer
-
-
-def _is_input(layer):
-    return isinstance(layer, keras.layers.InputLayer)
-
-
-def _reads_ids(layer):
-    return isinstance(layer, _ID_LAYERS)
 
 
 def _generator():
@@ -149,23 +184,32 @@ def _fitted(sample_inputs, specs):
             keras.tree.lists_to_tuples(specs), keras.tree.lists_to_tuples(sample_inputs)
         )
     except (TypeError, ValueError) as error:
+        kinds = keras.tree.map_structure(
+            lambda value: f"{type(value).__name__} {getattr(value, 'shape', '')}",
+            sample_inputs,
+        )
         raise errors.ExportError(
             "`sample_inputs` must be structured as the model's inputs. Received: "
-            f"{keras.tree.map_structure(_kind, sample_inputs)}. Expected: "
-            f"{keras.tree.map_structure(str, specs)}."
+            f"{kinds}. Expected: {keras.tree.map_structure(str, specs)}."
         ) from error
     values = zip(
         keras.tree.flatten(sample_inputs), keras.tree.flatten(specs), strict=True
     )
     return keras.tree.pack_sequence_as(
-        specs,
-        [_cast(tf.convert_to_tensor(value), spec.dtype) for value, spec in values],
+        specs, [tf.cast(tf.convert_to_tensor(x), spec.dtype) for x, spec in values]
     )
 
 
-def _kind(value):
-    return f"{type(value).__name__} {getattr(value, 'shape', '')}"
-
-
-def _cast(tensor, dtype):
-    return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
+@contextlib.contextmanager
+def explained(model: keras.Model, what: str) -> Iterator[None]:
+    """Turns any error of a model's code into an `ExportError` that names the model."""
+    try:
+        yield
+    except errors.ExportError:
+        raise
+    except Exception as error:  # Code of the user's layers may raise anything.
+        plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))  # Keras prints in bold.
+        raise errors.ExportError(
+            f"Model {model.name!r} ({type(model).__name__}) {what}. Received: "
+            f"{type(error).__name__}: {' '.join(plain.split())[:300]}"
+        ) from error

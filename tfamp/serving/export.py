@@ -1,9 +1,4 @@
-"""Exports a model as a SavedModel that computes in float32, and proves that it does.
-
-A mixed-precision model's variables are float32 already; its graph is not. TensorFlow
-stores the compute dtype in every operation, so the model is rebuilt in float32
-(`rebuild.py`) before it is written.
-"""
+"""Exports a model as a SavedModel that computes in float32, and proves that it does."""
 
 import contextlib
 import os
@@ -17,13 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.precision import model_inputs, model_structure, policy, rebuild
+from tfamp.precision import assign, conversion, model_inputs
 from tfamp.serving import export_report, saved_graph
 
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
 # graph may take in another order.
 MAX_RELATIVE_DIFFERENCE = 1e-5
 SIGNATURE = "serving_default"
+_MOST_SHOWN = 5
 
 
 def export_float32(
@@ -36,13 +32,14 @@ def export_float32(
     """Exports a model as a SavedModel that computes in float32, and verifies it.
 
     ```
-    rebuild the model in float32; copy and compare the weights
+    assign float32 to every layer; widen what is stored in 16 bits, which is exact
     write a SavedModel beside `path`; read its graph: nothing below float32
     reload it, run its "serving_default" signature, compare with the float32 model
     only then move it to `path`
     ```
-    All of it runs with a float32 policy and TF32 off; both are restored. The model,
-    its random seeds and its other state stay as they were.
+    All of it runs with a float32 policy and TF32 off. Both are restored, and so are
+    the model's layers, its traced functions, its random seeds and its states: it can
+    be exported in the middle of a training, by the thread that trains it.
 
     Args:
       model: A built `keras.Model` with any dtype policies but quantized ones.
@@ -58,8 +55,8 @@ def export_float32(
       An `ExportReport`.
 
     Raises:
-      ExportError: If `path` exists, a layer cannot be rebuilt (it is named), or the
-        result does not pass the verification. Nothing is left on disk.
+      ExportError: If `path` exists or cannot be written, or the result does not pass
+        the verification. Nothing is left on disk.
       TypeError: If `model` is not a Keras model.
       ValueError: If `path` is remote.
 
@@ -68,29 +65,29 @@ def export_float32(
     """
     target = _checked_target(path, overwrite)
     _check_model(model)
-    with policy.policy_scope("float32"):
-        specs, samples = model_inputs.describe(model, sample_inputs)
-        with _state_kept(model):
-            original = _run(model, samples)
-        copy = rebuild.rebuild_float32(model, samples)
-        with _staged(target, overwrite) as folder:
-            _write(copy, specs, folder)
+    specs, samples = model_inputs.describe(model, sample_inputs)
+    policies = {place.layer.dtype_policy.name for place in assign.walk(model)}
+    with assign.EXCLUSIVE, _state_kept(model) as put_back:
+        original = _run(model, samples)
+        put_back()
+        with assign.assigned_float32(model), _staged(target, overwrite) as folder:
+            _write(model, specs, folder)
             graph = saved_graph.read(folder, SIGNATURE)
             _check_graph(graph)
             # The call follows the write, so that random seeds and recurrent states
             # are those that were saved.
-            expected = _run(copy, samples)
-            with rebuild.explained(model, "cannot be run after it is reloaded"):
+            expected = _run(model, samples)
+            with model_inputs.explained(model, "cannot be run after it is reloaded"):
                 served = _serve(folder, specs, samples)
             reloaded = export_report.difference(served, expected)
             _check_reloaded(reloaded, served, expected)
     return export_report.ExportReport(
         path=os.fspath(path),
-        parameters=copy.count_params(),
+        parameters=model.count_params(),
         inputs=graph.inputs,
         outputs=graph.outputs,
         nodes_checked=graph.nodes,
-        source_policies=_policies(model),
+        source_policies=tuple(sorted(policies)),
         reloaded=reloaded,
         original=export_report.difference(original, expected),
     )
@@ -136,6 +133,10 @@ def _check_model(model):
             f"Model {model.name!r} is not built: it has no weights to export, and its "
             "inputs are not known. Call it on a batch, or load its weights, first."
         )
+    try:
+        conversion.check_not_quantized(model)
+    except conversion.ConversionError as error:
+        raise errors.ExportError(str(error)) from error
     rewrites = tf.config.optimizer.get_experimental_options()
     if any(rewrites[key] for key in rewrites if key.startswith("auto_mixed_precision")):
         raise errors.ExportError(
@@ -147,16 +148,20 @@ def _check_model(model):
 
 @contextlib.contextmanager
 def _state_kept(model):
-    """Puts seeds, recurrent states and statistics back; inference may move them."""
+    """Yields what puts seeds, recurrent states and statistics back, as the end does."""
     variables = list(model.non_trainable_variables)
-    for layer in model_structure.flatten_layers(model):
-        variables += model_structure.recurrent_states(layer)
-    before = [(variable, np.asarray(variable).copy()) for variable in variables]
-    try:
-        yield
-    finally:
+    for place in assign.walk(model):
+        variables += keras.tree.flatten(getattr(place.layer, "states", None) or ())
+    before = [(each, np.asarray(each).copy()) for each in variables]
+
+    def put_back():
         for variable, value in before:
             variable.assign(value)
+
+    try:
+        yield put_back
+    finally:
+        put_back()
 
 
 @contextlib.contextmanager
@@ -167,38 +172,43 @@ def _staged(target, overwrite) -> Iterator[pathlib.Path]:
         raise errors.ExportError(
             f"`path` lies below a file. Received: path={target}; {beside} is no folder."
         )
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside) as scratch:
-        new, old = pathlib.Path(scratch, "new"), pathlib.Path(scratch, "old")
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside)
+    except OSError as error:
+        raise errors.ExportError(
+            f"`path` cannot be written. Received: path={target}: {error}."
+        ) from error
+    with scratch as name:
+        new, old = pathlib.Path(name, "new"), pathlib.Path(name, "old")
         yield new
         _check_free(target, overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(target):
-            os.replace(target, old)
         try:
+            if os.path.lexists(target):
+                os.replace(target, old)
             os.replace(new, target)
-        except OSError:
-            if os.path.lexists(old):
+        except BaseException:  # An interrupt in between would delete the old one.
+            if os.path.lexists(old) and not os.path.lexists(target):
                 os.replace(old, target)
             raise
 
 
 def _write(model, specs, folder):
-    def serve(inputs):
-        return model(inputs, training=False)
-
     archive: Any = keras.export.ExportArchive()
     archive.track(model)
-    with rebuild.explained(model, "cannot be traced for export"):
-        archive.add_endpoint("serve", serve, [specs])
+    with model_inputs.explained(model, "cannot be traced for export"):
+        archive.add_endpoint("serve", lambda x: model(x, training=False), [specs])
         archive.write_out(str(folder), verbose=False)
 
 
 def _check_graph(graph):
-    if graph.low_precision:
+    low = graph.low_precision
+    if low:
+        more = f", and {len(low) - _MOST_SHOWN} more" if low[_MOST_SHOWN:] else ""
         raise errors.ExportError(
             "The graph of the float32 model is not float32 throughout. Received: "
-            f"{rebuild.listed(graph.low_precision)}. Remove fixed casts to these "
-            "dtypes from the layers' `call`."
+            f"{', '.join(low[:_MOST_SHOWN])}{more}. Let the layers cast to "
+            "`self.compute_dtype`, and not to these dtypes, in their `call`."
         )
     for tensor in (*graph.inputs, *graph.outputs):
         if tensor.dtype == "float64":
@@ -210,7 +220,7 @@ def _check_graph(graph):
 def _run(model, samples):
     """Returns the model's outputs in inference as name -> tensor."""
     advice = "cannot be called on the sample inputs; check or pass `sample_inputs`"
-    with rebuild.explained(model, advice):
+    with model_inputs.explained(model, advice):
         outputs = model(samples, training=False)
     if isinstance(outputs, dict):
         return dict(outputs)
@@ -228,18 +238,13 @@ def _serve(folder, specs, samples):
 
 def _check_reloaded(reloaded, served, expected):
     if not reloaded.relative <= MAX_RELATIVE_DIFFERENCE:
+        shapes = [
+            {name: tuple(value.shape) for name, value in sorted(outputs.items())}
+            for outputs in (served, expected)
+        ]
         raise errors.ExportError(
             "The reloaded SavedModel computes something else than the float32 model. "
-            f"Received: outputs {_shapes(served)}, differing by {reloaded}. Expected: "
-            f"outputs {_shapes(expected)}, and at most {MAX_RELATIVE_DIFFERENCE} "
-            "relative. A layer may compute otherwise in a graph than eagerly."
+            f"Received: outputs {shapes[0]}, differing by {reloaded}. Expected: "
+            f"outputs {shapes[1]}, and at most {MAX_RELATIVE_DIFFERENCE} relative. A "
+            "layer may compute otherwise in a graph than eagerly."
         )
-
-
-def _shapes(outputs):
-    return {name: tuple(value.shape) for name, value in sorted(outputs.items())}
-
-
-def _policies(model):
-    names = {layer.dtype_policy.name for layer in model_structure.flatten_layers(model)}
-    return tuple(sorted(names))

@@ -1,16 +1,16 @@
 """Reads a SavedModel's graph: its signature, and anything below float32 in it."""
 
-import functools
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tfamp import formats
-
-_REFERENCE = 100  # A reference type's number is its base type's plus 100.
+# Narrow floating dtypes as the text of a message has them, references ("_REF") too; the
+# text of a string has a quotation mark before it.
+_LOW = re.compile(r": DT_(HALF|BFLOAT16|FLOAT8_\w+?|FLOAT4_\w+?)(?:_REF)?\b")
 
 
 class TensorDescription(NamedTuple):
@@ -46,13 +46,7 @@ def read(folder: pathlib.Path, signature: str = "serving_default") -> SavedGraph
 
     Args:
       folder: The SavedModel's folder.
-      signature: Name of a signature.
-
-    Returns:
-      A `SavedGraph`.
-
-    Raises:
-      KeyError: If there is no such signature.
+      signature: Name of a signature; KeyError if there is none.
     """
     saved = saved_model_pb2.SavedModel()
     saved.ParseFromString((folder / "saved_model.pb").read_bytes())
@@ -63,13 +57,22 @@ def read(folder: pathlib.Path, signature: str = "serving_default") -> SavedGraph
             f"It has: {', '.join(sorted(meta.signature_def))}."
         )
     chosen = meta.signature_def[signature]
-    bodies = list(_bodies(meta.graph_def))
+    functions = meta.graph_def.library.function
     return SavedGraph(
         inputs=_descriptions(chosen.inputs),
         outputs=_descriptions(chosen.outputs),
-        nodes=sum(len(nodes) for _, nodes in bodies),
-        low_precision=(*_low_nodes(bodies), *_low_arguments(meta), *_low_state(meta)),
+        nodes=len(meta.graph_def.node) + sum(len(each.node_def) for each in functions),
+        low_precision=tuple(
+            f"{what}: {name}"
+            for what, message in _parts(meta)
+            for name in _low_dtypes(message)
+        ),
     )
+
+
+def _low_dtypes(message):
+    found = set(_LOW.findall(str(message)))
+    return sorted(name.replace("HALF", "FLOAT16").lower() for name in found)
 
 
 def _descriptions(tensors):
@@ -87,59 +90,14 @@ def _shape(shape):
     return tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
 
 
-def _bodies(graph_def) -> Iterator[tuple[str, Any]]:
-    """Yields (where, nodes) of the graph and of each function."""
-    yield "the graph", graph_def.node
-    for function in graph_def.library.function:
-        yield f"function {function.signature.name!r}", function.node_def
-
-
-def _low_nodes(bodies):
-    for where, nodes in bodies:
-        for node in nodes:
-            types = [kind for attr in node.attr.values() for kind in _types(attr)]
-            for name in _low_names(types):
-                yield f"{node.op} {node.name!r} in {where}: {name}"
-
-
-def _low_arguments(meta):
+def _parts(meta) -> Iterator[tuple[str, Any]]:
+    """Yields (what, message) of all that has dtypes."""
+    for node in meta.graph_def.node:
+        yield f"{node.op} {node.name!r} in the graph", node
     for function in meta.graph_def.library.function:
-        signature = function.signature
-        arguments = [*signature.input_arg, *signature.output_arg]
-        for name in _low_names(argument.type for argument in arguments):
-            yield f"an argument of function {signature.name!r}: {name}"
-
-
-def _low_state(meta):
+        name = function.signature.name
+        yield f"an argument of function {name!r}", function.signature
+        for node in function.node_def:
+            yield f"{node.op} {node.name!r} in function {name!r}", node
     for node in meta.object_graph_def.nodes:
-        for name in _low_names([node.variable.dtype]):
-            yield f"variable {node.variable.name!r}: {name}"
-
-
-def _types(attr) -> Iterator[int]:
-    """Yields every dtype number in a node's attribute, nested ones too."""
-    yield attr.type
-    yield attr.tensor.dtype
-    yield from attr.list.type
-    yield from (tensor.dtype for tensor in attr.list.tensor)
-    for function in (attr.func, *attr.list.func):
-        for inner in function.attr.values():
-            yield from _types(inner)
-
-
-def _low_names(types) -> list[str]:
-    low = _low_precision_types()
-    return sorted(
-        {low[kind % _REFERENCE] for kind in types if kind % _REFERENCE in low}
-    )
-
-
-@functools.cache
-def _low_precision_types() -> dict[int, str]:
-    """Returns dtype number -> name of TensorFlow's narrow floating dtypes."""
-    dtypes = [tf.as_dtype(name) for name in formats.FORMAT_NAMES if name != "tf32"]
-    return {
-        dtype.as_datatype_enum: dtype.name
-        for dtype in dtypes
-        if formats.float_format(dtype).bits < formats.float_format("float32").bits
-    }
+        yield f"variable {node.variable.name!r}", node.variable

@@ -90,7 +90,7 @@ def _precision():
     # One compiled kernel each for dropout, GELU and others in the mixed modes; see
     # `tfamp.enable`.
     precision.fused_kernels = True
-    # Of TensorFlow's kernels; None leaves each as it is. See `kernel_switches`.
+    # Of TensorFlow's kernels; None leaves each as it is. See `switches`.
     precision.deterministic = config_dict.placeholder(bool)
     precision.cudnn_autotune = config_dict.placeholder(bool)
     precision.float16_accumulation = config_dict.placeholder(str)  # "float32"/"float16"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from absl import logging
 
 from tfamp import errors
-from tfamp.diagnostics import machine
+from tfamp.diagnostics import doctor
 from tfamp.training import (
     base_config,
     batch_size_report,
@@ -179,7 +179,7 @@ def _search_modes(config, cells, folder, settings, report, command):
     """Searches for each mode and writes the files."""
     run_files.write_config(config, folder)
     (folder / "cells").mkdir(exist_ok=True)
-    described = machine.describe()
+    described = doctor.describe()
     limits = batch_size_trials.limits(settings.memory_limit_mb)
     trials = batch_size_trials.Trials(
         config, settings.steps, limits, folder, described, report, command

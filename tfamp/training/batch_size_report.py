@@ -75,7 +75,7 @@ class BatchSizes(NamedTuple):
       steps: Training steps of a trial.
       sizes: What was found, float32 first if it was searched.
       notes: Lines on the model and on what was in force.
-      machine: What `diagnostics.machine` says of this host.
+      machine: What `diagnostics.doctor` says of this host.
     """
 
     name: str

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tfamp import errors, hardware
-from tfamp.diagnostics import machine
+from tfamp.diagnostics import doctor
 from tfamp.training import (
     batch_size_report,
     benchmark_cell,
@@ -87,7 +87,7 @@ class Trials:
         steps: int,
         limits: Limits,
         folder: pathlib.Path,
-        described: machine.MachineReport,
+        described: doctor.MachineReport,
         report: Callable[[str], object],
         command: Sequence[str] | None,
     ):

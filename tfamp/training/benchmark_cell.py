@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 from ml_collections import config_dict
 
-from tfamp import kernel_switches
+from tfamp.kernels import bias_gradient, switches
 from tfamp.precision import control
 from tfamp.training import (
     base_config,
@@ -92,8 +92,9 @@ def measure(config, cell: Cell, steps: int, warmup: int) -> dict[str, Any]:
     base_config.validate(config)
     precision = config.precision
     with (
-        kernel_switches.scope(**precision_config.kernel_keywords(precision)),
+        switches.scope(**precision_config.kernel_keywords(precision)),
         control.enabled(precision.mode, **precision_config.enable_keywords(precision)),
+        bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
     ):
         keras.utils.set_random_seed(config.seed)
         synthetic = benchmark_inputs.create(config)

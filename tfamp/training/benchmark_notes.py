@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfamp.diagnostics import machine
+from tfamp.diagnostics import doctor
 from tfamp.training import benchmark_cell
 
 
@@ -72,8 +72,8 @@ def _on_training(found):
     return meaning
 
 
-def on_machine(described: machine.MachineReport) -> str:
+def on_machine(described: doctor.MachineReport) -> str:
     """Returns a line on the device and the versions."""
-    facts = dict(described.facts)
+    facts = described.facts
     packages = ", ".join(f"{name} {facts[name]}" for name in ("tensorflow", "keras"))
     return f"{described.device}; {facts['CPU cores']} CPU cores; {packages}"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tfamp
-from tfamp.diagnostics import machine
+from tfamp.diagnostics import doctor
 from tfamp.training import benchmark_cell, fork_server
 
 # Not -m: the package imports the module itself, and Python warns of a second one.
@@ -28,7 +28,7 @@ _FRAME = re.compile(r"\s*($|@|\*\*\*|PC:)")
 _OWN_FACTS = ("TF32 flag", "dtype policy", "graph rewrite")
 
 
-def identity(described: machine.MachineReport) -> dict[str, Any]:
+def identity(described: doctor.MachineReport) -> dict[str, Any]:
     """Returns what figures depend on beside the cell: machine, versions, switches.
 
     Args:
@@ -36,18 +36,12 @@ def identity(described: machine.MachineReport) -> dict[str, Any]:
     """
     plain = described.to_dict()
     facts = {k: v for k, v in plain["facts"].items() if k not in _OWN_FACTS}
-    set_switches = {
-        each["name"]: each["value"]
-        for each in plain["switches"]
-        if each["value"] is not None
-    }
     return {
         "schema_version": _SCHEMA_VERSION,
         "device": plain["device"],
         "platform": platform.platform(),
         "facts": facts,
-        "variables": plain["variables"],
-        "switches": set_switches,
+        "switches": {each["name"]: each["requested"] for each in plain["switches"]},
     }
 
 

@@ -19,7 +19,7 @@ class Report(NamedTuple):
       settings: Steps, warm-up, repeats and seed.
       rows: The cells' figures, in the order they were asked for.
       notes: Lines on the model and on what was in force.
-      machine: What `diagnostics.machine` says of this host.
+      machine: What `diagnostics.doctor` says of this host.
     """
 
     name: str

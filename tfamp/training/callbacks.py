@@ -10,7 +10,6 @@ import time
 import keras
 import tensorflow as tf
 
-from tfamp.precision import model_structure
 from tfamp.training import run_records
 
 
@@ -54,7 +53,7 @@ class ReplicaStatistics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Finds what the layers that train move besides their weights."""
-        layers = model_structure.flatten_layers(self.model)
+        layers = self.model._flatten_layers()
         frozen = {id(w) for x in layers if not x.trainable for w in x.weights}
         moving = [
             weight.value

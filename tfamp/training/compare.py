@@ -10,7 +10,7 @@ import keras
 from absl import logging
 
 from tfamp import hardware
-from tfamp.precision import mode_choice
+from tfamp.precision import settings
 from tfamp.serving import export
 from tfamp.training import (
     base_config,
@@ -42,9 +42,9 @@ def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
     """
     if rewrite:
         dtype = requested.removeprefix("mixed_")
-        dtype, reason = mode_choice.resolve_rewrite(dtype)
+        dtype, reason = settings.resolve_rewrite(dtype)
         return f"mixed_{dtype}", f"mode mixed_{dtype}, by graph rewrite: {reason}"
-    chosen, reason = mode_choice.resolve_mode(requested)
+    chosen, reason = settings.resolve_mode(requested)
     mode = chosen.name
     if mode != "float32":
         return mode, f"mode {mode}: {reason}"

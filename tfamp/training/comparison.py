@@ -105,6 +105,8 @@ class Comparison(NamedTuple):
             *_differences(self.differences()),
             f"device: {self.environment['precision']['device']}; "
             f"tensorflow {packages['tensorflow']}, keras {packages['keras']}",
+            f"gradients of embeddings, in every run: "
+            f"{self.environment['precision']['embedding_gradients']}",
             "speed-up: runs one after the other on a machine that may be busy; "
             "no benchmark",
         ]

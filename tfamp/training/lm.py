@@ -17,7 +17,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.numerics import underflow
+from tfamp.numerics import statistics
 from tfamp.training import benchmark_inputs, lm_data, pipeline, run_files, tasks
 
 UNIT = "sequences"
@@ -196,7 +196,7 @@ def _measure_underflow(config, train, model):
     loss = _loss()
     rewrite = graph_rewrite.active()
     scale = getattr(model.optimizer, "dynamic_scale", 1.0)
-    report = underflow.gradient_underflow(
+    report = statistics.gradient_underflow(
         model,
         lambda y, x: loss(y, x) * (count / config.batch_size),
         features,

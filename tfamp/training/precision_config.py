@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from tfamp.loss_scaling import growth_schedules as growth_interval
-from tfamp.precision import enable_request
+from tfamp.precision import settings as enable_settings
 
 SCHEDULES = ("constant", "piecewise", "geometric")  # Of the growth interval.
 
@@ -41,13 +41,13 @@ def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """
     settled = config.copy_and_resolve_references()
     if settled.precision.graph_rewrite is None:
-        request = enable_request.check(False, settled.precision.mode)
-        settled.precision.graph_rewrite = request.rewrite is not None
+        request = enable_settings.rewrite_request(False, settled.precision.mode, None)
+        settled.precision.graph_rewrite = request is not None
     return settled
 
 
 def kernel_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
-    """Returns the keywords of `kernel_switches.configure`.
+    """Returns the keywords of `switches.scope`.
 
     Args:
       settings: The `precision` part of a configuration.

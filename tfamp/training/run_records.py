@@ -7,7 +7,8 @@ import pathlib
 import platform
 from typing import Any
 
-from tfamp import hardware, kernel_switches
+from tfamp import hardware
+from tfamp.kernels import switches
 from tfamp.precision import control
 from tfamp.training import run_files
 
@@ -34,7 +35,7 @@ def write_environment(
         "cpu_count": os.cpu_count(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "precision": status._asdict(),
-        "kernel_switches": [each._asdict() for each in kernel_switches.describe()],
+        "kernel_switches": [each._asdict() for each in switches.describe()],
         "distribution": distribution,
         "support": support,
     }

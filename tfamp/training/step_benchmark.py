@@ -14,7 +14,7 @@ from typing import NamedTuple
 from absl import logging
 
 from tfamp import modes
-from tfamp.diagnostics import machine
+from tfamp.diagnostics import doctor
 from tfamp.training import (
     base_config,
     benchmark_cell,
@@ -207,7 +207,7 @@ def run(
     with folder_lock.locked(folder):
         run_files.write_config(shared, folder)
         (folder / "cells").mkdir(exist_ok=True)
-        described = machine.describe()
+        described = doctor.describe()
         place = benchmark_process.identity(described)
         measured, failures = _measure(
             shared, settings, cells, folder, place, report, command

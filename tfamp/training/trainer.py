@@ -12,10 +12,11 @@ from typing import Any
 import keras
 from absl import logging
 
-from tfamp import kernel_switches, modes
+from tfamp import modes
 from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.kernels import bias_gradient, switches
 from tfamp.loss_scaling import monitor as loss_scale_monitor
-from tfamp.loss_scaling import optimizer, unscaled
+from tfamp.loss_scaling import optimizer
 from tfamp.precision import control
 from tfamp.training import (
     base_config,
@@ -84,14 +85,15 @@ def _train_unless_done(config, shared, task, strategy):
         return run_result.read(finished)
     task = task or tasks.from_config(config)
     keywords = precision_config.enable_keywords(config.precision)
-    switches = precision_config.kernel_keywords(config.precision)
+    kernels = precision_config.kernel_keywords(config.precision)
     with (
-        kernel_switches.scope(**switches),
-        control.enabled(config.precision.mode, **keywords) as status,
+        switches.scope(**kernels),
+        control.enabled(config.precision.mode, **keywords),
+        bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
         distribution.worker_folder(strategy, shared) as folder,
     ):
         run = _Run(config, folder, task, strategy)
-        result = run.execute(status)
+        result = run.execute(control.status())
         text = json.dumps(result._asdict(), indent=2)
         run_files.write_text(folder / "result.json", text)
         run.backup.delete()
@@ -248,7 +250,7 @@ def compile_model(model, config, total_batches: int, loss, metrics) -> None:
       metrics: Keras metrics.
     """
     made = optimizers.create(config.optimizer, total_batches)
-    if config.precision.finite_guard and not unscaled.needs_loss_scale(model):
+    if config.precision.finite_guard and not optimizer.needs_loss_scale(model):
         made = optimizer.wrap_optimizer(made, initial_scale=1.0, dynamic=False)
     jit = "auto" if config.jit_compile is None else config.jit_compile
     model.compile(made, loss=loss, metrics=metrics, jit_compile=jit)

@@ -1,0 +1,315 @@
+"""Where Keras runs the fused kernels, and where it keeps its own."""
+
+import contextlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+
+X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+Y = np.ones((32, 2), "float32")
+LAYERS = {"gelu", "layer_normalization"}
+TRAINING = {*LAYERS, "dropout", "adam"}
+OVERRIDES = {"dense.*": "mixed_bfloat16"}
+# Models of the mode before are meant to keep it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*were built before")
+_graphs = []
+
+
+@contextlib.contextmanager
+def enabled(mode, **keywords):
+    try:
+        yield tfamp.enable(mode, **keywords)
+    finally:
+        tfamp.disable()
+
+
+class Look(keras.layers.Layer):
+    """Keeps the graphs that it is traced in."""
+
+    def call(self, x):
+        if not tf.executing_eagerly():
+            _graphs.append(tf.compat.v1.get_default_graph())
+        return x
+
+
+def used():
+    """Names of the fused kernels in what was traced since the last call."""
+    found = set()
+    for graph in _graphs:
+        definition = graph.as_graph_def()
+        functions = definition.library.function
+        for function in functions:
+            name = re.sub(r"__(inference|forward)_|_\d+$", "", function.signature.name)
+            found |= {name} if function.attr["_XlaMustCompile"].b else set()
+        nodes = [*definition.node, *(n for f in functions for n in f.node_def)]
+        operations = {node.op for node in nodes}
+        found |= {"adam"} if "ResourceApplyAdam" in operations else set()
+        found |= {"clip"} if "L2Loss" in operations else set()
+    _graphs.clear()
+    return found & {*TRAINING, "clip"}
+
+
+def build(activation="gelu", rate=0.5):
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(8, activation=activation)(inputs)
+    x = keras.layers.LayerNormalization()(Look()(x))
+    x = keras.layers.Dropout(rate, seed=3)(x)
+    return keras.Model(inputs, keras.layers.Dense(2, dtype="float32")(x))
+
+
+def compiled(optimizer="adam", **keywords):
+    keras.utils.set_random_seed(0)
+    model = build()
+    model.compile(optimizer, "mse", **keywords)
+    _graphs.clear()
+    return model
+
+
+def test_training_evaluation_and_prediction_use_them():
+    with enabled("mixed_bfloat16"):
+        model = compiled(keras.optimizers.Adam(global_clipnorm=1.0))
+        model.fit(X, Y, verbose=0)
+        assert used() == {*TRAINING, "clip"}
+        model.evaluate(X, Y, verbose=0)
+        assert used() == LAYERS
+        model.predict(X, verbose=0)
+        assert used() == LAYERS
+        assert hasattr(model.make_predict_function(), "get_concrete_function")
+
+
+@pytest.mark.parametrize(
+    ("mode", "keywords", "expected"),
+    [
+        ("float32", {}, set()),
+        ("mixed_bfloat16", {"fused_kernels": False}, set()),
+        ("mixed_bfloat16", {"graph_rewrite": True}, set()),
+        (
+            "float32",
+            {"overrides": {"dense.*": "mixed_bfloat16"}},
+            {"gelu", "adam"},
+        ),
+    ],
+    ids=["float32", "switched off", "graph rewrite", "16-bit layers"],
+)
+def test_they_go_with_layers_that_compute_in_16_bits(mode, keywords, expected):
+    with enabled(mode, **keywords) as status:
+        compiled().fit(X, Y, verbose=0)
+        found = used()
+        assert found == expected
+        assert (status.fused_kernels == "off") == (expected == set())
+
+
+def test_status_names_them_and_says_where():
+    with enabled("mixed_bfloat16") as status:
+        names = "dropout, GELU, SiLU, layer normalization, Adam's update"
+        assert status.fused_kernels.startswith(names)
+    assert tfamp.status().fused_kernels == "off"
+
+
+def test_enable_refuses_what_is_no_bool():
+    with pytest.raises(TypeError, match="fused_kernels='yes'"):
+        tfamp.enable(fused_kernels="yes")
+    assert tfamp.status().fused_kernels == "off"
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eager", "XLA"]
+)
+def test_eager_and_xla_steps_keep_keras_own(keywords):
+    with enabled("mixed_bfloat16"):
+        compiled(**keywords).fit(X, Y, verbose=0)
+    assert used() == set()
+
+
+def test_replicas_keep_keras_own():
+    with enabled("mixed_bfloat16"):
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            model = compiled()
+        model.fit(X, Y, verbose=0)
+    assert used() == set()
+
+
+def test_lengths_that_vary_keep_keras_own():
+    """XLA would compile each length anew."""
+    with enabled("mixed_bfloat16"):
+        inputs = keras.Input((None, 4))
+        hidden = keras.layers.Dense(4, "gelu")(Look()(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(hidden))
+        model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_generator(
+            lambda: ((np.ones((2, n, 4)), np.ones((2, n, 1))) for n in (3, 5)),
+            output_signature=(
+                tf.TensorSpec([2, None, 4]),
+                tf.TensorSpec([2, None, 1]),
+            ),
+        )
+        _graphs.clear()
+        model.fit(data.repeat(), steps_per_epoch=2, verbose=0, shuffle=False)
+    assert used() == set()
+
+
+def test_exported_models_have_keras_own(tmp_path):
+    with enabled("mixed_bfloat16"):
+        model = compiled()
+        model.fit(X, Y, verbose=0)
+        model.predict(X, verbose=0)
+        model.export(tmp_path / "saved", verbose=False)
+    served = tf.saved_model.load(tmp_path / "saved").signatures["serving_default"]
+    definition = served.graph.as_graph_def()
+    functions = definition.library.function
+    nodes = [*definition.node, *(n for f in functions for n in f.node_def)]
+    assert {"Erfc", "Erf"} & {node.op for node in nodes}
+    assert not any(node.attr["_XlaMustCompile"].b for node in nodes)
+
+
+def test_a_loop_of_ones_own_uses_them_where_layers_train():
+    with enabled("mixed_bfloat16"):
+        model = build()
+        call = tf.function(lambda training: model(X, training=training))
+        _graphs.clear()
+        call(False)
+        assert used() == set()
+        call(True)
+        assert used() == TRAINING - {"adam"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_training_goes_as_without_them(optimizer):
+    """Without dropout, whose numbers differ: to bfloat16's rounding."""
+    losses = {}
+    for fused in (False, True):
+        with enabled("mixed_bfloat16", fused_kernels=fused):
+            keras.utils.set_random_seed(0)
+            model = build(rate=0.0)
+            model.compile(optimizer, "mse", run_eagerly=False)
+            model.optimizer.learning_rate = 0.01
+            history = model.fit(X, Y, epochs=10, verbose=0, shuffle=False)
+            losses[fused] = history.history["loss"]
+    assert losses[True][-1] < 0.3 * losses[True][0]
+    np.testing.assert_allclose(losses[True], losses[False], rtol=0.02)
+
+
+def test_layers_after_dropout_draw_the_same_seeds():
+    states = []
+    for fused in (False, True):
+        with enabled("mixed_bfloat16", fused_kernels=fused):
+            model = compiled()
+            model.fit(X, Y, verbose=0)
+            states.append([v.numpy() for v in model.variables if "seed" in v.path])
+    np.testing.assert_array_equal(states[0], states[1])
+
+
+@pytest.mark.parametrize("mode", ["mixed_float16", "mixed_bfloat16"])
+def test_a_skipped_step_still_changes_nothing(mode):
+    """Also where the fused update stands behind the check, in bfloat16 without XLA."""
+    with enabled(mode):
+        scaled = tfamp.LossScaleOptimizer(
+            keras.optimizers.Adam(0.1),
+            **({} if mode == "mixed_float16" else {"initial_scale": 1.0}),
+            jit_compile="auto" if mode == "mixed_float16" else False,
+        )
+        model = compiled(scaled)
+        model.fit(X, Y, batch_size=32, verbose=0)
+        assert ("adam" in used()) == (mode == "mixed_bfloat16")
+        written = [*model.trainable_variables, *scaled.inner_optimizer.variables]
+        before = [np.array(v) for v in written]
+        model.fit(np.full_like(X, np.nan), Y, batch_size=32, verbose=0)
+        assert int(scaled.skipped_steps.numpy()) >= 1
+    for variable, old in zip(written, before, strict=True):
+        np.testing.assert_array_equal(variable, old)
+
+
+@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+def test_sparse_embedding_gradients_are_clipped_and_applied(mode):
+    results = []
+    ids = np.array([[1, 1, 2], [0, 2, 2]])
+    for fused in (False, True):
+        with enabled(mode, fused_kernels=fused):
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential(
+                [
+                    keras.Input((3,), dtype="int32"),
+                    keras.layers.Embedding(5, 4),
+                    keras.layers.Flatten(),
+                    keras.layers.Dense(1, dtype="float32"),
+                ]
+            )
+            model.compile(keras.optimizers.Adam(0.1, global_clipnorm=0.5), "mse")
+            model.fit(ids, np.ones((2, 1)), epochs=5, verbose=0)
+            results.append(model.layers[0].embeddings.numpy())
+    np.testing.assert_allclose(results[1], results[0], atol=2e-3)
+    assert np.ptp(results[0]) > 0.1
+
+
+class FrozenAdam(keras.optimizers.Adam):
+    """Assigns to no variable."""
+
+    def assign_sub(self, variable, value):
+        pass
+
+
+def test_a_subclass_of_adam_keeps_its_own_assignments():
+    with enabled("mixed_bfloat16"):
+        model = compiled(FrozenAdam(0.1))
+        before = model.get_weights()
+        model.fit(X, Y, verbose=0)
+    for old, new in zip(before[:4], model.get_weights()[:4], strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_betas_that_float32_rounds_much_keep_keras_own():
+    with enabled("mixed_bfloat16"):
+        compiled(keras.optimizers.Adam(beta_2=0.9999999)).fit(X, Y, verbose=0)
+    assert used() == TRAINING - {"adam"}
+
+
+def trained(layer, shape=(4, 6, 8)):
+    """A layer's output in training, in bfloat16, with and without the kernels."""
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    outputs = []
+    for fused in (False, True):
+        with enabled("mixed_bfloat16", fused_kernels=fused):
+            built = layer()
+            function = tf.function(lambda x, built=built: built(x, training=True))
+            outputs.append(np.asarray(function(x), "float32"))
+    return outputs
+
+
+NORMALIZATIONS = {
+    "last axis": {},
+    "first axis": {"axis": 1},
+    "two axes": {"axis": (1, 2)},
+    "no gamma": {"scale": False},
+    "no beta": {"center": False},
+}
+
+
+@pytest.mark.parametrize("keywords", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
+def test_layer_normalization_equals_keras(keywords):
+    plain, fused = trained(lambda: keras.layers.LayerNormalization(**keywords))
+    np.testing.assert_allclose(fused, plain, atol=0.02)
+    assert np.abs(plain).max() > 1
+
+
+@pytest.mark.parametrize("noise_shape", [None, (4, 1, 8)])
+def test_dropouts_noise_shape_shares_decisions(noise_shape):
+    _, fused = trained(lambda: keras.layers.Dropout(0.5, noise_shape, seed=1))
+    dropped = fused == 0
+    assert 0.2 < dropped.mean() < 0.8
+    shared = (dropped == dropped[:, :1]).all()
+    assert shared == (noise_shape is not None)
+
+
+def test_every_step_drops_other_elements():
+    with enabled("mixed_bfloat16"):
+        layer = keras.layers.Dropout(0.5, seed=1)
+        step = tf.function(lambda: layer(tf.ones([64], tf.bfloat16), training=True))
+        masks = [np.asarray(step(), "float32") == 0 for _ in range(3)]
+    assert all(
+        0.1 < np.mean(a != b) < 0.9 for a, b in zip(masks[1:], masks, strict=False)
+    )

@@ -1,0 +1,93 @@
+"""Thresholds of the audit's rules, and the order of findings, on plain facts."""
+
+import pytest
+
+from tfamp import hardware
+from tfamp.diagnostics import layer_facts, rules
+
+BIG = 10**9
+GPU = hardware.DeviceDescription("GPU", "NVIDIA A100-SXM4-40GB", (8, 0))
+FLAGS = frozenset(("avx512_bf16",))
+CPU = hardware.DeviceDescription("CPU", "CPU", None, FLAGS, True)
+
+
+def layer(path="body", dtype="bfloat16", multiplications=BIG, **fields):
+    fields = {"rows": 4096, "elements": 1000, **fields}
+    return layer_facts.LayerFacts(
+        path, dtype, multiplications=multiplications, **fields
+    )
+
+
+def found(*layers, device=GPU, jit_compile=True, **fields):
+    step = layer_facts.Step(device, layers, 64, jit_compile, **fields)
+    return [finding.rule for finding in rules.examine(step)]
+
+
+# Layers beside a large one in bfloat16, and what is found on an A100.
+CASES = {
+    "nothing": ([], []),
+    "island": ([layer("b", "float32", BIG // 40)], ["float32_islands"]),
+    "small island": ([layer("b", "float32", BIG // 60)], []),
+    "large output": (
+        [layer("b", "float32", BIG // 4, output_dtype="float32")],
+        ["float32_islands"],
+    ),
+    "small output": ([layer("b", "float32", BIG // 20, output_dtype="float32")], []),
+    "casts": ([layer("b", casts=210)], ["casts"]),
+    "few casts": ([layer("b", casts=190)], []),
+    "casts at the output": ([layer("b", casts=999, output_dtype="float32")], []),
+    "four image channels": ([layer("b", sizes=(("image channels", 4),))], []),
+    "one size that hardly counts": (
+        [layer("b", multiplications=BIG // 60, sizes=(("units", 7),))],
+        [],
+    ),
+    "sigmoid": (
+        [layer("b", activation="sigmoid", output_dtype="float32")],
+        ["outputs"],
+    ),
+    "relu": ([layer("b", activation="relu", output_dtype="float32")], []),
+}
+
+
+@pytest.mark.parametrize(("layers", "expected"), CASES.values(), ids=CASES)
+def test_thresholds(layers, expected):
+    assert found(layer(), *layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("multiplications", "rows", "expected"),
+    [
+        (12_600_000, 16, []),
+        (12_400_000, 16, ["batch"]),
+        (BIG, 15, ["batch"]),
+        (0, 0, []),
+    ],
+)
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+def test_least_work(multiplications, rows, expected, device):
+    one = layer(multiplications=multiplications, rows=rows)
+    assert found(one, device=device, jit_compile=device is GPU) == expected
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(127, []), (128, ["bias_gradients"])])
+def test_least_rows_of_a_bias_gradient(rows, expected):
+    one = layer(rows=rows, has_bias=True)
+    assert found(one, device=CPU, jit_compile=False) == expected
+    assert found(layer("a", "float16", rows=rows, has_bias=True), device=GPU) == []
+
+
+def test_order_is_by_share_then_by_rule_and_accuracy_comes_last():
+    layers = [
+        layer(sizes=(("units", 7),), weights=9, variable_dtype="bfloat16"),
+        layer("b", "float32", BIG // 2),
+        layer("c", depthwise=True, multiplications=1),
+    ]
+    assert found(*layers, runs_eagerly=True) == [
+        *("eager", "alignment", "depthwise", "float32_islands", "narrow_variables")
+    ]
+
+
+def test_gpu_that_is_in_no_table_and_kind_that_is_unknown():
+    assert found(layer(), device=hardware.DeviceDescription("GPU", "B9", (12, 0))) == []
+    with pytest.raises(ValueError, match="Unknown device kind"):
+        found(layer(), device=hardware.DeviceDescription("NPU"))

@@ -1,0 +1,196 @@
+"""Kernel switches: requested and effective, set, and restored exactly."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfamp
+from tfamp import graph_context, hardware
+from tfamp.kernels import switches
+
+A100 = hardware.DEVICES["a100"]
+AMD = hardware.DeviceDescription("GPU", "AMD Instinct")
+CPU = hardware.DEVICES["cpu-avx2"]
+AUTOTUNE, CONV, MATMUL, RNN, EIGEN = switches.VARIABLES
+FLIPPED = {CONV: "0", MATMUL: "0", RNN: "0", EIGEN: "1"}
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """As before TensorFlow's runtime starts, and without the variables."""
+    monkeypatch.setattr(graph_context, "has_started", lambda: False)
+    monkeypatch.setattr(hardware, "read_devices", lambda: [A100, CPU])
+    for name in switches.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    yield
+    left = graph_context.deterministic()
+    switches._set_determinism(False)
+    assert not left, "The test left op determinism on."
+
+
+def find(name):
+    (switch,) = [each for each in switches.describe() if each.name == name]
+    return switch
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "host", "requested", "effective", "phrase"),
+    [
+        (CONV, None, {}, "1", "1", ""),
+        (CONV, "0", {}, "0", "0", ""),
+        (EIGEN, None, {}, "0", "0", ""),
+        (CONV, "0", {"devices": [CPU]}, "0", "no effect", "no NVIDIA GPU"),
+        (CONV, "0", {"devices": [AMD]}, "0", "no effect", "no NVIDIA GPU"),
+        (CONV, "1", {"started": True}, "1", "1 if set in time", "too late"),
+        (CONV, None, {"started": True}, "1", "1", ""),
+        (AUTOTUNE, "0", {"started": True}, "0", "0", ""),
+        (AUTOTUNE, None, {"deterministic": True}, "1", "0", "op determinism"),
+        (switches.DETERMINISM, None, {"deterministic": True}, "1", "1", ""),
+    ],
+)
+def test_requested_effective_and_why(
+    monkeypatch, name, text, host, requested, effective, phrase
+):
+    if text is not None:
+        monkeypatch.setenv(name, text)
+    devices = host.get("devices", [A100, CPU])
+    monkeypatch.setattr(hardware, "read_devices", lambda: devices)
+    monkeypatch.setattr(graph_context, "has_started", lambda: "started" in host)
+    with switches.scope(deterministic="deterministic" in host):
+        found = find(name)
+    assert found[:3] == (name, requested, effective)
+    assert phrase in found.reason
+
+
+def test_scope_sets_and_restores_exactly(monkeypatch):
+    monkeypatch.setenv(CONV, "7")
+    before = dict(os.environ)
+    with switches.scope(
+        deterministic=True, cudnn_autotune=False, float16_accumulation="float16"
+    ) as found:
+        assert graph_context.deterministic()
+        expected = {switches.DETERMINISM: "1", AUTOTUNE: "0", **FLIPPED}
+        assert {each.name: each.requested for each in found} == expected
+        assert expected.items() - {(switches.DETERMINISM, "1")} <= os.environ.items()
+    assert dict(os.environ) == before
+    assert not graph_context.deterministic()
+
+
+def test_scope_restores_after_an_error_and_keeps_an_outer_setting():
+    before = dict(os.environ)
+    with switches.scope(deterministic=True, cudnn_autotune=False):
+        inside = dict(os.environ)
+        with pytest.raises(KeyError):
+            with switches.scope(deterministic=False, cudnn_autotune=True):
+                assert os.environ[AUTOTUNE] == "1"
+                assert not graph_context.deterministic()
+                raise KeyError
+        assert dict(os.environ) == inside
+        assert graph_context.deterministic()
+    assert dict(os.environ) == before
+
+
+def test_only_what_is_asked_for_changes():
+    before = dict(os.environ)
+    with switches.scope() as found:
+        assert found == [] and dict(os.environ) == before
+    with switches.scope(cudnn_autotune=True) as (found,):
+        assert found.name == AUTOTUNE
+        assert dict(os.environ) == {**before, AUTOTUNE: "1"}
+
+
+def test_switch_that_may_come_too_late_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(graph_context, "has_started", lambda: True)
+    with pytest.warns(UserWarning) as caught:
+        with switches.scope(float16_accumulation="float16"):
+            pass
+    (warning,) = caught
+    assert all(name in str(warning.message) for name in FLIPPED)
+    # What stands already is no change; autotuning is read for each new kernel.
+    with switches.scope(float16_accumulation="float32", cudnn_autotune=False):
+        pass
+
+
+def test_random_operations_need_a_seed_under_determinism():
+    with switches.scope(deterministic=True):
+        keras.utils.set_random_seed(1)
+        assert tf.random.normal((2,)).shape == (2,)
+        tf.random.set_seed(None)
+        with pytest.raises(RuntimeError, match="seed"):
+            tf.random.normal((2,))
+
+
+def test_tensorflow_reads_these_names():
+    """They are in its binaries."""
+    folder = pathlib.Path(tf.sysconfig.get_lib())
+    libraries = [*folder.glob("libtensorflow_*.so*"), *folder.glob("python/*.so")]
+    if not libraries:
+        pytest.skip(f"no shared libraries in {folder}: another build of TensorFlow")
+    wanted = set(switches.VARIABLES if tf.test.is_built_with_cuda() else [EIGEN])
+    found = set()
+    for library in libraries:
+        with open(library, "rb") as file:
+            tail = b""
+            while block := file.read(1 << 26):
+                text = tail + block
+                found |= {name for name in wanted - found if name.encode() in text}
+                tail = block[-100:]
+    assert found == wanted
+
+
+_RUN = """
+import tensorflow as tf
+from tfamp import graph_context
+from tfamp.kernels import switches
+switches.describe()
+print("STARTED", graph_context.has_started())
+with switches.scope(float16_accumulation="{dtype}"):
+    x, kernel = tf.ones((1, 1, 1, 8192), "float16"), tf.fill((1, 1, 8192, 1), 0.1)
+    y = tf.nn.conv2d(x, tf.cast(kernel, "float16"), 1, "SAME")
+print("SUM", float(y[0, 0, 0, 0]), graph_context.has_started())
+"""
+
+
+@pytest.fixture(scope="module")
+def sums():
+    """The same float16 convolution on the CPU, by accumulation, each in a process."""
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    for name in switches.VARIABLES:
+        environ.pop(name, None)
+    runs = {
+        dtype: subprocess.run(
+            [sys.executable, "-c", _RUN.format(dtype=dtype)],
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=300,
+        )
+        for dtype in ("float32", "float16")
+    }
+    for run in runs.values():
+        assert run.returncode == 0, run.stderr
+        assert "UserWarning" not in run.stderr
+    return {dtype: run.stdout.split() for dtype, run in runs.items()}
+
+
+def test_accumulation_of_a_cpu_convolution_follows_the_switch(sums, monkeypatch):
+    monkeypatch.undo()
+    flags = next(d for d in hardware.read_devices() if d.kind == "CPU").cpu_flags
+    if flags & {"avx512_fp16", "amx_fp16", "avx_ne_convert"}:
+        pytest.skip("oneDNN computes float16 convolutions on this CPU, not Eigen")
+    exact = 8192 * tfamp.represent(0.1, "float16").stored
+    errors = {k: abs(float(words[3]) - exact) / exact for k, words in sums.items()}
+    epsilon = tfamp.float_format("float16").epsilon
+    assert errors["float32"] <= epsilon / 2  # One rounding, at the end.
+    assert errors["float16"] > 4 * epsilon
+
+
+def test_describing_does_not_start_tensorflow(sums):
+    for words in sums.values():
+        assert words[:2] == ["STARTED", "False"]
+        assert words[4] == "True"  # The private name means what is read from it.

@@ -1,0 +1,127 @@
+"""Describes a machine: what each number format is on it, and what is switched how."""
+
+import importlib.metadata
+import os
+import platform
+from typing import Any, NamedTuple
+
+from tfamp import errors, hardware
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.kernels import switches as kernel_switches
+from tfamp.precision import policy
+
+# Instruction sets that decide which matrix kernels oneDNN has.
+_CPU_FLAGS = (
+    *("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_fp16", "avx_ne_convert"),
+)
+# Variables that decide what runs, beside those of `kernel_switches`; prefixes.
+_VARIABLES = (
+    *("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE"),
+    *("XLA_FLAGS", "TF_XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "KERAS_BACKEND"),
+    *("TF_ENABLE_AUTO_MIXED_PRECISION", "TF_AUTO_MIXED_PRECISION"),
+)
+
+
+class MachineReport(NamedTuple):
+    """What a machine is, and what `enable` would do there; `print` it.
+
+    Attributes:
+      simulated: Whether it is a device of the table and not this host.
+      device: The training devices' name.
+      formats: Dicts of device, format, speed ("fast", "yes", "no") and reason.
+      choices: Dicts of what `enable` chooses, the choice and the reason.
+      facts: Versions, CPU flags, TF32, environment variables that are set and matter:
+        name -> value; empty where simulated.
+      switches: Kernel switches as dicts; empty where simulated.
+    """
+
+    simulated: bool
+    device: str
+    formats: tuple[dict[str, str], ...]
+    choices: tuple[dict[str, str], ...]
+    facts: dict[str, str]
+    switches: tuple[dict[str, str], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"schema_version": 2, **self._asdict()}
+
+    def to_markdown(self) -> str:
+        """Returns the report as Markdown tables that can be read as they are."""
+        title = "Simulated device" if self.simulated else "This machine trains on"
+        facts = [{"fact": name, "value": text} for name, text in self.facts.items()]
+        tables = (self.formats, self.choices, facts, self.switches)
+        parts = [f"# {title}: {self.device}", *map(_table, filter(None, tables))]
+        return "\n\n".join(parts) + "\n"
+
+    __str__ = to_markdown
+
+
+def _table(rows):
+    lines = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[-1] = 3  # Long sentences.
+    lines.insert(1, tuple("-" * width for width in widths))
+    cells = (map(str.ljust, line, widths) for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def describe(device: str | hardware.DeviceDescription | None = None) -> MachineReport:
+    """Describes this host, or another device, without starting TensorFlow.
+
+    Args:
+      device: As for `audit`; None for this host with all its devices.
+
+    Returns:
+      A `MachineReport`.
+
+    Raises:
+      ValueError: If the device is not known.
+    """
+    simulated = device is not None
+    found = [hardware.find_device(device)] if simulated else hardware.read_devices()
+    decision = hardware.choose_mode(found)
+    try:
+        environ = {} if simulated else os.environ
+        rewrite = graph_rewrite.choose_dtype("auto", found, environ)
+    except (errors.UnsupportedModeError, ValueError) as error:
+        rewrite = "no", str(error)
+    rows = (
+        ("mode", decision.mode, decision.reason),
+        ("graph rewrite", *rewrite),
+    )
+    names = ("tfamp.enable()", "would choose", "reason")
+    switches = [] if simulated else kernel_switches.describe()
+    return MachineReport(
+        simulated=simulated,
+        device=hardware.device_label(found),
+        formats=tuple(row for each in found for row in _formats(each)),
+        choices=tuple(dict(zip(names, row, strict=True)) for row in rows),
+        facts={} if simulated else dict(_facts(found)),
+        switches=tuple(switch._asdict() for switch in switches),
+    )
+
+
+def _formats(device):
+    for name, support in hardware.describe_support(device).items():
+        speed = "fast" if support.fast else "yes" if support.supported else "no"
+        texts = {"format": name, "speed": speed, "reason": support.reason}
+        yield {"device": device.label, **texts}
+
+
+def _facts(found):
+    yield "Python", f"{platform.python_version()}, {platform.system()}"
+    for package in ("tfamp", "tensorflow", "keras", "numpy"):
+        yield package, importlib.metadata.version(package)
+    yield "CPU cores", str(os.cpu_count())
+    for cpu in found:
+        if cpu.kind == "CPU":
+            has = [flag for flag in _CPU_FLAGS if flag in cpu.cpu_flags]
+            yield "CPU has", ", ".join(has) or "no instruction set that matters"
+            yield "oneDNN", "on" if cpu.onednn else "off"
+    state = policy.read()
+    yield "TF32 flag", "on" if state.tensor_float_32 else "off"
+    yield "dtype policy", str(state.dtype_policy.name)
+    yield "graph rewrite", graph_rewrite.requested_dtype() or "not asked for"
+    yield from ((x, os.environ[x]) for x in os.environ if x.startswith(_VARIABLES))

@@ -1,0 +1,294 @@
+"""What TensorFlow's graph rewrite did: seen in its own dumps, counted, with reasons.
+
+TensorFlow is silent about a rewrite that does not take place. It dumps each graph that
+comes to the rewrite, before and after, to the folder that an environment variable
+names; here they are counted as in its log: "Converted N/M nodes to bfloat16".
+"""
+
+import collections
+import contextlib
+import itertools
+import os
+import pathlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from google.protobuf import message
+
+from tfamp.graph_rewrite import switch
+
+LOG_PATH = switch.PREFIX + "LOG_PATH"
+FLOATS = {
+    tf.as_dtype(name).as_datatype_enum: name
+    for name in ("float16", "bfloat16", "float32", "float64")
+}
+LOW = ("float16", "bfloat16")
+_XLA = "XLA compiles it and bypasses the rewrite: use jit_compile=False"
+
+TypeCounts = dict[str, dict[str, int]]
+# As it came to the rewrite, and as it left it.
+Graphs = list[tuple[tf.compat.v1.GraphDef, tf.compat.v1.GraphDef]]
+
+
+class GraphRewriteReport(NamedTuple):
+    """What the graph rewrite did; `print` it.
+
+    Attributes:
+      requested: "bfloat16" or "float16"; None if no rewrite is asked for.
+      effective: The dtype that was seen in the rewritten graphs; None if nothing was
+        converted.
+      reason: Why nothing was converted, or what else there is to know.
+      functions: Number of graphs that came to the rewrite.
+      nodes: Their nodes before it; those of graphs in which nothing was converted
+        count only if nothing was converted at all.
+      converted: Of those, converted to 16 bits, as TensorFlow's log counts them: it
+        counts type attributes.
+      casts: Casts to 16 bits that were added.
+      before: Operation -> dtype -> number of type attributes, before.
+      after: The same, after.
+      preview: Whether graphs were optimized only, and nothing was executed.
+    """
+
+    requested: str | None
+    effective: str | None
+    reason: str
+    functions: int = 0
+    nodes: int = 0
+    converted: int = 0
+    casts: int = 0
+    before: TypeCounts = {}
+    after: TypeCounts = {}
+    preview: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"schema_version": 1, **self._asdict()}
+
+    def __str__(self) -> str:
+        asked = f"{self.requested} rewrite" if self.requested else "no rewrite"
+        start = f"{'preview: ' * self.preview}requested {asked}, effective: "
+        if self.effective is None:
+            return f"{start}none, because {self.reason}"
+        return (
+            f"{start}{self.effective}, {self.converted} of {self.nodes} nodes "
+            f"converted, {self.casts} cast{'s' * (self.casts != 1)}"
+            + (f" ({self.reason})" if self.reason else "")
+        )
+
+
+# ---- Seeing ----
+
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def observe(fresh: bool = False) -> Iterator[Graphs]:
+    """Meanwhile, sees which graphs come to the rewrite, in any thread.
+
+    A function that ran before under the same settings is not optimized again, and is
+    not seen. One thread observes at a time; another waits.
+
+    Args:
+      fresh: Whether functions that this thread calls are optimized once more. Both
+        executables stay in memory.
+
+    Yields:
+      A list, empty until the block is left; then it has the graphs.
+    """
+    graphs = []
+    made = tempfile.TemporaryDirectory(prefix="tfamp_", ignore_cleanup_errors=True)
+    with _lock, made as own:
+        given = os.environ.get(LOG_PATH)
+        # Into the user's folder, if there is one: those dumps are wanted, too.
+        folder = pathlib.Path(given if given and os.path.isdir(given) else own)
+        old = set(folder.iterdir())
+        switch.set_environ({LOG_PATH: str(folder)})
+        try:
+            with switch.optimized_anew() if fresh else contextlib.nullcontext():
+                yield graphs
+        finally:
+            switch.set_environ({LOG_PATH: given})
+            graphs.extend(_read_graphs(folder, old))
+
+
+def _read_graphs(folder, old):
+    for path in sorted(set(folder.glob("graphdef_preop_*.pb")) - old):
+        after = path.with_name(path.name.replace("preop", "AutoMixedPrecision", 1))
+        try:
+            # Without anything on the allow list there is no dump from after.
+            yield _read(path), _read(after if after.exists() else path)
+        except message.DecodeError:
+            continue  # Another thread's, still being written.
+
+
+def _read(path):
+    return tf.compat.v1.GraphDef.FromString(path.read_bytes())
+
+
+# ---- Counting ----
+
+
+def _all_nodes(graph):
+    yield from graph.node
+    for function in graph.library.function:
+        yield from function.node_def
+
+
+def _types(node):
+    """Returns a node's type attributes, lists of them flattened, in a fixed order."""
+    values = [v for name, v in sorted(node.attr.items()) if not name.startswith("_")]
+    return [kind for value in values for kind in (value.type, *value.list.type)]
+
+
+def _type_counts(graphs: Iterable) -> TypeCounts:
+    counts = collections.defaultdict(collections.Counter)
+    for node in itertools.chain.from_iterable(map(_all_nodes, graphs)):
+        counts[node.op].update(FLOATS[t] for t in _types(node) if t in FLOATS)
+    return {op: dict(sorted(counts[op].items())) for op in sorted(counts) if counts[op]}
+
+
+def _converted(before, after):
+    """Counts the type attributes that became one of 16 bits, by dtype."""
+    old = {node.name: _types(node) for node in before.node}
+    changed = collections.Counter()
+    for node in after.node:
+        new = _types(node)
+        pairs = zip(old.get(node.name, new), new, strict=False)
+        changed.update(FLOATS.get(now) for was, now in pairs if was != now)
+    return collections.Counter({name: changed[name] for name in LOW if changed[name]})
+
+
+def _casts(graph):
+    return sum(
+        "AutoMixedPrecision" in node.name and FLOATS.get(node.attr["DstT"].type) in LOW
+        for node in graph.node
+    )
+
+
+def _calls_xla(graph):
+    return any(map(_is_compiled, _all_nodes(graph)))
+
+
+def _is_compiled(node_or_function):
+    attr = node_or_function.attr  # Reading what is not there would add it.
+    return "_XlaMustCompile" in attr and attr["_XlaMustCompile"].b
+
+
+# ---- Telling ----
+
+
+def make_report(graphs: Graphs) -> GraphRewriteReport:
+    """Returns the report on what `observe` saw."""
+    counts = [_converted(*graph) for graph in graphs]
+    converted = sum(counts, collections.Counter())
+    done = [graph for graph, count in zip(graphs, counts, strict=True) if count]
+    effective = " and ".join(sorted(converted)) or None
+    reason = _why_nothing(graphs)
+    if converted:
+        by_xla = any(_calls_xla(before) for before, _ in graphs)
+        reason = "a part is compiled by XLA and not rewritten" if by_xla else ""
+    return GraphRewriteReport(
+        requested=switch.requested_dtype() or effective,
+        effective=effective,
+        reason=reason,
+        functions=len(graphs),
+        nodes=sum(len(before.node) for before, _ in done or graphs),
+        converted=converted.total(),
+        casts=sum(_casts(after) for _, after in done),
+        before=_type_counts(before for before, _ in graphs),
+        after=_type_counts(after for _, after in graphs),
+    )
+
+
+def _why_nothing(graphs):
+    if obstacle := switch.find_obstacle():
+        return obstacle
+    if not graphs:
+        return (
+            "no graph came to the rewrite: what runs eagerly (run_eagerly=True, or "
+            "outside of a tf.function) and what XLA compiles (use jit_compile=False) "
+            "has none"
+        )
+    if any(_calls_xla(before) for before, _ in graphs):
+        return _XLA
+    return "no operation is on the allow list and on a device that the rewrite is for"
+
+
+# ---- One function ----
+
+
+def graph_rewrite_report(
+    fn: Callable, *args, preview: bool = False, **kwargs
+) -> GraphRewriteReport:
+    """Shows what the graph rewrite makes of a function.
+
+    Runs it once and looks at the graph that TensorFlow executed; a function that ran
+    before is optimized once more for it. The thread follows `enable` then, as by
+    `sync_thread`. A preview optimizes the graph and runs nothing, so that no variable
+    changes; it shows what `enable_graph_rewrite` would do if no rewrite is asked for.
+    Its numbers may differ from an execution's, by a node or two, by more in the loops
+    of recurrent layers.
+
+    Args:
+      fn: A `tf.function`, a `ConcreteFunction`, or a callable to make one of.
+      *args: Arguments of `fn`.
+      preview: Whether to optimize only.
+      **kwargs: Keyword arguments of `fn`.
+
+    Returns:
+      A `GraphRewriteReport`.
+
+    Example:
+      print(tfamp.graph_rewrite_report(train_step, x, y))
+    """
+    if not hasattr(fn, "graph") and not hasattr(fn, "get_concrete_function"):
+        fn = tf.function(fn)
+    if preview:
+        if not hasattr(fn, "graph"):
+            fn = fn.get_concrete_function(*args, **kwargs)
+        return _preview(fn)
+    with observe(fresh=True) as graphs:
+        fn(*args, **kwargs)
+    return make_report(graphs)
+
+
+def _preview(concrete):
+    before = switch.snapshot()
+    functions = [concrete.function_def, *concrete.graph.as_graph_def().library.function]
+    try:
+        if any(map(_is_compiled, functions)):
+            raise ValueError(f"of what XLA compiles there is no preview: {_XLA}")
+        if before.active is None:
+            switch.enable()
+        with observe() as graphs:
+            _optimize(concrete)
+        report = make_report(graphs)._replace(preview=True)
+    except (ValueError, ImportError) as error:  # UnsupportedModeError is a ValueError.
+        asked = switch.requested_dtype()
+        return GraphRewriteReport(asked, None, str(error), preview=True)
+    finally:
+        switch.restore(before)
+    if before.active is None and report.effective:
+        return report._replace(reason="no rewrite is enabled")
+    return report
+
+
+def _optimize(concrete):
+    """Optimizes a copy of a function's graph; nothing is executed."""
+    # TensorFlow 2.21; guarded by tests/upstream/test_rewrite_contract.py.
+    from tensorflow.python.eager import context
+    from tensorflow.python.grappler import tf_optimizer
+
+    graph = concrete.graph
+    meta = tf.compat.v1.train.export_meta_graph(
+        graph_def=graph.as_graph_def(), graph=graph
+    )
+    for name in list(meta.collection_def):
+        del meta.collection_def[name]  # Of variables, whose initializers are elsewhere.
+    fetches = meta.collection_def["train_op"].node_list.value
+    fetches.extend(tensor.name for tensor in graph.outputs)
+    fetches.extend(operation.name for operation in graph.control_outputs)
+    tf_optimizer.OptimizeGraph(context.context().config, meta, verbose=False)

@@ -1,0 +1,136 @@
+"""Switches of TensorFlow's kernels that can be set: requested, effective, and why.
+
+The owner of op determinism and of the environment variables below; TF32 belongs to
+`precision.policy`. What reads a variable was found in TensorFlow 2.21's binaries.
+"""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import tensorflow as tf
+
+from tfamp import graph_context, hardware
+
+DETERMINISM = "op determinism"
+AUTOTUNE = "TF_CUDNN_USE_AUTOTUNE"  # Read whenever a convolution's kernel is created.
+# Variable: the device whose kernels read it, and its default. All but the first are
+# read once in a process; the defaults are those that sum in float32.
+VARIABLES = {
+    AUTOTUNE: ("GPU", "1"),
+    "TF_FP16_CONV_USE_FP32_COMPUTE": ("GPU", "1"),
+    "TF_FP16_MATMUL_USE_FP32_COMPUTE": ("GPU", "1"),
+    "TF_FP16_RNN_USE_FP32_COMPUTE": ("GPU", "1"),
+    "TF_CONV2D_USE_FP16_ACCUMULATE": ("CPU", "0"),
+}
+
+
+class Switch(NamedTuple):
+    """One switch.
+
+    Attributes:
+      name: The environment variable, or "op determinism".
+      requested: The variable's text, or its default; of determinism "1" or "0".
+      effective: The same where it holds; else "no effect", or what is not sure.
+      reason: Why the two differ, if they do.
+    """
+
+    name: str
+    requested: str
+    effective: str
+    reason: str
+
+
+def describe() -> list[Switch]:
+    """Returns every switch as it stands here, without starting TensorFlow's runtime."""
+    state = str(int(graph_context.deterministic()))
+    return [Switch(DETERMINISM, state, state, ""), *map(_describe, VARIABLES)]
+
+
+def _describe(name):
+    needs, default = VARIABLES[name]
+    requested = os.environ.get(name, default)
+    if needs == "GPU" and not any(
+        d.compute_capability for d in hardware.read_devices()
+    ):
+        return Switch(name, requested, "no effect", "there is no NVIDIA GPU")
+    if name == AUTOTUNE and graph_context.deterministic():
+        reason = "op determinism takes cuDNN's first algorithm"
+        return Switch(name, requested, "0", reason)
+    if name != AUTOTUNE and name in os.environ and graph_context.has_started():
+        reason = "TensorFlow has started: too late if such a kernel has run"
+        return Switch(name, requested, f"{requested} if set in time", reason)
+    return Switch(name, requested, requested, "")
+
+
+@contextlib.contextmanager
+def scope(
+    *,
+    deterministic: bool | None = None,
+    cudnn_autotune: bool | None = None,
+    float16_accumulation: Literal["float32", "float16"] | None = None,
+) -> Iterator[list[Switch]]:
+    """Sets switches; afterwards all is as before, also after an error.
+
+    One that may come too late is set all the same, with a warning.
+
+    Args:
+      deterministic: Whether ops give the same numbers in every run (and TensorFlow's
+        random operations raise unless `keras.utils.set_random_seed` was called
+        before). None leaves it; so for the others.
+      cudnn_autotune: Whether cuDNN's algorithms are measured, the fastest taken.
+      float16_accumulation: What float16 convolutions, matrix products, LSTM and GRU
+        sum in: "float32", TensorFlow's default, or "float16", faster on some GPUs and
+        wrong for long sums (4096 ones and more).
+
+    Yields:
+      The `Switch`es asked for.
+    """
+    outer = {name: os.environ.get(name) for name in VARIABLES}
+    was_deterministic = graph_context.deterministic()
+    before = describe()
+    asked = {}
+    if cudnn_autotune is not None:
+        asked[AUTOTUNE] = str(int(cudnn_autotune))
+    if float16_accumulation is not None:
+        flip = {"0": "1", "1": "0"} if float16_accumulation == "float16" else {}
+        for name in VARIABLES.keys() - {AUTOTUNE}:
+            asked[name] = flip.get(VARIABLES[name][1], VARIABLES[name][1])
+    names = asked.keys() | ({DETERMINISM} if deterministic is not None else set())
+    try:
+        os.environ.update(asked)
+        _set_determinism(was_deterministic if deterministic is None else deterministic)
+        _warn(before, describe())
+        yield [switch for switch in describe() if switch.name in names]
+    finally:
+        for name, text in outer.items():
+            os.environ.pop(name, None)
+            if text is not None:
+                os.environ[name] = text
+        _set_determinism(was_deterministic)
+
+
+def _warn(before, after):
+    late = [
+        f"{new.name}: requested {new.requested}, {new.reason}"
+        for old, new in zip(before, after, strict=True)
+        if new.requested != old.requested
+        and new.effective not in (new.requested, "no effect")
+    ]
+    if late:
+        listed = " | ".join(late)
+        warnings.warn(f"Switches that may not take effect: {listed}", stacklevel=4)
+
+
+def _set_determinism(enabled):
+    if enabled == graph_context.deterministic():
+        return
+    if enabled:
+        tf.config.experimental.enable_op_determinism()
+    else:
+        # TensorFlow 2.21 has no public way back.
+        from tensorflow.python.framework import config
+
+        config.disable_op_determinism()

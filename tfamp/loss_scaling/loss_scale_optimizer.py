@@ -1,0 +1,330 @@
+"""An optimizer that scales the loss: a Keras shell of variables around the rule."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfamp.loss_scaling import growth_schedules, replicas, rule, saved_state, update
+
+
+@keras.saving.register_keras_serializable(package="tfamp")
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """An optimizer that scales the loss so that float16 gradients do not underflow.
+
+    A drop-in for `keras.optimizers.LossScaleOptimizer`: the same positional
+    arguments and attributes, plus bounds, separate factors, hysteresis, growth
+    schedules, a static scale and counters. A step whose gradients are not all finite
+    is skipped: no weight, slot, average, accumulator or counter of the inner
+    optimizer changes, on any replica, and the scale backs off, but not to 0 as stock
+    Keras' may. `rule.next_state` documents the rule.
+
+    With `initial_scale=1, dynamic=False` it is a finite guard for bfloat16 and
+    float32: it skips and counts bad steps, and scales nothing. Works without a
+    strategy and under OneDeviceStrategy, MirroredStrategy and
+    MultiWorkerMirroredStrategy; create it in the strategy's scope.
+
+    Args:
+      inner_optimizer: The Keras optimizer to wrap. Clipping, weight decay, moving
+        averages and gradient accumulation are set there and see unscaled float32
+        gradients; a bad micro-batch of an accumulation costs only itself.
+      initial_scale: Float. The first loss scale.
+      growth_interval: Finite steps before it grows, or a `GrowthIntervalSchedule`.
+      name: String. Name of the optimizer.
+      growth_factor: Float > 1. The scale is multiplied by it to grow.
+      backoff_factor: Float in (0, 1). The scale is multiplied by it to back off.
+      hysteresis: Int >= 1. Non-finite steps since the last growth before the
+        scale backs off; from then on each further one backs off, until it grows.
+      min_scale: Float > 0. The scale's floor.
+      max_scale: Float. The scale's ceiling; None: `max(2**24, initial_scale)`.
+      dynamic: Bool. False holds the scale; bad steps are still skipped, and counted.
+      jit_compile: "auto", True or False. Whether XLA compiles the update, which is
+        faster: "auto" for Keras' own optimizers, on one CPU or where XLA compiles
+        the whole step; in no case in eager mode, accumulation or sparse gradients.
+      config: A `rule.LossScaleConfig` in place of all settings above.
+      **kwargs: `dynamic_growth_steps`, Keras' name of `growth_interval`; and its
+        deprecated defaults.
+
+    Attributes:
+      config: A `rule.LossScaleConfig`.
+      growth_tracker, hysteresis_tracker, current_growth_interval, skipped_steps,
+        consecutive_skipped_steps: int64 variables [] of `rule.LossScaleState`.
+
+    Raises:
+      ValueError: If a setting makes no sense, or the loss is scaled already.
+      TypeError: If the inner optimizer is not a Keras optimizer.
+
+    Example:
+      optimizer = tfamp.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
+      model.compile(optimizer, loss="mse")
+    """
+
+    def __init__(
+        self,
+        inner_optimizer,
+        initial_scale=2.0**15,
+        growth_interval=2000,
+        name=None,
+        *,
+        growth_factor=2.0,
+        backoff_factor=0.5,
+        hysteresis=1,
+        min_scale=2.0**-14,
+        max_scale=None,
+        dynamic=True,
+        jit_compile="auto",
+        config: rule.LossScaleConfig | None = None,
+        **kwargs,
+    ):
+        if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "`inner_optimizer` already scales the loss. "
+                f"Received: {inner_optimizer!r}."
+            )
+        if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
+            raise TypeError(
+                "`inner_optimizer` must be a Keras optimizer. Received: "
+                f"{inner_optimizer!r}. For a name use `tfamp.wrap_optimizer`."
+            )
+        steps = kwargs.pop("dynamic_growth_steps", None)
+        config = config or rule.LossScaleConfig(
+            initial_scale=initial_scale,
+            growth_interval=rule.one_interval(growth_interval, steps),
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            hysteresis=hysteresis,
+            min_scale=min_scale,
+            max_scale=max_scale,
+            dynamic=dynamic,
+            jit_compile=jit_compile,
+        )
+        stock = config.initial_scale, config.growth_interval, config.name or name
+        super().__init__(inner_optimizer, *stock, **kwargs)
+        self.config = config
+        self._create_state()
+        # Not a list: TensorFlow would make it a part of its checkpoints.
+        self._unbuilt_inner = frozenset(
+            id(v) for v in inner_optimizer.variables if not inner_optimizer.built
+        )
+        self._restore_on_build = None
+        self._scale_was_read = False
+        # A monitor's `OverflowCounts`, for the steps that are traced from then on.
+        self.overflow_counts = None
+
+    def _create_state(self):
+        """Before `build`: a `tf.function` traced earlier reads the live scale."""
+
+        def scalar(name, value, dtype=rule.COUNTER_DTYPE):
+            initializer: Any = keras.initializers.Constant(value)
+            return self.add_variable((), initializer, dtype, name=name)
+
+        first = self.config.initial_state()
+        self.step_counter = self.growth_tracker = scalar("step_counter", 0)
+        self.dynamic_scale = scalar("dynamic_scale", first.scale, "float32")
+        self.hysteresis_tracker = scalar("hysteresis_tracker", first.hysteresis_tracker)
+        self.current_growth_interval = scalar("growth_interval", first.growth_interval)
+        self.skipped_steps = scalar("skipped_steps", 0)
+        self.consecutive_skipped_steps = scalar("consecutive_skipped_steps", 0)
+
+    def _state(self):
+        return rule.LossScaleState(
+            self.dynamic_scale,
+            self.growth_tracker,
+            self.hysteresis_tracker,
+            self.current_growth_interval,
+            self.skipped_steps,
+            self.consecutive_skipped_steps,
+        )
+
+    @property
+    def initial_scale(self) -> float:
+        """The first loss scale; setting it before `build` sets the scale too."""
+        return self.config.initial_scale
+
+    @initial_scale.setter
+    def initial_scale(self, value):
+        if self._change_config(initial_scale=value) and not self.built:
+            self.dynamic_scale.assign(value)
+
+    @property
+    def growth_interval(self) -> int | growth_schedules.GrowthIntervalSchedule:
+        """Finite steps in a row before the scale grows, or the schedule of them.
+
+        Another number takes effect with the next step; a schedule, or a number in
+        place of one, when the training step is traced next (`compile` does that).
+        """
+        return self.config.growth_interval
+
+    @growth_interval.setter
+    def growth_interval(self, value):
+        if self._change_config(growth_interval=value):
+            self.current_growth_interval.assign(self.config.schedule.initial_interval)
+
+    dynamic_growth_steps = growth_interval  # Keras' name.
+
+    def _change_config(self, **changes):
+        """Returns False before our own `__init__`: Keras' sets attributes first."""
+        if not hasattr(self, "config"):
+            return False
+        self.config = dataclasses.replace(self.config, **changes)
+        return True
+
+    @property
+    def loss_scale(self):
+        """The scale of the next step: float32 variable of shape []."""
+        self._scale_was_read = True
+        return self.dynamic_scale
+
+    def scale_loss(self, loss):
+        """Returns `loss` times the loss scale, in float32 or wider."""
+        self._scale_was_read = True
+        return keras.ops.multiply(loss, self._usable_scale())
+
+    def _usable_scale(self):
+        """The scale, within bounds whatever was restored or assigned."""
+        return rule.clamp_scale(self.config, self.dynamic_scale.value)
+
+    def check_finite(self, grads):
+        """Returns whether every gradient is finite once unscaled: bool tensor []."""
+        return update.all_finite(grads, self._usable_scale())
+
+    def build(self, var_list):
+        """Builds the inner optimizer for a list of trainable variables."""
+        if not var_list:
+            return  # Keras' loader of `.h5` files does that, and never again.
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(var_list)
+        keras.optimizers.Optimizer.build(self, var_list)
+        if self._restore_on_build is not None:
+            restore, self._restore_on_build = self._restore_on_build, None
+            with tf.init_scope():  # Keras may build it while tracing a step.
+                restore()
+
+    def apply(
+        self, grads, trainable_variables=None, *, skip_gradients_aggregation=False
+    ):
+        """Applies scaled gradients, or skips the step if one is not finite.
+
+        Under a strategy the gradients are summed over its replicas first, so that
+        all take the same decision, and the inner optimizer sees the sum, unscaled.
+
+        Args:
+          grads: List of gradients of the scaled loss: tensors, `tf.IndexedSlices`
+            or None.
+          trainable_variables: Their variables; may be left out once built.
+          skip_gradients_aggregation: Bool. True if the gradients are summed over
+            the replicas already, as after an all-reduce in float16.
+
+        Raises:
+          RuntimeError: Under a strategy that loss scaling cannot work under.
+          ValueError: If there is not one variable for each gradient.
+        """
+        inner = self.inner_optimizer
+        replicas.check_context(inner, self._distribution_strategy)
+        grads = [update.as_gradient(grad) for grad in grads]
+        if not grads:
+            return  # As Keras does.
+        variables = self._build_for(grads, trainable_variables)
+        if not self._scale_was_read and self.initial_scale != 1:
+            self._scale_was_read = True  # Keras 3 divides in silence.
+            logging.warning(
+                "%s.apply divides the gradients by the loss scale, and `scale_loss` "
+                "was not called: differentiate `optimizer.scale_loss(loss)`.",
+                self.name,
+            )
+
+        def unscale(grads):
+            return update.unscale(grads, variables, self._usable_scale())
+
+        def count_overflows(grads):
+            if self.overflow_counts is not None:
+                # Below a scale of 1 they may overflow only there.
+                self.overflow_counts.record(unscale(grads), variables)
+
+        step = update.Step(
+            check=self.check_finite,
+            update=lambda grads: inner.apply(unscale(grads), variables),
+            skip=count_overflows,
+            settle=self._advance,
+        )
+        if not replicas.must_agree():
+            update.gate(step, grads, variables, inner, self.config.jit_compile)
+            return
+        if not skip_gradients_aggregation:
+            grads = replicas.sum_gradients(grads, variables)
+        replicas.gate_together(step, grads, inner)
+
+    def apply_gradients(self, grads_and_vars, **keywords):
+        """Applies pairs of scaled gradient and variable; returns `iterations`."""
+        self.apply(*zip(*grads_and_vars, strict=True), **keywords)
+        return self.iterations
+
+    def _build_for(self, grads, trainable_variables):
+        if not (self.built or trainable_variables):
+            raise ValueError(
+                "The optimizer is not built: pass the variables. "
+                f"Received: trainable_variables={trainable_variables}."
+            )
+        variables = list(trainable_variables or self._trainable_variables)
+        if not self.built:
+            with keras.name_scope(self.name):
+                self.build(variables)
+        if len(grads) != len(variables):
+            raise ValueError(
+                "There must be one gradient (or None) for each variable. Received: "
+                f"{len(grads)} gradients and {len(variables)} variables."
+            )
+        return variables
+
+    def _advance(self, finite):
+        before = rule.LossScaleState(*(v.value for v in self._state()))
+        after = rule.next_state(self.config, before, finite)
+        for variable, value in zip(self._state(), after, strict=True):
+            variable.assign(value)
+
+    def load_own_variables(self, store):
+        """Restores the state from our layout, stock Keras' or the bare inner one's.
+
+        At once if the optimizer is built, else by `build`. A state of another kind of
+        optimizer is a ValueError.
+        """
+        self.set_weights([store[str(i)] for i in range(len(store.keys()))])
+
+    def set_weights(self, weights):
+        """Sets the state from a list of arrays, in any of those layouts."""
+        saved = [np.asarray(each) for each in weights]
+
+        def restore():
+            inner = self.inner_optimizer.variables
+            head = [v for v in inner if id(v) in self._unbuilt_inner]
+            saved_state.restore(saved, self._variables, inner, head)
+            saved_state.fit_to_config(self._state(), self.config)
+
+        if self.built:
+            restore()
+        elif saved:
+            self._restore_on_build = restore
+
+    def __dir__(self):
+        # Keras would save the inner optimizer found here a second time.
+        return [name for name in super().__dir__() if name != "inner_optimizer"]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's keywords, the inner optimizer serialized."""
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return {"inner_optimizer": inner, **self.config.to_dict(), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Builds an optimizer from our config or stock Keras'; neither is changed."""
+        config = dict(config)
+        if config.get("overflow_drops") == "microbatch":
+            del config["overflow_drops"]  # Written when there was another way.
+        for name in {"inner_optimizer", "growth_interval"} & config.keys():
+            config[name] = keras.saving.deserialize_keras_object(
+                config[name], custom_objects=custom_objects
+            )
+        return cls(**config)

@@ -1,0 +1,324 @@
+"""What tfamp does when Keras compiles a model and runs its first training step.
+
+| when | what |
+|---|---|
+| `compile`, once the model is built | its layers get the overrides asked for |
+| `compile` | the optimizer scales the loss where a float16 layer trains |
+| the first step of a model built by it | the same, once a trace has built it |
+| the first step under a graph rewrite | what was rewritten is looked at and said |
+"""
+
+import contextlib
+import inspect
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Literal
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfamp import patches
+from tfamp.graph_rewrite import observe
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.loss_scaling import optimizer, rule
+from tfamp.precision import assign, overrides, plan
+
+_MOST_SHOWN = 5
+_hooks: list[patches.Hook] = []
+_rules: list["_Rules"] = []
+_seen: observe.GraphRewriteReport | None = None
+# Model -> request -> what its training function showed: TensorFlow keeps what it has
+# optimized, and shows it no second time.
+_reports: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def install(
+    policy: str | None,
+    scaling: rule.LossScaleConfig | Literal[False],
+    asked: overrides.Overrides,
+) -> None:
+    """Installs the rules from now on; installing again replaces them.
+
+    Args:
+      policy: Name of the dtype policy of layers that are built now; None if it is not
+        tfamp's.
+      scaling: Settings of the loss scale, or False for no loss scaling.
+      asked: The modes of single layers.
+    """
+    global _seen
+    remove()
+    _seen = None
+    rules = _Rules(policy, scaling, asked)
+    _rules[:] = [rules]
+    train = "make_train_function"
+    owner = patches.trainer_class(train)
+    _hooks.append(patches.hook_compile(rules.scale, rules.before_compile))
+    _hooks.append(patches.Hook(owner, train, rules.make_train_function))
+
+
+def remove() -> None:
+    """Puts Keras' own methods back; idempotent."""
+    while _hooks:
+        _hooks.pop().remove()
+
+
+def has_overridden() -> bool:
+    """Whether a model's layers got modes of their own since `install`."""
+    return any(rules.matched for rules in _rules)
+
+
+def last_report() -> observe.GraphRewriteReport | None:
+    """Returns what a model's first training step last showed of the rewrite."""
+    return _seen
+
+
+def scaled(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Returns a compiled model's optimizer as `compile` would have it now."""
+    rules = _rules[0] if _rules and _hooks else _Rules(None, rule.LossScaleConfig(), ())
+    return rules.scale(model, model.optimizer)
+
+
+class _Rules:
+    """The rules of one `enable`; see `install`."""
+
+    def __init__(self, policy, scaling, asked):
+        self._policy, self._scaling, self._asked = policy, scaling, asked
+        self.matched: set[str] = set()
+        self._told = False
+        self._warned: weakref.WeakSet = weakref.WeakSet()
+
+    def scale(self, model, given):
+        """Returns the optimizer to compile with."""
+        # What the patterns match in a model that is not built is not known yet.
+        low = any(each.mode.policy == "mixed_float16" for each in self._asked)
+        late = low and not _is_built(model)
+        if self._scaling is False or not (late or optimizer.needs_loss_scale(model)):
+            return given
+        return optimizer.wrap_optimizer(given, config=self._scaling)
+
+    def before_compile(self, model, arguments):
+        if graph_rewrite.active() is not None:
+            _check_policies(model)
+            _keep_from_xla(model, arguments)
+        if _is_built(model):
+            self._override(model)
+
+    def make_train_function(self, original):
+        def make_train_function(model, *args, **kwargs):
+            is_new, built = model.train_function is None, _is_built(model)
+            if is_new and built:
+                self._before_training(model)
+            original(model, *args, **kwargs)
+            if not getattr(model.train_function, "is_first_step", False):
+                look = _look_at_first_step(model, is_new)
+                builds = is_new and not built
+                if builds or look is not None:
+                    model.train_function = self._first_step(
+                        model, original, look, builds
+                    )
+            return model.train_function
+
+        return make_train_function
+
+    def _first_step(self, model, original, look, builds):
+        """Returns a training function that puts Keras' own back after one call."""
+        function = model.train_function
+
+        def first_step(iterator):
+            if model.train_function is first_step:
+                model.train_function = function
+            try:
+                return run(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                raise
+            except BaseException:
+                model.train_function = None  # The next `fit` is a first one again.
+                raise
+
+        def run(iterator):
+            # Without a strategy, Keras 3.15 builds a model while it traces the step.
+            build = builds and self._asked and not model.run_eagerly
+            step = function
+            if build:
+                iterator = _build_by_tracing(model, iterator)
+                step = self._after_build(model, original)
+            with look or contextlib.nullcontext():
+                logs = step(iterator)
+            if builds and not build:
+                self._after_build(model, original)
+            return logs
+
+        first_step.is_first_step = True  # pyright: ignore[reportFunctionMemberAccess]
+        return first_step
+
+    def _after_build(self, model, original):
+        self._before_training(model)
+        if model.train_function is None:  # Overrides made the model forget it.
+            original(model)
+        return model.train_function
+
+    def _before_training(self, model):
+        if graph_rewrite.active() is not None:
+            _check_policies(model)
+        self._override(model)
+        if self._scaling is not False:
+            optimizer.warn_about_unscaled_optimizers(model)
+
+    def _override(self, model):
+        """Gives the layers of a built model their own modes; says if it is older."""
+        if self._policy is None or plan.was_set(model):
+            return
+        is_being_made = _is_being_made(model)
+        if self._is_older(model):
+            changed = keras.config.dtype_policy().name != self._policy  # By the user.
+            if not is_being_made and not changed:
+                self._warn_of_older(model)
+        elif self._asked:
+            planned = plan.Plan(model, self._asked)
+            missing = planned.unmatched()
+            if not is_being_made:
+                planned.check_matched([p for p in missing if p not in self.matched])
+            self.matched |= {each.pattern for each in self._asked} - set(missing)
+            unsaved = plan.apply(model, planned.overridden())
+            if unsaved and not self._told:
+                self._told = True
+                plan.warn_of_unsaved(unsaved)
+
+    def _is_older(self, model):
+        """Whether no layer of a model has the policy that is in force."""
+        places = [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
+        layers = [place.layer for place in places if place.layer.weights]
+        wanted = keras.dtype_policies.get(self._policy).compute_dtype
+        return bool(layers) and not any(
+            each.compute_dtype == wanted or plan.was_assigned(each) for each in layers
+        )
+
+    def _warn_of_older(self, model):
+        if model in self._warned:
+            return
+        self._warned.add(model)
+        found = {
+            place.layer.dtype_policy.name
+            for place in assign.walk(model)
+            if place.layer.weights and assign.is_assignable(place.layer)
+        }
+        warnings.warn(
+            f"Model '{model.name}' was built before tfamp.enable(), or loaded in "
+            f"another precision: its layers keep {', '.join(sorted(found))}, while "
+            f"{self._policy} is in force. Build it after tfamp.enable(), or call "
+            "tfamp.set_precision on it.",
+            stacklevel=5,
+        )
+
+
+def _is_built(model):
+    """Whether a model and its layers are built; Keras says so too soon.
+
+    `build` of a model that defines none marks the model alone as built.
+    """
+    used = model._called or all(each.built for each in model._flatten_layers())
+    return model.built and used
+
+
+def _is_being_made(model):
+    """Whether the model's constructor, or Keras that loads it, compiles it.
+
+    What it will be a part of may not be there yet: it is checked when it trains.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        names = frame.f_code.co_varnames
+        if frame.f_code.co_name in ("__init__", "compile_from_config") and names:
+            if frame.f_locals.get(names[0]) is model:
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _build_by_tracing(model, iterator):
+    """Traces a training step, which builds the model; returns the data, not drawn."""
+    if isinstance(iterator, tf.data.Iterator):
+        data = iterator.element_spec
+    else:  # `train_on_batch` gives a generator of one batch.
+        batches = list(iterator)
+        data, iterator = batches[0], iter(batches)
+    tf.function(model.train_step, autograph=False).get_concrete_function(data)
+    return iterator
+
+
+# ---- Under a graph rewrite ----
+
+
+def _check_policies(model):
+    low = [
+        place.path
+        for place in assign.walk(model)
+        if place.layer.compute_dtype in assign.LOW
+    ]
+    if low:
+        more = ", ..." if low[_MOST_SHOWN:] else ""
+        raise ValueError(
+            f"Model '{model.name}' has layers that compute in 16 bits by their dtype "
+            f"policy ({', '.join(low[:_MOST_SHOWN])}{more}), while graphs are "
+            "rewritten, too: TensorFlow accepts both and undoes float32 layers. Build "
+            "the model under the float32 policy, or call "
+            "tfamp.disable_graph_rewrite() first."
+        )
+
+
+def _keep_from_xla(model, arguments):
+    reason = remedy = ""
+    if arguments["run_eagerly"]:
+        reason, remedy = "run_eagerly=True runs no graph", "run_eagerly=False"
+    elif arguments["jit_compile"] == "auto":
+        # On a GPU Keras 3.15 makes this True.
+        arguments["jit_compile"] = False
+        logging.info("Model '%s': jit_compile=False for the rewrite.", model.name)
+    elif arguments["jit_compile"]:
+        reason, remedy = "XLA bypasses the graph rewrite", "jit_compile=False"
+    if reason:
+        warnings.warn(
+            f"Model '{model.name}' is not rewritten to 16 bits and trains in float32: "
+            f"{reason}. Use compile({remedy}), or the dtype policy instead of the "
+            "rewrite.",
+            stacklevel=4,
+        )
+
+
+def _look_at_first_step(model, is_new):
+    """Returns a context for a model's first step under a rewrite, else None."""
+    global _seen
+    rewrite = graph_rewrite.active()
+    if rewrite is None:
+        return None
+    graph_rewrite.sync_thread()  # Another thread may have enabled the rewrite.
+    if model.built:
+        _check_policies(model)
+    reports = _reports.setdefault(model, {})
+    if is_new:
+        reports.clear()
+    if rewrite.config not in reports:
+        return _looked_at(model, rewrite, fresh=not is_new)
+    _seen = reports[rewrite.config]
+    return None
+
+
+@contextlib.contextmanager
+def _looked_at(
+    model: keras.Model, rewrite: graph_rewrite.Rewrite, fresh: bool
+) -> Iterator[None]:
+    """Notes, and says, what the rewrite made of a model's first training step."""
+    global _seen
+    if graph_rewrite.active() is not rewrite:
+        yield  # It ended before the step.
+        return
+    with observe.observe(fresh) as graphs:
+        yield
+    report = observe.make_report(graphs)
+    if report.effective is None:
+        warnings.warn(f"Model '{model.name}': {report}", stacklevel=4)
+    else:
+        logging.info("Model '%s': %s", model.name, report)
+    _seen = _reports[model][rewrite.config] = report

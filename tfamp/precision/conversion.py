@@ -1,0 +1,139 @@
+"""`set_precision`: another precision for a built model, in place."""
+
+from collections.abc import Mapping
+
+import keras
+from absl import logging
+
+from tfamp import errors, modes
+from tfamp.precision import assign, compile_hook, plan
+from tfamp.precision import overrides as overriding
+
+_SHOWN = 5
+
+
+class ConversionError(errors.TfampError, RuntimeError):
+    """A model cannot be given another precision."""
+
+
+def set_precision(
+    model: keras.Model, mode: str, overrides: Mapping[str, str] | None = None
+) -> keras.Model:
+    """Gives a built, trained or loaded model another precision, in place.
+
+    Weights stay what they are: variables are float32 in every mode, and 16-bit ones
+    are widened, which is exact. No global is changed (TF32 is the process's: for
+    "tf32" and "float32" set it by `tfamp.enable`). What applies to a layer is, in this
+    order:
+
+        the override that matches its path
+        the override of the nearest layer or model around it
+        float32, if it computes or passes on an output, or a softmax
+        the mode, whatever `dtype` the layer was made with
+
+    `describe_layers` says which, and so does the log. Softmax inside attention layers
+    has their precision; layers of float64, of integers and of strings stay.
+
+    What the model had traced is traced again, in the new precision; a `tf.function` of
+    your own that was traced before keeps the old one. A compiled model stays so;
+    if float16 layers train now, its optimizer is wrapped as `compile` would do it.
+    Train it under `tfamp.enable`: without it, bias gradients in bfloat16 are
+    TensorFlow's, which are wrong on a CPU.
+
+    A saved file holds the precision of the layers that the model's configuration
+    names. Those that a class makes itself (inside attention layers, in models of a
+    class of its own) get what their class gives them when it is loaded: the log warns
+    of them; call `set_precision` again after loading.
+
+    Args:
+      model: A built `keras.Model` of any kind.
+      mode: "float32", "tf32", "mixed_bfloat16" or "mixed_float16".
+      overrides: {pattern: mode}; a pattern is a regular expression that matches the
+        whole path of a layer (`describe_layers(model)` lists them).
+
+    Returns:
+      The model itself.
+
+    Raises:
+      OverrideError: If overrides are malformed, match no layer or contradict one
+        another; with all problems and the known paths.
+      ValueError: If there is no such mode, or the model is not built.
+      ConversionError: If a layer is quantized. No layer is changed then.
+
+    Example:
+      tfamp.set_precision(model, "mixed_bfloat16", {"encoder/.*": "float32"})
+    """
+    chosen = modes.get_mode(mode)
+    parsed = overriding.parse(chosen, overrides)
+    _check_model(model)
+    planned = plan.Plan(model, parsed)
+    planned.check_matched(planned.unmatched())
+    trains = getattr(model, "train_function", None) is not None
+    with assign.EXCLUSIVE:
+        unsaved = plan.apply(model, planned.complete(chosen))
+    plan.remember(model)
+    if unsaved:
+        plan.warn_of_unsaved(unsaved)
+    if model.compiled and model.optimizer is not None:
+        _scale_loss(model)
+    if trains:  # By a callback, in the middle of `fit`.
+        model.make_train_function()
+    _log(model, chosen)
+    return model
+
+
+def check_not_quantized(model: keras.Model) -> None:
+    """Raises ConversionError if a layer is quantized."""
+    quantized = [
+        f"{place.path} ({type(place.layer).__name__})"
+        for place in assign.walk(model)
+        if place.layer.dtype_policy.quantization_mode is not None
+    ]
+    if quantized:
+        raise ConversionError(
+            "The weights of a quantized model are no longer there. Received quantized "
+            f"layers: {', '.join(quantized[:_SHOWN])}. Take the model from before "
+            "`quantize`."
+        )
+
+
+def _check_model(model):
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a `keras.Model`. Received: {type(model).__name__}."
+        )
+    if not model.built:
+        raise ValueError(
+            f"Model {model.name!r} is not built, so its layers are not known. Call it "
+            "on a batch first, or build it under `tfamp.enable` or "
+            "`tfamp.policy_scope`. Of a model that has no `call`, take its parts."
+        )
+    check_not_quantized(model)
+    low = [v.path for v in model.trainable_variables if v.dtype in assign.LOW]
+    if low and getattr(getattr(model, "optimizer", None), "built", False):
+        raise ConversionError(
+            "The optimizer holds slots of weights in 16 bits, which would be widened. "
+            f"Received: {', '.join(low[:_SHOWN])}. `compile` the model with a new "
+            "optimizer first."
+        )
+
+
+def _scale_loss(model):
+    with model.distribute_strategy.scope():
+        wrapped = compile_hook.scaled(model)
+    if wrapped is not model.optimizer:
+        model.optimizer, model.train_function = wrapped, None
+        if getattr(model, "_compile_config", None):  # Keras <= 3.15; what a file holds.
+            model._compile_config.config["optimizer"] = wrapped
+
+
+def _log(model, mode):
+    rows = plan.describe_layers(model)
+    others = [row for row in rows if row.policy != mode.policy]
+    lines = [f"\n  {row.path}: {row.policy} ({row.reason})" for row in others[:_SHOWN]]
+    if others[_SHOWN:]:
+        lines.append(f"\n  and {len(others) - _SHOWN} more")
+    logging.info(
+        "set_precision: %d layers, %d of them not %s%s",
+        *(len(rows), len(others), mode.policy, "".join(lines)),
+    )

@@ -1,0 +1,277 @@
+"""Decides which dtype policy each layer of a built model gets, and why."""
+
+import weakref
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import keras
+from absl import logging
+
+from tfamp import errors, modes
+from tfamp.precision import assign, outputs, overrides
+
+SOFTMAX = "softmax stays in float32: its exponentials overflow and its sums round"
+_SOFTMAX_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
+
+
+_SHOWN = 5
+# Why each layer has the policy that it was assigned; no model holds more for it.
+_reasons: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_set: weakref.WeakSet = weakref.WeakSet()
+
+
+class LayerPrecision(NamedTuple):
+    """A row of `describe_layers`: a layer's path, its dtype policy's name, and why."""
+
+    path: str
+    policy: str
+    reason: str
+
+
+class Planned(NamedTuple):
+    """What a layer gets: the name of a Keras dtype policy, and why."""
+
+    policy: str
+    reason: str
+
+
+class Plan:
+    """What overrides, and a mode, ask of the layers of a model; changes nothing.
+
+    Args:
+      model: A built model.
+      parsed: What `overrides.parse` returned.
+
+    Raises:
+      OverrideError: If patterns contradict one another.
+    """
+
+    def __init__(self, model: keras.Model, parsed: overrides.Overrides):
+        self._model, self._parsed = model, parsed
+        places = [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
+        self._places = {id(place.layer): place for place in places}
+        self._free = [place for place in places if self._leader(place) is None]
+        found = {id(p.layer): overrides.find(_paths(p), parsed) for p in self._free}
+        self._own = {key: each for key, each in found.items() if each}
+
+    def unmatched(self) -> list[str]:
+        """Returns the patterns that match no layer to which they can apply."""
+        paths = [_paths(place) for place in self._free]
+        return [x.pattern for x in self._parsed if not any(map(x.matches, paths))]
+
+    def check_matched(self, patterns: list[str]) -> None:
+        """Raises OverrideError, with the known paths, if there are such patterns."""
+        if not patterns:
+            return
+        hints = {
+            f"{each.pattern!r}: what it matches runs by the precision of the layer "
+            f"around it; name {leader.path!r}.": None
+            for each in self._parsed
+            for place in self._places.values()
+            if each.pattern in patterns and each.matches(_paths(place))
+            if (leader := self._leader(place))
+        }
+        paths = [place.path for place in self._free]
+        raise overrides.OverrideError(
+            overrides.unmatched(patterns, paths, " ".join(hints))
+        )
+
+    def overridden(self) -> dict[int, Planned]:
+        """Returns {id of a layer: what an override asks of it}."""
+        rows = {key: self._asked(place) for key, place in self._places.items()}
+        return {key: row for key, row in rows.items() if row is not None}
+
+    def complete(self, mode: modes.Mode) -> dict[int, Planned]:
+        """Returns {id of a layer: what it gets}, for each layer of the model."""
+        pinned = {} if mode.policy == "float32" else _outputs_or_warning(self._model)
+
+        def pin(place):
+            """Why a layer stays in float32 whatever the mode; empty if it does not."""
+            if id(place.layer) in pinned:
+                return pinned[id(place.layer)]
+            if self._leader(place) is None and _is_softmax(place.layer):
+                return SOFTMAX
+            for holder in self._holders(place):
+                if not isinstance(holder.layer, keras.Model) and pin(holder):
+                    return f"in {holder.layer.name!r}, which stays in float32"
+            return ""
+
+        def row(place):
+            if asked := self._asked(place):
+                return asked
+            if mode.policy != "float32" and (why := pin(place)):
+                return Planned("float32", why)
+            if leader := self._leader(place):
+                return row(leader)._replace(reason=f"follows {leader.layer.name!r}")
+            return Planned(mode.policy, f"the mode is {mode.name}")
+
+        return {key: row(place) for key, place in self._places.items()}
+
+    def _asked(self, place):
+        if id(place.layer) in self._own:
+            found = self._own[id(place.layer)]
+            return Planned(found.mode.policy, f"asked for by {found.pattern!r}")
+        around = self._around(place)
+        if len(around) > 1:
+            names = " and ".join(repr(name) for name, _ in around.values())
+            raise overrides.OverrideError(
+                f"Layer {place.path!r} is shared by {names}, which are asked to be "
+                f"{' and '.join(around)}. Name the layer itself."
+            )
+        for name, found in around.values():
+            reason = f"in {name!r}, asked for by {found.pattern!r}"
+            return Planned(found.mode.policy, reason)
+        return None
+
+    def _holders(self, place):
+        return [self._places[id(h)] for h in place.holders if id(h) in self._places]
+
+    def _leader(self, place):
+        """Returns the place of the layer by whose precision this one runs, or None."""
+        holders = self._holders(place)
+        return next((p for p in holders if outputs.follows(place.layer, p.layer)), None)
+
+    def _around(self, place):
+        """Returns {mode: (name, override)} of the nearest layers around with one."""
+        found = {}
+        for holder in self._holders(place):
+            own = self._own.get(id(holder.layer))
+            one = own and {own.mode.name: (holder.layer.name, own)}
+            found |= one or self._around(holder)
+        return found
+
+
+def _paths(place):
+    """The structure's path, and Keras' own where it has another."""
+    return tuple(dict.fromkeys((place.path, place.layer.path or place.path)))
+
+
+def _is_softmax(layer):
+    activation = getattr(layer, "activation", None)
+    return isinstance(layer, keras.layers.Softmax) or any(
+        activation is each for each in _SOFTMAX_ACTIVATIONS
+    )
+
+
+def _outputs_or_warning(model):
+    try:
+        return outputs.output_layers(model)
+    except errors.ExportError as error:
+        logging.warning(
+            "set_precision: the layers that compute the outputs are not known, so "
+            "only softmax stays in float32. Name them in `overrides`. %s",
+            error,
+        )
+        return {}
+
+
+# ---- What was assigned ----
+
+
+def apply(model: keras.Model, planned: Mapping[int, Planned]) -> list[str]:
+    """Assigns what is planned, and notes the reasons.
+
+    Returns:
+      Paths of the layers whose policy a file of the model would not hold.
+    """
+    layers = {id(place.layer): place.layer for place in assign.walk(model)}
+    changed = [
+        layers[key]
+        for key, row in planned.items()
+        if layers[key].dtype_policy.name != row.policy
+    ]
+    if changed or any(v.dtype in assign.LOW for v in model.variables):
+        assign.assign(model, {key: row.policy for key, row in planned.items()})
+    _reasons.update({layers[key]: row.reason for key, row in planned.items()})
+    return _unsaved(model, set(planned), set(map(id, changed)))
+
+
+def was_assigned(layer: keras.layers.Layer) -> bool:
+    """Whether the precision of a layer was assigned by a plan."""
+    return layer in _reasons
+
+
+def remember(model: keras.Model) -> None:
+    """Notes that a model has its precision from `set_precision`."""
+    _set.add(model)
+
+
+def was_set(model: keras.Model) -> bool:
+    """Whether a model as a whole has its precision from `set_precision`."""
+    return model in _set
+
+
+def describe_layers(model: keras.Model) -> list[LayerPrecision]:
+    """Returns the path, the dtype policy and its reason, if known, of each layer.
+
+    Args:
+      model: A built model.
+
+    Returns:
+      A row for each layer that computes in floats, those inside others included.
+    """
+    return [
+        LayerPrecision(
+            place.path,
+            place.layer.dtype_policy.name,
+            _reasons.get(place.layer, "as it was made"),
+        )
+        for place in assign.walk(model)
+        if assign.is_assignable(place.layer)
+    ]
+
+
+def _unsaved(model, planned, changed):
+    """Returns the paths of these layers that a file of the model would not hold."""
+    try:
+        saved = _named_policies(keras.saving.serialize_keras_object(model))
+    except Exception:  # Code of the user's layers; such a model cannot be saved.
+        saved = set()
+    return [
+        place.path
+        for place in assign.walk(model)
+        if id(place.layer) in planned
+        and not _only_holds(place.layer)
+        and (place.layer.name, place.layer.dtype_policy.name) not in saved
+        and any(_loses(each, place.layer, changed) for each in place.holders)
+    ]
+
+
+def warn_of_unsaved(paths: list[str]) -> None:
+    """Logs which layers' precision a saved file does not hold, and what to do."""
+    more = f" and {len(paths) - _SHOWN} more" if paths[_SHOWN:] else ""
+    logging.warning(
+        "A saved file does not hold the modes of layers that their class makes "
+        "itself: %s%s. After loading, ask for them again by tfamp.set_precision, "
+        "or load it under the same tfamp.enable(overrides=...).",
+        *(", ".join(map(repr, paths[:_SHOWN])), more),
+    )
+
+
+def _only_holds(layer):
+    """Whether a layer is a model that computes nothing but what its layers do."""
+    return assign.is_functional(layer) or isinstance(layer, keras.Sequential)
+
+
+def _loses(holder, layer, changed):
+    """Whether the class of a layer's holder, when loaded, gives it another policy."""
+    try:
+        passes_on = "dtype" in holder.get_config()
+    except Exception:  # Code of the user's layers; such a model cannot be saved.
+        passes_on = False
+    if passes_on or type(holder).__module__.startswith("keras."):
+        return layer.dtype_policy.name != holder.dtype_policy.name
+    return id(layer) in changed
+
+
+def _named_policies(config):
+    """Returns {(name of a layer, name of its policy)} of all layers in a config."""
+    if isinstance(config, list | tuple):
+        return set().union(*map(_named_policies, config))
+    if not isinstance(config, dict):
+        return set()
+    found = set().union(*map(_named_policies, config.values()))
+    dtype = config.get("dtype")
+    if isinstance(dtype, dict) and "name" in config:
+        found.add((config["name"], (dtype.get("config") or {}).get("name")))
+    return found

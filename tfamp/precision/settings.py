@@ -1,0 +1,260 @@
+"""What `enable` is asked, parsed once; and what it comes to on this host, and why."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import keras
+from absl import logging
+
+from tfamp import errors, hardware, modes
+from tfamp.graph_rewrite import choice, switch
+from tfamp.loss_scaling import rule
+from tfamp.precision import overrides as overriding
+
+_ON_UNSUPPORTED = ("raise", "warn")
+_FLOAT32_MODES = ("float32", "tf32")
+
+
+class Settings(NamedTuple):
+    """The arguments of `enable`, checked, copied, and decided for this host.
+
+    Attributes:
+      requested: The mode asked for, "auto" included.
+      mode: The mode of all layers. Under a graph rewrite its policy is float32's.
+      reason: Why this mode.
+      overrides: The modes of single layers.
+      scaling: Settings of the loss scale, or False for none.
+      rewrite: What is asked of the graph rewrite, or None.
+      fused_kernels: Whether fused kernels are wanted, and any layer has 16 bits.
+    """
+
+    requested: str
+    mode: modes.Mode
+    reason: str
+    overrides: overriding.Overrides
+    scaling: rule.LossScaleConfig | Literal[False]
+    rewrite: switch.RewriteConfig | None
+    fused_kernels: bool
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether any layer computes in 16 bits by its dtype policy."""
+        policies = [self.mode.policy, *(each.mode.policy for each in self.overrides)]
+        return any(policy != "float32" for policy in policies)
+
+
+def parse(
+    own_rewrite: bool,
+    mode: str,
+    overrides: Mapping[str, str] | None = None,
+    loss_scale: Mapping[str, Any] | Literal[False] | None = None,
+    graph_rewrite: bool | Mapping[str, Any] | None = None,
+    fused_kernels: bool = True,
+    on_unsupported: Literal["raise", "warn"] = "raise",
+) -> Settings:
+    """Checks the arguments of `enable` and decides for this host; changes nothing.
+
+    Args:
+      own_rewrite: Whether a graph rewrite in force is an earlier `enable`'s.
+      mode: As for `enable`, like all others.
+      overrides: A mapping or None.
+      loss_scale: A mapping, False or None.
+      graph_rewrite: A bool, a mapping or None.
+      fused_kernels: A bool.
+      on_unsupported: "raise" or "warn".
+
+    Raises:
+      ValueError: If arguments make no sense, alone or together; TypeError if of
+        another type; UnsupportedModeError for another Keras backend.
+    """
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise errors.UnsupportedModeError(
+            f"tfamp works with Keras' tensorflow backend. Received: {backend!r}. "
+            "Set KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    if on_unsupported not in _ON_UNSUPPORTED:
+        raise ValueError(
+            f"`on_unsupported` must be one of {_ON_UNSUPPORTED}. "
+            f"Received: on_unsupported={on_unsupported!r}."
+        )
+    if not isinstance(fused_kernels, bool):
+        raise TypeError(
+            "`fused_kernels` must be True or False. "
+            f"Received: fused_kernels={fused_kernels!r}."
+        )
+    scaling = _scaling(loss_scale)
+    rewrite = rewrite_request(own_rewrite, mode, graph_rewrite)
+    if rewrite is not None and overrides:
+        raise ValueError(
+            "The graph rewrite knows no layers, so `overrides` have no meaning with "
+            f"it. Received: overrides={overrides!r} and graph_rewrite="
+            f"{graph_rewrite!r}. Keep operations in float32 by "
+            "graph_rewrite={'denylist_add': [...]}, or use the dtype policy."
+        )
+    if rewrite is None:
+        chosen, reason = resolve_mode(mode, on_unsupported)
+    else:
+        dtype, reason = resolve_rewrite(rewrite.dtype, on_unsupported)
+        chosen = modes.get_mode(f"mixed_{dtype}" if dtype else "float32")
+        chosen = chosen._replace(policy="float32")
+        rewrite = dataclasses.replace(rewrite, dtype=dtype) if dtype else None
+    parsed = overriding.parse(chosen, overrides)
+    found = Settings(mode, chosen, reason, parsed, scaling, rewrite, False)
+    return found._replace(fused_kernels=fused_kernels and found.is_mixed)
+
+
+def _scaling(given):
+    if given is False:
+        return False
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
+            f"None. Received: loss_scale={given!r}."
+        )
+    return rule.LossScaleConfig.from_keywords(given or {})
+
+
+# ---- The mode ----
+
+
+def resolve_mode(
+    mode: str, on_unsupported: Literal["raise", "warn"] = "raise"
+) -> tuple[modes.Mode, str]:
+    """Returns the mode that `enable` would set on this host, and why; sets nothing.
+
+    Args:
+      mode: As for `enable`.
+      on_unsupported: As for `enable`.
+
+    Raises:
+      ValueError: As `enable`.
+    """
+    devices = hardware.read_devices()
+    if mode == "auto":
+        decision = hardware.choose_mode(devices)
+        return modes.get_mode(decision.mode), decision.reason
+    chosen = modes.get_mode(mode)
+    support = hardware.format_support(chosen.compute_format, devices)
+    if support.supported:
+        if not support.fast and mode != "float32":
+            logging.warning("%s: no speed-up is expected: %s.", mode, support.reason)
+        return chosen, f"asked for; {support.reason}"
+    if on_unsupported == "raise":
+        auto = hardware.choose_mode(devices).mode
+        raise errors.UnsupportedModeError(
+            f"Unsupported precision mode. Received: mode={mode!r} on "
+            f"{hardware.device_label(devices)}: {support.reason}. Use mode='auto' "
+            f"(here {auto!r}), or on_unsupported='warn' for the nearest mode."
+        )
+    bfloat16 = hardware.format_support("bfloat16", devices).supported
+    other = chosen.name == "mixed_float16" and bfloat16
+    nearest = "mixed_bfloat16" if other else "float32"
+    reason = f"{mode} is not supported: {support.reason}; {nearest} is the nearest"
+    warnings.warn(reason, stacklevel=5)
+    return modes.get_mode(nearest), reason
+
+
+# ---- The graph rewrite ----
+
+
+def resolve_rewrite(
+    dtype: str, on_unsupported: Literal["raise", "warn"] = "raise"
+) -> tuple[str | None, str]:
+    """Returns the format that graphs would be rewritten to on this host, and why.
+
+    Args:
+      dtype: "auto", "bfloat16" or "float16".
+      on_unsupported: "raise", or "warn" for no rewrite where it has no effect here.
+
+    Returns:
+      ("bfloat16", "float16" or None, reason).
+
+    Raises:
+      UnsupportedModeError: If the rewrite is not supported here.
+    """
+    try:
+        return choice.choose_dtype(dtype, hardware.read_devices(), os.environ)
+    except errors.UnsupportedModeError as error:
+        if on_unsupported == "raise":
+            raise
+        warnings.warn(f"No graph rewrite: {error}", stacklevel=5)
+        return None, f"no graph rewrite: {error}"
+
+
+def rewrite_request(
+    own: bool, mode: str, given: bool | Mapping[str, Any] | None
+) -> switch.RewriteConfig | None:
+    """Returns the rewrite that is asked for, by argument or environment, or None.
+
+    Args:
+      own: Whether a graph rewrite in force is an earlier `enable`'s.
+      mode: As for `enable`.
+      given: The argument `graph_rewrite` of `enable`.
+
+    Raises:
+      ValueError: As `enable`; TypeError for other types and unknown keywords.
+    """
+    if switch.active() is not None and not own and not given:
+        if given is False or mode not in _FLOAT32_MODES:
+            raise ValueError(
+                "enable_graph_rewrite() is in force, and TensorFlow accepts a mixed "
+                "dtype policy beside it and silently undoes float32 layers. Received: "
+                f"mode={mode!r}, graph_rewrite={given!r}. Call "
+                "tfamp.disable_graph_rewrite() first, or ask for both by "
+                "tfamp.enable(mode, graph_rewrite=True)."
+            )
+        return None
+    if given is None:
+        given = switch.requested_by_environment() and _follows_environment(mode)
+    if given is False:
+        return None
+    if given is not True and not isinstance(given, Mapping):
+        raise TypeError(
+            "`graph_rewrite` must be True, False, None or a dict of keywords of "
+            f"`enable_graph_rewrite`. Received: graph_rewrite={given!r}."
+        )
+    keywords = {} if given is True else dict(given)
+    if "dtype" in keywords:
+        raise ValueError(
+            "`mode` names the rewrite's format. Received: graph_rewrite with "
+            f"dtype={keywords['dtype']!r}. Leave it out."
+        )
+    known = [field.name for field in dataclasses.fields(switch.RewriteConfig)][1:]
+    if unknown := sorted(keywords.keys() - set(known)):
+        raise TypeError(
+            "Unknown keywords for the graph rewrite. Received: graph_rewrite with "
+            f"{', '.join(map(repr, unknown))}. Expected some of {', '.join(known)}."
+        )
+    if mode in _FLOAT32_MODES:
+        raise ValueError(
+            "`mode` names the format that graphs are rewritten to: 'auto', "
+            f"'mixed_bfloat16' or 'mixed_float16'. Received: mode={mode!r} with "
+            "graph_rewrite=True."
+        )
+    dtype = mode if mode == "auto" else modes.get_mode(mode).compute_format
+    return switch.RewriteConfig(dtype=dtype, **keywords)
+
+
+def _follows_environment(mode):
+    """Whether the environment's request for a rewrite goes with the mode."""
+    if mode == "auto":
+        return True
+    if mode in _FLOAT32_MODES:
+        warnings.warn(
+            f"TF_ENABLE_AUTO_MIXED_PRECISION asks for the graph rewrite, and mode="
+            f"{mode!r} for none: there is none.",
+            stacklevel=5,
+        )
+        return False
+    modes.get_mode(mode)
+    raise ValueError(
+        "The environment variable TF_ENABLE_AUTO_MIXED_PRECISION or "
+        "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE asks for the graph rewrite, and "
+        f"mode={mode!r} for a mixed dtype policy; together they undo float32 layers. "
+        "Unset the variable, or pass graph_rewrite=True (the rewrite alone) or "
+        "graph_rewrite=False (the policy alone)."
+    )

@@ -1,0 +1,164 @@
+"""What is asked for and what is in force, each in words."""
+
+from typing import NamedTuple
+
+import keras
+
+from tfamp import hardware, modes
+from tfamp.graph_rewrite import switch
+from tfamp.kernels import bias_gradient, install
+from tfamp.loss_scaling import rule
+from tfamp.precision import compile_hook, policy, settings
+
+
+class Status(NamedTuple):
+    """What was asked for and what is in force; `print` it.
+
+    Attributes:
+      requested: Mode given to `enable`, "auto" included; None if not enabled.
+      effective: Mode in force, or the name of a dtype policy that is no mode's. With
+        a graph rewrite: float32 until a training step has shown the rewrite.
+      reason: Why this mode, and why it differs from the requested one if it does.
+      device: The devices that the decision is about.
+      dtype_policy: Name of Keras' global dtype policy.
+      overrides: The modes of single layers, or "none".
+      tensor_float_32: Whether float32 matrix work may use TF32.
+      loss_scaling: Whether, and how, `compile` adds loss scaling.
+      graph_rewrite: What is asked of Grappler's rewrite, and what was seen of it.
+      bias_gradients: Whether bfloat16 bias gradients are summed rightly.
+      embedding_gradients: Whether rows of one index are summed before they are squared.
+      fused_kernels: What runs as fused kernels in 16-bit training on a CPU.
+    """
+
+    requested: str | None
+    effective: str
+    reason: str
+    device: str
+    dtype_policy: str
+    overrides: str
+    tensor_float_32: bool
+    loss_scaling: str
+    graph_rewrite: str
+    bias_gradients: str
+    embedding_gradients: str
+    fused_kernels: str
+
+    def __str__(self):
+        rows = [
+            (name.replace("_", " "), value)
+            for name, value in zip(self._fields, self, strict=True)
+        ]
+        return "\n".join(f"{name + ':':<21}{value}" for name, value in rows)
+
+
+def describe(asked: settings.Settings | None, rewrite: switch.Rewrite | None) -> Status:
+    """Returns the status as the globals now stand.
+
+    Args:
+      asked: What `enable` was asked; None where it is not in force.
+      rewrite: The graph rewrite that it switched on, if any.
+    """
+    devices = hardware.read_devices()
+    state = policy.read()
+    change = _change(asked, state)
+    tf32 = state.tensor_float_32 and hardware.format_support("tf32", devices).supported
+    name = state.dtype_policy.name
+    effective = "tf32" if name == "float32" and tf32 else name
+    if asked and not change and rewrite is None:
+        effective = asked.mode.name
+    seen = compile_hook.last_report()
+    if switch.active() is not None and seen is not None and seen.effective:
+        effective = f"mixed_{seen.effective}"
+    patterns = asked.overrides if asked else ()
+    return Status(
+        requested=asked.requested if asked else None,
+        effective=effective,
+        reason=change or asked.reason if asked else _outside(name),
+        device=hardware.device_label(devices),
+        dtype_policy=name,
+        overrides=_describe_overrides(patterns),
+        tensor_float_32=state.tensor_float_32,
+        loss_scaling=_describe_scaling(asked),
+        graph_rewrite=_describe_rewrite(seen),
+        bias_gradients=(
+            "summed rightly in bfloat16"
+            if bias_gradient.BIASES in bias_gradient.HOOKS.in_force()
+            else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
+        ),
+        embedding_gradients=(
+            "rows of one index summed first"
+            if bias_gradient.EMBEDDINGS in bias_gradient.HOOKS.in_force()
+            else "Keras': rows of one index squared apart"
+        ),
+        fused_kernels=_describe_kernels(),
+    )
+
+
+def _outside(name):
+    """Why this precision, where `enable` was not called."""
+    if name in ("float16", "bfloat16"):
+        return (
+            f"tfamp.enable() was not called; pure {name} loses updates smaller than "
+            f"half an epsilon of a weight: use mixed_{name}"
+        )
+    return "tfamp.enable() was not called"
+
+
+def _change(asked, state):
+    """What was changed after `enable`; empty if nothing was."""
+    if asked is None:
+        return ""
+    if state.dtype_policy != keras.dtype_policies.get(asked.mode.policy):
+        return (
+            f"the global dtype policy was changed from {asked.mode.policy} to "
+            f"{state.dtype_policy.name} after enable()"
+        )
+    if state.tensor_float_32 != asked.mode.tensor_float_32:
+        return "the TF32 flag was changed after enable()"
+    return ""
+
+
+def _describe_overrides(patterns):
+    if not patterns:
+        return "none"
+    listed = ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in patterns)
+    if compile_hook.has_overridden():
+        return listed
+    return f"{listed} (when a model is compiled; in a loop of your own: set_precision)"
+
+
+def _describe_rewrite(seen):
+    active = switch.active()
+    if active is None:
+        return "off"
+    if seen is None:
+        return f"{active.dtype} requested ({active.reason}); no training step seen yet"
+    return str(seen)
+
+
+def _describe_kernels():
+    names, missing = install.HOOKS.in_force(), install.HOOKS.missing()
+    if not names:
+        return "off"
+    if not install.usable():
+        return "none: for graphs on one CPU"
+    described = f"{', '.join(names)} (in graphs without XLA)"
+    none_for = f"; this Keras has no place for {', '.join(missing)}"
+    return described + none_for if missing else described
+
+
+def _describe_scaling(asked):
+    active = switch.active()
+    if asked is not None:
+        mode, scaling = asked.mode, asked.scaling
+    elif active is not None:  # Without a session the hooks have the defaults.
+        mode, scaling = modes.get_mode(f"mixed_{active.dtype}"), rule.LossScaleConfig()
+    else:
+        return "as stock Keras does"
+    if scaling is False:
+        return "off, as asked"
+    kind = "dynamic" if scaling.dynamic else "static"
+    described = f"{kind} from {scaling.initial_scale:g}"
+    if mode.needs_loss_scale:
+        return f"{described}, added by compile()"
+    return f"not needed by {mode.name}; {described} where a float16 layer trains"
