@@ -182,7 +182,9 @@ def test_saved_model_of_an_unchanged_script_goes_on_after_disable(tmp_path):
     [
         ({"mode": "mixed_fp16"}, ValueError, "mixed_float16"),
         ({"loss_scale": {"initial_scale": -1}}, ValueError, "initial_scale=-1"),
-        ({"loss_scale": {"init": 1}}, TypeError, "init"),
+        ({"loss_scale": {"init": 1}}, TypeError, "'init'. Expected some of initial_"),
+        ({"graph_rewrite": {"level": 1}}, TypeError, "'level'. Expected some of allow"),
+        ({"graph_rewrite": {"denylist_add": 3}}, TypeError, "denylist_add=3"),
         ({"loss_scale": True}, TypeError, "loss_scale=True"),
         ({"on_unsupported": "ignore"}, ValueError, "ignore"),
     ],

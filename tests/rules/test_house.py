@@ -68,8 +68,8 @@ def imports_of(path):
             yield name, node in tree.body
 
 
-def wrong_imports(path):
-    module = name_of(path).removesuffix(".py").replace("/", ".")
+def wrong_imports(path, module=None):
+    module = module or name_of(path).removesuffix(".py").replace("/", ".")
     here = folder_of(module.removesuffix(".__init__"))
     for name, at_top in imports_of(path):
         top = name.split(".")[0]
@@ -89,10 +89,26 @@ def test_imports_go_downward():
     assert wrong == {}
 
 
-def test_the_rule_on_imports_finds(tmp_path):
-    path = ROOT / "tfamp" / "modes.py"
-    assert list(wrong_imports(path)) == []
-    assert floor_of(folder_of("tfamp.precision.policy")) > floor_of("modes")
+@pytest.mark.parametrize(
+    ("module", "source", "wrong"),
+    [
+        ("tfamp.modes", "from tfamp.precision import policy", True),
+        ("tfamp.loss_scaling.rule", "from tfamp.precision import policy", True),
+        ("tfamp.kernels.fused", "import tfamp", True),
+        ("tfamp.serving.export", "from tfamp.training import trainer", True),
+        ("tfamp.training.data", "import pandas", True),
+        ("tfamp.training.data", "def f():\n import pandas, tfamp", False),
+        ("tfamp.precision.control", "from tfamp.loss_scaling import rule", False),
+        ("tfamp.serving.export", "from tfamp.precision import assign", False),
+    ],
+)
+def test_the_rule_on_imports_finds_what_is_not_below(module, source, wrong, tmp_path):
+    path = tmp_path / "some.py"
+    path.write_text(source)
+    assert bool(list(wrong_imports(path, module))) == wrong
+
+
+def test_a_folder_without_a_floor_is_told_of():
     with pytest.raises(AssertionError, match="no floor"):
         floor_of(folder_of("tfamp.novelty.part"))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import errors, hardware
+from tfamp import checks, errors, hardware
 from tfamp.diagnostics import layer_facts, rules
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient
@@ -131,6 +131,8 @@ def audit(
         )
     found = hardware.find_device(device)
     simulated = found not in hardware.read_devices()
+    if batch_size is not None:
+        checks.check_count("batch_size", batch_size)
     specs, size, notes = _specs(model, inputs, batch_size)
     layers = layer_facts.collect(model, specs)
     uncounted = [layer.path for layer in layers if layer.is_uncounted]

@@ -59,6 +59,29 @@ class RewriteConfig:
     clearlist_remove: Iterable[str] | str = ()
     float32_ops: Iterable[str] | str = FLOAT32_OPS
 
+    @classmethod
+    def from_keywords(cls, dtype: str, keywords: Mapping[str, Any]) -> "RewriteConfig":
+        """Returns the config of some fields by name, as a user gives them.
+
+        Raises:
+          TypeError: If a keyword is unknown, or no names of operations; ValueError if
+            an operation is.
+        """
+        known = [field.name for field in dataclasses.fields(cls)][1:]
+        if unknown := sorted(keywords.keys() - set(known)):
+            raise TypeError(
+                "Unknown keywords for the graph rewrite. Received: "
+                f"{', '.join(map(repr, unknown))}. Expected some of "
+                f"{', '.join(known)}."
+            )
+        for name, ops in keywords.items():
+            if not isinstance(ops, Iterable):
+                raise TypeError(
+                    f"`{name}` must be names of operations, in an iterable or in a "
+                    f"string with commas. Received: {name}={ops!r}."
+                )
+        return cls(dtype, **keywords)
+
     def __post_init__(self):
         for name in (*EDITS, "float32_ops"):
             ops = _split(getattr(self, name))

@@ -97,6 +97,13 @@ class LossScaleConfig:
         """
         given = dict(keywords)
         steps = given.pop("dynamic_growth_steps", None)
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := [name for name in given if name not in known]:
+            raise TypeError(
+                "Unknown loss-scale keywords. Received: "
+                f"{', '.join(map(repr, unknown))}. Expected some of "
+                f"{', '.join(known)}."
+            )
         interval = given.pop("growth_interval", cls.growth_interval)
         return cls(growth_interval=one_interval(interval, steps), **given)
 

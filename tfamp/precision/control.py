@@ -238,7 +238,7 @@ def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> S
     """
     before = switch.snapshot()
     try:
-        switch.enable(switch.RewriteConfig(dtype, **edits))
+        switch.enable(switch.RewriteConfig.from_keywords(dtype, edits))
         refresh_hooks()
     except BaseException:
         switch.restore(before)

@@ -58,7 +58,8 @@ def set_precision(
       OverrideError: If overrides are malformed, match no layer or contradict one
         another; with all problems and the known paths.
       ValueError: If there is no such mode, or the model is not built.
-      ConversionError: If a layer is quantized. No layer is changed then.
+      ConversionError: If a layer is quantized, or weights of 16 bits have an optimizer
+        that was built for them. No layer is changed then.
 
     Example:
       tfamp.set_precision(model, "mixed_bfloat16", {"encoder/.*": "float32"})

@@ -223,12 +223,6 @@ def rewrite_request(
             "`mode` names the rewrite's format. Received: graph_rewrite with "
             f"dtype={keywords['dtype']!r}. Leave it out."
         )
-    known = [field.name for field in dataclasses.fields(switch.RewriteConfig)][1:]
-    if unknown := sorted(keywords.keys() - set(known)):
-        raise TypeError(
-            "Unknown keywords for the graph rewrite. Received: graph_rewrite with "
-            f"{', '.join(map(repr, unknown))}. Expected some of {', '.join(known)}."
-        )
     if mode in _FLOAT32_MODES:
         raise ValueError(
             "`mode` names the format that graphs are rewritten to: 'auto', "
@@ -236,7 +230,7 @@ def rewrite_request(
             "graph_rewrite=True."
         )
     dtype = mode if mode == "auto" else modes.get_mode(mode).compute_format
-    return switch.RewriteConfig(dtype=dtype, **keywords)
+    return switch.RewriteConfig.from_keywords(dtype, keywords)
 
 
 def _follows_environment(mode):
