@@ -108,7 +108,7 @@ def test_keras_own_choice_of_xla_is_none_under_a_rewrite(rewrite, monkeypatch):
 
 def test_xla_that_is_asked_for_is_reported_at_compile_and_at_the_first_step():
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    with pytest.warns(UserWarning, match="XLA bypasses the graph rewrite"):
+    with pytest.warns(UserWarning, match="run_eagerly=False, jit_compile=True"):
         model, x, y = model_and_data(jit_compile=True)
     with pytest.warns(UserWarning, match="effective: none, because .*XLA"):
         model.train_on_batch(x, y)
@@ -117,7 +117,7 @@ def test_xla_that_is_asked_for_is_reported_at_compile_and_at_the_first_step():
 
 def test_eager_training_is_reported():
     tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    with pytest.warns(UserWarning, match="run_eagerly=True runs no graph"):
+    with pytest.warns(UserWarning, match="run_eagerly=True, jit_compile=False"):
         model, x, y = model_and_data(run_eagerly=True)
     with pytest.warns(UserWarning, match="effective: none, because .*eager"):
         model.train_on_batch(x, y)

@@ -88,36 +88,18 @@ def test_patterns_that_agree_are_not_ambiguous_and_others_are():
         ),
         pytest.param([], {"a": "float32"}, "Known paths: none.", id="no layers"),
         pytest.param(
-            ["model/head", "model/body"],
-            {"head": "float32"},
-            "a subclassed one 'model/head': use 'model/head' instead of 'head'.",
-            id="prefix to add",
-        ),
-        pytest.param(
-            ["m/a/x", "m/y"],
-            {"x|z": "float32"},
-            "use 'm/a/(?:x|z)' instead of 'x|z'.",
-            id="prefix for alternatives",
-        ),
-        pytest.param(
-            ["head", "body"],
-            {"model/he.*": "float32"},
-            "use 'he.*' instead of 'model/he.*'.",
-            id="prefix to drop",
-        ),
-        pytest.param(
             [f"block_{i}/dense" for i in range(40)],
             {"blok_7/dense": "float32"},
-            "Known paths, nearest first: 'block_7/dense', ",
-            id="long list",
+            "'block_7/dense', ",
+            id="the nearest",
         ),
         pytest.param(
             [f"block_{i}/dense" for i in range(40)],
             {"blok": "float32"},
-            "and 35 more.",
+            "and 32 more.",
             id="count of the rest",
         ),
     ],
 )
 def test_patterns_without_a_layer_are_told_with_known_paths(paths, asked, message):
-    assert message in overrides.unmatched(list(asked), paths, "")
+    assert message in overrides.unmatched(list(asked), paths)

@@ -26,8 +26,7 @@ from tfamp.loss_scaling import optimizer, rule
 from tfamp.precision import assign, overrides, plan
 
 _MOST_SHOWN = 5
-_hooks: list[patches.Hook] = []
-_rules: list["_Rules"] = []
+_rules: "_Rules | None" = None
 _seen: observe.GraphRewriteReport | None = None
 # Model -> request -> what its training function showed: TensorFlow keeps what it has
 # optimized, and shows it no second time.
@@ -47,26 +46,27 @@ def install(
       scaling: Settings of the loss scale, or False for no loss scaling.
       asked: The modes of single layers.
     """
-    global _seen
+    global _rules, _seen
     remove()
     _seen = None
-    rules = _Rules(policy, scaling, asked)
-    _rules[:] = [rules]
+    _rules = rules = _Rules(policy, scaling, asked)
     train = "make_train_function"
     owner = patches.trainer_class(train)
-    _hooks.append(patches.hook_compile(rules.scale, rules.before_compile))
-    _hooks.append(patches.Hook(owner, train, rules.make_train_function))
+    rules.hooks.append(patches.hook_compile(rules.scale, rules.before_compile))
+    rules.hooks.append(patches.Hook(owner, train, rules.make_train_function))
 
 
 def remove() -> None:
     """Puts Keras' own methods back; idempotent."""
-    while _hooks:
-        _hooks.pop().remove()
+    global _rules
+    while _rules and _rules.hooks:
+        _rules.hooks.pop().remove()
+    _rules = None
 
 
 def has_overridden() -> bool:
     """Whether a model's layers got modes of their own since `install`."""
-    return any(rules.matched for rules in _rules)
+    return _rules is not None and bool(_rules.matched)
 
 
 def last_report() -> observe.GraphRewriteReport | None:
@@ -76,7 +76,7 @@ def last_report() -> observe.GraphRewriteReport | None:
 
 def scaled(model: keras.Model) -> keras.optimizers.Optimizer:
     """Returns a compiled model's optimizer as `compile` would have it now."""
-    rules = _rules[0] if _rules and _hooks else _Rules(None, rule.LossScaleConfig(), ())
+    rules = _rules or _Rules(None, rule.LossScaleConfig(), ())
     return rules.scale(model, model.optimizer)
 
 
@@ -85,6 +85,7 @@ class _Rules:
 
     def __init__(self, policy, scaling, asked):
         self._policy, self._scaling, self._asked = policy, scaling, asked
+        self.hooks: list[patches.Hook] = []
         self.matched: set[str] = set()
         self._told = False
         self._warned: weakref.WeakSet = weakref.WeakSet()
@@ -129,25 +130,22 @@ class _Rules:
         def first_step(iterator):
             if model.train_function is first_step:
                 model.train_function = function
+            # Without a strategy, Keras 3.15 builds a model while it traces the step.
+            early = builds and self._asked and not model.run_eagerly
+            step = function
             try:
-                return run(iterator)
+                if early:
+                    iterator = _build_by_tracing(model, iterator)
+                    step = self._after_build(model, original)
+                with look or contextlib.nullcontext():
+                    logs = step(iterator)
+                if builds and not early:
+                    self._after_build(model, original)
             except (StopIteration, tf.errors.OutOfRangeError):
                 raise
             except BaseException:
                 model.train_function = None  # The next `fit` is a first one again.
                 raise
-
-        def run(iterator):
-            # Without a strategy, Keras 3.15 builds a model while it traces the step.
-            build = builds and self._asked and not model.run_eagerly
-            step = function
-            if build:
-                iterator = _build_by_tracing(model, iterator)
-                step = self._after_build(model, original)
-            with look or contextlib.nullcontext():
-                logs = step(iterator)
-            if builds and not build:
-                self._after_build(model, original)
             return logs
 
         first_step.is_first_step = True  # pyright: ignore[reportFunctionMemberAccess]
@@ -171,10 +169,17 @@ class _Rules:
         if self._policy is None or plan.was_set(model):
             return
         is_being_made = _is_being_made(model)
-        if self._is_older(model):
+        if older := self._older_policies(model):
             changed = keras.config.dtype_policy().name != self._policy  # By the user.
-            if not is_being_made and not changed:
-                self._warn_of_older(model)
+            if not (is_being_made or changed or model in self._warned):
+                self._warned.add(model)
+                warnings.warn(
+                    f"Model '{model.name}' was built before tfamp.enable(), or loaded "
+                    f"in another precision: its layers keep {', '.join(older)}, while "
+                    f"{self._policy} is in force. Build it after tfamp.enable(), or "
+                    "call tfamp.set_precision on it.",
+                    stacklevel=5,
+                )
         elif self._asked:
             planned = plan.Plan(model, self._asked)
             missing = planned.unmatched()
@@ -186,31 +191,14 @@ class _Rules:
                 self._told = True
                 plan.warn_of_unsaved(unsaved)
 
-    def _is_older(self, model):
-        """Whether no layer of a model has the policy that is in force."""
+    def _older_policies(self, model):
+        """Returns the policies of layers of which none has the one in force."""
         places = [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
         layers = [place.layer for place in places if place.layer.weights]
         wanted = keras.dtype_policies.get(self._policy).compute_dtype
-        return bool(layers) and not any(
-            each.compute_dtype == wanted or plan.was_assigned(each) for each in layers
-        )
-
-    def _warn_of_older(self, model):
-        if model in self._warned:
-            return
-        self._warned.add(model)
-        found = {
-            place.layer.dtype_policy.name
-            for place in assign.walk(model)
-            if place.layer.weights and assign.is_assignable(place.layer)
-        }
-        warnings.warn(
-            f"Model '{model.name}' was built before tfamp.enable(), or loaded in "
-            f"another precision: its layers keep {', '.join(sorted(found))}, while "
-            f"{self._policy} is in force. Build it after tfamp.enable(), or call "
-            "tfamp.set_precision on it.",
-            stacklevel=5,
-        )
+        if any(x.compute_dtype == wanted or plan.was_assigned(x) for x in layers):
+            return []
+        return sorted({each.dtype_policy.name for each in layers})
 
 
 def _is_built(model):
@@ -269,20 +257,15 @@ def _check_policies(model):
 
 
 def _keep_from_xla(model, arguments):
-    reason = remedy = ""
-    if arguments["run_eagerly"]:
-        reason, remedy = "run_eagerly=True runs no graph", "run_eagerly=False"
-    elif arguments["jit_compile"] == "auto":
-        # On a GPU Keras 3.15 makes this True.
-        arguments["jit_compile"] = False
-        logging.info("Model '%s': jit_compile=False for the rewrite.", model.name)
-    elif arguments["jit_compile"]:
-        reason, remedy = "XLA bypasses the graph rewrite", "jit_compile=False"
-    if reason:
+    if arguments["jit_compile"] == "auto":
+        arguments["jit_compile"] = False  # On a GPU Keras 3.15 makes this True.
+    asked = {name: arguments[name] for name in ("run_eagerly", "jit_compile")}
+    if any(asked.values()):
         warnings.warn(
             f"Model '{model.name}' is not rewritten to 16 bits and trains in float32: "
-            f"{reason}. Use compile({remedy}), or the dtype policy instead of the "
-            "rewrite.",
+            "only graphs are, and not those that XLA compiles. Received: "
+            f"{', '.join(f'{name}={value}' for name, value in asked.items())}. Leave "
+            "both out, or use the dtype policy instead of the rewrite.",
             stacklevel=4,
         )
 
@@ -299,21 +282,14 @@ def _look_at_first_step(model, is_new):
     reports = _reports.setdefault(model, {})
     if is_new:
         reports.clear()
-    if rewrite.config not in reports:
-        return _looked_at(model, rewrite, fresh=not is_new)
-    _seen = reports[rewrite.config]
-    return None
+    _seen = reports.get(rewrite.config)
+    return None if _seen else _looked_at(model, rewrite.config, not is_new)
 
 
 @contextlib.contextmanager
-def _looked_at(
-    model: keras.Model, rewrite: graph_rewrite.Rewrite, fresh: bool
-) -> Iterator[None]:
+def _looked_at(model, config, fresh) -> Iterator[None]:
     """Notes, and says, what the rewrite made of a model's first training step."""
     global _seen
-    if graph_rewrite.active() is not rewrite:
-        yield  # It ended before the step.
-        return
     with observe.observe(fresh) as graphs:
         yield
     report = observe.make_report(graphs)
@@ -321,4 +297,4 @@ def _looked_at(
         warnings.warn(f"Model '{model.name}': {report}", stacklevel=4)
     else:
         logging.info("Model '%s': %s", model.name, report)
-    _seen = _reports[model][rewrite.config] = report
+    _seen = _reports[model][config] = report

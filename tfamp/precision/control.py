@@ -174,15 +174,12 @@ def refresh_hooks() -> None:
         compile_hook.remove()
     # enable("float32") is stock Keras.
     mixed = asked is not None and asked.is_mixed
-    _switch(bias_gradient.HOOKS, mixed or rewrites)
-    _switch(install.HOOKS, asked is not None and asked.fused_kernels)
-
-
-def _switch(hooks, on):
-    if on:
-        hooks.install()
-    else:
-        hooks.remove()
+    fused = mixed and asked.fused_kernels
+    for hooks, wanted in (
+        (bias_gradient.HOOKS, mixed or rewrites),
+        (install.HOOKS, fused),
+    ):
+        hooks.install() if wanted else hooks.remove()
 
 
 def status() -> Status:

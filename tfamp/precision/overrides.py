@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from tfamp import errors, modes
 
-_MOST_SHOWN = 8  # Known paths in a message; of more, the nearest are shown.
-_NEAREST = 5
+_MOST_SHOWN = 8  # Known paths in a message.
 
 
 class OverrideError(errors.TfampError, ValueError):
@@ -117,47 +116,24 @@ def find(paths: Iterable[str], parsed: Overrides) -> Override | None:
     return matching[0] if matching else None
 
 
-def unmatched(patterns: Sequence[str], paths: Sequence[str], hint: str) -> str:
+def unmatched(patterns: Sequence[str], paths: Sequence[str]) -> str:
     """Returns what to say of patterns that matched no layer, with the known paths.
 
     Args:
       patterns: The patterns.
       paths: Paths of the layers to which an override can apply.
-      hint: What is known of these patterns besides; may be empty.
     """
-    shown, known = list(paths), "Known paths"
-    if len(paths) > _MOST_SHOWN:
-        known = "Known paths, nearest first"
-        near = [difflib.get_close_matches(p, paths, _NEAREST, 0.0) for p in patterns]
-        shown = list(dict.fromkeys(path for each in near for path in each))[:_NEAREST]
-    listed = ", ".join(map(repr, shown)) or "none"
-    more = f", and {len(paths) - len(shown)} more" if shown != list(paths) else ""
-    texts = [
-        f"{len(patterns)} {'pattern' if len(patterns) == 1 else 'patterns'} matched no "
-        f"layer: {', '.join(map(repr, patterns))}.",
-        f"{known}: {listed}{more}.",
-        hint,
-        *(_prefix_hint(pattern, paths) for pattern in patterns),
-    ]
-    return " ".join(filter(None, texts))
-
-
-def _prefix_hint(pattern, paths):
-    """Suggests the pattern with the model's name before it, or without it."""
-    body = f"(?:{pattern})" if "|" in pattern else pattern
-    longer = [
-        f"{re.escape(path[: slash.start()])}/{body}"
-        for path in paths
-        for slash in re.finditer("/", path)
-        if re.fullmatch(pattern, path[slash.end() :])
-    ]
-    shorter = pattern.partition("/")[2]
-    if shorter and not _pattern_problem(shorter):
-        matched = [path for path in paths if re.fullmatch(shorter, path)]
-        longer += [shorter] if 0 < len(matched) < len(paths) else []
-    if not longer:
-        return ""
+    near = {
+        path
+        for pattern in patterns
+        for path in difflib.get_close_matches(pattern, paths, _MOST_SHOWN, 0.0)
+    }
+    shown = [path for path in paths if path in near][:_MOST_SHOWN]
+    more = len(paths) - len(shown)
     return (
-        "In a functional model the path of a layer is 'head', in a subclassed one "
-        f"'model/head': use {longer[0]!r} instead of {pattern!r}."
+        f"{len(patterns)} {'pattern' if len(patterns) == 1 else 'patterns'} matched no "
+        f"layer: {', '.join(map(repr, patterns))}. "
+        f"Known paths: {', '.join(map(repr, shown)) or 'none'}"
+        f"{f', and {more} more' if more else ''}. (What a wrapper, or a recurrent or "
+        "attention layer, runs itself has that layer's precision.)"
     )

@@ -61,20 +61,9 @@ class Plan:
 
     def check_matched(self, patterns: list[str]) -> None:
         """Raises OverrideError, with the known paths, if there are such patterns."""
-        if not patterns:
-            return
-        hints = {
-            f"{each.pattern!r}: what it matches runs by the precision of the layer "
-            f"around it; name {leader.path!r}.": None
-            for each in self._parsed
-            for place in self._places.values()
-            if each.pattern in patterns and each.matches(_paths(place))
-            if (leader := self._leader(place))
-        }
-        paths = [place.path for place in self._free]
-        raise overrides.OverrideError(
-            overrides.unmatched(patterns, paths, " ".join(hints))
-        )
+        if patterns:
+            paths = [place.path for place in self._free]
+            raise overrides.OverrideError(overrides.unmatched(patterns, paths))
 
     def overridden(self) -> dict[int, Planned]:
         """Returns {id of a layer: what an override asks of it}."""
@@ -175,15 +164,13 @@ def apply(model: keras.Model, planned: Mapping[int, Planned]) -> list[str]:
       Paths of the layers whose policy a file of the model would not hold.
     """
     layers = {id(place.layer): place.layer for place in assign.walk(model)}
-    changed = [
-        layers[key]
-        for key, row in planned.items()
-        if layers[key].dtype_policy.name != row.policy
-    ]
+    changed = any(
+        layers[key].dtype_policy.name != row.policy for key, row in planned.items()
+    )
     if changed or any(v.dtype in assign.LOW for v in model.variables):
         assign.assign(model, {key: row.policy for key, row in planned.items()})
     _reasons.update({layers[key]: row.reason for key, row in planned.items()})
-    return _unsaved(model, set(planned), set(map(id, changed)))
+    return _unsaved(model, planned)
 
 
 def was_assigned(layer: keras.layers.Layer) -> bool:
@@ -221,20 +208,32 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
     ]
 
 
-def _unsaved(model, planned, changed):
-    """Returns the paths of these layers that a file of the model would not hold."""
+def _unsaved(model, planned):
+    """Returns the paths of these layers that a file of the model would not hold.
+
+    A layer that no configuration names gets its precision, when the file is loaded,
+    from what makes it: Keras' own layers pass on theirs; other classes take the global.
+    """
     try:
         saved = _named_policies(keras.saving.serialize_keras_object(model))
     except Exception:  # Code of the user's layers; such a model cannot be saved.
         saved = set()
-    return [
-        place.path
-        for place in assign.walk(model)
-        if id(place.layer) in planned
-        and not _only_holds(place.layer)
-        and (place.layer.name, place.layer.dtype_policy.name) not in saved
-        and any(_loses(each, place.layer, changed) for each in place.holders)
-    ]
+    default = keras.config.dtype_policy().name
+    found = []
+    for layer, path, holders in assign.walk(model):
+        policy = layer.dtype_policy.name
+        made = {
+            each.dtype_policy.name if _is_of_keras(each) else default
+            for each in holders
+        }
+        if id(layer) in planned and not isinstance(layer, keras.Model):
+            if made - {policy} and (layer.name, policy) not in saved:
+                found.append(path)
+    return found
+
+
+def _is_of_keras(layer):
+    return type(layer).__module__.startswith("keras")  # KerasHub, too.
 
 
 def warn_of_unsaved(paths: list[str]) -> None:
@@ -246,22 +245,6 @@ def warn_of_unsaved(paths: list[str]) -> None:
         "or load it under the same tfamp.enable(overrides=...).",
         *(", ".join(map(repr, paths[:_SHOWN])), more),
     )
-
-
-def _only_holds(layer):
-    """Whether a layer is a model that computes nothing but what its layers do."""
-    return assign.is_functional(layer) or isinstance(layer, keras.Sequential)
-
-
-def _loses(holder, layer, changed):
-    """Whether the class of a layer's holder, when loaded, gives it another policy."""
-    try:
-        passes_on = "dtype" in holder.get_config()
-    except Exception:  # Code of the user's layers; such a model cannot be saved.
-        passes_on = False
-    if passes_on or type(holder).__module__.startswith("keras."):
-        return layer.dtype_policy.name != holder.dtype_policy.name
-    return id(layer) in changed
 
 
 def _named_policies(config):

@@ -28,7 +28,7 @@ class Settings(NamedTuple):
       overrides: The modes of single layers.
       scaling: Settings of the loss scale, or False for none.
       rewrite: What is asked of the graph rewrite, or None.
-      fused_kernels: Whether fused kernels are wanted, and any layer has 16 bits.
+      fused_kernels: Whether fused kernels are wanted where layers have 16 bits.
     """
 
     requested: str
@@ -57,18 +57,8 @@ def parse(
 ) -> Settings:
     """Checks the arguments of `enable` and decides for this host; changes nothing.
 
-    Args:
-      own_rewrite: Whether a graph rewrite in force is an earlier `enable`'s.
-      mode: As for `enable`, like all others.
-      overrides: A mapping or None.
-      loss_scale: A mapping, False or None.
-      graph_rewrite: A bool, a mapping or None.
-      fused_kernels: A bool.
-      on_unsupported: "raise" or "warn".
-
-    Raises:
-      ValueError: If arguments make no sense, alone or together; TypeError if of
-        another type; UnsupportedModeError for another Keras backend.
+    `own_rewrite`: whether a graph rewrite in force is an earlier `enable`'s. All
+    others, and what is raised, as of `enable`.
     """
     backend = keras.backend.backend()
     if backend != "tensorflow":
@@ -86,7 +76,16 @@ def parse(
             "`fused_kernels` must be True or False. "
             f"Received: fused_kernels={fused_kernels!r}."
         )
-    scaling = _scaling(loss_scale)
+    if not (loss_scale is None or loss_scale is False) and not isinstance(
+        loss_scale, Mapping
+    ):
+        raise TypeError(
+            "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
+            f"None. Received: loss_scale={loss_scale!r}."
+        )
+    scaling = loss_scale is not False and rule.LossScaleConfig.from_keywords(
+        loss_scale or {}
+    )
     rewrite = rewrite_request(own_rewrite, mode, graph_rewrite)
     if rewrite is not None and overrides:
         raise ValueError(
@@ -103,19 +102,7 @@ def parse(
         chosen = chosen._replace(policy="float32")
         rewrite = dataclasses.replace(rewrite, dtype=dtype) if dtype else None
     parsed = overriding.parse(chosen, overrides)
-    found = Settings(mode, chosen, reason, parsed, scaling, rewrite, False)
-    return found._replace(fused_kernels=fused_kernels and found.is_mixed)
-
-
-def _scaling(given):
-    if given is False:
-        return False
-    if given is not None and not isinstance(given, Mapping):
-        raise TypeError(
-            "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
-            f"None. Received: loss_scale={given!r}."
-        )
-    return rule.LossScaleConfig.from_keywords(given or {})
+    return Settings(mode, chosen, reason, parsed, scaling, rewrite, fused_kernels)
 
 
 # ---- The mode ----
@@ -154,7 +141,7 @@ def resolve_mode(
     other = chosen.name == "mixed_float16" and bfloat16
     nearest = "mixed_bfloat16" if other else "float32"
     reason = f"{mode} is not supported: {support.reason}; {nearest} is the nearest"
-    warnings.warn(reason, stacklevel=5)
+    warnings.warn(reason, stacklevel=4)
     return modes.get_mode(nearest), reason
 
 
@@ -181,7 +168,7 @@ def resolve_rewrite(
     except errors.UnsupportedModeError as error:
         if on_unsupported == "raise":
             raise
-        warnings.warn(f"No graph rewrite: {error}", stacklevel=5)
+        warnings.warn(f"No graph rewrite: {error}", stacklevel=4)
         return None, f"no graph rewrite: {error}"
 
 
@@ -209,7 +196,7 @@ def rewrite_request(
             )
         return None
     if given is None:
-        given = switch.requested_by_environment() and _follows_environment(mode)
+        given = _by_environment(mode)
     if given is False:
         return None
     if given is not True and not isinstance(given, Mapping):
@@ -218,37 +205,30 @@ def rewrite_request(
             f"`enable_graph_rewrite`. Received: graph_rewrite={given!r}."
         )
     keywords = {} if given is True else dict(given)
-    if "dtype" in keywords:
-        raise ValueError(
-            "`mode` names the rewrite's format. Received: graph_rewrite with "
-            f"dtype={keywords['dtype']!r}. Leave it out."
-        )
-    if mode in _FLOAT32_MODES:
+    if mode in _FLOAT32_MODES or "dtype" in keywords:
         raise ValueError(
             "`mode` names the format that graphs are rewritten to: 'auto', "
             f"'mixed_bfloat16' or 'mixed_float16'. Received: mode={mode!r} with "
-            "graph_rewrite=True."
+            f"graph_rewrite={given!r}."
         )
     dtype = mode if mode == "auto" else modes.get_mode(mode).compute_format
     return switch.RewriteConfig.from_keywords(dtype, keywords)
 
 
-def _follows_environment(mode):
-    """Whether the environment's request for a rewrite goes with the mode."""
-    if mode == "auto":
-        return True
-    if mode in _FLOAT32_MODES:
-        warnings.warn(
-            f"TF_ENABLE_AUTO_MIXED_PRECISION asks for the graph rewrite, and mode="
-            f"{mode!r} for none: there is none.",
-            stacklevel=5,
-        )
-        return False
-    modes.get_mode(mode)
-    raise ValueError(
+def _by_environment(mode):
+    """Whether the environment asks for a rewrite, where the mode goes with one."""
+    if not switch.requested_by_environment() or mode == "auto":
+        return switch.requested_by_environment()
+    asks = (
         "The environment variable TF_ENABLE_AUTO_MIXED_PRECISION or "
         "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE asks for the graph rewrite, and "
-        f"mode={mode!r} for a mixed dtype policy; together they undo float32 layers. "
+        f"mode={mode!r} for "
+    )
+    if modes.get_mode(mode).policy == "float32":
+        warnings.warn(f"{asks}none: there is none.", stacklevel=5)
+        return False
+    raise ValueError(
+        f"{asks}a mixed dtype policy; together they undo float32 layers. "
         "Unset the variable, or pass graph_rewrite=True (the rewrite alone) or "
         "graph_rewrite=False (the policy alone)."
     )
