@@ -277,8 +277,7 @@ def _look_at_first_step(model, is_new):
     if rewrite is None:
         return None
     graph_rewrite.sync_thread()  # Another thread may have enabled the rewrite.
-    if model.built:
-        _check_policies(model)
+    _check_policies(model)
     reports = _reports.setdefault(model, {})
     if is_new:
         reports.clear()

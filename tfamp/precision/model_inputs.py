@@ -86,14 +86,9 @@ def _declared(model):
     if not isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
         return None
     tensor = model.inputs[0]
-    layers = [place.layer for place in assign.walk(model)]
-    batch = tensor.shape[0] if any(map(_is_stateful, layers)) else None
-    shape = (batch, *tensor.shape[1:])
+    stateful = any(getattr(p.layer, "stateful", False) for p in assign.walk(model))
+    shape = (tensor.shape[0] if stateful else None, *tensor.shape[1:])
     return keras.KerasTensor(shape, tensor.dtype, tensor.sparse, name=tensor.name)
-
-
-def _is_stateful(layer):
-    return bool(getattr(layer, "stateful", False))
 
 
 def _specs(tensors):
@@ -145,11 +140,8 @@ def _recorded_specs(model):
 
 def _first_leaf(layer):
     """Returns the first layer that computes, in models nested in one another."""
-    inner = [
-        each
-        for each in getattr(layer, "layers", [])
-        if not isinstance(each, keras.layers.InputLayer)
-    ]
+    held = getattr(layer, "layers", [])
+    inner = [x for x in held if not isinstance(x, keras.layers.InputLayer)]
     return _first_leaf(inner[0]) if inner else layer
 
 

@@ -73,7 +73,7 @@ def describe(asked: settings.Settings | None, rewrite: switch.Rewrite | None) ->
     return Status(
         requested=asked.requested if asked else None,
         effective=effective,
-        reason=change or asked.reason if asked else _outside(name),
+        reason=change or asked.reason if asked else "tfamp.enable() was not called",
         device=hardware.device_label(devices),
         dtype_policy=name,
         overrides=_describe_overrides(patterns),
@@ -92,16 +92,6 @@ def describe(asked: settings.Settings | None, rewrite: switch.Rewrite | None) ->
         ),
         fused_kernels=_describe_kernels(),
     )
-
-
-def _outside(name):
-    """Why this precision, where `enable` was not called."""
-    if name in ("float16", "bfloat16"):
-        return (
-            f"tfamp.enable() was not called; pure {name} loses updates smaller than "
-            f"half an epsilon of a weight: use mixed_{name}"
-        )
-    return "tfamp.enable() was not called"
 
 
 def _change(asked, state):
@@ -129,22 +119,17 @@ def _describe_overrides(patterns):
 
 def _describe_rewrite(seen):
     active = switch.active()
-    if active is None:
-        return "off"
-    if seen is None:
-        return f"{active.dtype} requested ({active.reason}); no training step seen yet"
-    return str(seen)
+    if active is None or seen is not None:
+        return "off" if active is None else str(seen)
+    return f"{active.dtype} requested ({active.reason}); no training step seen yet"
 
 
 def _describe_kernels():
     names, missing = install.HOOKS.in_force(), install.HOOKS.missing()
-    if not names:
-        return "off"
-    if not install.usable():
-        return "none: for graphs on one CPU"
-    described = f"{', '.join(names)} (in graphs without XLA)"
-    none_for = f"; this Keras has no place for {', '.join(missing)}"
-    return described + none_for if missing else described
+    if not names or not install.usable():
+        return "none: for graphs on one CPU" if names else "off"
+    none_for = f"; this Keras has no place for {', '.join(missing)}" if missing else ""
+    return f"{', '.join(names)} (in graphs without XLA){none_for}"
 
 
 def _describe_scaling(asked):
