@@ -282,13 +282,16 @@ def _look_at_first_step(model, is_new):
     if is_new:
         reports.clear()
     _seen = reports.get(rewrite.config)
-    return None if _seen else _looked_at(model, rewrite.config, not is_new)
+    return None if _seen else _looked_at(model, rewrite, not is_new)
 
 
 @contextlib.contextmanager
-def _looked_at(model, config, fresh) -> Iterator[None]:
+def _looked_at(model, rewrite, fresh) -> Iterator[None]:
     """Notes, and says, what the rewrite made of a model's first training step."""
     global _seen
+    if graph_rewrite.active() is not rewrite:  # It ended before the step.
+        yield
+        return
     with observe.observe(fresh) as graphs:
         yield
     report = observe.make_report(graphs)
@@ -296,4 +299,4 @@ def _looked_at(model, config, fresh) -> Iterator[None]:
         warnings.warn(f"Model '{model.name}': {report}", stacklevel=4)
     else:
         logging.info("Model '%s': %s", model.name, report)
-    _seen = _reports[model][config] = report
+    _seen = _reports[model][rewrite.config] = report
