@@ -61,6 +61,19 @@ _UNMARKED = (
     "not filed; symptom: layers cannot tell evaluate and predict from an export, which "
     "traces them alike; remove with the last kernel of a layer"
 )
+_TENSORS = "_convert_inputs_to_tensors"
+_ROUNDED = (
+    "https://github.com/keras-team/keras/issues/19332; remove when "
+    "test_keras_rounds_raw_inputs fails"
+)
+_OUTPUTS = (
+    "https://github.com/keras-team/keras/issues/15012; remove when "
+    "test_keras_rounds_class_ids_to_the_outputs_format fails"
+)
+_SKIPPED = (
+    "https://github.com/keras-team/keras/issues/16100; remove when Keras says that a "
+    "loss scale skips most steps"
+)
 PLACES = {
     place.name: place
     for place in (
@@ -122,6 +135,29 @@ PLACES = {
             "make_predict_function",
             _UNMARKED,
         ),
+        *(
+            Place("raw inputs", owner, name, _ROUNDED)
+            for owner, name in (
+                ("keras:Layer", "__init__"),
+                ("keras:DTypePolicy", "convert_input"),
+                ("keras.layers:Rescaling", "__call__"),
+                ("keras.src.models.functional:Functional", _TENSORS),
+                ("keras.layers:Embedding", "call"),
+            )
+        ),
+        *(
+            Place("float32 outputs", "keras:Model", name, _OUTPUTS)
+            for name in (
+                "_compute_loss",
+                "compute_loss",
+                "compute_metrics",
+                "predict_step",
+            )
+        ),
+        *(
+            Place("skipped steps", "keras.callbacks:History", name, _SKIPPED)
+            for name in ("on_train_begin", "on_epoch_end")
+        ),
         Place(
             "the optimizer and overrides of a compiled model",
             "keras:Model",
@@ -159,6 +195,8 @@ class Hook:
             function = hooked if self.active else self.original
             return function(*args, **kwargs)
 
+        # Keras reads it without following wrappers.
+        method.__signature__ = inspect.signature(self.original)  # pyright: ignore[reportFunctionMemberAccess]
         self.method = method
         setattr(owner, name, method)
 

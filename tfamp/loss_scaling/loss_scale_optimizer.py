@@ -139,6 +139,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self.consecutive_skipped_steps,
         )
 
+    def __getattr__(self, name):
+        now = {
+            "get_scaled_loss": "`scale_loss(loss)`",
+            "get_unscaled_gradients": "`apply(gradients, variables)`, which unscales",
+        }
+        text = f"'{type(self).__name__}' object has no attribute '{name}'"
+        hint = f": in Keras 3 it is {now[name]}" if name in now else ""
+        raise AttributeError(text + hint)
+
     @property
     def initial_scale(self) -> float:
         """The first loss scale; setting it before `build` sets the scale too."""

@@ -59,11 +59,18 @@ def warn_about_unscaled_optimizers(model: keras.Model) -> None:
 
 
 def _unscaled_optimizers(model):
-    """Attributes of the model that hold optimizers without loss scaling."""
-    # Names with an underscore are Keras' and TensorFlow's lists of the same objects.
-    held = {n: v for n, v in vars(model).items() if not n.startswith(("_", "self_"))}
+    """Attributes of the model and its layers that hold unscaled optimizers."""
+    held = {"optimizer": model.optimizer}
+    for layer in model._flatten_layers():
+        start = "" if layer is model else f"{layer.name}."
+        # With an underscore: Keras' and TensorFlow's lists of the same objects.
+        held |= {
+            start + name: value
+            for name, value in vars(layer).items()
+            if not name.startswith(("_", "self_"))
+        }
     found = {}
-    for name, value in {"optimizer": model.optimizer, **held}.items():
+    for name, value in held.items():
         values = value.values() if isinstance(value, dict) else value
         several = isinstance(value, list | tuple | dict)
         for each in values if several else [value]:

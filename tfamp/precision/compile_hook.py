@@ -23,7 +23,7 @@ from tfamp import patches
 from tfamp.graph_rewrite import observe
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.loss_scaling import optimizer, rule
-from tfamp.precision import assign, overrides, plan
+from tfamp.precision import assign, float32_layers, overrides, plan
 
 _MOST_SHOWN = 5
 _rules: "_Rules | None" = None
@@ -123,6 +123,14 @@ class _Rules:
 
         return make_train_function
 
+    def _assigns(self, model):
+        """Whether layers of a model that is not built will be assigned a precision."""
+        low = self._policy and keras.dtype_policies.get(self._policy).compute_dtype
+        return bool(self._asked) or any(
+            float32_layers.reason(layer) or float32_layers.slow(layer, low)
+            for layer in (model._flatten_layers() if low in assign.LOW else ())
+        )
+
     def _first_step(self, model, original, look, builds):
         """Returns a training function that puts Keras' own back after one call."""
         function = model.train_function
@@ -131,7 +139,7 @@ class _Rules:
             if model.train_function is first_step:
                 model.train_function = function
             # Without a strategy, Keras 3.15 builds a model while it traces the step.
-            early = builds and self._asked and not model.run_eagerly
+            early = builds and self._assigns(model) and not model.run_eagerly
             step = function
             try:
                 if early:
@@ -169,36 +177,40 @@ class _Rules:
         if self._policy is None or plan.was_set(model):
             return
         is_being_made = _is_being_made(model)
-        if older := self._older_policies(model):
-            changed = keras.config.dtype_policy().name != self._policy  # By the user.
-            if not (is_being_made or changed or model in self._warned):
-                self._warned.add(model)
-                warnings.warn(
-                    f"Model '{model.name}' was built before tfamp.enable(), or loaded "
-                    f"in another precision: its layers keep {', '.join(older)}, while "
-                    f"{self._policy} is in force. Build it after tfamp.enable(), or "
-                    "call tfamp.set_precision on it.",
-                    stacklevel=5,
-                )
-        elif self._asked:
-            planned = plan.Plan(model, self._asked)
-            missing = planned.unmatched()
-            if not is_being_made:
-                planned.check_matched([p for p in missing if p not in self.matched])
-            self.matched |= {each.pattern for each in self._asked} - set(missing)
-            unsaved = plan.apply(model, planned.overridden())
+        before = plan.is_of_another(model, self._policy)
+        changed = keras.config.dtype_policy().name != self._policy  # By the user.
+        if not (is_being_made or changed or model in self._warned):
+            self._warn_of_others(
+                [model] if before else plan.others(model, self._policy), model
+            )
+        if before:
+            return
+        planned = plan.Plan(model, self._asked)
+        missing = planned.unmatched()
+        if not is_being_made:
+            planned.check_matched([p for p in missing if p not in self.matched])
+        self.matched |= {each.pattern for each in self._asked} - set(missing)
+        if rows := planned.under_enable(self._policy):
+            unsaved = plan.apply(model, rows)
             if unsaved and not self._told:
                 self._told = True
                 plan.warn_of_unsaved(unsaved)
 
-    def _older_policies(self, model):
-        """Returns the policies of layers of which none has the one in force."""
-        places = [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
-        layers = [place.layer for place in places if place.layer.weights]
-        wanted = keras.dtype_policies.get(self._policy).compute_dtype
-        if any(x.compute_dtype == wanted or plan.was_assigned(x) for x in layers):
-            return []
-        return sorted({each.dtype_policy.name for each in layers})
+    def _warn_of_others(self, models, model):
+        if not models:
+            return
+        self._warned.add(model)
+        names = ", ".join(repr(each.name) for each in models)
+        layers = [x for each in models for x in plan.weighted(each)]
+        kept = sorted({each.dtype_policy.name for each in layers})
+        paths = ", ".join(each.path for each in layers[:_MOST_SHOWN])
+        warnings.warn(
+            f"Model {names} was built before tfamp.enable() or in another thread, or "
+            f"loaded in another precision: its layers keep {', '.join(kept)} ({paths}"
+            f"{', ...' * (len(layers) > _MOST_SHOWN)}), while {self._policy} is in "
+            "force. Build it after tfamp.enable(), or call tfamp.set_precision on it.",
+            stacklevel=6,
+        )
 
 
 def _is_built(model):

@@ -1,6 +1,7 @@
 """`enable`, `disable`, `status`, and the graph rewrite by itself: what users call."""
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -8,8 +9,8 @@ from absl import logging
 
 from tfamp.graph_rewrite import switch
 from tfamp.kernels import bias_gradient, install
-from tfamp.loss_scaling import rule
-from tfamp.precision import compile_hook, policy, settings
+from tfamp.loss_scaling import rule, skipped_steps
+from tfamp.precision import borders, compile_hook, policy, settings
 from tfamp.precision.status import Status, describe
 
 
@@ -19,6 +20,7 @@ class _Session(NamedTuple):
     asked: settings.Settings
     rewrite: switch.Rewrite | None
     before: tuple[policy.PrecisionState, switch.Snapshot]
+    thread: threading.Thread
 
 
 _session: _Session | None = None
@@ -31,6 +33,7 @@ def enable(
     loss_scale: Mapping[str, Any] | Literal[False] | None = None,
     graph_rewrite: bool | Mapping[str, Any] | None = None,
     fused_kernels: bool = True,
+    float32_outputs: bool = True,
     on_unsupported: Literal["raise", "warn"] = "raise",
 ) -> Status:
     """Sets the precision of models built from now on, and says why.
@@ -69,6 +72,9 @@ def enable(
         asked for, but other elements than Keras would with the same seed. The modes
         float32 and tf32 have Keras' own, and so have exported models that call no
         layer with `training=True`.
+      float32_outputs: Whether a model's own outputs of 16 bits reach losses, metrics
+        and `predict` as float32: class ids compared with them are not rounded. A call
+        of the model keeps Keras' dtype, and inner models' outputs theirs.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
 
     Returns:
@@ -82,8 +88,17 @@ def enable(
     Example:
       print(tfamp.enable(overrides={"head": "float32"}))
     """
-    arguments = overrides, loss_scale, graph_rewrite, fused_kernels, on_unsupported
-    return _start(settings.parse(_is_own_rewrite(), mode, *arguments))
+    asked = settings.parse(
+        _is_own_rewrite(),
+        mode,
+        overrides,
+        loss_scale,
+        graph_rewrite,
+        fused_kernels,
+        float32_outputs,
+        on_unsupported,
+    )
+    return _start(asked)
 
 
 def _is_own_rewrite():
@@ -103,7 +118,7 @@ def _start(asked: settings.Settings):
         if _is_own_rewrite():
             switch.restore(before[1])
         rewrite = asked.rewrite and switch.enable(asked.rewrite)
-        _session = _Session(asked, rewrite, before)
+        _session = _Session(asked, rewrite, before, threading.current_thread())
         refresh_hooks()
     except BaseException:
         _restore(outer, now)
@@ -178,13 +193,18 @@ def refresh_hooks() -> None:
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrites),
         (install.HOOKS, fused),
+        (borders.INPUTS, mixed),
+        (borders.OUTPUTS, mixed and asked.float32_outputs),
+        (skipped_steps.HOOKS, asked is not None and asked.scaling is not False),
     ):
         hooks.install() if wanted else hooks.remove()
 
 
 def status() -> Status:
     """Returns what is requested, what is in force, and why they differ."""
-    return describe(_session and _session.asked, _session and _session.rewrite)
+    if _session is None:
+        return describe(None, None)
+    return describe(_session.asked, _session.rewrite, _session.thread)
 
 
 # ---- The graph rewrite by itself ----

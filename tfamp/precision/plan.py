@@ -8,7 +8,7 @@ import keras
 from absl import logging
 
 from tfamp import errors, modes
-from tfamp.precision import assign, outputs, overrides
+from tfamp.precision import assign, float32_layers, outputs, overrides
 
 SOFTMAX = "softmax stays in float32: its exponentials overflow and its sums round"
 _SOFTMAX_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
@@ -65,36 +65,59 @@ class Plan:
             paths = [place.path for place in self._free]
             raise overrides.OverrideError(overrides.unmatched(patterns, paths))
 
-    def overridden(self) -> dict[int, Planned]:
-        """Returns {id of a layer: what an override asks of it}."""
-        rows = {key: self._asked(place) for key, place in self._places.items()}
+    def under_enable(self, policy: str) -> dict[int, Planned]:
+        """Returns {id of a layer: what it gets}, where that is not what it has.
+
+        Overrides; and float32 for layers of `policy` that are known to need it.
+
+        Args:
+          policy: Name of the dtype policy in force.
+        """
+        low = keras.dtype_policies.get(policy).compute_dtype
+
+        def pin(layer):
+            if low not in assign.LOW or layer.dtype_policy.name != policy:
+                return ""
+            return float32_layers.reason(layer) or float32_layers.slow(layer, low)
+
+        pins = self._pins(pin)
+        rows = {key: self._asked(p) or pins.get(key) for key, p in self._places.items()}
         return {key: row for key, row in rows.items() if row is not None}
 
     def complete(self, mode: modes.Mode) -> dict[int, Planned]:
         """Returns {id of a layer: what it gets}, for each layer of the model."""
         pinned = {} if mode.policy == "float32" else _outputs_or_warning(self._model)
 
-        def pin(place):
-            """Why a layer stays in float32 whatever the mode; empty if it does not."""
-            if id(place.layer) in pinned:
-                return pinned[id(place.layer)]
-            if self._leader(place) is None and _is_softmax(place.layer):
-                return SOFTMAX
-            for holder in self._holders(place):
-                if not isinstance(holder.layer, keras.Model) and pin(holder):
-                    return f"in {holder.layer.name!r}, which stays in float32"
-            return ""
+        def pin(layer):
+            softmax = SOFTMAX if _is_softmax(layer) else ""
+            return float32_layers.reason(layer) or softmax
+
+        pins = {} if mode.policy == "float32" else self._pins(pin, pinned)
 
         def row(place):
-            if asked := self._asked(place):
+            if asked := self._asked(place) or pins.get(id(place.layer)):
                 return asked
-            if mode.policy != "float32" and (why := pin(place)):
-                return Planned("float32", why)
             if leader := self._leader(place):
                 return row(leader)._replace(reason=f"follows {leader.layer.name!r}")
             return Planned(mode.policy, f"the mode is {mode.name}")
 
         return {key: row(place) for key, place in self._places.items()}
+
+    def _pins(self, why, pinned=()):
+        """Returns {id of a layer: float32, and why}, from `why(layer)` or around it."""
+
+        def pin(place):
+            if id(place.layer) in pinned:
+                return pinned[id(place.layer)]
+            if self._leader(place) is None and (reason := why(place.layer)):
+                return reason
+            for holder in self._holders(place):
+                if not isinstance(holder.layer, keras.Model) and pin(holder):
+                    return f"in {holder.layer.name!r}, which stays in float32"
+            return ""
+
+        found = {key: pin(place) for key, place in self._places.items()}
+        return {key: Planned("float32", text) for key, text in found.items() if text}
 
     def _asked(self, place):
         if id(place.layer) in self._own:
@@ -186,6 +209,37 @@ def remember(model: keras.Model) -> None:
 def was_set(model: keras.Model) -> bool:
     """Whether a model as a whole has its precision from `set_precision`."""
     return model in _set
+
+
+def weighted(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the layers with weights that have a precision, models left out."""
+    places = [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
+    layers = [place.layer for place in places if place.layer.weights]
+    return [each for each in layers if not isinstance(each, keras.Model)]
+
+
+def is_of_another(model: keras.Model, policy: str) -> bool:
+    """Whether a model with weights was built under another policy than this one."""
+    wanted = keras.dtype_policies.get(policy).compute_dtype
+    layers = weighted(model)
+    return bool(layers) and not any(
+        each.compute_dtype == wanted or was_assigned(each) for each in [model, *layers]
+    )
+
+
+def others(model: keras.Model, policy: str) -> list[keras.Model]:
+    """Returns the models, this one or in it, that stay in float32 as a whole.
+
+    A loaded model has the policy in force itself, whatever its layers have.
+    """
+    found = []
+    for place in assign.walk(model) if policy != "float32" else ():
+        layers = weighted(place.layer) if isinstance(place.layer, keras.Model) else []
+        if layers and not any(
+            each.compute_dtype in assign.LOW or was_assigned(each) for each in layers
+        ):
+            found.append(place.layer)
+    return [model] if model in found else found
 
 
 def describe_layers(model: keras.Model) -> list[LayerPrecision]:

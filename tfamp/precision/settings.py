@@ -29,6 +29,7 @@ class Settings(NamedTuple):
       scaling: Settings of the loss scale, or False for none.
       rewrite: What is asked of the graph rewrite, or None.
       fused_kernels: Whether fused kernels are wanted where layers have 16 bits.
+      float32_outputs: Whether outputs of 16 bits are cast for losses and metrics.
     """
 
     requested: str
@@ -38,6 +39,7 @@ class Settings(NamedTuple):
     scaling: rule.LossScaleConfig | Literal[False]
     rewrite: switch.RewriteConfig | None
     fused_kernels: bool
+    float32_outputs: bool
 
     @property
     def is_mixed(self) -> bool:
@@ -53,6 +55,7 @@ def parse(
     loss_scale: Mapping[str, Any] | Literal[False] | None = None,
     graph_rewrite: bool | Mapping[str, Any] | None = None,
     fused_kernels: bool = True,
+    float32_outputs: bool = True,
     on_unsupported: Literal["raise", "warn"] = "raise",
 ) -> Settings:
     """Checks the arguments of `enable` and decides for this host; changes nothing.
@@ -71,11 +74,12 @@ def parse(
             f"`on_unsupported` must be one of {_ON_UNSUPPORTED}. "
             f"Received: on_unsupported={on_unsupported!r}."
         )
-    if not isinstance(fused_kernels, bool):
-        raise TypeError(
-            "`fused_kernels` must be True or False. "
-            f"Received: fused_kernels={fused_kernels!r}."
-        )
+    flags = {"fused_kernels": fused_kernels, "float32_outputs": float32_outputs}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"`{name}` must be True or False. Received: {name}={value!r}."
+            )
     if not (loss_scale is None or loss_scale is False) and not isinstance(
         loss_scale, Mapping
     ):
@@ -102,7 +106,7 @@ def parse(
         chosen = chosen._replace(policy="float32")
         rewrite = dataclasses.replace(rewrite, dtype=dtype) if dtype else None
     parsed = overriding.parse(chosen, overrides)
-    return Settings(mode, chosen, reason, parsed, scaling, rewrite, fused_kernels)
+    return Settings(mode, chosen, reason, parsed, scaling, rewrite, **flags)
 
 
 # ---- The mode ----

@@ -1,5 +1,6 @@
 """What is asked for and what is in force, each in words."""
 
+import threading
 from typing import NamedTuple
 
 import keras
@@ -8,7 +9,7 @@ from tfamp import hardware, modes
 from tfamp.graph_rewrite import switch
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule
-from tfamp.precision import compile_hook, policy, settings
+from tfamp.precision import compile_hook, float32_layers, policy, settings
 
 
 class Status(NamedTuple):
@@ -28,6 +29,7 @@ class Status(NamedTuple):
       bias_gradients: Whether bfloat16 bias gradients are summed rightly.
       embedding_gradients: Whether rows of one index are summed before they are squared.
       fused_kernels: What runs as fused kernels in 16-bit training on a CPU.
+      float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
     """
 
     requested: str | None
@@ -42,25 +44,31 @@ class Status(NamedTuple):
     bias_gradients: str
     embedding_gradients: str
     fused_kernels: str
+    float32_layers: str
 
     def __str__(self):
         rows = [
             (name.replace("_", " "), value)
             for name, value in zip(self._fields, self, strict=True)
         ]
-        return "\n".join(f"{name + ':':<21}{value}" for name, value in rows)
+        return "\n".join(f"{name + ':':<22}{value}" for name, value in rows)
 
 
-def describe(asked: settings.Settings | None, rewrite: switch.Rewrite | None) -> Status:
+def describe(
+    asked: settings.Settings | None,
+    rewrite: switch.Rewrite | None,
+    thread: threading.Thread | None = None,
+) -> Status:
     """Returns the status as the globals now stand.
 
     Args:
       asked: What `enable` was asked; None where it is not in force.
       rewrite: The graph rewrite that it switched on, if any.
+      thread: The thread that called it, to which Keras' policy belongs.
     """
     devices = hardware.read_devices()
     state = policy.read()
-    change = _change(asked, state)
+    change = _change(asked, state, thread)
     tf32 = state.tensor_float_32 and hardware.format_support("tf32", devices).supported
     name = state.dtype_policy.name
     effective = "tf32" if name == "float32" and tf32 else name
@@ -91,13 +99,21 @@ def describe(asked: settings.Settings | None, rewrite: switch.Rewrite | None) ->
             else "Keras': rows of one index squared apart"
         ),
         fused_kernels=_describe_kernels(),
+        float32_layers=_describe_float32(asked),
     )
 
 
-def _change(asked, state):
-    """What was changed after `enable`; empty if nothing was."""
+def _change(asked, state, thread):
+    """What differs from what `enable` set; empty if nothing does."""
     if asked is None:
         return ""
+    here, name = threading.current_thread(), state.dtype_policy.name
+    if thread is not here and name != asked.mode.policy:
+        return (
+            f"Keras' dtype policy belongs to a thread: {asked.mode.policy} to "
+            f"{thread.name!r}, which called enable(), {name} to this one, "
+            f"{here.name!r}. Call tfamp.enable in the thread that builds models"
+        )
     if state.dtype_policy != keras.dtype_policies.get(asked.mode.policy):
         return (
             f"the global dtype policy was changed from {asked.mode.policy} to "
@@ -147,3 +163,13 @@ def _describe_scaling(asked):
     if mode.needs_loss_scale:
         return f"{described}, added by compile()"
     return f"not needed by {mode.name}; {described} where a float16 layer trains"
+
+
+def _describe_float32(asked):
+    if asked is None or not asked.is_mixed:
+        return "none but those asked for"
+    slow = float32_layers.slow_here(asked.mode.compute_format)
+    texts = [f"{row.what} ({row.ratio} times slower in {row.format})" for row in slow]
+    return "; ".join(
+        ["preprocessing, UnitNormalization, bilinear UpSampling2D", *texts]
+    )

@@ -1,0 +1,454 @@
+"""What users reported of mixed precision in Keras, each with its thread."""
+
+import threading
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfamp
+
+MIXED = ("mixed_bfloat16", "mixed_float16")
+in_both = pytest.mark.parametrize("mode", MIXED)
+LOW = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
+
+
+@pytest.fixture(autouse=True)
+def disabled_afterwards():
+    yield
+    tfamp.disable()
+
+
+# ---- Outputs ----
+
+LABEL = 30000  # In bfloat16 29952, in float16 30000 is exact; 2049 is 2048.
+WRONG = {"mixed_bfloat16": (30000, 29952), "mixed_float16": (2049, 2048)}
+
+
+def constant(predicted, classes=LABEL + 1):
+    """A model whose largest output is that of one class."""
+    inputs = keras.Input((1,))
+    outputs = layers.Dense(classes)(inputs)
+    model = keras.Model(inputs, outputs)
+    bias = np.zeros(classes, "float32")
+    bias[predicted] = 1
+    model.set_weights([np.zeros((1, classes), "float32"), bias])
+    return model
+
+
+@pytest.mark.issue("keras#15012")
+@pytest.mark.issue("keras#11965")
+@in_both
+def test_class_ids_are_not_rounded_to_the_format_of_the_outputs(mode):
+    tfamp.enable(mode)
+    label, predicted = WRONG[mode]
+    model = constant(predicted)
+    metrics = ["accuracy", "sparse_top_k_categorical_accuracy"]
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=metrics)
+    x, y = np.ones((4, 1)), np.full(4, label)
+    assert model.evaluate(x, y, verbose=0, return_dict=True)["accuracy"] == 0
+    history = model.fit(x, y, verbose=0, epochs=1)
+    assert history.history["accuracy"] == [0]
+
+
+@pytest.mark.issue("keras#15012")
+@in_both
+def test_predictions_are_float32_and_can_be_saved(mode, tmp_path):
+    tfamp.enable(mode)
+    model = constant(3, classes=8)
+    model.compile("sgd", "mse")
+    found = model.predict(np.ones((4, 1)), verbose=0)
+    np.save(tmp_path / "p.npy", found)
+    assert np.load(tmp_path / "p.npy").dtype == "float32"
+    assert model.predict_on_batch(np.ones((4, 1))).dtype == "float32"
+    assert model(np.ones((4, 1))).dtype == LOW[mode]
+
+
+@pytest.mark.issue("tensorflow#61771")
+@in_both
+def test_a_loss_of_ones_own_gets_float32(mode):
+    tfamp.enable(mode)
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model.compile("sgd", lambda y, p: tf.reduce_mean((y - p) ** 2))
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+
+
+class Outputs(keras.Model):
+    """Notes the dtypes that come to its losses and metrics."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+        self.head = layers.Dense(1)
+        self.wide = layers.Dense(1, dtype="float64")
+        self.seen = {}
+
+    def call(self, x):
+        inner = self.inner(x)
+        self.seen["inner"] = inner.dtype.name
+        return {"low": self.head(inner), "wide": self.wide(inner)}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        self.seen["loss"] = [y_pred[key].dtype.name for key in sorted(y_pred)]
+        return super().compute_loss(x, y, y_pred, *args, **kwargs)
+
+
+@pytest.mark.issue("keras#15012")
+@pytest.mark.parametrize(("cast", "dtype"), [(True, "float32"), (False, "bfloat16")])
+def test_only_the_outermost_models_outputs_of_16_bits_are_cast(cast, dtype):
+    tfamp.enable("mixed_bfloat16", float32_outputs=cast)
+    model, x = Outputs(), np.ones((4, 2), "float32")
+    y = {"low": np.ones((4, 1)), "wide": np.ones((4, 1))}
+    model.compile("sgd", {"low": "mse", "wide": "mse"})
+    model.fit(x, y, verbose=0)
+    assert model.seen == {"inner": "bfloat16", "loss": [dtype, "float64"]}
+    found = model.predict_on_batch(x)
+    assert found["wide"].dtype == "float64" and found["low"].dtype.name == dtype
+
+
+@pytest.mark.issue("keras#15012")
+def test_losses_and_metrics_of_a_loop_of_ones_own_get_float32():
+    tfamp.enable("mixed_bfloat16")
+    model = constant(WRONG["mixed_bfloat16"][1])
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    y, outputs = np.full(2, LABEL), model(np.ones((2, 1)))
+    assert model.compute_loss(y=y, y_pred=outputs).dtype == "float32"
+    assert model.compute_metrics(None, y, outputs)["accuracy"] == 0
+    tfamp.disable()
+    assert model.predict(np.ones((2, 1)), verbose=0).dtype != "float32"
+
+
+# ---- Inputs ----
+
+YEARS = np.array([[2014.0, 110000.0], [2015.0, 110001.0]], "float32")
+SCALED = [[-1.0, -1.0], [1.0, 1.0]]
+
+
+def normalization(**keywords):
+    mean, variance = [2014.5, 110000.5], [0.25, 0.25]
+    layer = layers.Normalization(mean=mean, variance=variance, **keywords)
+    layer.build((None, 2))
+    return layer
+
+
+class Holds(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(x)
+
+
+def functional(layer):
+    inputs = keras.Input((2,))
+    return keras.Model(inputs, layer(inputs))
+
+
+PLACES = {
+    "bare": lambda layer: layer,
+    "sequential": lambda layer: keras.Sequential([keras.Input((2,)), layer]),
+    "sequential without input": lambda layer: keras.Sequential([layer]),
+    "functional": functional,
+    "subclassed": Holds,
+    "functional in a subclassed one": lambda layer: Holds(functional(layer)),
+    "subclassed in a subclassed one": lambda layer: Holds(Holds(layer)),
+}
+
+
+@pytest.mark.issue("keras#19332")
+@in_both
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("run", ["eager", "graph", "predict"])
+def test_raw_inputs_are_not_rounded_before_they_are_normalized(mode, place, run):
+    tfamp.enable(mode)
+    model = PLACES[place](normalization())
+    if run == "predict":
+        model = model if isinstance(model, keras.Model) else Holds(model)
+        found = model.predict(YEARS, verbose=0)
+    else:
+        call = tf.function(model) if run == "graph" else model
+        found = call(tf.constant(YEARS))
+    np.testing.assert_array_equal(found, SCALED)
+
+
+@pytest.mark.issue("keras#19332")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layers.Rescaling(1 / 255),
+        lambda: layers.Normalization(),
+        lambda: layers.RandomFlip(),
+        lambda: layers.UnitNormalization(),
+    ],
+    ids=["Rescaling", "Normalization", "RandomFlip", "UnitNormalization"],
+)
+def test_layers_of_raw_inputs_are_float32_unless_asked(make):
+    tfamp.enable("mixed_bfloat16", overrides={"asked": "mixed_bfloat16"})
+    assert make().compute_dtype == "float32"
+    config = {**make().get_config(), "dtype": "mixed_bfloat16"}
+    explicit = type(make()).from_config(config)
+    assert explicit.compute_dtype == "bfloat16"
+    asked = type(make()).from_config({**make().get_config(), "name": "asked"})
+    model = keras.Sequential([keras.Input((4, 4, 3)), asked], name="m")
+    tfamp.disable()
+    tfamp.set_precision(model, "mixed_bfloat16")
+    assert asked.compute_dtype == "float32"
+    tfamp.set_precision(model, "mixed_bfloat16", {"m/asked": "mixed_bfloat16"})
+    assert asked.compute_dtype == "bfloat16"
+    assert make().compute_dtype == "float32"  # The default again.
+    with tfamp.policy_scope("mixed_bfloat16"):
+        assert make().compute_dtype == "bfloat16"
+
+
+@pytest.mark.issue("keras#19332")
+@in_both
+def test_bins_are_those_of_the_value_and_not_of_the_rounded_one(mode):
+    tfamp.enable(mode)
+    bins = layers.Discretization(bin_boundaries=[109999.5, 110000.5])
+    model = keras.Sequential([bins])
+    np.testing.assert_array_equal(model(YEARS[:, 1:]), [[1], [2]])
+
+
+def numbered(rows):
+    """An embedding whose row i is i modulo 7."""
+    table = np.arange(rows)[:, None] % 7
+    return layers.Embedding(rows, 1, weights=table.astype("float32"))
+
+
+@pytest.mark.issue("keras#19332")
+@in_both
+@pytest.mark.parametrize("place", list(PLACES)[:1] + list(PLACES)[2:])
+def test_float_ids_into_an_embedding_are_exact(mode, place):
+    tfamp.enable(mode)
+    ids = np.array([[2909.0, 2917.0]], "float32")
+    found = PLACES[place](numbered(4000))(tf.constant(ids))
+    np.testing.assert_array_equal(np.ravel(found), [2909 % 7, 2917 % 7])
+
+
+@pytest.mark.issue("keras#19332")
+@in_both
+def test_ids_that_are_16_bit_floats_are_an_error_where_they_are_rounded(mode):
+    tfamp.enable(mode)
+    ids = tf.constant([[5.0]], LOW[mode])
+    with pytest.raises(ValueError, match="are rounded above .* Pass integers"):
+        numbered(4000)(ids)
+    assert numbered(100)(ids).shape == (1, 1, 1)
+
+
+# ---- Layers ----
+
+
+@pytest.mark.issue("keras#23546")
+@in_both
+def test_gradients_of_unit_normalization_are_finite(mode):
+    tfamp.enable(mode)
+    layer, x = (
+        layers.UnitNormalization(),
+        tf.Variable(np.full((1, 4), 0.003, "float32")),
+    )
+    with tf.GradientTape() as tape:
+        outputs = tf.cast(layer(x), "float32") * [1.0, 2.0, 3.0, 4.0]
+    exact = [[-250.0, -250 / 3, 250 / 3, 250.0]]
+    np.testing.assert_allclose(tape.gradient(outputs, x), exact, rtol=1e-4)
+
+
+@pytest.mark.issue("keras#17508")
+@in_both
+@pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
+def test_mixing_images_runs(mode, kind):
+    tfamp.enable(mode)
+    batch = {"images": np.ones((4, 8, 8, 3), "float32"), "labels": np.eye(4)}
+    mixed = getattr(layers, kind)()(batch, training=True)
+    assert mixed["images"].dtype == mixed["labels"].dtype == "float32"
+
+
+@pytest.mark.issue("keras#20931")
+@in_both
+def test_bilinear_upsampling_trains_under_xla(mode):
+    tfamp.enable(mode)
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 2)),
+            layers.Conv2D(2, 1),
+            layers.UpSampling2D(2, interpolation="bilinear"),
+            layers.Conv2D(1, 1),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=True)
+    history = model.fit(np.ones((2, 4, 4, 2)), np.ones((2, 8, 8, 1)), verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert model.layers[1].compute_dtype == "float32"
+
+
+# ---- What is said ----
+
+
+@keras.saving.register_keras_serializable("tfamp_tests")
+class Overflows(layers.Layer):
+    def call(self, x):
+        return x * 6e4 * 6e4
+
+
+def overflowing():
+    """A model whose every step in float16 is skipped."""
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(2), Overflows()])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.issue("keras#16100")
+def test_an_epoch_of_skipped_steps_is_told_of_once():
+    tfamp.enable("mixed_float16")
+    x, y = np.ones((64, 2)), np.ones((64, 2))
+    with pytest.warns(UserWarning, match="16 of the 16 training steps") as caught:
+        overflowing().fit(x, y, batch_size=4, epochs=3, verbose=0)
+    text = str(caught[0].message)
+    assert len(caught) == 1 and "loss scale is 0.5" in text and "-1e9" in text
+
+
+@pytest.mark.issue("keras#16100")
+@pytest.mark.parametrize("how", ["few", "disabled", "evaluate"])
+def test_a_sound_search_for_the_scale_is_not_told_of(how):
+    tfamp.enable("mixed_float16")
+    model, x = overflowing(), np.ones((64, 2))
+    if how == "disabled":
+        tfamp.disable()
+    if how == "evaluate":
+        model.evaluate(x, x, verbose=0)
+    else:
+        model.fit(x, x, batch_size=32 if how == "few" else 2, epochs=2, verbose=0)
+
+
+def small():
+    inputs = keras.Input((2,))
+    body = layers.Dense(3, name="body")(inputs)
+    return keras.Model(inputs, layers.Dense(1, name="head")(body), name="small")
+
+
+def fit(model):
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+
+
+@pytest.mark.issue("keras#16100")
+@in_both
+@pytest.mark.parametrize("origin", ["built before", "loaded", "other thread", "nested"])
+def test_a_model_from_elsewhere_is_named_once(mode, origin, tmp_path):
+    if origin == "built before":
+        model = small()
+        tfamp.enable(mode)
+    elif origin == "loaded":
+        small().save(tmp_path / "m.keras")
+        tfamp.enable(mode)
+        model = keras.models.load_model(tmp_path / "m.keras")
+    elif origin == "other thread":
+        tfamp.enable(mode)
+        made = []
+        thread = threading.Thread(target=lambda: made.append(small()))
+        thread.start()
+        thread.join()
+        model = made[0]
+    else:
+        inner = small()
+        tfamp.enable(mode)
+        inputs = keras.Input((2,))
+        model = keras.Model(inputs, layers.Dense(1)(inner(inputs)))
+    with pytest.warns(UserWarning, match="'small' was built before") as caught:
+        fit(model)
+        fit(model)
+    text = str(caught[0].message)
+    assert len(caught) == 1 and "(body, head)" in text and "set_precision" in text
+
+
+@in_both
+@pytest.mark.parametrize("how", ["set", "one float32 layer", "new"])
+def test_models_in_the_mode_are_not_named(mode, how):
+    model = small() if how == "set" else None
+    tfamp.enable(mode)
+    if how == "set":
+        tfamp.set_precision(model, mode)
+    elif how == "new":
+        model = small()
+    else:
+        head = layers.Dense(1, dtype="float32")
+        model = keras.Sequential([keras.Input((2,)), layers.Dense(2), head])
+    fit(model)
+
+
+def test_status_tells_which_thread_has_the_policy():
+    tfamp.enable("mixed_bfloat16")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(tfamp.status().reason))
+    thread.start()
+    thread.join()
+    assert "'MainThread'" in found[0] and "was changed" not in found[0]
+    assert "'MainThread'" not in tfamp.status().reason
+
+
+def test_status_has_a_space_after_each_name():
+    lines = str(tfamp.enable("mixed_bfloat16")).splitlines()
+    assert len(lines) == len(tfamp.status())
+    assert all(": " in line for line in lines)
+
+
+@pytest.mark.issue("keras#19479")
+@pytest.mark.issue("keras#20894")
+@pytest.mark.issue("tensorflow#64124")
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [("get_scaled_loss", "scale_loss"), ("get_unscaled_gradients", "apply")],
+)
+def test_names_of_keras_2_say_what_replaces_them(name, now):
+    optimizer = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(AttributeError, match=f"{name}.*`{now}"):
+        getattr(optimizer, name)
+    assert not hasattr(optimizer, name) and not hasattr(optimizer, "nothing")
+
+
+class HoldsAnOptimizer(layers.Dense):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.own_optimizer = keras.optimizers.SGD(name="inside")
+
+
+@pytest.mark.issue("tensorflow#59826")
+def test_unscaled_optimizers_of_layers_are_named():
+    tfamp.enable("mixed_float16")
+    model = keras.Sequential([keras.Input((2,)), HoldsAnOptimizer(1, name="held")])
+    with pytest.warns(UserWarning, match=r"held\.own_optimizer \(inside\)"):
+        fit(model)
+
+
+# ---- float32 ----
+
+
+def three_steps():
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((3,), dtype="int32")
+    x = layers.Embedding(5, 4)(inputs)
+    model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(x)))
+    model.compile(keras.optimizers.Adam(0.1, global_clipnorm=0.5), "mse")
+    ids = np.array([[1, 1, 2], [1, 4, 4]])
+    model.fit(ids, np.ones((2, 1)), epochs=3, verbose=0)
+    return model.get_weights() + [v.numpy() for v in model.optimizer.variables]
+
+
+def test_enable_float32_is_stock_keras_bit_for_bit():
+    expected = three_steps()
+    tfamp.enable("float32")
+    for found, each in zip(three_steps(), expected, strict=True):
+        np.testing.assert_array_equal(found, each)
+
+
+def test_nothing_is_said_of_a_sound_model():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tfamp.enable("mixed_float16")
+        fit(small())
