@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer
 
 from tfamp import formats
 from tfamp.kernels import fused
@@ -79,12 +78,9 @@ def test_activation_and_its_gradient_are_right_to_half_a_unit(name, dtype):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_passes_nan_on_and_takes_any_shape(name):
     x = tf.constant([[[1.0, float("nan")], [2.0, -1.0]]], tf.bfloat16)
-    y, gradient = value_and_gradient(
-        functools.partial(fused.activation, name), x, tf.ones_like(x)
-    )
-    assert y.shape == gradient.shape == (1, 2, 2)
-    np.testing.assert_array_equal(np.isnan(y), [[[False, True], [False, False]]])
-    np.testing.assert_array_equal(np.isnan(gradient), np.isnan(y))
+    function = functools.partial(fused.activation, name)
+    for part in value_and_gradient(function, x, tf.ones_like(x)):
+        np.testing.assert_array_equal(np.isnan(part), [[[False, True], [False, False]]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,26 +158,6 @@ def test_dropouts_gradient_is_zero_just_where_the_output_is():
     assert 0 < np.mean(y == 0) < 1
 
 
-def test_unknown_batch_size_keeps_the_static_shape():
-    seen = []
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.bfloat16)])
-    def function(x):
-        seed = tf.constant([1, 2])
-        ones = tf.ones([6])
-        for y in (
-            fused.activation("gelu_tanh", x),
-            fused.dropout(x, 0.1, seed),
-            fused.layer_normalization(x, ones, ones, 1e-6),
-        ):
-            seen.append(y.shape.as_list())
-        return y
-
-    for rows in (1, 5):
-        assert function(tf.ones([rows, 6], tf.bfloat16)).shape == (rows, 6)
-    assert seen == [[None, 6]] * 3
-
-
 def test_second_derivative_of_an_activation():
     x = tf.constant([0.5], tf.float32)
 
@@ -242,6 +218,7 @@ def test_batches_of_unknown_size_give_the_same(name):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = PLACED[name](x)
+        assert y.shape.as_list() == [None, 4]
         return y, tape.gradient(y, x, x)
 
     for got, want in zip(both(x), expected, strict=True):
@@ -321,36 +298,3 @@ def test_update_equals_keras_over_many_steps():
     for mine, keras_own in ((momentum, adam._momentums), (velocity, adam._velocities)):
         # Sums of terms of both signs and of about 1.
         np.testing.assert_allclose(mine, keras_own[0].value, rtol=1e-5, atol=1e-6)
-
-
-def test_sparse_gradients_are_added_up_and_the_other_rows_decay():
-    variable, momentum, velocity = (tf.Variable(tf.ones([3, 2])) for _ in range(3))
-    rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 1]), tf.constant([3, 2]))
-    adam = keras.optimizers.Adam(beta_2=0.99)
-    fused.apply_adam([variable, momentum, velocity], rows, tf.constant(1), 0.1, adam)
-    np.testing.assert_allclose(momentum[:, 0], [0.9, 0.9 + 0.2, 0.9], rtol=1e-6)
-    np.testing.assert_allclose(velocity[:, 0], [0.99, 0.99 + 0.04, 0.99], rtol=1e-6)
-
-
-VALUES = {
-    "above": [3.0, -4.0],
-    "below": [0.3, 0.4],
-    "nan": [float("nan"), 1.0],
-    "infinite": [float("inf"), 1.0],
-    "zero": [0.0, 0.0],
-}
-
-
-@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_clipping_equals_keras(values):
-    both = tf.constant([values, values])  # Two rows of one index.
-    rows = tf.IndexedSlices(both, tf.constant([1, 1]), tf.constant([2, 2]))
-    gradients = [tf.constant(values), None, rows]
-    expected = base_optimizer.clip_by_global_norm(gradients, 1.0)
-    found = fused.clip_by_global_norm(gradients, 1.0)
-    assert found[1] is None
-    assert isinstance(found[2], tf.IndexedSlices)
-    for got, want in zip(found[::2], expected[::2], strict=True):
-        # Rows without a gradient stay 0 where Keras' become NaN with all others.
-        got, want = tf.convert_to_tensor(got)[-1], tf.convert_to_tensor(want)[-1]
-        np.testing.assert_allclose(got, want, rtol=1e-6)

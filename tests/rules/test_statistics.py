@@ -156,8 +156,6 @@ def test_gradients_of_logits_and_weights_are_counted(measured):
     ):
         row, slack = report.row(name), 0.01 * exact.size
         assert row.largest == pytest.approx(np.abs(exact).max(), rel=1e-4)
-        below = (np.abs(exact) < TINY).sum()
-        assert row.below_smallest_subnormal == pytest.approx(below, abs=slack)
         assert row.unscaled.underflow == pytest.approx(
             (np.abs(exact) <= TINY / 2).sum(), abs=slack
         )
@@ -186,12 +184,12 @@ def test_bfloat16_loses_nothing_there(measured):
 def test_report_is_plain_data_and_a_table(measured):
     *_, report = measured
     stored = json.loads(json.dumps(report.to_dict()))
-    assert (stored["schema_version"], stored["format"]) == (1, "float16")
+    assert (stored["schema_version"], stored["format"]) == (2, "float16")
     (row,) = [row for row in stored["rows"] if row["name"] == "logits"]
     assert row["unscaled"]["values"] == ROWS * CLASSES
     title, _, *table = report.to_markdown().splitlines()
     assert title.startswith("# Gradients in float16")
-    assert "become 0, times 32768" in table[0] and "5.96e-08" in table[0]
+    assert "become 0, times 32768" in table[0]
     (line,) = [line for line in table if line.startswith("| logits (activation)")]
     counts = report.row("logits").unscaled
     assert f"{counts.underflow / (counts.values - counts.zeros):.2%}" in line

@@ -72,11 +72,9 @@ def test_scope_sets_and_restores_exactly(monkeypatch):
     before = dict(os.environ)
     with switches.scope(
         deterministic=True, cudnn_autotune=False, float16_accumulation="float16"
-    ) as found:
+    ):
         assert graph_context.deterministic()
-        expected = {switches.DETERMINISM: "1", AUTOTUNE: "0", **FLIPPED}
-        assert {each.name: each.requested for each in found} == expected
-        assert expected.items() - {(switches.DETERMINISM, "1")} <= os.environ.items()
+        assert dict(os.environ) == {**before, AUTOTUNE: "0", **FLIPPED}
     assert dict(os.environ) == before
     assert not graph_context.deterministic()
 
@@ -97,10 +95,9 @@ def test_scope_restores_after_an_error_and_keeps_an_outer_setting():
 
 def test_only_what_is_asked_for_changes():
     before = dict(os.environ)
-    with switches.scope() as found:
-        assert found == [] and dict(os.environ) == before
-    with switches.scope(cudnn_autotune=True) as (found,):
-        assert found.name == AUTOTUNE
+    with switches.scope():
+        assert dict(os.environ) == before
+    with switches.scope(cudnn_autotune=True):
         assert dict(os.environ) == {**before, AUTOTUNE: "1"}
 
 

@@ -12,7 +12,6 @@ times too far. That is so in every mode.
 """
 
 import functools
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -63,7 +62,7 @@ def _with_summed_rows(original):
     """A `LossScaleOptimizer` has an `apply` of its own, and calls the inner one's."""
 
     def apply(optimizer, grads, trainable_variables=None):
-        return original(optimizer, sum_rows(grads), trainable_variables)
+        return original(optimizer, [*map(_summed, grads)], trainable_variables)
 
     return apply
 
@@ -75,29 +74,17 @@ def _with_summed_sums(original):
         pairs = original(optimizer, grads_and_vars)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
             return pairs
-        gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
-        return list(zip(sum_rows(gradients), variables, strict=True))
+        return [(_summed(gradient), variable) for gradient, variable in pairs]
 
     return reduce
 
 
-def sum_rows(gradients: Sequence) -> list:
-    """Sums the rows of one index in each sparse gradient.
-
-    Args:
-      gradients: Tensors, `tf.IndexedSlices` or None.
-
-    Returns:
-      The same, with sparse gradients whose indices differ from each other. Under XLA,
-      which knows no such thing as differing indices, they are dense.
-    """
-    return [_summed(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-
-
 def _summed(gradient):
-    if graph_context.in_xla() and gradient.dense_shape is not None:
-        rows = tf.cast(gradient.dense_shape[0], gradient.indices.dtype)
-        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    """Sums the rows of one index in a sparse gradient; leaves any other as it is."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    if graph_context.in_xla():  # Which does not know how many indices differ: dense.
+        return tf.convert_to_tensor(gradient)
     indices, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)

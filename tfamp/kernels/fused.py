@@ -148,7 +148,7 @@ def _like(padded, x):
 
 
 def layer_normalization(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float | tf.Tensor
 ) -> tf.Tensor:
     """Normalizes over the last axis, in float32, and rounds once.
 
@@ -168,7 +168,7 @@ def layer_normalization(
       Ba, Kiros and Hinton, "Layer Normalization", 2016, arxiv.org/abs/1607.06450
     """
     compiled, backward = _compiled_normalization(x.dtype)
-    epsilon = tf.constant(epsilon, tf.float32)
+    epsilon = tf.cast(epsilon, tf.float32)
 
     def forward(rows, gamma, beta):
         y, mean, inverse = compiled(rows, gamma, beta, epsilon)
@@ -264,7 +264,7 @@ def apply_adam(variables: Sequence, gradient, step, learning_rate, adam) -> None
         rows decay, too.
       step: Scalar, counted from 1.
       learning_rate: Scalar.
-      adam: What has `beta_1`, `beta_2` and `epsilon`, e.g. `keras.optimizers.Adam`.
+      adam: A `keras.optimizers.Adam`, for its settings.
 
     References:
       Kingma and Ba, "Adam", 2014, https://arxiv.org/abs/1412.6980
@@ -282,33 +282,4 @@ def apply_adam(variables: Sequence, gradient, step, learning_rate, adam) -> None
         beta2=adam.beta_2,
         epsilon=adam.epsilon,
         grad=tf.cast(tf.convert_to_tensor(gradient), tf.float32),
-    )
-
-
-def clip_by_global_norm(gradients: Sequence, clip_norm: float) -> list:
-    """Scales gradients to a common norm of at most `clip_norm`, as Keras does.
-
-    It writes no squares to memory and leaves an embedding's gradient sparse. Rows of
-    one index count each by itself: `bias_gradient.sum_rows` comes before.
-
-    Args:
-      gradients: Float tensors, `tf.IndexedSlices`, or None; so is what is returned.
-        All are NaN if the norm is not finite (of sparse ones the rows that they have).
-      clip_norm: Largest norm.
-    """
-    given = [g for g in gradients if g is not None]
-    parts = [g.values if isinstance(g, tf.IndexedSlices) else g for g in given]
-    halves = [tf.cast(tf.nn.l2_loss(part), tf.float32) for part in parts]
-    norm = tf.sqrt(2 * tf.add_n(halves))
-    scale = clip_norm * tf.minimum(1 / norm, 1 / clip_norm)
-    scale += norm - norm  # NaN unless the norm is finite.
-    return [None if g is None else _scaled(g, scale) for g in gradients]
-
-
-def _scaled(gradient, scale):
-    scale = tf.cast(scale, gradient.dtype)
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient * scale
-    return tf.IndexedSlices(
-        gradient.values * scale, gradient.indices, gradient.dense_shape
     )
