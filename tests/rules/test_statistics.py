@@ -96,13 +96,14 @@ def test_limits_of_float16(value, field):
     [
         ([0.0, 1.0, 1e-9, 1e-9, 1e-9], 0.25),
         ([1.0, -2.0], 1.0),
-        ([], None),
-        ([0.0], None),
-        ([1.0, math.nan], None),
+        ([], math.nan),
+        ([0.0], math.nan),
+        ([1.0, math.nan], math.nan),
     ],
 )
 def test_kept_is_of_the_nonzero_values(values, kept):
-    assert statistics.count_out_of_range(values, "float16").kept == kept
+    found = statistics.count_out_of_range(values, "float16").kept
+    np.testing.assert_equal(found, kept)
 
 
 def test_unknown_format_is_refused():
@@ -220,12 +221,3 @@ def test_nested_shared_and_sequential_layers_are_measured(build, names):
     report = statistics.gradient_underflow(build(), mean, features, None)
     assert [row.name for row in report.rows if row.kind == "activation"] == names
     assert report.row("a/bias" if build is nested else "a").largest > 0
-
-
-def test_model_without_a_graph_of_layers_is_refused():
-    class Subclassed(keras.Model):
-        def call(self, inputs):
-            return inputs
-
-    with pytest.raises(ValueError, match="functional or sequential"):
-        statistics.gradient_underflow(Subclassed(), lambda y, x: x, 0.0, 0.0)

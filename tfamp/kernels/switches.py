@@ -92,7 +92,7 @@ def scope(
         flipped = float16_accumulation == "float16"
         for name in VARIABLES.keys() - {AUTOTUNE}:
             asked[name] = str(int(VARIABLES[name][1]) ^ flipped)
-    outer = {name: os.environ.get(name) for name in asked}
+    outer = {name: os.environ[name] for name in asked if name in os.environ}
     changed = [name for name in asked if asked[name] != _describe(name).requested]
     was_deterministic = graph_context.deterministic()
     try:
@@ -104,10 +104,9 @@ def scope(
             warnings.warn(f"{late[0].reason}. Received: {names}.", stacklevel=3)
         yield
     finally:
-        for name, text in outer.items():
+        for name in asked:
             os.environ.pop(name, None)
-            if text is not None:
-                os.environ[name] = text
+        os.environ.update(outer)
         _set_determinism(was_deterministic)
 
 

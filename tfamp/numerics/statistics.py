@@ -37,13 +37,15 @@ class Counts(NamedTuple):
     overflow: int
     not_finite: int
 
-    @property
-    def kept(self) -> float | None:
-        """Share of the nonzero values that stay nonzero; None if none is or may be."""
+    def share(self, count: int) -> float:
+        """Returns a count as a share of the nonzero values; NaN if there is none."""
         nonzero = self.values - self.zeros
-        if not nonzero or self.not_finite:
-            return None
-        return 1.0 - self.underflow / nonzero
+        return count / nonzero if nonzero else math.nan
+
+    @property
+    def kept(self) -> float:
+        """Share of the nonzero values that stay so; NaN if none is, or may be."""
+        return math.nan if self.not_finite else 1.0 - self.share(self.underflow)
 
 
 class GradientRange(NamedTuple):
@@ -93,21 +95,19 @@ class UnderflowReport(NamedTuple):
     def to_markdown(self) -> str:
         """Returns the shares of the nonzero values of each gradient, in a table."""
         times = f", times {self.loss_scale:g}"
-        head = ["gradient of", "largest", "become 0", f"become 0{times}", "subnormal"]
-        head += [f"subnormal{times}", f"infinite{times}"]
-        rows = [head, ["---"] * len(head), *map(_cells, self.rows)]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
+        rows = [
+            ["gradient of", "largest", "become 0", f"become 0{times}"]
+            + ["subnormal", f"subnormal{times}", f"infinite{times}"]
+        ]
+        rows.append(["---"] * len(rows[0]))
+        for name, kind, largest, plain, scaled in self.rows:
+            counts = [plain.underflow, scaled.underflow]
+            counts += [plain.subnormal, scaled.subnormal, scaled.overflow]
+            shares = [f"{plain.share(count):.2%}" for count in counts]
+            rows.append([f"{name} ({kind})", f"{largest:.2g}", *shares])
+        lines = [f"| {' | '.join(row)} |\n" for row in rows]
         title = f"# Gradients in {self.format}: shares of their nonzero values"
-        return "\n".join([title, "", *lines, ""])
-
-
-def _cells(row):
-    plain, scaled = row.unscaled, row.scaled
-    nonzero = plain.values - plain.zeros
-    counts = [plain.underflow, scaled.underflow, plain.subnormal, scaled.subnormal]
-    counts.append(scaled.overflow)
-    shares = [f"{count / nonzero:.2%}" if nonzero else "-" for count in counts]
-    return [f"{row.name} ({row.kind})", f"{row.largest:.2g}", *shares]
+        return f"{title}\n\n{''.join(lines)}"
 
 
 def count_out_of_range(values: Any, dtype: str, loss_scale: float = 1.0) -> Counts:
@@ -175,15 +175,7 @@ def gradient_underflow(
     Returns:
       An `UnderflowReport` of the output of every layer that has one, where it is
       called first, and of the trained weights.
-
-    Raises:
-      ValueError: If the model's layers are not connected to a graph.
     """
-    if not getattr(model, "inputs", None):
-        raise ValueError(
-            "Gradients at activations need a built functional or sequential model. "
-            f"Received: {model!r}."
-        )
     with assign.assigned_float32(model):
         names, taps = _tap(model)
         weights = taps.trainable_weights
@@ -211,8 +203,7 @@ def _tap(model):
     # Where it was called first; a nested model's `output` is of a graph of its own.
     found = {x.name: keras.Operation.output.fget(x) for x in layers}  # pyright: ignore[reportOptionalCall]
     kept = {k: y for k, y in found.items() if isinstance(y, keras.KerasTensor)}
-    if isinstance(model, keras.Sequential):  # It was never called.
-        ends = model.inputs[0], model.outputs[0]
-    else:
-        ends = model.input, model.output
-    return list(kept), keras.Model(ends[0], [list(kept.values()), ends[1]])
+    connected = not isinstance(model, keras.Sequential)  # That was never called.
+    given = model.input if connected else model.inputs[0]
+    outputs = model.output if connected else model.outputs[0]
+    return list(kept), keras.Model(given, [list(kept.values()), outputs])

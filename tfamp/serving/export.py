@@ -18,7 +18,7 @@ from tfamp.serving import verification
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
 # graph may take in another order.
 MAX_RELATIVE_DIFFERENCE = 1e-5
-_MOST_SHOWN = 5
+_SHOWN = 5
 
 
 class TensorDescription(NamedTuple):
@@ -242,10 +242,9 @@ def _write(model, specs, folder):
     archive.write_out(str(folder), verbose=False)
     nodes, low = verification.read_graph(folder)
     if low:
-        more = f", and {len(low) - _MOST_SHOWN} more" if low[_MOST_SHOWN:] else ""
         raise errors.ExportError(
             "The graph of the float32 model is not float32 throughout. Received: "
-            f"{', '.join(low[:_MOST_SHOWN])}{more}. Let the layers cast to "
+            f"{', '.join(low[:_SHOWN])} ({len(low)} in all). Let the layers cast to "
             "`self.compute_dtype`, and not to these dtypes, in their `call`."
         )
     return nodes

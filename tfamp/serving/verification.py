@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,34 +60,22 @@ def read_graph(folder: pathlib.Path) -> tuple[int, list[str]]:
     """Reads the graph of a SavedModel, without loading it.
 
     Returns:
-      Number of nodes in the graph and all functions of its library; and one line for
-      each of them, and each function's arguments and variable, that has a floating
-      dtype of fewer than 32 bits.
+      How many nodes it and all functions of its library have; and a line for each
+      node, function argument and variable of a floating dtype below 32 bits.
     """
     saved = saved_model_pb2.SavedModel()
     saved.ParseFromString((folder / "saved_model.pb").read_bytes())
     (meta,) = saved.meta_graphs
-    nodes = [*_nodes(meta.graph_def)]
-    parts = nodes + [
-        (f"an argument of function {each.signature.name!r}", each.signature)
-        for each in meta.graph_def.library.function
-    ]
-    parts += [
-        (f"variable {node.variable.name!r}", node.variable)
-        for node in meta.object_graph_def.nodes
-    ]
-    low = [
+    functions = meta.graph_def.library.function
+    graphs = [("the graph", meta.graph_def.node)]
+    graphs += [(f"function {f.signature.name!r}", f.node_def) for f in functions]
+    parts = [(f"{n.op} {n.name!r} in {g}", n) for g, nodes in graphs for n in nodes]
+    count = len(parts)
+    parts += [(f"an argument of {f.signature.name!r}", f.signature) for f in functions]
+    variables = [node.variable for node in meta.object_graph_def.nodes]
+    parts += [(f"variable {each.name!r}", each) for each in variables]
+    return count, [
         f"{what}: {name.replace('HALF', 'FLOAT16').lower()}"
         for what, message in parts
         for name in sorted(set(_LOW.findall(str(message))))
     ]
-    return len(nodes), low
-
-
-def _nodes(graph) -> Iterator[tuple[str, Any]]:
-    for node in graph.node:
-        yield f"{node.op} {node.name!r} in the graph", node
-    for function in graph.library.function:
-        for node in function.node_def:
-            where = f"in function {function.signature.name!r}"
-            yield f"{node.op} {node.name!r} {where}", node
