@@ -34,28 +34,21 @@ def _with_exact_sums(original):
 
 
 def _of_bias(original, op, received):
-    if received.dtype != tf.bfloat16:  # TensorFlow's are right.
-        return original(op, received)
-    data_format = op.get_attr("data_format")
-    return received, _sum_to_bias(received, data_format in (b"NCHW", "NCHW"))
-
-
-def _sum_to_bias(gradient, channels_first):
     """Sums over all dimensions but the channels'.
 
     `tf.reduce_sum` keeps a wider accumulator on a CPU, and takes no more time there
     than `BiasAddGrad`. No other device was measured: float32 is right on any.
     """
+    if received.dtype != tf.bfloat16:  # TensorFlow's are right.
+        return original(op, received)
+    gradient, axes = received, 0
     if tf.config.get_visible_devices("GPU"):
         gradient = tf.cast(gradient, tf.float32)
-    if channels_first:
+    if op.get_attr("data_format") in (b"NCHW", "NCHW"):
         axes = tf.concat([[0], tf.range(2, tf.rank(gradient))], 0)
-        total = tf.reduce_sum(gradient, axes)
-    else:
-        # To a matrix first: faster than a sum over several axes.
-        channels = tf.shape(gradient)[-1]
-        total = tf.reduce_sum(tf.reshape(gradient, [-1, channels]), 0)
-    return tf.cast(total, tf.bfloat16)
+    else:  # To a matrix first: faster than a sum over several axes.
+        gradient = tf.reshape(gradient, [-1, tf.shape(gradient)[-1]])
+    return received, tf.cast(tf.reduce_sum(gradient, axes), tf.bfloat16)
 
 
 def _with_summed_rows(original):

@@ -44,10 +44,9 @@ def difference(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> Differ
 
 
 def _difference(a, b):
-    if a.shape != b.shape:
-        return np.inf, np.inf
-    if b.dtype.kind in "OSU":
-        return (0.0, 0.0) if np.array_equal(a, b) else (np.inf, np.inf)
+    if a.shape != b.shape or b.dtype.kind in "OSU":
+        gap = 0.0 if np.array_equal(a, b) else np.inf
+        return gap, gap
     a, b = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):  # Infinity minus infinity.
         gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
