@@ -27,8 +27,6 @@ HOOKED = (
     "_open_name_scope",
     "from_config",
     "build_from_config",
-    "make_test_function",
-    "make_predict_function",
 )
 
 

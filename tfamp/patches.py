@@ -57,10 +57,6 @@ _ROWS = (
     "moment and the norm to clip by; remove when test_keras_squares_rows_of_one_index_"
     "apart fails"
 )
-_UNMARKED = (
-    "not filed; symptom: layers cannot tell evaluate and predict from an export, which "
-    "traces them alike; remove with the last kernel of a layer"
-)
 PLACES = {
     place.name: place
     for place in (
@@ -109,18 +105,6 @@ PLACES = {
             "clip_by_global_norm",
             "not filed; symptom: writes every gradient's squares to memory, and makes "
             f"sparse gradients dense; {_SEVERAL}",
-        ),
-        Place(
-            "the layers in evaluate and predict",
-            "keras:Model",
-            "make_test_function",
-            _UNMARKED,
-        ),
-        Place(
-            "the layers in evaluate and predict",
-            "keras:Model",
-            "make_predict_function",
-            _UNMARKED,
         ),
         Place(
             "the optimizer and overrides of a compiled model",
