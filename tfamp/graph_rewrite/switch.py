@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -55,8 +55,8 @@ class RewriteConfig:
         """Returns the config of what a user gives `enable_graph_rewrite`.
 
         Raises:
-          TypeError: If a keyword is unknown; ValueError if an operation is, which
-            TensorFlow would ignore.
+          TypeError: If a keyword is unknown, or no names; ValueError if an operation
+            is unknown, which TensorFlow would ignore.
         """
         known = (*EDITS, "float32_ops")
         if unknown := sorted(keywords.keys() - set(known)):
@@ -66,6 +66,11 @@ class RewriteConfig:
                 f"{', '.join(known)}."
             )
         given = {"float32_ops": FLOAT32_OPS, **keywords}
+        for edit, ops in given.items():
+            if not isinstance(ops, Iterable):
+                raise TypeError(
+                    f"`{edit}` must be names of operations. Received: {edit}={ops!r}."
+                )
         edits = frozenset((edit, op) for edit in given for op in _split(given[edit]))
         for edit, op in edits:
             # `raw_ops` lacks the private ones, such as _FusedBatchNormEx.
