@@ -98,8 +98,7 @@ def observe(fresh: bool = False) -> Iterator[Graphs]:
       A list, empty until the block is left; then it has the graphs.
     """
     graphs = []
-    made = tempfile.TemporaryDirectory(prefix="tfamp_", ignore_cleanup_errors=True)
-    with _lock, made as folder:
+    with _lock, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         users = os.environ.get(_LOG_PATH)
         switch.set_environ({_LOG_PATH: folder})
         try:
@@ -113,17 +112,13 @@ def observe(fresh: bool = False) -> Iterator[Graphs]:
 
 
 def _read_graphs(folder):
+    read = tf.compat.v1.GraphDef.FromString
     for path in sorted(folder.glob("graphdef_preop_*.pb")):
         after = path.with_name(path.name.replace("preop", "AutoMixedPrecision", 1))
-        try:
-            # Without anything on the allow list there is no dump from after.
-            yield _read(path), _read(after if after.exists() else path)
-        except message.DecodeError:
-            continue  # Another thread's, still being written.
-
-
-def _read(path):
-    return tf.compat.v1.GraphDef.FromString(path.read_bytes())
+        after = after if after.exists() else path  # Nothing was on the allow list.
+        # One that another thread is still writing is left out.
+        with contextlib.suppress(message.DecodeError):
+            yield read(path.read_bytes()), read(after.read_bytes())
 
 
 # ---- Counting ----
@@ -185,12 +180,10 @@ def make_report(graphs: Graphs) -> GraphRewriteReport:
     converted = sum(counts, collections.Counter())
     done = [graph for graph, count in zip(graphs, counts, strict=True) if count]
     effective = " and ".join(sorted(converted)) or None
-    by_xla = any(_calls_xla(before) for before, _ in graphs)
-    reason = "a part is compiled by XLA and not rewritten" if by_xla else ""
     return GraphRewriteReport(
         requested=switch.requested_dtype() or effective,
         effective=effective,
-        reason=reason if converted else _why_nothing(graphs, by_xla),
+        reason=_reason(graphs, bool(converted)),
         functions=len(graphs),
         nodes=sum(len(before.node) for before, _ in done or graphs),
         converted=converted.total(),
@@ -200,7 +193,10 @@ def make_report(graphs: Graphs) -> GraphRewriteReport:
     )
 
 
-def _why_nothing(graphs, by_xla):
+def _reason(graphs, converted):
+    by_xla = any(_calls_xla(before) for before, _ in graphs)
+    if converted:
+        return "a part is compiled by XLA and not rewritten" if by_xla else ""
     if obstacle := switch.find_obstacle():
         return obstacle
     if not graphs:

@@ -65,20 +65,18 @@ class RewriteConfig:
                 f"{', '.join(map(repr, unknown))}. Expected some of "
                 f"{', '.join(known)}."
             )
-        given = {"float32_ops": FLOAT32_OPS, **keywords}
-        for edit, ops in given.items():
+        edits = set()
+        for edit, ops in {"float32_ops": FLOAT32_OPS, **keywords}.items():
+            expected = (
+                f"`{edit}` must be names of tf.raw_ops. Received: {edit}={ops!r}."
+            )
             if not isinstance(ops, Iterable):
-                raise TypeError(
-                    f"`{edit}` must be names of operations. Received: {edit}={ops!r}."
-                )
-        edits = frozenset((edit, op) for edit in given for op in _split(given[edit]))
-        for edit, op in edits:
+                raise TypeError(expected)
             # `raw_ops` lacks the private ones, such as _FusedBatchNormEx.
-            if op[0] != "_" and not hasattr(tf.raw_ops, op):
-                raise ValueError(
-                    f"`{edit}` must name operations of tf.raw_ops. Received: {op!r}."
-                )
-        return cls(dtype, edits)
+            if any(op[0] != "_" and not hasattr(tf.raw_ops, op) for op in _split(ops)):
+                raise ValueError(expected)
+            edits.update((edit, op) for op in _split(ops))
+        return cls(dtype, frozenset(edits))
 
     def merged(self, environ: Mapping[str, str | None]) -> dict[str, str | None]:
         """Returns the lists' variables for this config and those of the user.
@@ -150,12 +148,11 @@ def requested_by_environment() -> bool:
     """
     environ = _users_environ()
     values = {name: (environ[name] or "0").lower() for name in FLAGS}
-    for name, value in values.items():
-        if value not in ("0", "false", "1", "true"):
-            raise ValueError(
-                f"The environment variable {name} must be 1, true, 0 or false, or "
-                f"unset. Received: {value!r}."
-            )
+    if not {"0", "false", "1", "true"}.issuperset(values.values()):
+        raise ValueError(
+            "The environment variables of the graph rewrite must be 1, true, 0 or "
+            f"false, or unset. Received: {values}."
+        )
     return not {"1", "true"}.isdisjoint(values.values())
 
 
