@@ -1,4 +1,4 @@
-"""Rules of an audit: pure functions of a step, each yields what it finds.
+"""Rules of an audit: pure functions of a step, each says what it finds.
 
 Findings about speed have a share and are ordered by it: 1 for what slows the whole
 step, for layers their share of the forward pass' multiplications, and for what moves
@@ -12,22 +12,23 @@ References:
   enough for the images of a first layer. https://docs.nvidia.com/deeplearning/performance
 """
 
+import collections
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from tfamp import formats, hardware
-from tfamp.diagnostics import layer_facts
+from tfamp.diagnostics.layer_facts import LayerFacts
 
+NARROW = ("float16", "bfloat16")
 # Smaller shares are not reported; every mixed model has some casts.
 _LEAST = {"multiplications": 0.02, "elements": 0.02, "casts": 0.1}
 _LARGE_OUTPUT = 0.1  # Smaller output layers are meant to be in float32.
 _FEW_ROWS = 16
 _LITTLE_WORK = 12.5e6  # Multiplications of a forward pass.
-_MULTIPLES = {"float16": 8, "bfloat16": 8, "tf32": 4}  # 16 bytes; TF32 is in float32.
+_BYTES_16 = {"float16": 8, "bfloat16": 8, "tf32": 4}  # TF32 is in float32.
 # Of an output layer in 16 bits, whatever its result is cast to.
 _ROUNDING = ("softmax", "log_softmax", "sigmoid")
-_EXAMPLES = 5
 _EPYC = "(2 cores of an AMD EPYC)"
 
 
@@ -35,14 +36,12 @@ class Finding(NamedTuple):
     """One reason why training is slower, or less exact, than it could be.
 
     Attributes:
-      rule: Name of the rule, e.g. "alignment".
-      share: How much of the model is concerned, from 0 to 1; None for what costs
-        accuracy and not speed.
+      rule: Its name, e.g. "alignment".
+      share: Of the model that it concerns, from 0 to 1; None if it costs accuracy.
       what: What was found, in one phrase.
       evidence: Why it matters, and where.
       advice: What to do.
-      layers: Paths of the layers concerned, those with most work first; none where it
-        is the whole step.
+      layers: Paths, those with most work first; none where it is the whole step.
     """
 
     rule: str
@@ -53,6 +52,67 @@ class Finding(NamedTuple):
     layers: tuple[str, ...] = ()
 
 
+class Step(NamedTuple):
+    """A training step as the rules see it; layers with most work come first."""
+
+    device: hardware.DeviceDescription
+    layers: tuple[LayerFacts, ...]
+    batch_size: int
+    jit_compile: bool = False  # Whether XLA compiles it,
+    allows_xla: bool = True  # and would, by what Keras knows of the layers.
+    runs_eagerly: bool = False
+    rewrite: str | None = None  # Dtype that graphs are rewritten to.
+    tensor_float_32: bool = True  # Whether float32 products may use TF32.
+    scales_loss: bool | None = None  # None without an optimizer.
+    sums_biases: bool = False  # Whether bias gradients are right, as under `enable`.
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications of a forward pass."""
+        return sum(x.multiplications for x in self.layers)
+
+    @property
+    def narrow(self) -> str | None:
+        """The 16-bit dtype that multiplies most, or is in most layers; else None."""
+        work = collections.Counter()
+        for x in self.layers:
+            # Models around others have a dtype, and compute nothing.
+            if x.compute_dtype in NARROW and (x.multiplications or x.elements):
+                work[x.compute_dtype] += max(1, x.multiplications)
+        return max(work, key=work.__getitem__, default=None)
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the model has 16 bits, and they are fast on the device."""
+        return self.narrow is not None and self.support(self.narrow).fast
+
+    def support(self, name: str) -> hardware.PrecisionSupport:
+        """Returns the support of a format on the device."""
+        return hardware.describe_support(self.device)[name]
+
+    def format_of(self, layer: LayerFacts) -> str:
+        """Returns the format that a layer multiplies in; "tf32" is one."""
+        if layer.compute_dtype != "float32":
+            return layer.compute_dtype
+        if self.rewrite and not self.jit_compile:
+            return self.rewrite  # It takes every float32 product: its allowlist.
+        narrowed = self.tensor_float_32 and self.support("tf32").supported
+        return "tf32" if narrowed else "float32"
+
+    def formats(self) -> dict[str, float]:
+        """Returns format -> share of the multiplications, largest first."""
+        work = collections.Counter()
+        for x in self.layers:
+            work[self.format_of(x)] += x.multiplications
+        return {name: n / self.multiplications for name, n in work.most_common() if n}
+
+    def share(self, layers: Iterable[LayerFacts], of: str = "multiplications") -> float:
+        """Returns the layers' share of the model's multiplications or elements."""
+        whole = "elements" if of == "casts" else of
+        total = max(1, sum(getattr(x, whole) for x in self.layers))
+        return min(1.0, sum(getattr(x, of) for x in layers) / total)
+
+
 def percent(share: float) -> str:
     """Returns a share for people: 0.123 -> "12%"."""
     return f"{100 * share:.{0 if share >= 0.0995 else 1}f}%"
@@ -60,13 +120,8 @@ def percent(share: float) -> str:
 
 def examples(names: Iterable[str]) -> str:
     """Returns at most five names as one phrase."""
-    found = list(names)
-    more = len(found) - _EXAMPLES
-    return ", ".join(found[:_EXAMPLES]) + (f", and {more} more" if more > 0 else "")
-
-
-def _pad(size, multiple):
-    return -(-size // multiple) * multiple
+    first, more = (found := list(names))[:5], len(found) - 5
+    return ", ".join(first) + (f", and {more} more" if more > 0 else "")
 
 
 # ---- The whole step: each rule returns what, why and advice, or nothing ----
@@ -74,7 +129,7 @@ def _pad(size, multiple):
 
 def _fast_unit(step):
     name, best = step.narrow or "float32", hardware.choose_mode([step.device])
-    unused = step.multiplications and best.mode != "float32" and not step.rewrite
+    unused = step.multiplications and best.mode != name and not step.rewrite
     return (not step.is_fast if step.narrow else unused) and (
         f"{name} is not the fast format of this device",
         f"{name}: {step.support(name).reason}; {best.mode}: {best.reason}",
@@ -92,8 +147,6 @@ def _eager(step):
 
 def _xla(step):
     slow = step.is_fast and step.device.kind == "CPU"
-    if not step.jit_compile or not (slow or step.rewrite):
-        return None
     why = (
         "XLA casts 16 bits back to float32 there: measured 0.9 times float32's speed "
         "with XLA, 1.3 to 1.7 times without (AMD EPYC with native bfloat16)"
@@ -101,7 +154,8 @@ def _xla(step):
     if not slow:
         why = "what XLA compiles never passes TensorFlow's graph optimizer"
     where = "slow with 16 bits on a CPU" if slow else "bypasses the graph rewrite"
-    return f"XLA is on, and {where}", why, "compile(jit_compile=False)"
+    found = f"XLA is on, and {where}", why, "compile(jit_compile=False)"
+    return step.jit_compile and (slow or step.rewrite) and found
 
 
 def _batch(step):
@@ -111,6 +165,7 @@ def _batch(step):
     growth = _LITTLE_WORK / max(1, step.multiplications)
     if share >= 0.5:
         growth = max(growth, *(_FEW_ROWS / x.rows for x in few))
+    enough = 8 * math.ceil(growth * step.batch_size / 8)
     return (step.is_fast and step.multiplications and growth > 1) and (
         f"too little work in a batch of {step.batch_size}",
         f"{2 * step.multiplications / 1e6:.1f} MFLOP in a forward pass, "
@@ -118,8 +173,7 @@ def _batch(step):
         "cast from float32 each step. Measured: 0.9 times float32's speed with 1 to 4 "
         "rows by 1024 units, 1.7 times from 16 on; 1.07 times with 13 MFLOP, 1.2 times "
         f"with 50 MFLOP {_EPYC}",
-        "16 bits pay from a batch of about "
-        f"{_pad(math.ceil(growth * step.batch_size), 8)} on there; a GPU wants more",
+        f"16 bits pay from a batch of about {enough} on there; a GPU wants more",
     )
 
 
@@ -142,7 +196,7 @@ def _depthwise(step, x):
 
 
 def _float32_islands(step, x):
-    island = x.multiplications and not x.is_narrow and step.is_fast
+    island = x.multiplications and x.compute_dtype not in NARROW and step.is_fast
     meant = x.output_dtype and step.share([x]) < _LARGE_OUTPUT
     return island and not meant and percent(step.share([x]))
 
@@ -152,15 +206,14 @@ def _alignment(step, x):
     name = step.format_of(x)
     if step.device.kind != "GPU" or not step.support(name).fast:
         return None
-    multiple = {role: _MULTIPLES[name] for role, _ in x.sizes} | {"image channels": 4}
-    padded = [(role, size, _pad(size, multiple[role])) for role, size in x.sizes]
-    return ", ".join(f"{role} {n} -> {more}" for role, n, more in padded if n != more)
+    multiple = {role: _BYTES_16[name] for role, _ in x.sizes} | {"image channels": 4}
+    missing = [(role, size, -size % multiple[role]) for role, size in x.sizes]
+    return ", ".join(f"{role} {n} -> {n + more}" for role, n, more in missing if more)
 
 
 def _data_format(step, x):
-    # On a TPU XLA chooses the layout.
-    first = x.data_format == "channels_first"
-    return first and step.device.kind != "TPU" and x.data_format
+    chosen = step.device.kind == "TPU"  # By XLA.
+    return not chosen and x.data_format == "channels_first" and x.data_format
 
 
 def _casts(step, x):
@@ -168,8 +221,8 @@ def _casts(step, x):
 
 
 def _narrow_variables(step, x):
-    narrow = x.weights and x.variable_dtype in layer_facts.NARROW
-    return narrow and f"{x.weights:,} weights in {x.variable_dtype}"
+    note = f"{x.weights:,} weights in {x.variable_dtype}"
+    return x.weights and x.variable_dtype in NARROW and note
 
 
 def _loss_scaling(step, x):
@@ -186,8 +239,8 @@ def _bias_gradients(step, x):
 
 def _outputs(step, x):
     # Whatever the result of a softmax is cast to.
-    rounded = x.is_narrow and x.activation in _ROUNDING
-    narrow = x.output_dtype in layer_facts.NARROW
+    rounded = x.compute_dtype in NARROW and x.activation in _ROUNDING
+    narrow = x.output_dtype in NARROW
     made = f"{x.activation or 'result'} in {x.compute_dtype}"
     return x.output_dtype and (narrow or rounded) and made
 
@@ -196,15 +249,13 @@ def _outputs(step, x):
 _LAYER_RULES = {
     "xla": (
         *(_xla_off, "elements", "XLA is off"),
-        "XLA fuses layers that multiply nothing, and casts of weights, into other "
-        "kernels",
+        "XLA fuses what multiplies nothing, and casts of weights, into other kernels",
         "compile(jit_compile=True), if all operations of the step have XLA",
     ),
     "tf32": (
         *(_tf32, "multiplications", "TF32 is off"),
         "the device has TF32 tensor cores",
-        "use mode 'tf32', or a mixed mode, which leaves it on; keep it off only where "
-        "float32's 24 bits are needed",
+        "use mode 'tf32', or a mixed mode, unless float32's 24 bits are needed",
     ),
     "depthwise": (
         *(_depthwise, "elements", "depthwise or separable convolutions in 16 bits"),
@@ -216,9 +267,9 @@ _LAYER_RULES = {
     "float32_islands": (
         *(_float32_islands, "multiplications", "float32 layers in a 16-bit model"),
         "they gain nothing from 16 bits, and cast what they take and return",
-        "take them out of the overrides, or drop their dtype='float32', unless their "
-        "accuracy needs it; a large output layer can multiply in 16 bits if "
-        "Activation('linear', dtype='float32') casts its logits",
+        "take out their override or dtype='float32' unless their accuracy needs it; a "
+        "large output layer can multiply in 16 bits if Activation('linear', "
+        "dtype='float32') casts its logits",
     ),
     "alignment": (
         *(_alignment, "multiplications", "sizes that are no multiples of 16 bytes"),
@@ -230,15 +281,13 @@ _LAYER_RULES = {
     "data_format": (
         *(_data_format, "multiplications", "convolutions have their channels first"),
         "Tensor Cores want channels_last (NVIDIA, Convolutional Layers User's Guide); "
-        "so does oneDNN on a CPU: three convolutions in bfloat16 were measured 3 times "
-        f"slower, and slower than in float32 {_EPYC}",
+        f"so does oneDNN: measured 3 times slower, and slower than float32 {_EPYC}",
         "use data_format='channels_last'",
     ),
     "casts": (
         *(_casts, "casts", "layers take results of another dtype"),
         "casts move memory and compute nothing, again in the backward pass",
-        "give neighbors the same dtype: a float32 layer between 16-bit ones costs two "
-        "casts",
+        "give neighbors the same dtype: a layer between others costs two casts",
     ),
     "narrow_variables": (
         *(_narrow_variables, "accuracy", "weights are stored in 16 bits"),
@@ -266,7 +315,7 @@ _LAYER_RULES = {
 _STEP_RULES = {"fast_unit": _fast_unit, "eager": _eager, "xla": _xla, "batch": _batch}
 
 
-def examine(step: layer_facts.Step) -> tuple[Finding, ...]:
+def examine(step: Step) -> tuple[Finding, ...]:
     """Returns what all rules find: speed by share, then accuracy."""
     whole = {name: rule(step) for name, rule in _STEP_RULES.items()}
     found = [Finding(name, 1.0, *texts) for name, texts in whole.items() if texts]
