@@ -148,6 +148,7 @@ MODELS = {
     "first": ((16, 32, 32), images("channels_first")),
     "last": ((32, 32, 16), images("channels_last")),
     "16-bit weights": (ROW, lambda: [L.Dense(1024, dtype="bfloat16")], FP32),
+    "float64": (ROW, lambda: [L.Dense(1024), L.Dense(8, dtype="float64"), end()]),
     "conv1d": ((512, 64), lambda: [L.Conv1D(64, 3, name="conv"), end()]),
 }
 
@@ -178,6 +179,7 @@ MODELS = {
         ("last", CPU, STOCK, "", ""),  # oneDNN sums its bias gradient.
         ("conv1d", CPU, STOCK, "bias_gradients", "net/conv"),
         ("conv1d", CPU, {}, "", ""),
+        ("float64", "a100", {}, "casts", "(float64)"),
         (
             "16-bit weights",
             "a100",
