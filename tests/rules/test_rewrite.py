@@ -141,3 +141,17 @@ def test_lists_are_merged_with_the_users(keywords, environ, expected):
     config = RewriteConfig.from_keywords("auto", keywords)
     found = config.merged({PREFIX + k: environ[k] for k in environ})
     assert {k.removeprefix(PREFIX): v for k, v in found.items() if v} == expected
+
+
+@pytest.mark.parametrize(
+    ("keywords", "environ"),
+    [
+        ({"allowlist_add": "Cos", "denylist_add": "Cos"}, {}),
+        ({"allowlist_add": "Cos"}, {"CLEARLIST_ADD": "Cos"}),
+        ({"inferlist_add": "Cos", "inferlist_remove": "Cos"}, {}),
+    ],
+)
+def test_one_operation_on_two_lists_is_refused(keywords, environ):
+    config = RewriteConfig.from_keywords("auto", keywords)
+    with pytest.raises(ValueError, match="Cos: added to the"):
+        config.merged({PREFIX + k: environ[k] for k in environ})
