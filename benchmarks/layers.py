@@ -22,8 +22,6 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags, logging
 
-import tfamp
-
 FLAGS = flags.FLAGS
 flags.DEFINE_string("mode", "mixed_bfloat16", "A mixed mode.")
 flags.DEFINE_integer("rounds", 15, "Timed rounds.", lower_bound=3)
@@ -261,7 +259,10 @@ def main(_):
     if FLAGS.output:
         folder = pathlib.Path(FLAGS.output)
         folder.mkdir(parents=True, exist_ok=True)
-        found = {"environment": environment.describe("python benchmarks/layers.py"), "mode": FLAGS.mode}
+        found = {
+            "environment": environment.describe("python benchmarks/layers.py"),
+            "mode": FLAGS.mode,
+        }
         text = json.dumps({**found, "rows": rows}, indent=1)
         (folder / "layers.json").write_text(text + "\n")
         (folder / "table.md").write_text("\n".join(lines) + "\n")

@@ -36,7 +36,8 @@ def clean_globals():
         sys.modules["tfamp"].disable()  # Its own record of being enabled.
     helpers.write_globals(found)
     if leaks:
-        pytest.fail("The test leaked:\n  " + "\n  ".join(leaks), pytrace=False)
+        text = "\n  ".join(["The test leaked (call tfamp.disable()):", *leaks])
+        pytest.fail(text, pytrace=False)
 
 
 @pytest.fixture

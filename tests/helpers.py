@@ -27,22 +27,14 @@ HOOKED = (
     "_open_name_scope",
     "from_config",
     "build_from_config",
-    "make_test_function",
-    "make_predict_function",
 )
 
 
 class Globals(NamedTuple):
-    """What a test must leave as it found it.
+    """What a test must leave as it found it, in the test's thread.
 
-    Attributes:
-      dtype_policy: Keras' global dtype policy, of the test's thread.
-      tensor_float_32: Whether TF32 may be used.
-      grappler: The options given to `tf.config.optimizer`.
-      environ: A copy of `os.environ`.
-      methods: What each class above `keras.Model` defines as one of `HOOKED`, by
-        (class, name); None where it defines nothing. And the functions that
-        `tfamp.kernels` replaces.
+    `methods` are what each class above `keras.Model` defines as one of `HOOKED`, None
+    where it defines nothing, and the functions that `tfamp.kernels` replaces.
     """
 
     dtype_policy: keras.dtype_policies.DTypePolicy
@@ -99,42 +91,27 @@ def write_globals(saved: Globals) -> None:
 
 def find_leaks(before: Globals, after: Globals) -> list[str]:
     """Returns one line for each global that differs."""
-    leaks = [
-        f"{name}: {old!r} became {new!r}"
-        for name, old, new in (
-            # Keras 3.15 cannot compare two policy maps.
-            ("dtype policy", before.dtype_policy.name, after.dtype_policy.name),
-            ("TF32 flag", before.tensor_float_32, after.tensor_float_32),
-        )
-        if old != new
+    old, new = _named(before), _named(after)
+    return [
+        f"{name}: {old.get(name)!r} became {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
     ]
-    for name, old, new in (
-        ("Grappler option", before.grappler, after.grappler),
-        ("environment variable", before.environ, after.environ),
-    ):
-        leaks += [
-            f"{name} {key}: {old.get(key)!r} became {new.get(key)!r}"
-            for key in sorted(old.keys() | new.keys())
-            if old.get(key) != new.get(key)
-        ]
-    leaks += [
-        f"{base.__name__}.{name} was replaced (call tfamp.disable())"
-        for (base, name), function in before.methods.items()
-        if after.methods.get((base, name)) is not function
-    ]
-    return leaks
+
+
+def _named(found):
+    return {
+        "dtype policy": found.dtype_policy.name,  # Keras 3.15 cannot compare two maps.
+        "TF32 flag": found.tensor_float_32,
+        **{f"Grappler option {key}": x for key, x in found.grappler.items()},
+        **{f"environment variable {key}": x for key, x in found.environ.items()},
+        **{f"{owner.__name__}.{key}": x for (owner, key), x in found.methods.items()},
+    }
 
 
 def describe_support() -> str:
     """Returns this host's precision support as one phrase, for skip reasons."""
-    return "; ".join(
-        f"{device}: "
-        + ", ".join(
-            f"{row.format} {'fast' if row.fast else 'slow' if row.supported else 'no'}"
-            for row in rows.values()
-        )
-        for device, rows in hardware.detect_support().items()
-    )
+    return str(hardware.detect_support())
 
 
 # ---- The loss scale ----

@@ -1,7 +1,7 @@
 """Facts about floating-point formats, and what each makes of a number.
 
-Every number that describes a dtype anywhere in tfamp comes from here; all are read
-from `ml_dtypes.finfo`.
+Every number that describes a dtype anywhere in tfamp comes from here, and here from
+`ml_dtypes.finfo`.
 """
 
 import decimal
@@ -14,8 +14,6 @@ from typing import Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
-Outcome = Literal["exact", "rounded", "subnormal", "underflow", "overflow", "nan"]
-
 
 class FloatFormat(NamedTuple):
     """Limits of one binary floating-point format, as Python numbers.
@@ -27,9 +25,9 @@ class FloatFormat(NamedTuple):
       mantissa_bits: Explicit bits of the fraction.
       max: Largest finite value.
       smallest_normal: Smallest positive value with full precision.
-      smallest_subnormal: Smallest positive value; below half of it, 0.
+      smallest_subnormal: Smallest positive value; half of it is rounded to 0.
       epsilon: Distance from 1.0 to the next larger value.
-      bytes: Bytes of an element in memory; 4 for tf32, which is stored as float32.
+      bytes: Bytes of an element in memory.
       supported: The hardware that computes in it, in one phrase.
     """
 
@@ -50,19 +48,19 @@ class Representation(NamedTuple):
 
     Attributes:
       format: Name of the format.
-      stored: The nearest value that the format has, as a float.
+      stored: The nearest value that the format has.
       absolute_error: |stored - number|; NaN where one of them is NaN.
       relative_error: The same over |number|; 0 for 0.
-      outcome: "exact"; "rounded", to the format's full precision; "subnormal", to
-        less; "underflow": it became 0; "overflow": it became infinite, or NaN in a
-        format without infinity; "nan": it was NaN.
+      outcome: "rounded" is to the format's full precision, "subnormal" to less;
+        "underflow": it became 0; "overflow": it became infinite, or NaN in a format
+        without infinity; "nan": it was NaN.
     """
 
     format: str
     stored: float
     absolute_error: float
     relative_error: float
-    outcome: Outcome
+    outcome: Literal["exact", "rounded", "subnormal", "underflow", "overflow", "nan"]
 
 
 # Capabilities are CUDA's. References: NVIDIA, "CUDA C++ Programming Guide", arithmetic
@@ -83,18 +81,13 @@ _SUPPORTED = {
     "float8_e5m2": _FP8,
 }
 FORMAT_NAMES = tuple(_SUPPORTED)
-_WITHOUT_INFINITY = {"float8_e4m3fn"}  # "fn": finite values and NaN only.
 
 
 def float_format(dtype) -> FloatFormat:
     """Returns the limits of a floating-point format.
 
     Args:
-      dtype: Name ("float16", "bfloat16", "tf32", ...) or anything with a dtype
-        name: a NumPy or TensorFlow dtype.
-
-    Returns:
-      A `FloatFormat`.
+      dtype: Name ("float16", "bfloat16", "tf32", ...), or a NumPy or TensorFlow dtype.
 
     Raises:
       ValueError: If the format is not one of `FORMAT_NAMES`.
@@ -107,7 +100,7 @@ def float_format(dtype) -> FloatFormat:
       NVIDIA, "NVIDIA A100 Tensor Core GPU Architecture", 2020, for tf32: the
       exponent of float32 with the 10 fraction bits of float16.
     """
-    name = _dtype_name(dtype)
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)
     if name not in FORMAT_NAMES:
         raise ValueError(
             f"Unknown floating-point format. Received: dtype={dtype!r}. "
@@ -116,18 +109,8 @@ def float_format(dtype) -> FloatFormat:
     return _read(name)
 
 
-def _dtype_name(dtype):
-    """A dtype's name; None if `dtype` is no dtype (NumPy takes None for float64)."""
-    if isinstance(dtype, str) or dtype is None:
-        return dtype
-    try:
-        return getattr(dtype, "name", None) or np.dtype(dtype).name
-    except TypeError:
-        return None
-
-
 @functools.cache
-def _read(name: str) -> FloatFormat:
+def _read(name):
     if name == "tf32":
         wide, narrow = _read("float32"), _read("float16")
         return wide._replace(
@@ -140,18 +123,18 @@ def _read(name: str) -> FloatFormat:
             supported=_SUPPORTED[name],
         )
     info = ml_dtypes.finfo(name)
+    limits = info.max, info.smallest_normal, info.smallest_subnormal, info.eps
     return FloatFormat(
         name,
-        *(int(info.bits), int(info.nexp), int(info.nmant)),
-        *(float(info.max), float(info.smallest_normal)),
-        *(float(info.smallest_subnormal), float(info.eps)),
+        *map(int, (info.bits, info.nexp, info.nmant)),
+        *map(float, limits),
         bytes=np.dtype(name).itemsize,
         supported=_SUPPORTED[name],
     )
 
 
-def represent(value: float | Fraction, dtype) -> Representation:
-    """Returns what a format makes of a number: rounded once, half to even.
+def represent(value: float | Fraction | decimal.Decimal, dtype) -> Representation:
+    """Returns what a format makes of a real number: rounded once, half to even.
 
     Rounded in rational arithmetic: `ml_dtypes` rounds a float64 to float32 first, and
     then errs by a whole unit near the middle between two values. In tf32, a GPU's
@@ -159,14 +142,10 @@ def represent(value: float | Fraction, dtype) -> Representation:
     drops the 13 bits.
 
     Args:
-      value: Any real number: an int, a `Fraction`, a Python or NumPy float.
+      value: An int, a `Fraction`, a `Decimal`, a Python or NumPy float.
       dtype: As for `float_format`.
 
-    Returns:
-      A `Representation`.
-
     Raises:
-      TypeError: If `value` is not a real number.
       ValueError: If the format is unknown.
 
     Example:
@@ -178,17 +157,14 @@ def represent(value: float | Fraction, dtype) -> Representation:
       Learning", 2022, for e4m3, which has no infinity.
     """
     target, exact = float_format(dtype), _as_exact(value)
-    infinity = math.nan if target.name in _WITHOUT_INFINITY else math.inf
-    overflow = infinity if exact > 0 else -infinity, infinity, infinity, "overflow"
-    if isinstance(exact, float):  # Not finite.
-        if math.isnan(exact):
-            row = exact, exact, exact, "nan"
-        else:
-            row = overflow if math.isnan(infinity) else (exact, 0.0, 0.0, "exact")
-    elif exact == 0:
+    infinity = math.nan if target.name == "float8_e4m3fn" else math.inf
+    if exact != exact:
+        row = exact, exact, exact, "nan"
+    elif exact == 0 or abs(exact) == infinity:
         row = float(value), 0.0, 0.0, "exact"
     elif (rounded := _round(abs(exact), target)) > target.max:
-        row = overflow
+        stored = infinity if exact > 0 else -infinity
+        row = stored, infinity, infinity, "overflow"
     else:
         error, outcome = abs(rounded - abs(exact)), "rounded"
         if error == 0:
@@ -202,14 +178,10 @@ def represent(value: float | Fraction, dtype) -> Representation:
 
 def _as_exact(value):
     """The number as a `Fraction`, or as a float if it is infinite or NaN."""
-    not_real = isinstance(value, bool | np.bool_ | str | np.complexfloating)
-    if not_real or not hasattr(value, "__float__"):
-        raise TypeError(
-            f"`value` must be a real number. Received: value={value!r} "
-            f"of type {type(value).__name__}."
-        )
-    if not isinstance(value, Fraction | decimal.Decimal):
-        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, numbers.Integral):
+        value = int(value)  # NumPy's would overflow.
+    elif not isinstance(value, Fraction | decimal.Decimal):
+        value = float(value)
     try:
         return Fraction(value)
     except (OverflowError, ValueError):
@@ -218,6 +190,8 @@ def _as_exact(value):
 
 def _round(magnitude, target):
     """To the nearest multiple of the unit at that magnitude, half to even."""
+    if magnitude == math.inf:
+        return magnitude
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     if magnitude < Fraction(2) ** exponent:
         exponent -= 1  # Now 2**exponent <= magnitude < 2**(exponent + 1).

@@ -17,6 +17,10 @@ def _private(name: str, otherwise: Callable) -> Callable:
         return otherwise
 
 
+def _context():
+    return _private("eager.context:context", lambda: None)()
+
+
 def in_xla() -> bool:
     """Whether the graph being traced, or one around it, is compiled by XLA."""
     name = "ops.control_flow_util:GraphOrParentsInXlaContext"
@@ -28,14 +32,12 @@ def watched() -> bool:
 
     What watches them adds operations of its own, which XLA does not compile.
     """
-    context = _private("eager.context:context", lambda: None)()
-    return bool(getattr(context, "op_callbacks", True))
+    return bool(getattr(_context(), "op_callbacks", True))
 
 
 def has_started() -> bool:
     """Whether TensorFlow's runtime has started, so that kernels may have run."""
-    context = _private("eager.context:context", lambda: None)()
-    return bool(getattr(context, "_initialized", True))
+    return bool(getattr(_context(), "_initialized", True))
 
 
 def deterministic() -> bool:
@@ -51,9 +53,7 @@ def xla_supports(devices: Iterable[str], kinds: Container[str]) -> bool:
       kinds: Device types that may be compiled for.
     """
     names = set(devices)
-    if len(names) != 1:
-        return False
-    kind = _kind(names.pop())
+    kind = _kind(names.pop()) if len(names) == 1 else ""
     # A GPU that TensorFlow was not built for is a plug-in (Apple's Metal): no XLA.
     known = kind == "CPU" or (kind == "GPU" and tf.test.is_built_with_gpu_support())
     return known and kind in kinds

@@ -1,7 +1,7 @@
 """Which precision runs, and which runs fast, on a device, each with its reason.
 
-The decisions are pure functions of a `DeviceDescription`: one of this host, or of the
-table `DEVICES`. Only `read_devices` asks TensorFlow and the operating system.
+Pure functions of a `DeviceDescription`: one of this host (`read_devices`), or of the
+table `DEVICES`.
 """
 
 import difflib
@@ -30,8 +30,7 @@ class DeviceDescription(NamedTuple):
     Attributes:
       kind: "CPU", "GPU" or "TPU".
       name: Product name where known, e.g. "NVIDIA A100-SXM4-40GB".
-      compute_capability: CUDA compute capability, (major, minor); None if the
-        device is not a CUDA GPU.
+      compute_capability: CUDA's (major, minor); None if it is no CUDA GPU.
       cpu_flags: Instruction set flags of a CPU, in lower case.
       onednn: Whether TensorFlow's oneDNN kernels are on (CPU only).
     """
@@ -48,19 +47,11 @@ class DeviceDescription(NamedTuple):
         name = self.name or self.kind
         if self.compute_capability is None:
             return name
-        major, minor = self.compute_capability
-        return f"{name} (compute capability {major}.{minor})"
+        return f"{name} (compute capability {_dotted(self.compute_capability)})"
 
 
 class PrecisionSupport(NamedTuple):
-    """Whether one format runs on one device.
-
-    Attributes:
-      format: "float32", "tf32", "bfloat16" or "float16".
-      supported: Whether it runs at all.
-      fast: Whether it is expected to be faster than float32.
-      reason: Why, in one phrase.
-    """
+    """Whether a format runs on a device, whether faster than float32, and why."""
 
     format: str
     supported: bool
@@ -69,11 +60,14 @@ class PrecisionSupport(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The chosen mode's name, the device it was chosen for, and the reason."""
+    """The chosen mode's name, and the reason."""
 
     mode: str
-    device: str
     reason: str
+
+
+def _dotted(version):
+    return ".".join(map(str, version))
 
 
 def _gpu(name, *compute_capability):
@@ -114,17 +108,16 @@ def find_device(device: str | DeviceDescription | None = None) -> DeviceDescript
         CPU); a key of `DEVICES`, e.g. "a100"; or a description, which is returned.
 
     Raises:
-      ValueError: If the key is not in the table.
-      TypeError: If it is none of these.
+      ValueError: If the key is not in the table; TypeError if it is none of these.
     """
     if device is None:
-        return _training_devices(read_devices())[0]
+        return training_devices(read_devices())[0]
     if isinstance(device, DeviceDescription):
         return device
     if not isinstance(device, str):
         raise TypeError(
-            "`device` must be None, a key of the table of devices, or a "
-            f"`DeviceDescription`. Received: device={device!r}."
+            "`device` must be a key of the table of devices, a `DeviceDescription` or "
+            f"None. Received: device={device!r}."
         )
     if device not in DEVICES:
         near = difflib.get_close_matches(device.lower(), DEVICES, n=1)
@@ -137,16 +130,7 @@ def find_device(device: str | DeviceDescription | None = None) -> DeviceDescript
 
 
 def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
-    """Returns the support of every format on a device; a pure function.
-
-    Args:
-      device: A `DeviceDescription`.
-
-    Returns:
-      Dict from format name to `PrecisionSupport`.
-
-    Raises:
-      ValueError: If the device's kind is unknown.
+    """Returns the support of every format on a device, by the format's name.
 
     References:
       NVIDIA, "Train With Mixed Precision" (tensor cores: float16 from 7.0,
@@ -155,40 +139,36 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
       times slower; without native bfloat16 0.4 times.
     """
     rules = {"GPU": _gpu_support, "CPU": _cpu_support, "TPU": _tpu_support}
-    if device.kind not in rules:
-        raise ValueError(
-            f"Unknown device kind. Received: kind={device.kind!r}. "
-            f"Expected one of {', '.join(rules)}."
-        )
-    rows = {"float32": (True, False, "always available"), **rules[device.kind](device)}
+    rows = {
+        "float32": (True, False, "always available"),
+        "tf32": (False, False, "TF32 needs an NVIDIA GPU of capability 8.0 or more"),
+        **rules[device.kind](device),
+    }
     return {name: PrecisionSupport(name, *row) for name, row in rows.items()}
-
-
-# By format: whether it is supported, whether it is fast, and why.
-_NO_TF32 = (False, False, "TF32 needs an NVIDIA GPU of capability 8.0 or more")
 
 
 def _gpu_support(device):
     if device.compute_capability is None:
         unknown = "the compute capability is unknown, so no speed-up is expected"
-        both = dict.fromkeys(("float16", "bfloat16"), (True, False, unknown))
-        return {**both, "tf32": _NO_TF32}
-    version = ".".join(map(str, device.compute_capability))
-    has_cores = device.compute_capability >= FP16_TENSOR_CORES
+        return dict.fromkeys(("float16", "bfloat16"), (True, False, unknown))
+    version = _dotted(device.compute_capability)
+    volta = device.compute_capability >= FP16_TENSOR_CORES
+    ampere = device.compute_capability >= BF16_TENSOR_CORES
     if _NO_TENSOR_CORES.search(device.name):
-        has_cores, why = False, f"{device.name} has no tensor cores despite {version}"
-    elif has_cores:
-        why = f"float16 tensor cores (capability {version} >= 7.0)"
+        volta, float16 = False, f"{device.name} has no tensor cores despite {version}"
+    elif volta:
+        float16 = f"float16 tensor cores (capability {version} >= 7.0)"
     else:
-        why = f"no tensor cores (capability {version} < 7.0)"
-    rows = {"float16": (True, has_cores, why)}
-    if device.compute_capability >= BF16_TENSOR_CORES:
-        why = f"tensor cores (capability {version} >= 8.0)"
-        rows["bfloat16"] = True, True, f"bfloat16 {why}"
-        return {**rows, "tf32": (True, True, f"TF32 {why}")}
-    why = f"(capability {version} < 8.0)"
-    rows["bfloat16"] = True, False, f"bfloat16 is emulated {why}"
-    return {**rows, "tf32": (False, False, f"no TF32 {why}")}
+        float16 = f"no tensor cores (capability {version} < 7.0)"
+    bfloat16, tf32 = "bfloat16 is emulated", "no TF32"
+    if ampere:
+        bfloat16, tf32 = "bfloat16 tensor cores", "TF32 tensor cores"
+    compared = f"(capability {version} {'>=' if ampere else '<'} 8.0)"
+    return {
+        "float16": (True, volta, float16),
+        "bfloat16": (True, ampere, f"{bfloat16} {compared}"),
+        "tf32": (ampere, ampere, f"{tf32} {compared}"),
+    }
 
 
 def _cpu_support(device):
@@ -205,7 +185,6 @@ def _cpu_support(device):
     return {
         "bfloat16": (True, bool(native) and device.onednn, why),
         "float16": (True, False, "float16 on a CPU runs, up to 9 times slower"),
-        "tf32": _NO_TF32,
     }
 
 
@@ -213,75 +192,52 @@ def _tpu_support(device):
     return {
         "bfloat16": (True, True, "TPU matrix units compute in bfloat16"),
         "float16": (False, False, "TPUs have no float16; use mixed_bfloat16"),
-        "tf32": _NO_TF32,
     }
 
 
 def choose_mode(devices: Sequence[DeviceDescription]) -> Decision:
-    """Returns the fastest mode that is safe on these devices; a pure function.
+    """Returns the fastest mode that is safe on all training devices of a host.
 
     bfloat16 comes first where it is fast, because its exponent is float32's and
-    it needs no loss scaling; then float16; then float32. With several devices of
-    a kind a format must be fast on each of them.
-
-    Args:
-      devices: The host's devices; CPUs count only where there is nothing else.
-
-    Returns:
-      A `Decision`.
+    it needs no loss scaling; then float16; then float32.
     """
-    label = device_label(devices)
     each = [format_support(name, devices) for name in ("bfloat16", "float16")]
     for support in each:
         if support.fast:
-            return Decision(f"mixed_{support.format}", label, support.reason)
+            return Decision(f"mixed_{support.format}", support.reason)
     reasons = dict.fromkeys(support.reason for support in each)
-    return Decision("float32", label, "; ".join(reasons))
+    return Decision("float32", "; ".join(reasons))
 
 
 def format_support(name: str, devices: Sequence[DeviceDescription]) -> PrecisionSupport:
-    """Returns a format's support on all training devices together.
-
-    Args:
-      name: "float32", "tf32", "bfloat16" or "float16".
-      devices: The host's devices; CPUs count only where there is nothing else.
-
-    Returns:
-      The `PrecisionSupport` of the device that supports it least.
-    """
-    devices = _training_devices(devices)
+    """Returns a format's support on that training device which supports it least."""
+    devices = training_devices(devices)
     if not devices:
         return PrecisionSupport(name, name == "float32", False, "no device was found")
     each = [describe_support(device)[name] for device in devices]
     return min(each, key=lambda support: (support.supported, support.fast))
 
 
-def _training_devices(devices):
-    """Accelerators if there are any, else the CPU."""
+def training_devices(devices: Sequence[DeviceDescription]) -> list[DeviceDescription]:
+    """Returns a host's accelerators if it has any, else its CPU."""
     return [d for d in devices if d.kind != "CPU"] or list(devices)
 
 
 def device_label(devices: Sequence[DeviceDescription]) -> str:
     """Returns the training devices' names as one phrase, "none" without any."""
-    names = [device.label for device in _training_devices(devices)]
+    names = [device.label for device in training_devices(devices)]
     counts = {name: names.count(name) for name in names}
     parts = [name if n == 1 else f"{n} x {name}" for name, n in counts.items()]
     return ", ".join(parts) or "none"
 
 
 def read_devices() -> list[DeviceDescription]:
-    """Describes this process' devices without initializing them.
-
-    Returns:
-      A list of `DeviceDescription`, accelerators after the CPU; none that
-      `tf.config.set_visible_devices` hides.
-    """
+    """Describes this process' visible devices, the CPU first, without starting them."""
     visible = tf.config.get_visible_devices
     found = [_read_cpu() for _ in visible("CPU")[:1]]
     for gpu in visible("GPU"):
         told = tf.config.experimental.get_device_details(gpu)
-        capability = told.get("compute_capability")
-        name = told.get("device_name", "")
+        name, capability = told.get("device_name", ""), told.get("compute_capability")
         found.append(DeviceDescription("GPU", name, capability))
     return found + [DeviceDescription("TPU") for _ in visible("TPU")]
 
@@ -296,18 +252,15 @@ def detect_support() -> dict[str, dict[str, PrecisionSupport]]:
 
 
 def _read_cpu():
-    fields = {}
     info = pathlib.Path("/proc/cpuinfo")  # Linux only; elsewhere no flag is known.
-    if info.exists():
-        lines = info.read_text().split("\n\n")[0].splitlines()
-        pairs = (line.partition(":") for line in lines)
-        fields = {name.strip(): value.strip() for name, _, value in pairs}
+    text = info.read_text().split("\n\n")[0] if info.exists() else ""
+    fields = dict(re.findall(r"^(\S.*?)\s*:\s*(.*?)\s*$", text, re.MULTILINE))
     flags = fields.get("flags", fields.get("Features", "")).split()
     name = fields.get("model name", "CPU")
     return DeviceDescription("CPU", name, None, frozenset(flags), _onednn_is_on())
 
 
-def _onednn_is_on() -> bool:
+def _onednn_is_on():
     try:
         # TensorFlow 2.21 has no public reader of this switch.
         from tensorflow.python.util import _pywrap_util_port

@@ -1,9 +1,6 @@
 """The table of precision modes. A mode has one spelling and no alias."""
 
-import difflib
-from typing import Literal, NamedTuple
-
-ModeName = Literal["float32", "tf32", "mixed_bfloat16", "mixed_float16"]
+from typing import NamedTuple
 
 
 class Mode(NamedTuple):
@@ -36,39 +33,20 @@ MODES: dict[str, Mode] = {
 }
 
 
-# What they are called elsewhere; for the suggestion in the error only.
-_OTHER_NAMES = {
-    **dict.fromkeys(("fp32", "float", "full", "o0"), "float32"),
-    **dict.fromkeys(("bf16",), "mixed_bfloat16"),
-    **dict.fromkeys(("fp16", "f16", "half", "o1", "o2", "o3"), "mixed_float16"),
-}
-
-
 def get_mode(name: str) -> Mode:
     """Returns a mode by its name.
 
-    Args:
-      name: "float32", "tf32", "mixed_bfloat16" or "mixed_float16".
-
-    Returns:
-      A `Mode`.
-
     Raises:
-      ValueError: If there is no such mode; a near miss is suggested.
+      ValueError: If there is no such mode.
     """
     if isinstance(name, str) and name in MODES:
         return MODES[name]
-    # By format first: by its letters, "float16" is nearer to "float32".
-    near = [mode.name for mode in MODES.values() if mode.compute_format == name]
-    other = _OTHER_NAMES.get(str(name).lower())
-    near = near or ([other] if other else [])
-    near = near or difflib.get_close_matches(str(name), MODES, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = ""
     if name in ("float16", "bfloat16"):
-        hint += (
-            f" In pure {name} the weights have 16 bits, too: an update smaller than "
-            "half an epsilon of its weight is rounded away, so that training stalls. "
-            "The mixed mode computes in 16 bits and keeps float32 weights."
+        hint = (
+            f" Did you mean 'mixed_{name}'? In pure {name} the weights have 16 bits, "
+            "too: an update smaller than half an epsilon of its weight is rounded "
+            "away, so that training stalls."
         )
     raise ValueError(
         f"Unknown precision mode. Received: mode={name!r}. Expected 'auto' where "

@@ -1,7 +1,7 @@
 """Every function of Keras and TensorFlow that tfamp replaces, and the one way to.
 
-`PLACES` is the list, read in TensorFlow 2.21 and Keras 3.15; tests/upstream guards each
-row, and fails when the reason for one is gone.
+`UPSTREAM` is the list, read in TensorFlow 2.21 and Keras 3.15; tests/upstream guards
+each row, and fails when the reason for one is gone.
 """
 
 import contextlib
@@ -25,23 +25,18 @@ class Place(NamedTuple):
       owner: Class or module, as `pkgutil.resolve_name` takes it. Of a class, the base
         that defines the function has it replaced.
       name: Name of the function in it.
-      upstream: The thread, or "not filed" and the symptom; when the patch may go: a
-        test is one of tests/upstream/test_keras_contract.py.
       needs: Other private names that the replacement uses.
     """
 
     what: str
     owner: str
     name: str
-    upstream: str
     needs: tuple[str, ...] = ()
 
     def find(self) -> Any:
         """Returns the owner; None if this release does not have all the names."""
         try:
-            owner = pkgutil.resolve_name(self.owner)
-            for name in self.needs:
-                pkgutil.resolve_name(name)
+            owner, *_ = map(pkgutil.resolve_name, (self.owner, *self.needs))
         except (AttributeError, ImportError):
             return None
         bases = getattr(owner, "__mro__", [owner])
@@ -51,129 +46,83 @@ class Place(NamedTuple):
 _TRAINS = ("keras.src.backend.common.global_state:get_global_attribute",)
 _DRAWS = (*_TRAINS, "keras.src.random.seed_generator:draw_seed")
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
-_SLOW = f"not filed; symptom: slow in 16 bits on a CPU; {_SEVERAL}"
-_ROWS = (
+# The thread, or "not filed" and the symptom; when the patches may go: a test is one of
+# tests/upstream/test_keras_contract.py.
+UPSTREAM = {
+    "https://github.com/tensorflow/tensorflow/issues/86378; remove when "
+    "test_tensorflow_sums_bias_gradients_in_bfloat16 fails": (
+        Place("biases", "tensorflow.python.framework.registry:Registry", "lookup"),
+    ),
     "not filed; symptom: the rows of one index are squared apart, for Adam's second "
-    "moment and the norm to clip by; remove when test_keras_squares_rows_of_one_index_"
-    "apart fails"
-)
-_UNMARKED = (
-    "not filed; symptom: layers cannot tell evaluate and predict from an export, which "
-    "traces them alike; remove with the last kernel of a layer"
-)
-_TENSORS = "_convert_inputs_to_tensors"
-_ROUNDED = (
-    "https://github.com/keras-team/keras/issues/19332; remove when "
-    "test_keras_rounds_raw_inputs fails"
-)
-_OUTPUTS = (
-    "https://github.com/keras-team/keras/issues/15012; remove when "
-    "test_keras_rounds_class_ids_to_the_outputs_format fails"
-)
-_SKIPPED = (
-    "https://github.com/keras-team/keras/issues/16100; remove when Keras says that a "
-    "loss scale skips most steps"
-)
-PLACES = {
-    place.name: place
-    for place in (
-        Place(
-            "biases",
-            "tensorflow.python.framework.registry:Registry",
-            "lookup",
-            "https://github.com/tensorflow/tensorflow/issues/86378; remove when "
-            "test_tensorflow_sums_bias_gradients_in_bfloat16 fails",
-        ),
-        Place("embeddings", "keras:Optimizer", "apply", _ROWS),
-        Place(
-            "embeddings of replicas",
-            "keras:Optimizer",
-            "_all_reduce_sum_gradients",
-            _ROWS,
-        ),
-        Place(
-            "dropout",
-            "keras.src.backend:random",
-            "dropout",
-            "not filed; symptom: drops 10.2 % for a rate of 0.1 in bfloat16; remove "
-            "when test_tensorflows_dropout_misses_the_share_in_bfloat16 fails",
-            _DRAWS,
-        ),
-        Place("GELU", "keras.src.backend:nn", "gelu", _SLOW, _TRAINS),
-        Place("SiLU", "keras.src.backend:nn", "silu", _SLOW, _TRAINS),
-        Place(
-            "layer normalization",
-            "keras.src.ops",
-            "layer_normalization",
-            f"https://github.com/keras-team/keras/issues/20003; {_SEVERAL}",
-            _TRAINS,
-        ),
+    "moment and the norm to clip by; remove when "
+    "test_keras_squares_rows_of_one_index_apart fails": (
+        Place("embeddings", "keras:Optimizer", "apply"),
+        Place("embeddings of replicas", "keras:Optimizer", "_all_reduce_sum_gradients"),
+    ),
+    "not filed; symptom: drops 10.2 % for a rate of 0.1 in bfloat16; remove when "
+    "test_tensorflows_dropout_misses_the_share_in_bfloat16 fails": (
+        Place("dropout", "keras.src.backend:random", "dropout", _DRAWS),
+    ),
+    f"not filed; symptom: slow in 16 bits on a CPU; {_SEVERAL}": (
+        Place("GELU", "keras.src.backend:nn", "gelu", _TRAINS),
+        Place("SiLU", "keras.src.backend:nn", "silu", _TRAINS),
+    ),
+    f"https://github.com/keras-team/keras/issues/20003; {_SEVERAL}": (
+        Place("layer normalization", "keras.src.ops", "layer_normalization", _TRAINS),
+    ),
+    "https://github.com/keras-team/keras/issues/19992 (of sparse gradients); "
+    f"{_SEVERAL}": (
         Place(
             "Adam's update where the loss is not scaled",
             "keras.optimizers:Adam",
             "update_step",
-            "https://github.com/keras-team/keras/issues/19992 (of sparse gradients); "
-            + _SEVERAL,
             ("keras.optimizers:Adam._get_variable_index",),
         ),
+    ),
+    "not filed; symptom: writes every gradient's squares to memory, and makes sparse "
+    f"gradients dense; {_SEVERAL}": (
         Place(
             "clipping by global norm",
             "keras.src.optimizers.base_optimizer",
             "clip_by_global_norm",
-            "not filed; symptom: writes every gradient's squares to memory, and makes "
-            f"sparse gradients dense; {_SEVERAL}",
         ),
+    ),
+    "https://github.com/keras-team/keras/issues/19332; remove when "
+    "test_keras_rounds_raw_inputs fails": (
+        Place("raw inputs", "keras:Layer", "__init__"),
+        Place("raw inputs", "keras:DTypePolicy", "convert_input"),
+        Place("raw inputs", "keras.layers:Rescaling", "__call__"),
+        Place("raw inputs", "keras.layers:Embedding", "call"),
         Place(
-            "the layers in evaluate and predict",
-            "keras:Model",
-            "make_test_function",
-            _UNMARKED,
+            "raw inputs",
+            "keras.src.models.functional:Functional",
+            "_convert_inputs_to_tensors",
         ),
+    ),
+    "https://github.com/keras-team/keras/issues/15012; remove when "
+    "test_keras_compares_class_ids_in_the_format_of_the_outputs fails": (
+        Place("float32 outputs", "keras:Model", "_compute_loss"),
+        Place("float32 outputs", "keras:Model", "compute_loss"),
+        Place("float32 outputs", "keras:Model", "compute_metrics"),
+        Place("float32 outputs", "keras:Model", "predict_step"),
+    ),
+    "https://github.com/keras-team/keras/issues/16100; remove when Keras says that a "
+    "loss scale skips most steps": (
+        Place("skipped steps", "keras.callbacks:History", "on_train_begin"),
+        Place("skipped steps", "keras.callbacks:History", "on_epoch_end"),
+    ),
+    "not filed; symptom: compile adds Keras' own LossScaleOptimizer and no other; "
+    "remove when it takes the wrapper as an argument": (
         Place(
-            "the layers in evaluate and predict",
-            "keras:Model",
-            "make_predict_function",
-            _UNMARKED,
+            "the optimizer and overrides of a compiled model", "keras:Model", "compile"
         ),
-        *(
-            Place("raw inputs", owner, name, _ROUNDED)
-            for owner, name in (
-                ("keras:Layer", "__init__"),
-                ("keras:DTypePolicy", "convert_input"),
-                ("keras.layers:Rescaling", "__call__"),
-                ("keras.src.models.functional:Functional", _TENSORS),
-                ("keras.layers:Embedding", "call"),
-            )
-        ),
-        *(
-            Place("float32 outputs", "keras:Model", name, _OUTPUTS)
-            for name in (
-                "_compute_loss",
-                "compute_loss",
-                "compute_metrics",
-                "predict_step",
-            )
-        ),
-        *(
-            Place("skipped steps", "keras.callbacks:History", name, _SKIPPED)
-            for name in ("on_train_begin", "on_epoch_end")
-        ),
-        Place(
-            "the optimizer and overrides of a compiled model",
-            "keras:Model",
-            "compile",
-            "not filed; symptom: compile adds Keras' own LossScaleOptimizer and no "
-            "other; remove when it takes the wrapper as an argument",
-        ),
-        Place(
-            "the first training step",
-            "keras:Model",
-            "make_train_function",
-            "not filed; symptom: nothing is called once a model is built, or has run a "
-            "step, whatever its callbacks; remove when Keras has such a hook",
-        ),
-    )
+    ),
+    "not filed; symptom: nothing is called once a model is built, or has run a step, "
+    "whatever its callbacks; remove when Keras has such a hook": (
+        Place("the first training step", "keras:Model", "make_train_function"),
+    ),
 }
+PLACES = {place.name: place for places in UPSTREAM.values() for place in places}
 
 
 class Hook:
@@ -187,16 +136,15 @@ class Hook:
 
     def __init__(self, owner, name: str, make: Callable):
         self.owner, self.name, self.active = owner, name, True
-        self.original = vars(owner)[name]
-        hooked = make(self.original)
+        self.original = original = vars(owner)[name]
+        hooked = make(original)
 
-        @functools.wraps(self.original)
+        @functools.wraps(original)
         def method(*args, **kwargs):
-            function = hooked if self.active else self.original
-            return function(*args, **kwargs)
+            return (hooked if self.active else original)(*args, **kwargs)
 
         # Keras reads it without following wrappers.
-        method.__signature__ = inspect.signature(self.original)  # pyright: ignore[reportFunctionMemberAccess]
+        method.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess]
         self.method = method
         setattr(owner, name, method)
 
@@ -213,8 +161,7 @@ class HookGroup:
     A place that a release of Keras or TensorFlow does not have is left out.
 
     Args:
-      **makes: By a function's name, a key of `PLACES`: function of the original that
-        returns what replaces it.
+      **makes: By a function's name, a key of `PLACES`: as `make` of `Hook`.
     """
 
     def __init__(self, **makes: Callable):
@@ -223,9 +170,9 @@ class HookGroup:
 
     def install(self) -> None:
         """Replaces the functions; idempotent. What was traced before stays."""
-        if not self._hooks:
-            found = [(place.find(), place.name) for place in self.places]
-            self._hooks = [Hook(o, name, self._makes[name]) for o, name in found if o]
+        for place in self.places if not self._hooks else ():
+            if owner := place.find():
+                self._hooks.append(Hook(owner, place.name, self._makes[place.name]))
 
     def remove(self) -> None:
         """Puts the originals back; idempotent. What was traced before stays."""
@@ -244,13 +191,12 @@ class HookGroup:
                 self.remove()
 
     def in_force(self) -> list[str]:
-        """Returns what is replaced now."""
-        return list(dict.fromkeys(PLACES[hook.name].what for hook in self._hooks))
+        """What is replaced now."""
+        return [PLACES[hook.name].what for hook in self._hooks]
 
     def missing(self) -> list[str]:
         """Returns what this release has no place for."""
-        lacking = [place.what for place in self.places if not place.find()]
-        return list(dict.fromkeys(lacking))
+        return [place.what for place in self.places if not place.find()]
 
 
 def trainer_class(name: str = "compile") -> type:
@@ -284,10 +230,15 @@ def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> Hook:
       RuntimeError: If another replacement of `compile` hides its arguments.
     """
     global _compile_hook
+    signature = inspect.signature(trainer_class().compile)
+    if "auto_scale_loss" not in signature.parameters:
+        raise RuntimeError(
+            "Keras' `compile` was replaced by a function that hides its arguments. "
+            f"Received: {trainer_class().compile!r}. Give it `functools.wraps`, or "
+            "replace it after tfamp.enable()."
+        )
 
     def make(original):
-        signature = inspect.signature(original)
-
         def compile(*args, **kwargs):
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()
@@ -303,13 +254,6 @@ def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> Hook:
 
         return compile
 
-    found = trainer_class().compile
-    if "auto_scale_loss" not in inspect.signature(found).parameters:
-        raise RuntimeError(
-            "Keras' `compile` was replaced by a function that hides its arguments. "
-            f"Received: {found!r}. Give it `functools.wraps`, or replace it after "
-            "tfamp.enable()."
-        )
     _compile_hook = Hook(trainer_class(), "compile", make)
     return _compile_hook
 

@@ -57,6 +57,16 @@ def dense_model(**keywords):
     return keras.Sequential([*layers, keras.layers.Dense(1, dtype="float32")])
 
 
+def compiled(**keywords):
+    model = dense_model(**keywords)
+    model.compile("adam", "mse")
+    return model
+
+
+def scales(model):
+    return isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+
+
 def fit(model):
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
     return model.fit(x, x[:, :1], batch_size=8, verbose=0).history["loss"]
@@ -97,8 +107,7 @@ def test_disable_restores_exactly_and_is_idempotent(mode):
 
 def test_plain_compile_trains_with_our_optimizer_under_mixed_float16():
     tfamp.enable("mixed_float16", loss_scale={"growth_interval": 2})
-    model = dense_model()
-    model.compile("adam", "mse")
+    model = compiled()
     losses = fit(model)
     assert type(model.optimizer) is tfamp.LossScaleOptimizer
     assert model.optimizer.growth_interval == 2
@@ -127,46 +136,49 @@ def test_stock_loss_scale_optimizer_is_left_alone():
 )
 def test_scaling_goes_where_a_float16_layer_trains(mode, layer_dtype, scaled):
     tfamp.enable(mode)
-    model = dense_model(dtype=layer_dtype)
-    model.compile("adam", "mse")
-    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer) == scaled
+    assert scales(compiled(dtype=layer_dtype)) == scaled
 
 
-def test_scaling_finds_nested_and_wrapped_layers():
+@pytest.mark.parametrize("kind", ["nested", "wrapped", "map"])
+def test_scaling_finds_layers(kind):
+    """Stock Keras looks for a policy named mixed_float16; a map has another name."""
     tfamp.enable("float32")
-    inner = dense_model(dtype="mixed_float16")
-    outer = keras.Sequential([keras.Input((4,)), inner])
-    outer.compile("adam", "mse")
-    assert isinstance(outer.optimizer, tfamp.LossScaleOptimizer)
     half = keras.layers.Dense(2, dtype="mixed_float16")
-    wrapped = keras.Sequential(
-        [keras.Input((3, 4)), keras.layers.TimeDistributed(half, dtype="float32")]
-    )
-    wrapped.compile("adam", "mse")
-    assert isinstance(wrapped.optimizer, tfamp.LossScaleOptimizer)
+    if kind == "nested":
+        inner = [keras.Input((4,)), dense_model(dtype="mixed_float16")]
+    elif kind == "wrapped":
+        each = keras.layers.TimeDistributed(half, dtype="float32")
+        inner = [keras.Input((3, 4)), each]
+    else:
+        policies = keras.dtype_policies.DTypePolicyMap("mixed_float16")
+        policies[".*head"] = keras.dtype_policies.DTypePolicy("float32")
+        with tfamp.policy_scope("float32"):
+            keras.config.set_dtype_policy(policies)
+            names = ["body", "head"]
+            inner = [keras.layers.Dense(1, name=name) for name in names]
+            inner = [keras.Sequential([keras.Input((4,)), *inner])]
+        assert inner[0].get_layer("body").compute_dtype == "float16"
+    model = keras.Sequential(inner)
+    model.compile("adam", "mse")
+    assert scales(model)
 
 
 def test_settings_are_copied_from_the_callers_dict():
     settings = {"growth_interval": 3}
     tfamp.enable("mixed_float16", loss_scale=settings)
     settings["growth_interval"] = -1
-    model = dense_model()
-    model.compile("adam", "mse")
-    assert model.optimizer.growth_interval == 3
+    assert compiled().optimizer.growth_interval == 3
     assert "dynamic" in tfamp.status().loss_scaling
 
 
 def test_loss_scale_false_turns_all_scaling_off():
     tfamp.enable("mixed_float16", loss_scale=False)
-    model = dense_model()
-    model.compile("adam", "mse")
-    assert type(model.optimizer) is keras.optimizers.Adam
+    assert type(compiled().optimizer) is keras.optimizers.Adam
 
 
 def test_saved_model_of_an_unchanged_script_goes_on_after_disable(tmp_path):
     tfamp.enable("mixed_float16", loss_scale={"growth_interval": 3})
-    model = dense_model()
-    model.compile("adam", "mse")
+    model = compiled()
     fit(model)
     model.save(tmp_path / "model.keras")
     tfamp.disable()
@@ -239,9 +251,7 @@ def test_enable_again_replaces_and_disable_returns_to_the_first_state():
     before = globals_now()
     tfamp.enable("mixed_float16", loss_scale={"growth_interval": 5})
     tfamp.enable("mixed_float16", loss_scale={"growth_interval": 7})
-    model = dense_model()
-    model.compile("adam", "mse")
-    assert model.optimizer.growth_interval == 7
+    assert compiled().optimizer.growth_interval == 7
     with pytest.raises(ValueError, match="growth_interval"):
         tfamp.enable("mixed_bfloat16", loss_scale={"growth_interval": 0})
     assert tfamp.status().effective == "mixed_float16"
@@ -252,35 +262,12 @@ def test_enable_again_replaces_and_disable_returns_to_the_first_state():
 # ---- Where loss scaling applies ----
 
 
-def map_model():
-    policies = keras.dtype_policies.DTypePolicyMap("mixed_float16")
-    policies[".*head"] = keras.dtype_policies.DTypePolicy("float32")
-    with tfamp.policy_scope("float32"):
-        keras.config.set_dtype_policy(policies)
-        return keras.Sequential(
-            [
-                keras.Input((4,)),
-                keras.layers.Dense(8, name="body"),
-                keras.layers.Dense(1, name="head"),
-            ]
-        )
-
-
-def test_policy_map_gets_loss_scaling():
-    """Stock Keras looks for a policy named mixed_float16; this is map_mixed_float16."""
-    tfamp.enable("float32")
-    model = map_model()
-    assert model.get_layer("body").compute_dtype == "float16"
-    model.compile("adam", "mse")
-    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
-
-
 def test_model_built_under_one_policy_and_compiled_under_another():
     tfamp.enable("mixed_float16")
     model = dense_model()
     tfamp.enable("float32")
     model.compile("adam", "mse")
-    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+    assert scales(model)
 
 
 def test_float16_graph_rewrite_gets_loss_scaling_without_a_float16_layer(monkeypatch):
@@ -289,9 +276,8 @@ def test_float16_graph_rewrite_gets_loss_scaling_without_a_float16_layer(monkeyp
         tf.config.optimizer, "get_experimental_options", lambda: options
     )
     tfamp.enable("float32")
-    model = dense_model()
-    model.compile("adam", "mse")
-    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+    model = compiled()
+    assert scales(model)
     options["auto_mixed_precision"] = False
     model.compile("adam", "mse")
     assert type(model.optimizer) is keras.optimizers.Adam
@@ -332,7 +318,7 @@ def test_own_compile_that_passes_the_optimizer_on_is_scaled():
     tfamp.enable("float32")
     model = OwnCompile()
     model.compile("adam", factor=2.0)
-    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
+    assert scales(model)
     assert np.isfinite(fit(model)).all()
 
 
@@ -381,8 +367,7 @@ def test_unscaled_float16_is_warned_about_unless_it_was_asked_for(how, recwarn):
 @pytest.mark.parametrize("mode", ["float32", "mixed_float16"])
 def test_what_needs_no_warning_gets_none(mode):
     tfamp.enable(mode)
-    model = dense_model()
-    model.compile("adam", "mse")
+    model = compiled()
     fit(model)  # Warnings are errors.
     model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
     fit(model)

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import pathlib
 import sys
-import warnings
 
 import keras
 import numpy as np
@@ -16,6 +15,7 @@ import tfamp
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 # Half a unit in the last place of bfloat16 is 2**-9; the rest is the sum's.
 TOLERANCE = 1e-2
+BF16 = tf.bfloat16
 # Models of the mode before are meant to keep it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*were built before")
 
@@ -52,22 +52,22 @@ def installed():
         yield
 
 
+def gradient(x, bias, upstream=None, **keywords):
+    """The gradient of a bias that is added to x."""
+    with tf.GradientTape() as tape:
+        tape.watch(bias)
+        y = tf.nn.bias_add(x, bias, **keywords)
+    return tape.gradient(y, bias, upstream)
+
+
+def operations(dtype=BF16):
+    """The operations by type in a bias gradient that is traced now."""
+    arguments = tf.ones((4, 3), dtype), tf.ones((3,), dtype)
+    graph = tf.function(gradient).get_concrete_function(*arguments).graph
+    return {operation.type: operation for operation in graph.get_operations()}
+
+
 # ---- Where they are ----
-
-
-def operations():
-    """Types of the operations in a bias gradient of bfloat16 that is traced now."""
-
-    @tf.function
-    def gradient(x, bias):
-        with tf.GradientTape() as tape:
-            tape.watch(bias)
-            y = tf.nn.bias_add(x, bias)
-        return tape.gradient(y, bias)
-
-    x, bias = tf.ones((4, 3), tf.bfloat16), tf.ones((3,), tf.bfloat16)
-    graph = gradient.get_concrete_function(x, bias).graph
-    return {operation.type for operation in graph.get_operations()}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,14 @@ def test_they_end_with_a_change_to_float32_and_with_an_error():
     assert "BiasAddGrad" in operations()
 
 
+def test_a_traced_function_keeps_its_gradient():
+    x, bias = tf.ones((4096, 1), BF16), tf.zeros((1,), BF16)
+    function = tf.function(gradient)
+    with enabled("mixed_bfloat16"):
+        assert float(function(x, bias)[0]) == 4096
+    assert float(function(x, bias)[0]) == 4096
+
+
 # ---- Biases ----
 
 
@@ -113,106 +121,51 @@ def test_bias_gradient_is_the_sum_of_the_upstream_gradient(name, column):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_other_dtypes_keep_tensorflows_gradient(installed, dtype):
-    x, bias = tf.ones((4, 3), dtype), tf.ones((3,), dtype)
-
-    @tf.function
-    def gradient(x, bias):
-        with tf.GradientTape() as tape:
-            tape.watch(bias)
-            y = tf.nn.bias_add(x, bias)
-        return tape.gradient(y, bias)
-
-    graph = gradient.get_concrete_function(x, bias).graph
-    assert "BiasAddGrad" in [op.type for op in graph.get_operations()]
-    np.testing.assert_array_equal(gradient(x, bias), np.full(3, 4.0))
+    assert "BiasAddGrad" in operations(dtype)
 
 
 @pytest.mark.parametrize("shape", [(4096, 2), (None, 2), (8, 16, 32, 2), None])
 @pytest.mark.parametrize("jit", [False, True])
 def test_shapes_known_only_when_it_runs(installed, shape, jit):
-    full = (4096, 2) if shape is None or None in shape else shape
-
-    @tf.function(
-        jit_compile=jit, input_signature=[tf.TensorSpec(shape, tf.bfloat16)] * 2
+    spec, bias = tf.TensorSpec(shape, BF16), tf.zeros((2,), BF16)
+    function = tf.function(
+        lambda x, upstream: gradient(x, bias, upstream), [spec] * 2, jit_compile=jit
     )
-    def gradient(x, upstream):
-        bias = tf.zeros((2,), tf.bfloat16)
-        with tf.GradientTape() as tape:
-            tape.watch(bias)
-            y = tf.nn.bias_add(x, bias)
-        return tape.gradient(y, bias, upstream)
-
-    ones = tf.ones(full, tf.bfloat16)
-    got = gradient(ones, ones)
-    np.testing.assert_array_equal(tf.cast(got, tf.float32), np.prod(full) / 2 + [0, 0])
+    ones = tf.ones(shape if shape and None not in shape else (4096, 2), BF16)
+    total = int(tf.size(ones)) / 2
+    np.testing.assert_array_equal(tf.cast(function(ones, ones), "float32"), [total] * 2)
 
 
 def test_channels_first(installed):
-    bias = tf.zeros((3,), tf.bfloat16)
-    x = tf.ones((7, 3, 90, 9), tf.bfloat16)
-    with tf.GradientTape() as tape:
-        tape.watch(bias)
-        y = tf.nn.bias_add(x, bias, data_format="NCHW")
-    got = tf.cast(tape.gradient(y, bias), tf.float32)
+    x, bias = tf.ones((7, 3, 90, 9), BF16), tf.zeros((3,), BF16)
+    got = tf.cast(gradient(x, bias, data_format="NCHW"), "float32")
     np.testing.assert_allclose(got, np.full(3, 7 * 90 * 9), rtol=2.0**-8)
 
 
 def test_second_derivatives(installed):
-    bias = tf.fill((2,), tf.cast(3.0, tf.bfloat16))
-    x = tf.ones((16, 2), tf.bfloat16)
+    x, bias = tf.ones((16, 2), BF16), tf.fill((2,), tf.cast(3.0, BF16))
     with tf.GradientTape() as outer:
         outer.watch(bias)
         with tf.GradientTape() as inner:
             inner.watch(bias)
             y = tf.nn.bias_add(x, bias) ** 2
         first = inner.gradient(y, bias)
-    np.testing.assert_array_equal(tf.cast(first, tf.float32), [128.0, 128.0])
     second = outer.gradient(first, bias)
-    np.testing.assert_array_equal(tf.cast(second, tf.float32), [32.0, 32.0])
+    for found, expected in ((first, 128.0), (second, 32.0)):
+        np.testing.assert_array_equal(tf.cast(found, "float32"), [expected] * 2)
 
 
 def test_float32_is_used_where_there_is_a_gpu(installed, monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
-    x = tf.ones((4, 3), tf.bfloat16)
-
-    @tf.function
-    def gradient(bias):
-        with tf.GradientTape() as tape:
-            tape.watch(bias)
-            y = tf.nn.bias_add(x, bias)
-        return tape.gradient(y, bias)
-
-    bias = tf.ones((3,), tf.bfloat16)
-    graph = gradient.get_concrete_function(bias).graph
-    (total,) = [op for op in graph.get_operations() if op.type == "Sum"]
-    assert total.inputs[0].dtype == tf.float32
-    assert gradient(bias).dtype == tf.bfloat16
-
-
-def test_a_traced_function_keeps_its_gradient():
-    tfamp.enable("mixed_bfloat16")
-    layer = keras.layers.Dense(2)
-    x = tf.ones((4096, 1))
-    layer(x)
-
-    @tf.function
-    def gradient():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(x))
-        return tape.gradient(loss, layer.bias.value)
-
-    assert float(gradient()[0]) == 4096.0
-    tfamp.disable()
-    assert float(gradient()[0]) == 4096.0
+    assert operations()["Sum"].inputs[0].dtype == tf.float32
+    assert gradient(tf.ones((4, 3), BF16), tf.ones((3,), BF16)).dtype == BF16
 
 
 def test_saved_model_holds_the_plain_addition(installed, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-        model.compile("sgd", "mse")
-        model.fit(np.ones((4, 2)), np.ones((4, 3)), verbose=0)
-        model.export(tmp_path / "exported", verbose=False)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 3)), verbose=0)
+    model.export(tmp_path / "exported", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "exported")
     definition = loaded.signatures["serving_default"].graph.as_graph_def()
     functions = definition.library.function
@@ -258,7 +211,8 @@ def test_rows_count_as_their_sum(installed, name, keywords):
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "XLA"])
-def test_models_move_as_with_a_one_hot_product(installed, jit):
+@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+def test_models_move_as_with_a_one_hot_product(mode, jit):
     """A dense layer over one-hot vectors has the gradient of an embedding, dense."""
     ids = np.array([[1, 1, 1, 2], [0, 1, 2, 2]])
     one_hot = np.eye(3, dtype="float32")[ids]
@@ -273,7 +227,8 @@ def test_models_move_as_with_a_one_hot_product(installed, jit):
         model.fit(inputs, np.ones((2, 4)), epochs=4, verbose=0)
         return model.layers[0].get_weights()[0]
 
-    embedded = fit(keras.layers.Embedding(3, 4), ids)
-    product = fit(keras.layers.Dense(4, use_bias=False), one_hot)
-    np.testing.assert_allclose(embedded, product, atol=0.02)  # Rounds to bfloat16.
+    with enabled(mode):
+        embedded = fit(keras.layers.Embedding(3, 4), ids)
+        product = fit(keras.layers.Dense(4, use_bias=False), one_hot)
+    np.testing.assert_allclose(embedded, product, atol=0.02)  # Rounds to 16 bits.
     assert np.abs(embedded - start).max() > 0.1

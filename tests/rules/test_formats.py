@@ -12,31 +12,20 @@ from hypothesis import strategies as st
 
 from tfamp import formats, hardware
 
-NUMPY_FORMATS = ("float16", "float32", "float64")
-
-
-@pytest.mark.parametrize("name", [n for n in formats.FORMAT_NAMES if n != "tf32"])
-def test_agrees_with_ml_dtypes_finfo(name):
-    info, found = ml_dtypes.finfo(name), formats.float_format(name)
-    assert (found.name, found.bits) == (name, info.bits)
-    assert (found.exponent_bits, found.mantissa_bits) == (info.nexp, info.nmant)
-    assert found.max == float(info.max)
-    assert found.smallest_normal == float(info.smallest_normal)
-    assert found.smallest_subnormal == float(info.smallest_subnormal)
-    assert found.epsilon == float(info.eps)
-
 
 @pytest.mark.parametrize("name", formats.FORMAT_NAMES)
-def test_every_limit_is_a_python_number(name):
-    kinds = [type(field) for field in formats.float_format(name)]
-    assert kinds == [str, int, int, int, float, float, float, float, int, str]
-
-
-def test_tf32_is_stored_in_as_many_bytes_as_float32_and_others_in_their_bits():
-    stored = {name: formats.float_format(name).bytes for name in formats.FORMAT_NAMES}
-    assert stored.pop("tf32") == stored["float32"] == 4
-    for name, count in stored.items():
-        assert 8 * count == formats.float_format(name).bits
+def test_limits_are_python_numbers_and_those_of_ml_dtypes(name):
+    found = formats.float_format(name)
+    kinds = [str, int, int, int, float, float, float, float, int, str]
+    assert [type(field) for field in found] == kinds
+    if name == "tf32":
+        assert (found.bits, found.bytes) == (19, 4)
+        return
+    info = ml_dtypes.finfo(name)
+    limits = info.max, info.smallest_normal, info.smallest_subnormal, info.eps
+    sizes = info.bits, info.nexp, info.nmant
+    assert found[:8] == (name, *sizes, *map(float, limits))
+    assert 8 * found.bytes == found.bits
 
 
 @pytest.mark.parametrize(
@@ -50,24 +39,6 @@ def test_tf32_is_stored_in_as_many_bytes_as_float32_and_others_in_their_bits():
 def test_support_names_the_capability_that_decides_on_a_device(name, capability):
     phrase = formats.float_format(name).supported
     assert f"capability {capability[0]}.{capability[1]} " in phrase
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_limits_follow_from_all_65536_bit_patterns(name):
-    found = formats.float_format(name)
-    patterns = np.arange(2**16, dtype=np.uint16)
-    with np.errstate(invalid="ignore"):  # NaN patterns are among them.
-        values = patterns.view(np.dtype(name)).astype(np.float64)
-    positive = np.sort(values[np.isfinite(values) & (values > 0)])
-    exponent_field = (patterns >> found.mantissa_bits) & (2**found.exponent_bits - 1)
-    normal = values[(exponent_field > 0) & np.isfinite(values) & (values > 0)]
-    assert found.bits == 16 == 1 + found.exponent_bits + found.mantissa_bits
-    assert found.max == positive[-1]
-    assert found.smallest_subnormal == positive[0]
-    assert found.smallest_normal == normal.min()
-    assert found.epsilon == positive[positive > 1.0][0] - 1.0
-    # Half of the bit patterns are positive; of those, the last exponent is not finite.
-    assert len(positive) == 2**15 - 2**found.mantissa_bits - 1
 
 
 def test_tf32_limits_are_the_float32_limits_with_13_fraction_bits_cleared():
@@ -86,12 +57,8 @@ def test_tf32_limits_are_the_float32_limits_with_13_fraction_bits_cleared():
 
 @pytest.mark.parametrize(
     "dtype",
-    [
-        pytest.param("bfloat16", id="name"),
-        pytest.param(tf.bfloat16, id="tensorflow"),
-        pytest.param(np.dtype("bfloat16"), id="numpy_dtype"),
-        pytest.param(ml_dtypes.bfloat16, id="scalar_type"),
-    ],
+    ["bfloat16", tf.bfloat16, np.dtype("bfloat16"), ml_dtypes.bfloat16],
+    ids=["name", "tensorflow", "numpy", "scalar type"],
 )
 def test_accepts_anything_that_names_a_dtype(dtype):
     assert formats.float_format(dtype).name == "bfloat16"
@@ -99,7 +66,7 @@ def test_accepts_anything_that_names_a_dtype(dtype):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["float17", "fp16", "", "int32", tf.int32, np.int8, "float16_ref", None, 3, "e"],
+    ["float17", "fp16", "", tf.int32, np.int8, "float16_ref", None, 3, "e"],
     ids=repr,
 )
 def test_unknown_format_is_an_error_that_says_what_was_received(dtype):
@@ -263,12 +230,6 @@ def test_zero_and_what_is_not_finite(name):
 )
 def test_any_real_number_can_be_represented(value):
     assert formats.represent(value, "float16").stored == 3.0
-
-
-@pytest.mark.parametrize("value", ["1.0", True, None, 1j, np.complex64(1)], ids=repr)
-def test_what_is_no_real_number_is_a_type_error(value):
-    with pytest.raises(TypeError, match=re.escape(f"value={value!r}")):
-        formats.represent(value, "float16")
 
 
 def test_a_decimal_is_rounded_once():

@@ -1,5 +1,4 @@
 import re
-from typing import get_args
 
 import keras
 import pytest
@@ -16,14 +15,8 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row[0])
-def test_mode_means(row):
-    assert modes.get_mode(row[0]) == modes.Mode(*row)
-
-
-def test_there_are_no_other_modes():
-    assert list(modes.MODES) == [row[0] for row in TABLE]
-    assert list(get_args(modes.ModeName)) == [row[0] for row in TABLE]
+def test_modes_mean():
+    assert modes.MODES == {row[0]: modes.Mode(*row) for row in TABLE}
 
 
 @pytest.mark.parametrize("mode", modes.MODES.values(), ids=modes.MODES)
@@ -44,46 +37,14 @@ def test_loss_scale_is_needed_where_the_range_is_smaller_than_float32s(mode):
 
 @pytest.mark.parametrize(
     "name",
-    ["fp16", "mixed_fp16", "float16", "half", "TF32", "Float32", " tf32", "auto", "",
-     None, 16, True, ["tf32"], b"tf32"],
+    ["fp16", "float16", "half", "TF32", " tf32", "auto", "", None, 16, ["tf32"]],
     ids=repr,
-)  # fmt: skip
+)
 def test_no_alias_is_accepted(name):
     with pytest.raises(ValueError, match=re.escape(f"mode={name!r}")) as caught:
         modes.get_mode(name)
     for mode in modes.MODES:
         assert repr(mode) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [
-        ("mixed_fp16", "mixed_float16"),
-        ("mixed-float16", "mixed_float16"),
-        ("mixed_bfloat", "mixed_bfloat16"),
-        ("bf16", "mixed_bfloat16"),
-        ("TF32", "tf32"),
-        ("flaot32", "float32"),
-        # By their letters these two would be nearest to float32.
-        ("float16", "mixed_float16"),
-        ("bfloat16", "mixed_bfloat16"),
-        # Names from elsewhere.
-        ("half", "mixed_float16"),
-        ("FP16", "mixed_float16"),
-        ("O3", "mixed_float16"),
-        ("fp32", "float32"),
-    ],
-)
-def test_near_miss_is_suggested(name, suggestion):
-    with pytest.raises(ValueError, match=f"Did you mean '{suggestion}'"):
-        modes.get_mode(name)
-
-
-@pytest.mark.parametrize("name", ["", None, "x", "O9"], ids=repr)
-def test_nothing_is_suggested_without_a_near_miss(name):
-    with pytest.raises(ValueError, match="Unknown precision mode") as caught:
-        modes.get_mode(name)
-    assert "Did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])

@@ -96,13 +96,14 @@ def test_limits_of_float16(value, field):
     [
         ([0.0, 1.0, 1e-9, 1e-9, 1e-9], 0.25),
         ([1.0, -2.0], 1.0),
-        ([], None),
-        ([0.0], None),
-        ([1.0, math.nan], None),
+        ([], math.nan),
+        ([0.0], math.nan),
+        ([1.0, math.nan], math.nan),
     ],
 )
 def test_kept_is_of_the_nonzero_values(values, kept):
-    assert statistics.count_out_of_range(values, "float16").kept == kept
+    found = statistics.count_out_of_range(values, "float16").kept
+    np.testing.assert_equal(found, kept)
 
 
 def test_unknown_format_is_refused():
@@ -134,7 +135,7 @@ def measured():
     exact = np.exp(exact - exact.max(axis=1, keepdims=True))
     exact /= exact.sum(axis=1, keepdims=True)
     exact[np.arange(ROWS), labels] -= 1
-    gradients = {"logits": exact / ROWS, "kernel": features.T @ exact / ROWS}
+    gradients = {"logits": exact / ROWS, "logits/kernel": features.T @ exact / ROWS}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     report = statistics.gradient_underflow(
         model, loss, features, labels, loss_scale=2.0**15
@@ -144,41 +145,28 @@ def measured():
 
 def test_gradients_of_logits_and_weights_are_counted(measured):
     model, _, gradients, report = measured
-    names = [(row.name, row.kind) for row in report.rows]
-    assert names[-3:] == [
+    assert [(row.name, row.kind) for row in report.rows][-3:] == [
         ("cast", "activation"),
         ("logits/kernel", "weight"),
         ("logits/bias", "weight"),
     ]
-    for name, exact in (
-        ("logits", gradients["logits"]),
-        ("logits/kernel", gradients["kernel"]),
-    ):
-        row, slack = report.row(name), 0.01 * exact.size
-        assert row.largest == pytest.approx(np.abs(exact).max(), rel=1e-4)
-        below = (np.abs(exact) < TINY).sum()
-        assert row.below_smallest_subnormal == pytest.approx(below, abs=slack)
-        assert row.unscaled.underflow == pytest.approx(
-            (np.abs(exact) <= TINY / 2).sum(), abs=slack
-        )
-        assert row.scaled.underflow == pytest.approx(
-            (np.abs(exact) <= TINY / 2**16).sum(), abs=slack
-        )
+    for name, exact in gradients.items():
+        row, magnitudes = report.row(name), np.abs(exact)
+        assert row.largest == pytest.approx(magnitudes.max(), rel=1e-4)
+        for counts, scale in ((row.unscaled, 1), (row.scaled, 2**15)):
+            expected = (magnitudes * scale <= TINY / 2).sum()
+            assert counts.underflow == pytest.approx(expected, abs=0.01 * exact.size)
     logits = report.row("logits")
     assert logits.unscaled.kept < 0.95 < 0.99 < logits.scaled.kept
     assert [layer.dtype_policy.name for layer in model.layers][2] == "mixed_float16"
 
 
-def test_scale_that_is_too_large_overflows(measured):
+def test_scale_that_is_too_large_overflows_and_bfloat16_loses_nothing(measured):
     model, batch, gradients, _ = measured
     report = statistics.gradient_underflow(model, *batch, loss_scale=2.0**24)
     beyond = (np.abs(gradients["logits"]) * 2.0**24 >= 65520).sum()
     assert report.row("logits").scaled.overflow == pytest.approx(beyond, abs=2)
     assert beyond > 0 == report.row("logits").unscaled.overflow
-
-
-def test_bfloat16_loses_nothing_there(measured):
-    model, batch, _, _ = measured
     report = statistics.gradient_underflow(model, *batch, dtype="bfloat16")
     assert report.row("logits").unscaled.kept == 1.0
 
@@ -186,12 +174,12 @@ def test_bfloat16_loses_nothing_there(measured):
 def test_report_is_plain_data_and_a_table(measured):
     *_, report = measured
     stored = json.loads(json.dumps(report.to_dict()))
-    assert (stored["schema_version"], stored["format"]) == (1, "float16")
+    assert (stored["schema_version"], stored["format"]) == (2, "float16")
     (row,) = [row for row in stored["rows"] if row["name"] == "logits"]
     assert row["unscaled"]["values"] == ROWS * CLASSES
     title, _, *table = report.to_markdown().splitlines()
     assert title.startswith("# Gradients in float16")
-    assert "become 0, times 32768" in table[0] and "5.96e-08" in table[0]
+    assert "become 0, times 32768" in table[0]
     (line,) = [line for line in table if line.startswith("| logits (activation)")]
     counts = report.row("logits").unscaled
     assert f"{counts.underflow / (counts.values - counts.zeros):.2%}" in line
@@ -222,12 +210,3 @@ def test_nested_shared_and_sequential_layers_are_measured(build, names):
     report = statistics.gradient_underflow(build(), mean, features, None)
     assert [row.name for row in report.rows if row.kind == "activation"] == names
     assert report.row("a/bias" if build is nested else "a").largest > 0
-
-
-def test_model_without_a_graph_of_layers_is_refused():
-    class Subclassed(keras.Model):
-        def call(self, inputs):
-            return inputs
-
-    with pytest.raises(ValueError, match="functional or sequential"):
-        statistics.gradient_underflow(Subclassed(), lambda y, x: x, 0.0, 0.0)

@@ -1,13 +1,12 @@
 """`audit`: why training in 16 bits is not faster, and what would make it so."""
 
-import functools
 import textwrap
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfamp import checks, errors, hardware
+from tfamp import errors, hardware
 from tfamp.diagnostics import layer_facts, rules
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient
@@ -60,20 +59,14 @@ class AuditReport(NamedTuple):
         for each in self.findings:
             share = "accuracy" if each.share is None else rules.percent(each.share)
             items.append(f"**{share}: {each.what}.** {each.evidence}. -> {each.advice}")
-        items += [] if self.findings else ["Nothing found."]
-        lines = [_wrapped(f"- {item}") for item in items]
+        whole = {"break_long_words": False, "break_on_hyphens": False}
+        lines = [
+            textwrap.fill(f"- {item}", 88, subsequent_indent="  ", **whole)
+            for item in (items if self.findings else [*items, "Nothing found."])
+        ]
         return "\n".join([f"# Audit of {self.model!r}", "", *lines])
 
     __str__ = to_markdown
-
-
-_wrapped = functools.partial(
-    textwrap.fill,
-    width=88,
-    subsequent_indent="  ",
-    break_long_words=False,
-    break_on_hyphens=False,
-)
 
 
 def audit(
@@ -87,16 +80,10 @@ def audit(
 ) -> AuditReport:
     """Says why a model does not train faster in 16 bits, most important first.
 
-    Looked at are facts about the model's layers: formats without a fast unit; XLA on or
-    off against what is faster there; depthwise convolutions; float32 layers in a 16-bit
-    model; sizes that miss the alignment of Tensor Cores; channels first or last; too
-    little work in a batch; casts between layers. And accuracy: 16-bit outputs, weights
-    and bias gradients, float16 without loss scaling. Nothing is measured: findings
-    carry the share of the model that they concern.
-
-    The model is traced once, in training mode; nothing is trained and nothing changed.
-    TF32, and whether bias gradients are summed rightly, are taken as they stand: call
-    it under `tfamp.enable()` if the model trains there.
+    The model is traced once, in training mode; nothing is trained, measured or changed:
+    findings carry the share of the model that they concern. TF32, and whether bias
+    gradients are summed rightly, are taken as they stand: call it under
+    `tfamp.enable()` if the model trains there.
 
     Args:
       model: A built model of any kind; it need not be compiled.
@@ -131,23 +118,20 @@ def audit(
         )
     found = hardware.find_device(device)
     simulated = found not in hardware.read_devices()
-    if batch_size is not None:
-        checks.check_count("batch_size", batch_size)
     specs, size, notes = _specs(model, inputs, batch_size)
     layers = layer_facts.collect(model, specs)
-    uncounted = [layer.path for layer in layers if layer.is_uncounted]
-    if uncounted:
+    if uncounted := [layer.path for layer in layers if layer.is_uncounted]:
         notes.append(f"What these multiply is not counted: {rules.examples(uncounted)}")
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
     allows_xla = all(layer.supports_jit for layer in model._flatten_layers())
-    eager = bool(model.compiled and model.run_eagerly)
     if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
         jit_compile = model.jit_compile
     elif jit_compile is None:  # As Keras decides.
         jit_compile = found.kind != "CPU" and allows_xla and rewrite is None
-    optimizer = getattr(model, "optimizer", None)  # No attribute before `compile`.
-    step = layer_facts.Step(
+    eager = bool(model.compiled and model.run_eagerly)
+    scaling = keras.optimizers.LossScaleOptimizer
+    step = rules.Step(
         device=found,
         layers=layers,
         batch_size=size,
@@ -156,8 +140,7 @@ def audit(
         runs_eagerly=eager,
         rewrite=rewrite,
         tensor_float_32=policy.read().tensor_float_32,
-        scales_loss=optimizer
-        and isinstance(optimizer, keras.optimizers.LossScaleOptimizer),
+        scales_loss=isinstance(model.optimizer, scaling) if model.compiled else None,
         sums_biases=bias_gradient.installed(),
     )
     return AuditReport(
@@ -167,7 +150,7 @@ def audit(
         batch_size=size,
         jit_compile=step.jit_compile,
         multiplications=step.multiplications,
-        formats=step.shares_of_formats(),
+        formats=step.formats(),
         findings=rules.examine(step),
         notes=tuple(notes),
     )
@@ -176,22 +159,22 @@ def audit(
 def _specs(model, inputs, batch_size):
     """Returns specs without open sizes, the batch size, and what was assumed."""
     try:
-        declared, samples = model_inputs.describe(model, inputs)
+        specs, samples = model_inputs.describe(model, inputs)
     except errors.ExportError as error:
         raise ValueError(str(error).replace("`sample_inputs`", "`inputs`")) from error
     size = _BATCH_SIZE if batch_size is None else batch_size
     if inputs is not None:
-        declared, size = samples, keras.tree.flatten(samples)[0].shape[0]
+        specs, size = samples, keras.tree.flatten(samples)[0].shape[0]
     if size < 1 or batch_size not in (None, size):
         raise ValueError(
             "`batch_size` must be positive, and that of `inputs`. Received: "
             f"batch_size={batch_size}{'' if inputs is None else f', inputs of {size}'}."
         )
-    is_open = any(None in x.shape[1:] for x in keras.tree.flatten(declared))
+    is_open = any(None in x.shape[1:] for x in keras.tree.flatten(specs))
 
     def closed(spec):
         shape = [size, *(extent or _UNKNOWN_SIZE for extent in spec.shape[1:])]
         return tf.TensorSpec(shape[: spec.shape.rank], spec.dtype)
 
     note = f"Open sizes of inputs were taken to be {_UNKNOWN_SIZE}; pass `inputs`."
-    return keras.tree.map_structure(closed, declared), size, [note] if is_open else []
+    return keras.tree.map_structure(closed, specs), size, [note] if is_open else []

@@ -87,41 +87,46 @@ def describe(device: str | hardware.DeviceDescription | None = None) -> MachineR
         rewrite = graph_rewrite.choose_dtype("auto", found, environ)
     except (errors.UnsupportedModeError, ValueError) as error:
         rewrite = "no", str(error)
-    rows = (
-        ("mode", decision.mode, decision.reason),
-        ("graph rewrite", *rewrite),
-    )
-    names = ("tfamp.enable()", "would choose", "reason")
+    choices = ("mode", decision.mode, decision.reason), ("graph rewrite", *rewrite)
+    columns = ("tfamp.enable()", "would choose", "reason")
     switches = [] if simulated else kernel_switches.describe()
     return MachineReport(
         simulated=simulated,
         device=hardware.device_label(found),
-        formats=tuple(row for each in found for row in _formats(each)),
-        choices=tuple(dict(zip(names, row, strict=True)) for row in rows),
-        facts={} if simulated else dict(_facts(found)),
+        formats=tuple(
+            {
+                "device": each.label,
+                "format": x.format,
+                "speed": _speed(x),
+                "reason": x.reason,
+            }
+            for each in found
+            for x in hardware.describe_support(each).values()
+        ),
+        choices=tuple(dict(zip(columns, row, strict=True)) for row in choices),
+        facts={} if simulated else _facts(found),
         switches=tuple(switch._asdict() for switch in switches),
     )
 
 
-def _formats(device):
-    for name, support in hardware.describe_support(device).items():
-        speed = "fast" if support.fast else "yes" if support.supported else "no"
-        texts = {"format": name, "speed": speed, "reason": support.reason}
-        yield {"device": device.label, **texts}
+def _speed(support):
+    return "fast" if support.fast else "yes" if support.supported else "no"
 
 
 def _facts(found):
-    yield "Python", f"{platform.python_version()}, {platform.system()}"
-    for package in ("tfamp", "tensorflow", "keras", "numpy"):
-        yield package, importlib.metadata.version(package)
-    yield "CPU cores", str(os.cpu_count())
-    for cpu in found:
-        if cpu.kind == "CPU":
-            has = [flag for flag in _CPU_FLAGS if flag in cpu.cpu_flags]
-            yield "CPU has", ", ".join(has) or "no instruction set that matters"
-            yield "oneDNN", "on" if cpu.onednn else "off"
+    packages = ("tfamp", "tensorflow", "keras", "numpy")
+    facts = {"Python": f"{platform.python_version()}, {platform.system()}"}
+    facts |= {name: importlib.metadata.version(name) for name in packages}
+    facts["CPU cores"] = str(os.cpu_count())
+    for cpu in (device for device in found if device.kind == "CPU"):
+        has = ", ".join(flag for flag in _CPU_FLAGS if flag in cpu.cpu_flags)
+        facts["CPU has"] = has or "no instruction set that matters"
+        facts["oneDNN"] = "on" if cpu.onednn else "off"
     state = policy.read()
-    yield "TF32 flag", "on" if state.tensor_float_32 else "off"
-    yield "dtype policy", str(state.dtype_policy.name)
-    yield "graph rewrite", graph_rewrite.requested_dtype() or "not asked for"
-    yield from ((x, os.environ[x]) for x in os.environ if x.startswith(_VARIABLES))
+    return {
+        **facts,
+        "TF32 flag": "on" if state.tensor_float_32 else "off",
+        "dtype policy": str(state.dtype_policy.name),
+        "graph rewrite": graph_rewrite.requested_dtype() or "not asked for",
+        **{name: x for name, x in os.environ.items() if name.startswith(_VARIABLES)},
+    }

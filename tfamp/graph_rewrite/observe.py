@@ -7,12 +7,12 @@ names; here they are counted as in its log: "Converted N/M nodes to bfloat16".
 
 import collections
 import contextlib
-import itertools
 import os
 import pathlib
+import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,12 +20,11 @@ from google.protobuf import message
 
 from tfamp.graph_rewrite import switch
 
-LOG_PATH = switch.PREFIX + "LOG_PATH"
-FLOATS = {
-    tf.as_dtype(name).as_datatype_enum: name
-    for name in ("float16", "bfloat16", "float32", "float64")
+_LOG_PATH = switch.PREFIX + "LOG_PATH"
+_LOW = ("float16", "bfloat16")
+_FLOATS = {
+    tf.as_dtype(name).as_datatype_enum: name for name in (*_LOW, "float32", "float64")
 }
-LOW = ("float16", "bfloat16")
 _XLA = "XLA compiles it and bypasses the rewrite: use jit_compile=False"
 
 TypeCounts = dict[str, dict[str, int]]
@@ -99,33 +98,27 @@ def observe(fresh: bool = False) -> Iterator[Graphs]:
       A list, empty until the block is left; then it has the graphs.
     """
     graphs = []
-    made = tempfile.TemporaryDirectory(prefix="tfamp_", ignore_cleanup_errors=True)
-    with _lock, made as own:
-        given = os.environ.get(LOG_PATH)
-        # Into the user's folder, if there is one: those dumps are wanted, too.
-        folder = pathlib.Path(given if given and os.path.isdir(given) else own)
-        old = set(folder.iterdir())
-        switch.set_environ({LOG_PATH: str(folder)})
+    with _lock, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        users = os.environ.get(_LOG_PATH)
+        switch.set_environ({_LOG_PATH: folder})
         try:
             with switch.optimized_anew() if fresh else contextlib.nullcontext():
                 yield graphs
         finally:
-            switch.set_environ({LOG_PATH: given})
-            graphs.extend(_read_graphs(folder, old))
+            switch.set_environ({_LOG_PATH: users})
+            graphs.extend(_read_graphs(pathlib.Path(folder)))
+            if users:
+                shutil.copytree(folder, users, dirs_exist_ok=True)
 
 
-def _read_graphs(folder, old):
-    for path in sorted(set(folder.glob("graphdef_preop_*.pb")) - old):
+def _read_graphs(folder):
+    read = tf.compat.v1.GraphDef.FromString
+    for path in sorted(folder.glob("graphdef_preop_*.pb")):
         after = path.with_name(path.name.replace("preop", "AutoMixedPrecision", 1))
-        try:
-            # Without anything on the allow list there is no dump from after.
-            yield _read(path), _read(after if after.exists() else path)
-        except message.DecodeError:
-            continue  # Another thread's, still being written.
-
-
-def _read(path):
-    return tf.compat.v1.GraphDef.FromString(path.read_bytes())
+        after = after if after.exists() else path  # Nothing was on the allow list.
+        # One that another thread is still writing is left out.
+        with contextlib.suppress(message.DecodeError):
+            yield read(path.read_bytes()), read(after.read_bytes())
 
 
 # ---- Counting ----
@@ -138,15 +131,19 @@ def _all_nodes(graph):
 
 
 def _types(node):
-    """Returns a node's type attributes, lists of them flattened, in a fixed order."""
+    """Returns the names of a node's type attributes in a fixed order, lists flattened.
+
+    None for a type that is no float.
+    """
     values = [v for name, v in sorted(node.attr.items()) if not name.startswith("_")]
-    return [kind for value in values for kind in (value.type, *value.list.type)]
+    return [_FLOATS.get(t) for v in values for t in (v.type, *v.list.type)]
 
 
-def _type_counts(graphs: Iterable) -> TypeCounts:
+def _type_counts(graphs) -> TypeCounts:
     counts = collections.defaultdict(collections.Counter)
-    for node in itertools.chain.from_iterable(map(_all_nodes, graphs)):
-        counts[node.op].update(FLOATS[t] for t in _types(node) if t in FLOATS)
+    for graph in graphs:
+        for node in _all_nodes(graph):
+            counts[node.op].update(filter(None, _types(node)))
     return {op: dict(sorted(counts[op].items())) for op in sorted(counts) if counts[op]}
 
 
@@ -155,17 +152,14 @@ def _converted(before, after):
     old = {node.name: _types(node) for node in before.node}
     changed = collections.Counter()
     for node in after.node:
-        new = _types(node)
-        pairs = zip(old.get(node.name, new), new, strict=False)
-        changed.update(FLOATS.get(now) for was, now in pairs if was != now)
-    return collections.Counter({name: changed[name] for name in LOW if changed[name]})
+        pairs = zip(old.get(node.name, ()), _types(node), strict=False)
+        changed.update(now for was, now in pairs if was != now and now in _LOW)
+    return changed
 
 
-def _casts(graph):
-    return sum(
-        "AutoMixedPrecision" in node.name and FLOATS.get(node.attr["DstT"].type) in LOW
-        for node in graph.node
-    )
+def _is_cast(node):
+    added = "AutoMixedPrecision" in node.name
+    return added and _FLOATS.get(node.attr["DstT"].type) in _LOW
 
 
 def _calls_xla(graph):
@@ -186,24 +180,23 @@ def make_report(graphs: Graphs) -> GraphRewriteReport:
     converted = sum(counts, collections.Counter())
     done = [graph for graph, count in zip(graphs, counts, strict=True) if count]
     effective = " and ".join(sorted(converted)) or None
-    reason = _why_nothing(graphs)
-    if converted:
-        by_xla = any(_calls_xla(before) for before, _ in graphs)
-        reason = "a part is compiled by XLA and not rewritten" if by_xla else ""
     return GraphRewriteReport(
         requested=switch.requested_dtype() or effective,
         effective=effective,
-        reason=reason,
+        reason=_reason(graphs, bool(converted)),
         functions=len(graphs),
         nodes=sum(len(before.node) for before, _ in done or graphs),
         converted=converted.total(),
-        casts=sum(_casts(after) for _, after in done),
+        casts=sum(_is_cast(node) for _, after in done for node in after.node),
         before=_type_counts(before for before, _ in graphs),
         after=_type_counts(after for _, after in graphs),
     )
 
 
-def _why_nothing(graphs):
+def _reason(graphs, converted):
+    by_xla = any(_calls_xla(before) for before, _ in graphs)
+    if converted:
+        return "a part is compiled by XLA and not rewritten" if by_xla else ""
     if obstacle := switch.find_obstacle():
         return obstacle
     if not graphs:
@@ -212,7 +205,7 @@ def _why_nothing(graphs):
             "outside of a tf.function) and what XLA compiles (use jit_compile=False) "
             "has none"
         )
-    if any(_calls_xla(before) for before, _ in graphs):
+    if by_xla:
         return _XLA
     return "no operation is on the allow list and on a device that the rewrite is for"
 
@@ -257,37 +250,32 @@ def graph_rewrite_report(
 
 def _preview(concrete):
     before = switch.snapshot()
-    functions = [concrete.function_def, *concrete.graph.as_graph_def().library.function]
     try:
-        if any(map(_is_compiled, functions)):
+        graph = concrete.graph.as_graph_def()
+        if any(map(_is_compiled, (concrete.function_def, *graph.library.function))):
             raise ValueError(f"of what XLA compiles there is no preview: {_XLA}")
         if before.active is None:
-            switch.enable()
+            switch.enable(switch.RewriteConfig.from_keywords("auto", {}))
         with observe() as graphs:
-            _optimize(concrete)
-        report = make_report(graphs)._replace(preview=True)
+            _optimize(concrete.graph, graph)
+        report = make_report(graphs)
     except (ValueError, ImportError) as error:  # UnsupportedModeError is a ValueError.
-        asked = switch.requested_dtype()
-        return GraphRewriteReport(asked, None, str(error), preview=True)
+        report = GraphRewriteReport(switch.requested_dtype(), None, str(error))
     finally:
         switch.restore(before)
     if before.active is None and report.effective:
-        return report._replace(reason="no rewrite is enabled")
-    return report
+        report = report._replace(reason="no rewrite is enabled")
+    return report._replace(preview=True)
 
 
-def _optimize(concrete):
+def _optimize(graph, definition):
     """Optimizes a copy of a function's graph; nothing is executed."""
     # TensorFlow 2.21; guarded by tests/upstream/test_rewrite_contract.py.
     from tensorflow.python.eager import context
     from tensorflow.python.grappler import tf_optimizer
 
-    graph = concrete.graph
-    meta = tf.compat.v1.train.export_meta_graph(
-        graph_def=graph.as_graph_def(), graph=graph
-    )
-    for name in list(meta.collection_def):
-        del meta.collection_def[name]  # Of variables, whose initializers are elsewhere.
+    meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
+    meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
     fetches = meta.collection_def["train_op"].node_list.value
     fetches.extend(tensor.name for tensor in graph.outputs)
     fetches.extend(operation.name for operation in graph.control_outputs)

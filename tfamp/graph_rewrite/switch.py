@@ -9,10 +9,8 @@ next call on, for functions that were traced before, too.
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -42,83 +40,71 @@ FLOAT32_OPS = ("BiasAddGrad", "Mean", "Sum")
 
 @dataclasses.dataclass(frozen=True)
 class RewriteConfig:
-    """What is asked of the graph rewrite: the arguments of `enable_graph_rewrite`.
+    """What is asked of the graph rewrite.
 
-    Names of operations may be given as any iterable or as one string with commas; they
-    are tuples afterwards.
+    Attributes:
+      dtype: "auto", "bfloat16" or "float16".
+      edits: Pairs of a keyword of `enable_graph_rewrite` and an operation.
     """
 
-    dtype: str = "auto"
-    allowlist_add: Iterable[str] | str = ()
-    allowlist_remove: Iterable[str] | str = ()
-    inferlist_add: Iterable[str] | str = ()
-    inferlist_remove: Iterable[str] | str = ()
-    denylist_add: Iterable[str] | str = ()
-    denylist_remove: Iterable[str] | str = ()
-    clearlist_add: Iterable[str] | str = ()
-    clearlist_remove: Iterable[str] | str = ()
-    float32_ops: Iterable[str] | str = FLOAT32_OPS
+    dtype: str
+    edits: frozenset[tuple[str, str]]
 
     @classmethod
     def from_keywords(cls, dtype: str, keywords: Mapping[str, Any]) -> "RewriteConfig":
-        """Returns the config of some fields by name, as a user gives them.
+        """Returns the config of what a user gives `enable_graph_rewrite`.
 
         Raises:
-          TypeError: If a keyword is unknown, or no names of operations; ValueError if
-            an operation is.
+          TypeError: If a keyword is unknown, or no names; ValueError if an operation
+            is unknown, which TensorFlow would ignore.
         """
-        known = [field.name for field in dataclasses.fields(cls)][1:]
+        known = (*EDITS, "float32_ops")
         if unknown := sorted(keywords.keys() - set(known)):
             raise TypeError(
                 "Unknown keywords for the graph rewrite. Received: "
                 f"{', '.join(map(repr, unknown))}. Expected some of "
                 f"{', '.join(known)}."
             )
-        for name, ops in keywords.items():
+        edits = set()
+        for edit, ops in {"float32_ops": FLOAT32_OPS, **keywords}.items():
+            expected = (
+                f"`{edit}` must be names of tf.raw_ops. Received: {edit}={ops!r}."
+            )
             if not isinstance(ops, Iterable):
-                raise TypeError(
-                    f"`{name}` must be names of operations, in an iterable or in a "
-                    f"string with commas. Received: {name}={ops!r}."
-                )
-        return cls(dtype, **keywords)
-
-    def __post_init__(self):
-        for name in (*EDITS, "float32_ops"):
-            ops = _split(getattr(self, name))
-            object.__setattr__(self, name, ops)
-            # TensorFlow ignores a name that it does not know. `raw_ops` lacks the
-            # private ones, such as _FusedBatchNormEx.
-            bad = [op for op in ops if op[0] != "_" and not hasattr(tf.raw_ops, op)]
-            if bad:
-                raise ValueError(
-                    f"`{name}` must name operations of tf.raw_ops. Received: "
-                    f"{', '.join(map(repr, bad))}."
-                )
+                raise TypeError(expected)
+            # `raw_ops` lacks the private ones, such as _FusedBatchNormEx.
+            if any(op[0] != "_" and not hasattr(tf.raw_ops, op) for op in _split(ops)):
+                raise ValueError(expected)
+            edits.update((edit, op) for op in _split(ops))
+        return cls(dtype, frozenset(edits))
 
     def merged(self, environ: Mapping[str, str | None]) -> dict[str, str | None]:
         """Returns the lists' variables for this config and those of the user.
 
+        What is added to one list leaves the others: over an operation on two,
+        TensorFlow silently gives up the whole rewrite.
+
         Raises:
-          ValueError: If an operation would be added and removed, or be on two lists,
-            over which TensorFlow silently gives up the whole rewrite.
+          ValueError: If an operation is added to a list and removed from it, or added
+            to another.
         """
-        edits = {
-            edit: {*_split(environ.get(_variable(edit)) or ""), *getattr(self, edit)}
-            for edit in EDITS
-        }
-        added = {name: frozenset(edits[f"{name}_add"]) for name in LISTS}
+        ops = {edit: {*_split(environ.get(_variable(edit)) or "")} for edit in EDITS}
+        ops["float32_ops"] = set()
+        for edit, op in self.edits:
+            ops[edit].add(op)
+        added = {name: ops[f"{name}_add"] for name in LISTS}
+        kept = ops["float32_ops"].difference(*added.values())
         for name in LISTS:
-            removed = edits[f"{name}_remove"]
+            removed = ops[f"{name}_remove"]
             removed.update(*(added[other] for other in LISTS if other != name))
-            if name != "denylist":
-                removed.update(self.float32_ops)
             if both := added[name] & removed:
                 raise ValueError(
                     f"{', '.join(sorted(both))}: added to the {name}, and removed from "
-                    "it, added to another list or kept by `float32_ops`. Received: "
-                    f"{self}, and environment variables {PREFIX}*."
+                    f"it or added to another list. Received: {sorted(self.edits)}, and "
+                    f"environment variables {PREFIX}*."
                 )
-        return {_variable(e): ",".join(sorted(edits[e])) or None for e in EDITS}
+            removed.update(kept if name != "denylist" else ())
+        return {_variable(e): ",".join(sorted(ops[e])) or None for e in EDITS}
 
 
 def _variable(edit):
@@ -127,7 +113,7 @@ def _variable(edit):
 
 def _split(names):
     parts = names.split(",") if isinstance(names, str) else names
-    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    return [part.strip() for part in parts if part.strip()]
 
 
 class Snapshot(NamedTuple):
@@ -148,9 +134,6 @@ class Rewrite(NamedTuple):
 
 
 _active: Rewrite | None = None
-
-
-# ---- What is asked for ----
 
 
 def active() -> Rewrite | None:
@@ -176,13 +159,27 @@ def requested_by_environment() -> bool:
     """
     environ = _users_environ()
     values = {name: (environ[name] or "0").lower() for name in FLAGS}
-    for name, value in values.items():
-        if value not in ("0", "false", "1", "true"):
-            raise ValueError(
-                f"The environment variable {name} must be 1, true, 0 or false, or "
-                f"unset. Received: {value!r}."
-            )
+    if not {"0", "false", "1", "true"}.issuperset(values.values()):
+        raise ValueError(
+            "The environment variables of the graph rewrite must be 1, true, 0 or "
+            f"false, or unset. Received: {values}."
+        )
     return not {"1", "true"}.isdisjoint(values.values())
+
+
+def find_obstacle() -> str:
+    """Returns what stops the rewrite that is asked for; empty if nothing is known."""
+    dtype, options = requested_dtype(), _options()
+    if dtype is None:
+        return (
+            "no graph rewrite is enabled (TensorFlow 2 reads no environment flag; call "
+            "tfamp.enable(..., graph_rewrite=True))"
+        )
+    if not options.get(TOGGLES[dtype]):
+        return f"TensorFlow's option {TOGGLES[dtype]!r} is off"
+    if options.get("disable_meta_optimizer"):
+        return "TensorFlow's graph optimizers are switched off (disable_meta_optimizer)"
+    return ""
 
 
 def _options():
@@ -194,38 +191,36 @@ def _users_environ():
     return _active.before.environ if _active else snapshot().environ
 
 
-# ---- Enable, disable ----
-
-
-def enable(config: RewriteConfig | None = None) -> Rewrite:
+def enable(config: RewriteConfig) -> Rewrite:
     """Asks TensorFlow to rewrite graphs, from the next call of any function on.
 
     Calling it again replaces the request.
 
-    Args:
-      config: A `RewriteConfig`; None for the defaults.
-
-    Returns:
-      A `Rewrite`.
-
     Raises:
       UnsupportedModeError: If the rewrite has no effect on this host.
-      ValueError: If TensorFlow would ignore the request. Nothing is changed then.
+      ValueError: If TensorFlow would ignore the request, or Keras' policy computes in
+        16 bits. Nothing is changed then.
     """
-    config = config or RewriteConfig()
     dtype, reason = choose_dtype(config.dtype, hardware.read_devices(), os.environ)
-    _check_policy()
-    _check_optimizers()
+    policy = keras.config.dtype_policy()
+    if policy.compute_dtype != "float32":
+        raise ValueError(
+            "Keras' global dtype policy must compute in float32. Received: "
+            f"{policy.name}. TensorFlow accepts a mixed policy and the graph rewrite "
+            "together, and undoes float32 layers then. Call "
+            'keras.config.set_dtype_policy("float32") first, or leave the rewrite.'
+        )
     environ = {**config.merged(_users_environ()), **dict.fromkeys(FLAGS, "1")}
     if reason.startswith("warning:"):
         warnings.warn(reason, stacklevel=3)
     before = _active.before if _active else snapshot()
-    options = {
-        **{name: each == dtype for each, name in TOGGLES.items()},
-        MIN_NODES: _number({**os.environ, **environ}),
-    }
-    restore(Snapshot(Rewrite(config, dtype, reason, before), options, environ))
-    return active()
+    variables = {**os.environ, **environ}.items()
+    setting = frozenset(each for each in variables if each[0].startswith(PREFIX))
+    options = {name: each == dtype for each, name in TOGGLES.items()}
+    options[MIN_NODES] = _number(setting)
+    request = Rewrite(config, dtype, reason, before)
+    restore(Snapshot(request, options, environ))
+    return request
 
 
 def disable() -> None:
@@ -260,34 +255,16 @@ def set_environ(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _check_policy():
-    policy = keras.config.dtype_policy()
-    if policy.compute_dtype != "float32":
-        raise ValueError(
-            "Keras' global dtype policy must compute in float32. Received: "
-            f"{policy.name}. TensorFlow accepts a mixed policy and the graph rewrite "
-            "together, and undoes float32 layers then. Call "
-            'keras.config.set_dtype_policy("float32") first, or leave the rewrite.'
-        )
+_numbers: dict[Any, int] = {}
 
 
-def _check_optimizers():
-    if _options().get("disable_meta_optimizer"):
-        raise ValueError(
-            "TensorFlow's graph optimizers are switched off. Call tf.config.optimizer."
-            "set_experimental_options({'disable_meta_optimizer': False}) first."
-        )
+def _number(setting):
+    """Returns a `min_graph_nodes` of a setting's own: below 0, no graph is too small.
 
-
-# TensorFlow keeps what it makes of a function under the options alone, and reads the
-# variables only then. A change of lists reaches functions that ran before because each
-# setting has a `min_graph_nodes` of its own: below 0, no graph is too small.
-def _number(environ):
-    lists = sorted(each for each in environ.items() if each[0].startswith(PREFIX))
-    return -2 - zlib.crc32(repr(lists).encode()) % 2**30
-
-
-_fresh = itertools.count(-3 - 2**30, -1)  # Below all of `_number`.
+    TensorFlow keeps what it makes of a function under the options alone, and reads the
+    variables only then: so a change of lists reaches functions that ran before.
+    """
+    return _numbers.setdefault(setting, -2 - len(_numbers))
 
 
 @contextlib.contextmanager
@@ -297,7 +274,7 @@ def optimized_anew() -> Iterator[None]:
     TensorFlow keeps both executables until the function is deleted.
     """
     found = _options().get(MIN_NODES)
-    tf.config.optimizer.set_experimental_options({MIN_NODES: next(_fresh)})
+    tf.config.optimizer.set_experimental_options({MIN_NODES: _number(object())})
     try:
         yield
     finally:
@@ -310,21 +287,3 @@ def sync_thread() -> None:
     TensorFlow caches the options in each thread that has called a function.
     """
     tf.config.optimizer.set_experimental_options({})
-
-
-def find_obstacle() -> str:
-    """Returns what stops the rewrite that is asked for; empty if nothing is known."""
-    dtype = requested_dtype()
-    if dtype is None:
-        return (
-            "no graph rewrite is enabled (TensorFlow 2 reads no environment flag; call "
-            "tfamp.enable(..., graph_rewrite=True))"
-        )
-    if not _options().get(TOGGLES[dtype]):
-        return f"TensorFlow's option {TOGGLES[dtype]!r} is off"
-    try:
-        _check_optimizers()
-        choose_dtype(dtype, hardware.read_devices(), os.environ)
-    except ValueError as error:  # UnsupportedModeError is one.
-        return str(error).rstrip(".")
-    return ""

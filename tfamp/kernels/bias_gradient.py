@@ -12,7 +12,6 @@ times too far. That is so in every mode.
 """
 
 import functools
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -35,35 +34,28 @@ def _with_exact_sums(original):
 
 
 def _of_bias(original, op, received):
-    if received.dtype != tf.bfloat16:  # TensorFlow's are right.
-        return original(op, received)
-    data_format = op.get_attr("data_format")
-    return received, _sum_to_bias(received, data_format in (b"NCHW", "NCHW"))
-
-
-def _sum_to_bias(gradient, channels_first):
     """Sums over all dimensions but the channels'.
 
     `tf.reduce_sum` keeps a wider accumulator on a CPU, and takes no more time there
     than `BiasAddGrad`. No other device was measured: float32 is right on any.
     """
+    if received.dtype != tf.bfloat16:  # TensorFlow's are right.
+        return original(op, received)
+    gradient, axes = received, 0
     if tf.config.get_visible_devices("GPU"):
         gradient = tf.cast(gradient, tf.float32)
-    if channels_first:
+    if op.get_attr("data_format") in (b"NCHW", "NCHW"):
         axes = tf.concat([[0], tf.range(2, tf.rank(gradient))], 0)
-        total = tf.reduce_sum(gradient, axes)
-    else:
-        # To a matrix first: faster than a sum over several axes.
-        channels = tf.shape(gradient)[-1]
-        total = tf.reduce_sum(tf.reshape(gradient, [-1, channels]), 0)
-    return tf.cast(total, tf.bfloat16)
+    else:  # To a matrix first: faster than a sum over several axes.
+        gradient = tf.reshape(gradient, [-1, tf.shape(gradient)[-1]])
+    return received, tf.cast(tf.reduce_sum(gradient, axes), tf.bfloat16)
 
 
 def _with_summed_rows(original):
     """A `LossScaleOptimizer` has an `apply` of its own, and calls the inner one's."""
 
     def apply(optimizer, grads, trainable_variables=None):
-        return original(optimizer, sum_rows(grads), trainable_variables)
+        return original(optimizer, [*map(_summed, grads)], trainable_variables)
 
     return apply
 
@@ -75,29 +67,17 @@ def _with_summed_sums(original):
         pairs = original(optimizer, grads_and_vars)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
             return pairs
-        gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
-        return list(zip(sum_rows(gradients), variables, strict=True))
+        return [(_summed(gradient), variable) for gradient, variable in pairs]
 
     return reduce
 
 
-def sum_rows(gradients: Sequence) -> list:
-    """Sums the rows of one index in each sparse gradient.
-
-    Args:
-      gradients: Tensors, `tf.IndexedSlices` or None.
-
-    Returns:
-      The same, with sparse gradients whose indices differ from each other. Under XLA,
-      which knows no such thing as differing indices, they are dense.
-    """
-    return [_summed(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-
-
 def _summed(gradient):
-    if graph_context.in_xla() and gradient.dense_shape is not None:
-        rows = tf.cast(gradient.dense_shape[0], gradient.indices.dtype)
-        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    """Sums the rows of one index in a sparse gradient; leaves any other as it is."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    if graph_context.in_xla():  # Which does not know how many indices differ: dense.
+        return tf.convert_to_tensor(gradient)
     indices, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)

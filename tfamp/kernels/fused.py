@@ -67,32 +67,25 @@ def _silu(x):
 _ACTIVATIONS = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu}
 
 
+# One trace for all shapes; XLA compiles each size of tensor once.
+_compiled = functools.partial(tf.function, autograph=False, jit_compile=True)
+
+
 @functools.cache
 def _compiled_activation(name, dtype):
     """Returns the compiled function and its compiled gradient, over flat tensors."""
-    function = _ACTIVATIONS[name]
-    spec = tf.TensorSpec([None], dtype)
+    function, spec = _ACTIVATIONS[name], tf.TensorSpec([None], dtype)
 
-    @_compiled(name, spec)
-    def forward(x):
+    @_compiled(input_signature=[spec])
+    def activation(x):
         return tf.cast(function(tf.cast(x, tf.float32))[0], dtype)
 
-    @_compiled(f"{name}_gradient", spec, spec)
-    def backward(x, upstream):
+    @_compiled(input_signature=[spec, spec])
+    def activation_gradient(x, upstream):
         slope = function(tf.cast(x, tf.float32))[1]
         return (tf.cast(slope * tf.cast(upstream, tf.float32), dtype),)
 
-    return forward, backward
-
-
-def _compiled(name, *signature):
-    """One trace for all shapes; XLA compiles each size of tensor once."""
-
-    def decorate(function):
-        function.__name__ = name  # What a profile shows.
-        return tf.function(function, signature, autograph=False, jit_compile=True)
-
-    return decorate
+    return activation, activation_gradient
 
 
 def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tensor:
@@ -148,7 +141,7 @@ def _like(padded, x):
 
 
 def layer_normalization(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float | tf.Tensor
 ) -> tf.Tensor:
     """Normalizes over the last axis, in float32, and rounds once.
 
@@ -168,7 +161,7 @@ def layer_normalization(
       Ba, Kiros and Hinton, "Layer Normalization", 2016, arxiv.org/abs/1607.06450
     """
     compiled, backward = _compiled_normalization(x.dtype)
-    epsilon = tf.constant(epsilon, tf.float32)
+    epsilon = tf.cast(epsilon, tf.float32)
 
     def forward(rows, gamma, beta):
         y, mean, inverse = compiled(rows, gamma, beta, epsilon)
@@ -182,8 +175,8 @@ def _compiled_normalization(dtype):
     rows, column = tf.TensorSpec([None, None], dtype), tf.TensorSpec([None, 1])
     feature = tf.TensorSpec([None])
 
-    @_compiled("layer_normalization", rows, feature, feature, tf.TensorSpec([]))
-    def forward(x, gamma, beta, epsilon):
+    @_compiled(input_signature=[rows, feature, feature, tf.TensorSpec([])])
+    def layer_normalization(x, gamma, beta, epsilon):
         wide = tf.cast(x, tf.float32)
         mean = tf.reduce_mean(wide, -1, keepdims=True)
         centered = wide - mean
@@ -193,8 +186,8 @@ def _compiled_normalization(dtype):
         inverse = tf.where(spread > 0, tf.math.rsqrt(spread), 0.0)
         return tf.cast(centered * inverse * gamma + beta, dtype), mean, inverse
 
-    @_compiled("layer_normalization_gradient", rows, feature, column, column, rows)
-    def backward(x, gamma, mean, inverse, upstream):
+    @_compiled(input_signature=[rows, feature, column, column, rows])
+    def layer_normalization_gradient(x, gamma, mean, inverse, upstream):
         normalized = (tf.cast(x, tf.float32) - mean) * inverse
         upstream = tf.cast(upstream, tf.float32)
         of_gamma = tf.reduce_sum(upstream * normalized, 0)
@@ -205,7 +198,7 @@ def _compiled_normalization(dtype):
         of_x = inverse * (inner - shared - normalized * along)
         return tf.cast(of_x, dtype), of_gamma, of_beta
 
-    return forward, backward
+    return layer_normalization, layer_normalization_gradient
 
 
 def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
@@ -236,17 +229,19 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
 def _compiled_dropout(threshold, dtype):
     scale = 2**_DRAWN_BITS / (2**_DRAWN_BITS - threshold)  # 1 / what is kept
 
-    @_compiled(
-        "dropout", tf.TensorSpec([None], tf.uint16), tf.TensorSpec([None], dtype)
-    )
-    def kernel(bits, x):
+    bits, elements = tf.TensorSpec([None], tf.uint16), tf.TensorSpec([None], dtype)
+
+    @_compiled(input_signature=[bits, elements])
+    def dropout(bits, x):
         kept = bits >= tf.constant(threshold, tf.uint16)
         return (tf.where(kept, tf.cast(tf.cast(x, tf.float32) * scale, dtype), 0),)
 
-    return kernel
+    return dropout
 
 
-@_compiled("random_bits", tf.TensorSpec([None], tf.bool), tf.TensorSpec([2], tf.int32))
+@_compiled(
+    input_signature=[tf.TensorSpec([None], tf.bool), tf.TensorSpec([2], tf.int32)]
+)
 def _draw(like, seed):
     # XLA wants to know the size when it compiles: it takes it from a tensor's shape.
     # ThreeFry takes half of Philox' time here.
@@ -264,7 +259,7 @@ def apply_adam(variables: Sequence, gradient, step, learning_rate, adam) -> None
         rows decay, too.
       step: Scalar, counted from 1.
       learning_rate: Scalar.
-      adam: What has `beta_1`, `beta_2` and `epsilon`, e.g. `keras.optimizers.Adam`.
+      adam: A `keras.optimizers.Adam`, for its settings.
 
     References:
       Kingma and Ba, "Adam", 2014, https://arxiv.org/abs/1412.6980
@@ -282,33 +277,4 @@ def apply_adam(variables: Sequence, gradient, step, learning_rate, adam) -> None
         beta2=adam.beta_2,
         epsilon=adam.epsilon,
         grad=tf.cast(tf.convert_to_tensor(gradient), tf.float32),
-    )
-
-
-def clip_by_global_norm(gradients: Sequence, clip_norm: float) -> list:
-    """Scales gradients to a common norm of at most `clip_norm`, as Keras does.
-
-    It writes no squares to memory and leaves an embedding's gradient sparse. Rows of
-    one index count each by itself: `bias_gradient.sum_rows` comes before.
-
-    Args:
-      gradients: Float tensors, `tf.IndexedSlices`, or None; so is what is returned.
-        All are NaN if the norm is not finite (of sparse ones the rows that they have).
-      clip_norm: Largest norm.
-    """
-    given = [g for g in gradients if g is not None]
-    parts = [g.values if isinstance(g, tf.IndexedSlices) else g for g in given]
-    halves = [tf.cast(tf.nn.l2_loss(part), tf.float32) for part in parts]
-    norm = tf.sqrt(2 * tf.add_n(halves))
-    scale = clip_norm * tf.minimum(1 / norm, 1 / clip_norm)
-    scale += norm - norm  # NaN unless the norm is finite.
-    return [None if g is None else _scaled(g, scale) for g in gradients]
-
-
-def _scaled(gradient, scale):
-    scale = tf.cast(scale, gradient.dtype)
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient * scale
-    return tf.IndexedSlices(
-        gradient.values * scale, gradient.indices, gradient.dense_shape
     )

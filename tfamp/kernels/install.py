@@ -1,13 +1,12 @@
 """Has Keras' layers and optimizers run the fused kernels, where they are faster.
 
 Only in graphs that run on one CPU, and not under XLA, which fuses by itself; in layers
-that train, and in `evaluate` and `predict`, so that an exported model has TensorFlow's
-own operations (unless it calls layers with `training=True`). Everything else calls
-Keras' own function.
+that train, and in each step of `fit`, `evaluate` and `predict`, so that an exported
+model has TensorFlow's own operations (unless it calls layers with `training=True`).
+Everything else calls Keras' own function.
 """
 
 import math
-import threading
 
 import keras
 import numpy as np
@@ -17,7 +16,6 @@ from tfamp import graph_context, patches
 from tfamp.kernels import fused
 
 _LOW = (tf.bfloat16, tf.float16)
-_inference = threading.local()
 
 
 def usable() -> bool:
@@ -25,51 +23,50 @@ def usable() -> bool:
     return graph_context.on_one_cpu([])
 
 
-def _gelu(original):
-    def gelu(x, approximate=True):
-        if not _applies(x):
-            return original(x, approximate)
-        return fused.activation("gelu_tanh" if approximate else "gelu", x)
+def _or_keras_own(function):
+    """Returns what makes a hook: where `function` is not for it, the original runs."""
 
-    return gelu
+    def make(original):
+        def replacement(*args, **kwargs):
+            found = function(*args, **kwargs)
+            return original(*args, **kwargs) if found is NotImplemented else found
 
+        return replacement
 
-def _silu(original):
-    def silu(x):
-        return fused.activation("silu", x) if _applies(x) else original(x)
-
-    return silu
+    return make
 
 
-def _dropout(original):
-    def dropout(inputs, rate, noise_shape=None, seed=None):
-        inside = 2**-16 <= rate <= 1 - 2**-16
-        if noise_shape is not None or not inside or not _applies(inputs):
-            return original(inputs, rate, noise_shape, seed)
-        from keras.src.random import seed_generator
-
-        # One draw, as in the original: later layers get the same seeds.
-        drawn = tf.cast(seed_generator.draw_seed(seed), tf.int32)
-        return fused.dropout(inputs, rate, drawn)
-
-    return dropout
+def _gelu(x, approximate=True):
+    name = "gelu_tanh" if approximate else "gelu"
+    return fused.activation(name, x) if _applies(x) else NotImplemented
 
 
-def _layer_normalization(original):
-    def layer_normalization(x, gamma=None, beta=None, axis=-1, epsilon=None, **kwargs):
-        if (
-            kwargs.get("rms_scaling", False)
-            or not _applies(x)
-            or tf.nest.flatten(axis) not in ([-1], [len(x.shape) - 1])
-            or not all(_is_of_features(weight, x) for weight in (gamma, beta))
-            or not isinstance(epsilon, float | int | None)
-        ):
-            return original(x, gamma, beta, axis, epsilon, **kwargs)
-        gamma, beta = tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
-        epsilon = keras.config.epsilon() if epsilon is None else epsilon
-        return fused.layer_normalization(x, gamma, beta, epsilon)
+def _silu(x):
+    return fused.activation("silu", x) if _applies(x) else NotImplemented
 
-    return layer_normalization
+
+def _dropout(inputs, rate, noise_shape=None, seed=None):
+    inside = 2**-16 <= rate <= 1 - 2**-16
+    if noise_shape is not None or not inside or not _applies(inputs):
+        return NotImplemented
+    from keras.src.random import seed_generator
+
+    # One draw, as in the original: later layers get the same seeds.
+    drawn = tf.cast(seed_generator.draw_seed(seed), tf.int32)
+    return fused.dropout(inputs, rate, drawn)
+
+
+def _layer_normalization(x, gamma=None, beta=None, axis=-1, epsilon=None, **kwargs):
+    if (
+        any(kwargs.values())  # RMS scaling, in some releases.
+        or not _applies(x)
+        or tf.nest.flatten(axis) not in ([-1], [len(x.shape) - 1])
+        or not all(_is_of_features(weight, x) for weight in (gamma, beta))
+    ):
+        return NotImplemented
+    gamma, beta = tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
+    epsilon = keras.config.epsilon() if epsilon is None else epsilon
+    return fused.layer_normalization(x, gamma, beta, epsilon)
 
 
 def _is_of_features(weight, x):
@@ -77,59 +74,39 @@ def _is_of_features(weight, x):
     return known and weight.dtype == "float32" and tuple(weight.shape) == x.shape[-1:]
 
 
-def _update_step(original):
-    def update_step(optimizer, gradient, variable, learning_rate):
-        index = optimizer._get_variable_index(variable)
-        each = variable, optimizer._momentums[index], optimizer._velocities[index]
-        variables = [v.value if isinstance(v, keras.Variable) else v for v in each]
-        if not _updates(optimizer, variables):
-            return original(optimizer, gradient, variable, learning_rate)
-        step = optimizer.iterations + 1
-        return fused.apply_adam(variables, gradient, step, learning_rate, optimizer)
-
-    return update_step
+def _update_step(adam, gradient, variable, learning_rate):
+    index = adam._get_variable_index(variable)
+    each = variable, adam._momentums[index], adam._velocities[index]
+    variables = [v.value if isinstance(v, keras.Variable) else v for v in each]
+    if not _updates(adam, variables):
+        return NotImplemented
+    step = adam.iterations + 1
+    return fused.apply_adam(variables, gradient, step, learning_rate, adam)
 
 
-def _clip_by_global_norm(original):
-    def clip_by_global_norm(value_list, clip_norm):
-        if not _in_graph([v for v in value_list if v is not None]):
-            return original(value_list, clip_norm)
-        return fused.clip_by_global_norm(value_list, clip_norm)
+def _updates(adam, variables):
+    """Whether a variable and its two slots are updated by the fused kernel.
 
-    return clip_by_global_norm
-
-
-def _marked(name):
-    """Has `evaluate` or `predict` trace its function as inference that is not saved."""
-
-    def make(original):
-        def make_function(model, *args, **kwargs):
-            original(model, *args, **kwargs)
-            function = getattr(model, name)
-            if not isinstance(function, _InInference):
-                setattr(model, name, _InInference(function))
-            return getattr(model, name)
-
-        return make_function
-
-    return make
+    Not where assignments are masked, or a subclass has its own: the kernel writes past
+    them. Nor where `1 - beta` keeps no four digits, as TensorFlow takes it: in float32.
+    """
+    betas = adam.beta_1, adam.beta_2
+    return (
+        type(adam) in (keras.optimizers.Adam, keras.optimizers.AdamW)
+        and not adam.amsgrad
+        and all(math.isclose(1 - np.float32(b), 1 - b, rel_tol=1e-4) for b in betas)
+        and not any("assign" in vars(v) for v in variables)
+        and all(v.dtype == tf.float32 for v in variables)
+        and _in_graph(variables)
+    )
 
 
-class _InInference:
-    """A function that is marked while it is called; otherwise that function."""
-
-    def __init__(self, function):
-        self._function = function
-
-    def __call__(self, *args, **kwargs):
-        outer, _inference.on = getattr(_inference, "on", False), True
-        try:
-            return self._function(*args, **kwargs)
-        finally:
-            _inference.on = outer
-
-    def __getattr__(self, name):
-        return getattr(self._function, name)
+def _clip_by_global_norm(value_list, clip_norm):
+    given = [value for value in value_list if value is not None]
+    if not _in_graph(given) or any(value.dtype != tf.float32 for value in given):
+        return NotImplemented
+    # It writes no squares to memory, and leaves an embedding's gradient sparse.
+    return tf.clip_by_global_norm(value_list, clip_norm)[0]
 
 
 def _applies(x) -> bool:
@@ -137,7 +114,7 @@ def _applies(x) -> bool:
     return (
         getattr(x, "dtype", None) in _LOW
         and isinstance(x, tf.Tensor)
-        and (_trains() or getattr(_inference, "on", False))
+        and (_trains() or _in_step_of_a_model())
         # XLA compiles each size anew: lengths that vary would compile for ever.
         and x.shape.rank is not None
         and all(size is not None for size in x.shape[1:])
@@ -153,23 +130,14 @@ def _trains() -> bool:
     return bool(getattr(context, "training", False))
 
 
-def _updates(optimizer, variables) -> bool:
-    """Whether a variable and its two slots are updated by the fused kernel.
-
-    Not where assignments are masked, or a subclass has its own: the kernel writes past
-    them. Nor where `1 - beta` keeps no four digits, as TensorFlow takes it: in float32.
-    """
-    betas = optimizer.beta_1, optimizer.beta_2
-    return (
-        type(optimizer) in (keras.optimizers.Adam, keras.optimizers.AdamW)
-        and not optimizer.amsgrad
-        and all(isinstance(beta, float) and 0 < beta < 1 for beta in betas)
-        and all(math.isclose(1 - np.float32(b), 1 - b, rel_tol=1e-4) for b in betas)
-        and not any("assign" in vars(v) for v in variables)
-        and all(v.dtype == tf.float32 for v in variables)
-        and len({v.device for v in variables}) == 1
-        and _in_graph(variables)
-    )
+def _in_step_of_a_model() -> bool:
+    """Whether `fit`, `evaluate` or `predict` trace a step, by Keras' names for it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if getattr(graph, "name", "").startswith(("one_step_on_", "multi_step_on_")):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def _in_graph(values) -> bool:
@@ -182,12 +150,10 @@ def _in_graph(values) -> bool:
 
 
 HOOKS = patches.HookGroup(
-    dropout=_dropout,
-    gelu=_gelu,
-    silu=_silu,
-    layer_normalization=_layer_normalization,
-    update_step=_update_step,
-    clip_by_global_norm=_clip_by_global_norm,
-    make_test_function=_marked("test_function"),
-    make_predict_function=_marked("predict_function"),
+    dropout=_or_keras_own(_dropout),
+    gelu=_or_keras_own(_gelu),
+    silu=_or_keras_own(_silu),
+    layer_normalization=_or_keras_own(_layer_normalization),
+    update_step=_or_keras_own(_update_step),
+    clip_by_global_norm=_or_keras_own(_clip_by_global_norm),
 )

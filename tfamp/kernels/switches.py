@@ -25,6 +25,7 @@ VARIABLES = {
     "TF_FP16_RNN_USE_FP32_COMPUTE": ("GPU", "1"),
     "TF_CONV2D_USE_FP16_ACCUMULATE": ("CPU", "0"),
 }
+_IN_TIME = "if set in time"
 
 
 class Switch(NamedTuple):
@@ -51,18 +52,17 @@ def describe() -> list[Switch]:
 
 def _describe(name):
     needs, default = VARIABLES[name]
-    requested = os.environ.get(name, default)
-    if needs == "GPU" and not any(
-        d.compute_capability for d in hardware.read_devices()
-    ):
-        return Switch(name, requested, "no effect", "there is no NVIDIA GPU")
-    if name == AUTOTUNE and graph_context.deterministic():
-        reason = "op determinism takes cuDNN's first algorithm"
-        return Switch(name, requested, "0", reason)
-    if name != AUTOTUNE and name in os.environ and graph_context.has_started():
+    requested = effective = os.environ.get(name, default)
+    reason = ""
+    devices = hardware.read_devices()
+    if needs == "GPU" and not any(each.compute_capability for each in devices):
+        effective, reason = "no effect", "there is no NVIDIA GPU"
+    elif name == AUTOTUNE and graph_context.deterministic():
+        effective, reason = "0", "op determinism takes cuDNN's first algorithm"
+    elif name != AUTOTUNE and name in os.environ and graph_context.has_started():
+        effective = f"{requested} {_IN_TIME}"
         reason = "TensorFlow has started: too late if such a kernel has run"
-        return Switch(name, requested, f"{requested} if set in time", reason)
-    return Switch(name, requested, requested, "")
+    return Switch(name, requested, effective, reason)
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def scope(
     deterministic: bool | None = None,
     cudnn_autotune: bool | None = None,
     float16_accumulation: Literal["float32", "float16"] | None = None,
-) -> Iterator[list[Switch]]:
+) -> Iterator[None]:
     """Sets switches; afterwards all is as before, also after an error.
 
     One that may come too late is set all the same, with a warning.
@@ -84,44 +84,30 @@ def scope(
       float16_accumulation: What float16 convolutions, matrix products, LSTM and GRU
         sum in: "float32", TensorFlow's default, or "float16", faster on some GPUs and
         wrong for long sums (4096 ones and more).
-
-    Yields:
-      The `Switch`es asked for.
     """
-    outer = {name: os.environ.get(name) for name in VARIABLES}
-    was_deterministic = graph_context.deterministic()
-    before = describe()
     asked = {}
     if cudnn_autotune is not None:
         asked[AUTOTUNE] = str(int(cudnn_autotune))
     if float16_accumulation is not None:
-        flip = {"0": "1", "1": "0"} if float16_accumulation == "float16" else {}
+        flipped = float16_accumulation == "float16"
         for name in VARIABLES.keys() - {AUTOTUNE}:
-            asked[name] = flip.get(VARIABLES[name][1], VARIABLES[name][1])
-    names = asked.keys() | ({DETERMINISM} if deterministic is not None else set())
+            asked[name] = str(int(VARIABLES[name][1]) ^ flipped)
+    outer = {name: os.environ[name] for name in asked if name in os.environ}
+    changed = [name for name in asked if asked[name] != _describe(name).requested]
+    was_deterministic = graph_context.deterministic()
     try:
         os.environ.update(asked)
         _set_determinism(was_deterministic if deterministic is None else deterministic)
-        _warn(before, describe())
-        yield [switch for switch in describe() if switch.name in names]
+        late = [each for each in map(_describe, changed) if _IN_TIME in each.effective]
+        if late:
+            names = ", ".join(f"{each.name}={each.requested}" for each in late)
+            warnings.warn(f"{late[0].reason}. Received: {names}.", stacklevel=3)
+        yield
     finally:
-        for name, text in outer.items():
+        for name in asked:
             os.environ.pop(name, None)
-            if text is not None:
-                os.environ[name] = text
+        os.environ.update(outer)
         _set_determinism(was_deterministic)
-
-
-def _warn(before, after):
-    late = [
-        f"{new.name}: requested {new.requested}, {new.reason}"
-        for old, new in zip(before, after, strict=True)
-        if new.requested != old.requested
-        and new.effective not in (new.requested, "no effect")
-    ]
-    if late:
-        listed = " | ".join(late)
-        warnings.warn(f"Switches that may not take effect: {listed}", stacklevel=4)
 
 
 def _set_determinism(enabled):

@@ -18,15 +18,15 @@ def overwrites_with_gradient(variable) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)  # Keras 3.15
 
 
-def native(variable) -> tf.Variable:
-    """Returns the TensorFlow variable of a Keras variable."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+def native(variables: Sequence) -> list[tf.Variable]:
+    """Returns the TensorFlow variables of Keras variables."""
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
 
 
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers that apply gradients: a `MultiOptimizer`'s, or itself."""
-    several = getattr(keras.optimizers, "MultiOptimizer", ())  # From Keras 3.15.
-    return list(optimizer.optimizers) if isinstance(optimizer, several) else [optimizer]
+    several = isinstance(optimizer, keras.optimizers.MultiOptimizer)
+    return list(optimizer.optimizers) if several else [optimizer]
 
 
 def is_stock(optimizer, variables: Sequence) -> bool:
@@ -62,14 +62,10 @@ def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
 
     Keras' optimizers assign in several ways (their own `assign`, the variable's for
     weight decay, constraints and counters); all end in these methods of the
-    TensorFlow variable.
-
-    Args:
-      optimizer: A built Keras optimizer of stock kind.
-      variables: The trained variables.
-      mask: Bool scalar tensor.
+    TensorFlow variable. Masking each variable once, after the update, would make XLA
+    copy the slots.
     """
-    written = {id(v): v for v in map(native, [*variables, *optimizer.variables])}
+    written = {id(v): v for v in native([*variables, *optimizer.variables])}
     with _masking:  # Another thread's trace would be given this one's mask.
         masked = [each for v in written.values() for each in _masked(v, mask)]
         with _replaced(masked):
@@ -98,10 +94,7 @@ def held_iterations(optimizer) -> Iterator[list[keras.Variable]]:
     """While an update is traced, it does not count itself.
 
     Keras counts by the first replica's value, for which TensorFlow merges replicas:
-    not possible in a branch of a replica's own.
-
-    Yields:
-      The counters that would have been increased by one.
+    not possible in a branch of a replica's own. Yields the counters.
     """
     members = {id(each): each for each in [optimizer, *member_optimizers(optimizer)]}
     counters = [member._iterations for member in members.values()]  # Keras 3.15

@@ -11,8 +11,6 @@ from absl import logging
 from tfamp import checks, errors
 from tfamp.loss_scaling import loss_scale_optimizer
 
-ON_EXHAUSTED = ("raise", "warn", "ignore")
-
 
 class OverflowCounts:
     """Counts of the last skipped step, on the device; never part of a checkpoint.
@@ -29,16 +27,10 @@ class OverflowCounts:
             # Each replica has its own, and all have the same gradients.
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            name="overflow_counts",
         )
 
     def record(self, grads: Sequence, variables: Sequence) -> None:
-        """Counts the gradients of these variables; traced, no host sync.
-
-        Args:
-          grads: Tensors, `tf.IndexedSlices` (their `values` count) or None.
-          variables: Their variables.
-        """
+        """Counts the gradients of these variables, of which some may be None."""
         self._names = [getattr(v, "path", v.name) for v in variables]
         missing = self._counts.shape[0] - len(variables)
         counts = tf.stack([_count(grad) for grad in grads])
@@ -47,8 +39,9 @@ class OverflowCounts:
     def read(self) -> dict[str, tuple[int, int]]:
         """Returns {path: (infs, NaNs)} of the gradients that were not finite."""
         counts = self._counts.numpy()[: len(self._names)].tolist()
-        pairs = zip(self._names, map(tuple, counts), strict=True)
-        return {name: counts for name, counts in pairs if any(counts)}
+        return {
+            k: (v[0], v[1]) for k, v in zip(self._names, counts, strict=True) if any(v)
+        }
 
 
 def _count(grad):
@@ -101,9 +94,9 @@ class LossScaleMonitor(keras.callbacks.Callback):
         variables: int = 3,
     ):
         super().__init__()
-        if on_exhausted not in ON_EXHAUSTED:
+        if on_exhausted not in ("raise", "warn", "ignore"):
             raise ValueError(
-                f"`on_exhausted` must be one of {ON_EXHAUSTED}. "
+                "`on_exhausted` must be 'raise', 'warn' or 'ignore'. "
                 f"Received: on_exhausted={on_exhausted!r}."
             )
         checks.check_count("patience", patience)
@@ -115,36 +108,38 @@ class LossScaleMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Starts counting; a training step traced before is traced again."""
-        found = self._optimizer = self.model.optimizer
-        if not isinstance(found, loss_scale_optimizer.LossScaleOptimizer):
+        found = self.model.optimizer
+        scaled = isinstance(found, loss_scale_optimizer.LossScaleOptimizer)
+        self._optimizer = found if scaled else None
+        if not scaled:
             logging.warning(
                 "LossScaleMonitor: nothing to show, for the optimizer is %s. Call "
                 "tfamp.enable() before compile, or use tfamp.wrap_optimizer.",
                 type(found).__name__,
             )
-            self._optimizer = None
             return
-        self._read_at, self._warned, self._epochs = 0, False, []
-        self._latest, self._named = self._read(), {}
+        self._warned, self._epochs = False, []
+        self._latest = self._read()
         if not found.built and self.model.built:
             found.build(self.model.trainable_variables)
         self._start_counting()
 
     def _start_counting(self):
         found = self._optimizer
-        if found.overflow_counts is not None or not found.built:
-            return  # Keras builds some models while it traces their first step.
-        with self.model.distribute_strategy.scope():
-            size = len(self.model.trainable_variables)
-            found.overflow_counts = OverflowCounts(size)
-        self.model.make_train_function(force=True)
+        if found.overflow_counts is None and found.built:
+            with self.model.distribute_strategy.scope():
+                size = len(self.model.trainable_variables)
+                found.overflow_counts = OverflowCounts(size)
+            self.model.make_train_function(force=True)
 
     def on_train_end(self, logs=None):
         """Gives each list of `History` a value for each epoch."""
         if self._optimizer is not None:
-            for name in {name for epoch in self._epochs for name in epoch}:
-                values = [epoch.get(name, 0) for epoch in self._epochs]
-                self.model.history.history[name] = values
+            self.model.history.history |= {
+                name: [epoch.get(name, 0) for epoch in self._epochs]
+                for epoch in self._epochs
+                for name in epoch
+            }
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts batches and names variables anew."""
@@ -154,7 +149,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         """Reads every so many steps; adds the latest reading to the logs."""
         if self._optimizer is None:
             return
-        self._start_counting()
+        self._start_counting()  # Keras builds some models while it traces a step.
         if batch + 1 - self._read_at >= self.every:
             self._read_at = batch + 1
             self._look()
@@ -185,10 +180,12 @@ class LossScaleMonitor(keras.callbacks.Callback):
             return
         counts = self._optimizer.overflow_counts
         overflows = {} if counts is None else counts.read()
-        for path in list(overflows)[: self.variables]:
-            for kind, count in zip(("inf", "nan"), overflows[path], strict=True):
-                if count:
-                    self._named[f"{kind}/{path}"] = count
+        self._named |= {
+            f"{kind}/{path}": count
+            for path in list(overflows)[: self.variables]
+            for kind, count in zip(("inf", "nan"), overflows[path], strict=True)
+            if count
+        }
         logging.info(  # A growth too far is how the scale is found: no warning.
             "%d step(s) skipped since the last reading; the loss scale is %g; not "
             "finite in the last of them: %s.",

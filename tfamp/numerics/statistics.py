@@ -17,8 +17,6 @@ import tensorflow as tf
 from tfamp import formats
 from tfamp.precision import assign
 
-SCHEMA_VERSION = 1
-
 
 class Counts(NamedTuple):
     """How many of some values a format holds, and how.
@@ -39,13 +37,15 @@ class Counts(NamedTuple):
     overflow: int
     not_finite: int
 
-    @property
-    def kept(self) -> float | None:
-        """Share of the nonzero values that stay nonzero; None if none is or may be."""
+    def share(self, count: int) -> float:
+        """Returns a count as a share of the nonzero values; NaN if there is none."""
         nonzero = self.values - self.zeros
-        if not nonzero or self.not_finite:
-            return None
-        return 1.0 - self.underflow / nonzero
+        return count / nonzero if nonzero else math.nan
+
+    @property
+    def kept(self) -> float:
+        """Share of the nonzero values that stay so; NaN if none is, or may be."""
+        return math.nan if self.not_finite else 1.0 - self.share(self.underflow)
 
 
 class GradientRange(NamedTuple):
@@ -55,8 +55,6 @@ class GradientRange(NamedTuple):
       name: Path of the weight, or name of the layer whose output it is.
       kind: "activation" or "weight".
       largest: Largest finite magnitude, unscaled.
-      below_smallest_subnormal: Nonzero values whose magnitude is below the format's
-        smallest subnormal, unscaled; some round up to it.
       unscaled: What becomes of the gradient of the loss itself.
       scaled: The same of the loss times the loss scale.
     """
@@ -64,7 +62,6 @@ class GradientRange(NamedTuple):
     name: str
     kind: str
     largest: float
-    below_smallest_subnormal: int
     unscaled: Counts
     scaled: Counts
 
@@ -74,19 +71,17 @@ class UnderflowReport(NamedTuple):
 
     Attributes:
       format: Name of the format.
-      smallest_subnormal: Its smallest positive value; half of it becomes 0.
       loss_scale: The loss scale of the `scaled` counts.
       rows: Activations in the order of the model, then weights.
     """
 
     format: str
-    smallest_subnormal: float
     loss_scale: float
     rows: tuple[GradientRange, ...]
 
     def row(self, name: str) -> GradientRange:
-        """Returns the first row of a name; KeyError if there is none."""
-        return {row.name: row for row in reversed(self.rows)}[name]
+        """Returns the first row of a name."""
+        return next(row for row in self.rows if row.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
@@ -95,35 +90,24 @@ class UnderflowReport(NamedTuple):
             | {"unscaled": row.unscaled._asdict(), "scaled": row.scaled._asdict()}
             for row in self.rows
         ]
-        return {"schema_version": SCHEMA_VERSION, **self._asdict(), "rows": rows}
+        return {"schema_version": 2, **self._asdict(), "rows": rows}
 
     def to_markdown(self) -> str:
         """Returns the shares of the nonzero values of each gradient, in a table."""
-        head = [
-            "gradient of",
-            "largest",
-            f"below {self.smallest_subnormal:.3g}",
-            "become 0",
-            f"become 0, times {self.loss_scale:g}",
-            "subnormal",
-            f"subnormal, times {self.loss_scale:g}",
-            f"infinite, times {self.loss_scale:g}",
+        times = f", times {self.loss_scale:g}"
+        rows = [
+            ["gradient of", "largest", "become 0", f"become 0{times}"]
+            + ["subnormal", f"subnormal{times}", f"infinite{times}"]
         ]
-        rows = [head, ["---"] * len(head), *map(_cells, self.rows)]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
+        rows.append(["---"] * len(rows[0]))
+        for name, kind, largest, plain, scaled in self.rows:
+            counts = [plain.underflow, scaled.underflow]
+            counts += [plain.subnormal, scaled.subnormal, scaled.overflow]
+            shares = [f"{plain.share(count):.2%}" for count in counts]
+            rows.append([f"{name} ({kind})", f"{largest:.2g}", *shares])
+        lines = [f"| {' | '.join(row)} |\n" for row in rows]
         title = f"# Gradients in {self.format}: shares of their nonzero values"
-        return "\n".join([title, "", *lines, ""])
-
-
-def _cells(row):
-    nonzero = row.unscaled.values - row.unscaled.zeros
-    counts = (
-        row.below_smallest_subnormal,
-        *(row.unscaled.underflow, row.scaled.underflow),
-        *(row.unscaled.subnormal, row.scaled.subnormal, row.scaled.overflow),
-    )
-    shares = [f"{count / nonzero:.2%}" if nonzero else "-" for count in counts]
-    return [f"{row.name} ({row.kind})", f"{row.largest:.2g}", *shares]
+        return f"{title}\n\n{''.join(lines)}"
 
 
 def count_out_of_range(values: Any, dtype: str, loss_scale: float = 1.0) -> Counts:
@@ -149,26 +133,20 @@ def count_out_of_range(values: Any, dtype: str, loss_scale: float = 1.0) -> Coun
     """
     limits = formats.float_format(dtype)
     magnitudes = np.abs(np.asarray(values, "float64").reshape(-1)) * loss_scale
-    finite = np.isfinite(magnitudes)
-    held = magnitudes[finite]
+    held = magnitudes[np.isfinite(magnitudes)]
     zeros = held == 0.0
     underflow = held <= limits.smallest_subnormal / 2
     # A number half a unit below the smallest normal, or nearer, rounds up to it.
     normal = limits.smallest_normal - limits.smallest_subnormal / 2
+    unit = math.ldexp(limits.epsilon, math.frexp(limits.max)[1] - 1)  # Of the maximum.
     return Counts(
         values=magnitudes.size,
         zeros=int(zeros.sum()),
         underflow=int((underflow & ~zeros).sum()),
         subnormal=int((~underflow & (held < normal)).sum()),
-        overflow=int((held >= _first_infinite(limits)).sum()),
-        not_finite=int(magnitudes.size - held.size),
+        overflow=int((held >= limits.max + unit / 2).sum()),
+        not_finite=magnitudes.size - held.size,
     )
-
-
-def _first_infinite(limits):
-    """The smallest number that rounds to infinity: half a unit above the maximum."""
-    unit = math.ldexp(limits.epsilon, math.frexp(limits.max)[1] - 1)
-    return limits.max + unit / 2
 
 
 def gradient_underflow(
@@ -197,66 +175,35 @@ def gradient_underflow(
     Returns:
       An `UnderflowReport` of the output of every layer that has one, where it is
       called first, and of the trained weights.
-
-    Raises:
-      ValueError: If the model's layers are not connected to a graph.
     """
-    if not getattr(model, "inputs", None):
-        raise ValueError(
-            "Gradients at activations need a built functional or sequential model. "
-            f"Received: {model!r}."
-        )
     with assign.assigned_float32(model):
-        gradients = [*_gradients(model, loss, features, labels)]
-    limits = formats.float_format(dtype)
-    rows = [_range(*each, limits, loss_scale) for each in gradients]
-    return UnderflowReport(
-        limits.name, limits.smallest_subnormal, loss_scale, tuple(rows)
-    )
-
-
-def _gradients(model, loss, features, labels):
-    """Yields (name, kind, float32 array) of each layer's output and each weight."""
-    layers, taps = _tap(model)
-    weights = taps.trainable_weights
-    with tf.GradientTape() as tape:
-        activations, outputs = taps(features)
-        value = loss(labels, outputs)
-    sources = [*activations, *(weight.value for weight in weights)]
-    found = tape.gradient(value, sources)
-    names = [(x.name, "activation") for x in layers]
-    names += [(weight.path, "weight") for weight in weights]
-    for (name, kind), gradient in zip(names, found, strict=True):
+        names, taps = _tap(model)
+        weights = taps.trainable_weights
+        with tf.GradientTape() as tape:
+            activations, outputs = taps(features)
+            value = loss(labels, outputs)
+        sources = [*activations, *(weight.value for weight in weights)]
+        gradients = tape.gradient(value, sources)
+    named = [(name, "activation") for name in names]
+    named += [(weight.path, "weight") for weight in weights]
+    rows = []
+    for (name, kind), gradient in zip(named, gradients, strict=True):
         if gradient is not None:
-            gradient_f32 = tf.cast(tf.convert_to_tensor(gradient), "float32")
-            yield name, kind, gradient_f32.numpy()
+            found = tf.convert_to_tensor(gradient).numpy()
+            largest = float(np.abs(found[np.isfinite(found)]).max(initial=0.0))
+            counts = [count_out_of_range(found, dtype, x) for x in (1.0, loss_scale)]
+            rows.append(GradientRange(name, kind, largest, *counts))
+    name = formats.float_format(dtype).name
+    return UnderflowReport(name, loss_scale, tuple(rows))
 
 
 def _tap(model):
-    """Returns layers of one output, and a model of their outputs and the model's."""
+    """Returns names of layers of one output, and a model of those and the model's."""
     layers = [x for x in model.layers if not isinstance(x, keras.layers.InputLayer)]
     # Where it was called first; a nested model's `output` is of a graph of its own.
-    found = [keras.Operation.output.fget(x) for x in layers]  # pyright: ignore[reportOptionalCall]
-    kept = [(x, y) for x, y in zip(layers, found, strict=True) if _is_tensor(y)]
-    if isinstance(model, keras.Sequential):  # It was never called.
-        ends = model.inputs[0], model.outputs[0]
-    else:
-        ends = model.input, model.output
-    return [x for x, _ in kept], keras.Model(ends[0], [[y for _, y in kept], ends[1]])
-
-
-def _is_tensor(value):
-    return isinstance(value, keras.KerasTensor)
-
-
-def _range(name, kind, gradient_f32, limits, loss_scale):
-    magnitudes = np.abs(gradient_f32[np.isfinite(gradient_f32)])
-    below = (magnitudes > 0) & (magnitudes < limits.smallest_subnormal)
-    return GradientRange(
-        name=name,
-        kind=kind,
-        largest=float(magnitudes.max(initial=0.0)),
-        below_smallest_subnormal=int(below.sum()),
-        unscaled=count_out_of_range(gradient_f32, limits.name),
-        scaled=count_out_of_range(gradient_f32, limits.name, loss_scale),
-    )
+    found = {x.name: keras.Operation.output.fget(x) for x in layers}  # pyright: ignore[reportOptionalCall]
+    kept = {k: y for k, y in found.items() if isinstance(y, keras.KerasTensor)}
+    connected = not isinstance(model, keras.Sequential)  # That was never called.
+    given = model.input if connected else model.inputs[0]
+    outputs = model.output if connected else model.outputs[0]
+    return list(kept), keras.Model(given, [list(kept.values()), outputs])

@@ -5,7 +5,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,13 +13,71 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.precision import assign, conversion, model_inputs
-from tfamp.serving import export_report, saved_graph
+from tfamp.serving import verification
 
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
 # graph may take in another order.
 MAX_RELATIVE_DIFFERENCE = 1e-5
-SIGNATURE = "serving_default"
-_MOST_SHOWN = 5
+_SHOWN = 5
+
+
+class TensorDescription(NamedTuple):
+    """A tensor of a signature: name, dtype name, shape (None: any size, any rank)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+class ExportReport(NamedTuple):
+    """What was exported, and what the verification measured.
+
+    Attributes:
+      path: The SavedModel's folder.
+      parameters: Number of scalars in the float32 model's weights.
+      inputs: The signature's inputs, sorted by name.
+      outputs: The signature's outputs, sorted by name.
+      nodes_checked: Graph nodes read, those of all functions too; none has a
+        floating dtype of fewer than 32 bits.
+      source_policies: Dtype policies of the original model's layers.
+      reloaded: Difference of the reloaded SavedModel from the float32 model.
+      original: Difference of the original model from the float32 model. It says
+        little of a model that draws random numbers in inference.
+    """
+
+    path: str
+    parameters: int
+    inputs: tuple[TensorDescription, ...]
+    outputs: tuple[TensorDescription, ...]
+    nodes_checked: int
+    source_policies: tuple[str, ...]
+    reloaded: verification.Difference
+    original: verification.Difference
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {
+            "schema_version": 1,
+            **self._asdict(),
+            "inputs": [tensor._asdict() for tensor in self.inputs],
+            "outputs": [tensor._asdict() for tensor in self.outputs],
+            "reloaded": self.reloaded._asdict(),
+            "original": self.original._asdict(),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"float32 SavedModel: {self.path}",
+                f"  parameters: {self.parameters:,}",
+                *("  input: {} {} {}".format(*tensor) for tensor in self.inputs),
+                *("  output: {} {} {}".format(*tensor) for tensor in self.outputs),
+                f"  graph nodes checked: {self.nodes_checked:,}, none below float32",
+                f"  reloaded against the float32 model: {self.reloaded}",
+                f"  original ({', '.join(self.source_policies)}) against the float32 "
+                f"model: {self.original}",
+            ]
+        )
 
 
 def export_float32(
@@ -28,7 +86,7 @@ def export_float32(
     *,
     sample_inputs: Any = None,
     overwrite: bool = False,
-) -> export_report.ExportReport:
+) -> ExportReport:
     """Exports a model as a SavedModel that computes in float32, and verifies it.
 
     ```
@@ -48,8 +106,8 @@ def export_float32(
         with. Default: generated from the model's input shapes. A subclassed model
         that reads integers needs one, since Keras records no dtypes for it; its
         signature then has the dtypes and shapes of this batch, with any batch size.
-      overwrite: Whether to replace what is at `path`. It is replaced last, so a
-        failed export leaves it untouched.
+      overwrite: Whether to replace a SavedModel, or an empty folder, at `path`. It is
+        replaced last, so a failed export leaves it untouched.
 
     Returns:
       An `ExportReport`.
@@ -63,37 +121,6 @@ def export_float32(
     Example:
       print(tfamp.export_float32(model, "exported/1"))
     """
-    target = _checked_target(path, overwrite)
-    _check_model(model)
-    specs, samples = model_inputs.describe(model, sample_inputs)
-    policies = {place.layer.dtype_policy.name for place in assign.walk(model)}
-    with assign.EXCLUSIVE, _state_kept(model) as put_back:
-        original = _run(model, samples)
-        put_back()
-        with assign.assigned_float32(model), _staged(target, overwrite) as folder:
-            _write(model, specs, folder)
-            graph = saved_graph.read(folder, SIGNATURE)
-            _check_graph(graph)
-            # The call follows the write, so that random seeds and recurrent states
-            # are those that were saved.
-            expected = _run(model, samples)
-            with model_inputs.explained(model, "cannot be run after it is reloaded"):
-                served = _serve(folder, specs, samples)
-            reloaded = export_report.difference(served, expected)
-            _check_reloaded(reloaded, served, expected)
-    return export_report.ExportReport(
-        path=os.fspath(path),
-        parameters=model.count_params(),
-        inputs=graph.inputs,
-        outputs=graph.outputs,
-        nodes_checked=graph.nodes,
-        source_policies=tuple(sorted(policies)),
-        reloaded=reloaded,
-        original=export_report.difference(original, expected),
-    )
-
-
-def _checked_target(path, overwrite):
     if "://" in os.fspath(path):
         raise ValueError(
             f"`path` must be a local folder. Received: path={os.fspath(path)!r}. "
@@ -101,26 +128,50 @@ def _checked_target(path, overwrite):
         )
     target = pathlib.Path(path).absolute()
     _check_free(target, overwrite)
-    return target
+    _check_model(model)
+    specs, samples = model_inputs.describe(model, sample_inputs)
+    policies = {place.layer.dtype_policy.name for place in assign.walk(model)}
+    with assign.EXCLUSIVE, contextlib.ExitStack() as undo:
+        put_back = undo.callback(_restorer(model))
+        original = _run(model, samples)
+        put_back()
+        with assign.assigned_float32(model), _staged(target, overwrite) as folder:
+            with model_inputs.explained(model, "cannot be exported"):
+                nodes = _write(model, specs, folder)
+                # The call follows the write, so that random seeds and recurrent
+                # states are those that were saved.
+                expected = _run(model, samples)
+                serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
+                each = zip(*map(keras.tree.flatten, (specs, samples)), strict=True)
+                served = serve(**{spec.name: value for spec, value in each})
+            reloaded = _compare(served, expected)
+    return ExportReport(
+        path=os.fspath(path),
+        parameters=model.count_params(),
+        inputs=_described(serve.structured_input_signature[1]),
+        outputs=_described(serve.structured_outputs),
+        nodes_checked=nodes,
+        source_policies=tuple(sorted(policies)),
+        reloaded=reloaded,
+        original=verification.difference(original, expected),
+    )
 
 
 def _check_free(target, overwrite):
-    if os.path.lexists(target) and not overwrite:
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
         raise errors.ExportError(
             f"There is something at `path` already. Received: path={target}. "
             "Choose another one, or pass `overwrite=True`."
         )
-    if os.path.lexists(target) and not _is_replaceable(target):
+    is_folder = target.is_dir() and not target.is_symlink()
+    is_model = is_folder and (target / "saved_model.pb").exists()
+    if not is_model and not (is_folder and not any(target.iterdir())):
         raise errors.ExportError(
             "`overwrite=True` replaces a SavedModel or an empty folder only. Received: "
             f"path={target}. Choose another one."
         )
-
-
-def _is_replaceable(target):
-    if target.is_symlink() or not target.is_dir():
-        return False
-    return (target / "saved_model.pb").exists() or not any(target.iterdir())
 
 
 def _check_model(model):
@@ -133,12 +184,10 @@ def _check_model(model):
             f"Model {model.name!r} is not built: it has no weights to export, and its "
             "inputs are not known. Call it on a batch, or load its weights, first."
         )
-    try:
+    with model_inputs.explained(model, "cannot be exported"):
         conversion.check_not_quantized(model)
-    except conversion.ConversionError as error:
-        raise errors.ExportError(str(error)) from error
-    rewrites = tf.config.optimizer.get_experimental_options()
-    if any(rewrites[key] for key in rewrites if key.startswith("auto_mixed_precision")):
+    options = tf.config.optimizer.get_experimental_options()
+    if any(on for key, on in options.items() if key.startswith("auto_mixed_precision")):
         raise errors.ExportError(
             "TensorFlow's graph rewrite (auto_mixed_precision) is on, so the exported "
             "graph would be verified in low precision. Turn it off for the export: "
@@ -146,32 +195,24 @@ def _check_model(model):
         )
 
 
-@contextlib.contextmanager
-def _state_kept(model):
-    """Yields what puts seeds, recurrent states and statistics back, as the end does."""
+def _restorer(model):
+    """Returns what puts seeds, recurrent states and statistics back."""
     variables = list(model.non_trainable_variables)
     for place in assign.walk(model):
         variables += keras.tree.flatten(getattr(place.layer, "states", None) or ())
-    before = [(each, np.asarray(each).copy()) for each in variables]
+    before = [(each, np.array(each)) for each in variables]
 
     def put_back():
         for variable, value in before:
             variable.assign(value)
 
-    try:
-        yield put_back
-    finally:
-        put_back()
+    return put_back
 
 
 @contextlib.contextmanager
 def _staged(target, overwrite) -> Iterator[pathlib.Path]:
     """Yields a folder beside the target; moves it there unless the block raises."""
     beside = next(parent for parent in target.parents if parent.exists())
-    if not beside.is_dir():
-        raise errors.ExportError(
-            f"`path` lies below a file. Received: path={target}; {beside} is no folder."
-        )
     try:
         scratch = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside)
     except OSError as error:
@@ -194,27 +235,19 @@ def _staged(target, overwrite) -> Iterator[pathlib.Path]:
 
 
 def _write(model, specs, folder):
+    """Writes a SavedModel; returns how many nodes of its graph were checked."""
     archive: Any = keras.export.ExportArchive()
     archive.track(model)
-    with model_inputs.explained(model, "cannot be traced for export"):
-        archive.add_endpoint("serve", lambda x: model(x, training=False), [specs])
-        archive.write_out(str(folder), verbose=False)
-
-
-def _check_graph(graph):
-    low = graph.low_precision
+    archive.add_endpoint("serve", lambda x: model(x, training=False), [specs])
+    archive.write_out(str(folder), verbose=False)
+    nodes, low = verification.read_graph(folder)
     if low:
-        more = f", and {len(low) - _MOST_SHOWN} more" if low[_MOST_SHOWN:] else ""
         raise errors.ExportError(
             "The graph of the float32 model is not float32 throughout. Received: "
-            f"{', '.join(low[:_MOST_SHOWN])}{more}. Let the layers cast to "
+            f"{', '.join(low[:_SHOWN])} ({len(low)} in all). Let the layers cast to "
             "`self.compute_dtype`, and not to these dtypes, in their `call`."
         )
-    for tensor in (*graph.inputs, *graph.outputs):
-        if tensor.dtype == "float64":
-            raise errors.ExportError(
-                f"Floating inputs and outputs must be float32. Received: {tensor}."
-            )
+    return nodes
 
 
 def _run(model, samples):
@@ -229,22 +262,29 @@ def _run(model, samples):
     return {f"output_{index}": value for index, value in enumerate(flat)}
 
 
-def _serve(folder, specs, samples):
-    """Returns the outputs of the reloaded SavedModel's signature."""
-    serve = tf.saved_model.load(str(folder)).signatures[SIGNATURE]
-    pairs = zip(keras.tree.flatten(specs), keras.tree.flatten(samples), strict=True)
-    return serve(**{spec.name: value for spec, value in pairs})
+def _compare(served, expected):
+    """Returns the reloaded outputs' difference, which must be small."""
+    found = verification.difference(served, expected)
+    if found.relative <= MAX_RELATIVE_DIFFERENCE:
+        return found
+    shapes = [
+        {name: tuple(value.shape) for name, value in sorted(outputs.items())}
+        for outputs in (served, expected)
+    ]
+    raise errors.ExportError(
+        "The reloaded SavedModel computes something else than the float32 model. "
+        f"Received: outputs {shapes[0]}, differing by {found}. Expected: outputs "
+        f"{shapes[1]}, and at most {MAX_RELATIVE_DIFFERENCE} relative. A layer may "
+        "compute otherwise in a graph than eagerly."
+    )
 
 
-def _check_reloaded(reloaded, served, expected):
-    if not reloaded.relative <= MAX_RELATIVE_DIFFERENCE:
-        shapes = [
-            {name: tuple(value.shape) for name, value in sorted(outputs.items())}
-            for outputs in (served, expected)
-        ]
-        raise errors.ExportError(
-            "The reloaded SavedModel computes something else than the float32 model. "
-            f"Received: outputs {shapes[0]}, differing by {reloaded}. Expected: "
-            f"outputs {shapes[1]}, and at most {MAX_RELATIVE_DIFFERENCE} relative. A "
-            "layer may compute otherwise in a graph than eagerly."
+def _described(signature):
+    return tuple(
+        TensorDescription(
+            name,
+            spec.dtype.name,
+            None if spec.shape.rank is None else tuple(spec.shape),
         )
+        for name, spec in sorted(signature.items())
+    )

@@ -178,10 +178,7 @@ def _score(config, text, parts, model, folder: pathlib.Path):
     run_files.write_text(folder / "underflow.json", shares)
     run_files.write_text(folder / "underflow.md", report.to_markdown())
     kept = report.row(_LOGITS).scaled.kept
-    return {
-        "perplexity": scores["perplexity"],
-        "kept_gradients": float("nan") if kept is None else kept,
-    }
+    return {"perplexity": scores["perplexity"], "kept_gradients": kept}
 
 
 def _measure_underflow(config, train, model):

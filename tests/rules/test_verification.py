@@ -1,0 +1,113 @@
+"""What the export reads in a SavedModel's graph, and its measure of difference."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+import tfamp
+from tfamp.serving import verification
+
+TINY = tfamp.float_format("float32").smallest_normal
+HALF, BFLOAT16 = tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum
+
+
+class Low(tf.Module):
+    """Computes in a dtype two functions deep, behind a condition."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    @tf.function
+    def inner(self, x):
+        return tf.cast(tf.cast(x, self.dtype) * 2, tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.float32)])
+    def outer(self, x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: self.inner(x), lambda: x)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64"])
+def test_low_precision_is_found_in_nested_functions(name, tmp_path):
+    module = Low(tf.as_dtype(name))
+    tf.saved_model.save(module, str(tmp_path), signatures=module.outer)
+    nodes, low = verification.read_graph(tmp_path)
+    assert nodes > 10 and bool(low) == (name != "float64")
+    products = [line for line in low if line.startswith("Mul ")]
+    assert bool(products) == bool(low)
+    assert all("inner" in line and name in line for line in products)
+
+
+def node(meta, op):
+    return meta.graph_def.node.add(name="c", op=op).attr
+
+
+# Function of a meta graph that returns the message to put the dtype in, and its field.
+PLACES = {
+    "constant": lambda meta: (node(meta, "Const")["value"].tensor, "dtype", HALF),
+    "list": lambda meta: (node(meta, "IdentityN")["T"].list, "type", [BFLOAT16]),
+    "nested": lambda meta: (node(meta, "Call")["f"].func.attr["T"], "type", HALF),
+    "reference": lambda meta: (node(meta, "VariableV2")["T"], "type", HALF + 100),
+    "argument": lambda meta: (
+        named(meta.graph_def.library.function.add().signature).output_arg.add(),
+        "type",
+        BFLOAT16,
+    ),
+    "variable": lambda meta: (
+        named(meta.object_graph_def.nodes.add().variable),
+        "dtype",
+        HALF,
+    ),
+}
+
+
+def named(message):
+    message.name = "c"
+    return message
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("is_low", [True, False])
+def test_low_precision_is_found_wherever_it_is_written(place, is_low, tmp_path):
+    saved = saved_model_pb2.SavedModel()
+    message, field, dtype = PLACES[place](saved.meta_graphs.add())
+    if is_low and isinstance(dtype, list):
+        getattr(message, field).extend(dtype)
+    elif is_low:
+        setattr(message, field, dtype)
+    (tmp_path / "saved_model.pb").write_bytes(saved.SerializeToString())
+    _, low = verification.read_graph(tmp_path)
+    assert len(low) == is_low
+    assert all("'c'" in line and "float16" in line for line in low)
+
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "difference"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], (0, 0)),
+        ([1.0, 2.5], [1.0, -2.0], (4.5 / 2, 4.5)),
+        ([0.0], [0.0], (0, 0)),
+        ([TINY], [0.0], (1, TINY)),
+        ([NAN, INF, 1.0], [NAN, INF, 2.0], (0.5, 1)),
+        ([NAN], [1.0], (INF, INF)),
+        ([-INF], [INF], (INF, INF)),
+        ([1.0], [INF], (INF, INF)),
+        ([], [], (0, 0)),
+        ([True, False], [True, True], (1, 1)),
+        (["a"], ["a"], (0, 0)),
+        (["a"], ["b"], (INF, INF)),
+        ([1.0], [[1.0]], (INF, INF)),
+    ],
+)
+def test_difference(actual, expected, difference):
+    assert verification.difference({"y": actual}, {"y": expected}) == difference
+
+
+def test_difference_is_the_worst_output_and_infinite_if_one_is_missing():
+    a, b = {"x": [1.0], "y": [2.0]}, {"x": [1.0], "y": [4.0]}
+    assert verification.difference(a, b) == (0.5, 2.0)
+    assert verification.difference(a, {"x": [1.0]}) == (INF, INF)

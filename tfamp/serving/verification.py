@@ -1,0 +1,80 @@
+"""What an export is verified by: the dtypes in its graph, and how outputs differ."""
+
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorflow.core.protobuf import saved_model_pb2
+
+from tfamp import formats
+
+# Narrow floating dtypes as the text of a message has them, references ("_REF") too; the
+# text of a string has a quotation mark before it.
+_LOW = re.compile(r": DT_(HALF|BFLOAT16|FLOAT8_\w+?|FLOAT4_\w+?)(?:_REF)?\b")
+
+
+class Difference(NamedTuple):
+    """How far outputs are from reference outputs, the worst of all outputs.
+
+    Attributes:
+      relative: max|a - b| / max(max|b|, smallest normal float32) over the elements
+        of one output, b being the reference. Equal infinities and pairs of NaN
+        count as equal; any other one makes it infinite.
+      absolute: max|a - b|.
+    """
+
+    relative: float
+    absolute: float
+
+    def __str__(self) -> str:
+        return f"{self.relative:.1e} relative, {self.absolute:.1e} absolute"
+
+
+def difference(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> Difference:
+    """Returns the worst difference of named arrays from the expected ones.
+
+    It is infinite where names, shapes or strings differ.
+    """
+    if set(actual) != set(expected):
+        return Difference(np.inf, np.inf)
+    each = [_difference(np.asarray(actual[k]), np.asarray(expected[k])) for k in actual]
+    return Difference(*map(max, zip((0.0, 0.0), *each, strict=True)))
+
+
+def _difference(a, b):
+    if a.shape != b.shape or b.dtype.kind in "OSU":
+        gap = 0.0 if np.array_equal(a, b) else np.inf
+        return gap, gap
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # Infinity minus infinity.
+        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    absolute = float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0))
+    tiny = formats.float_format("float32").smallest_normal
+    return absolute / float(np.abs(b[np.isfinite(b)]).max(initial=tiny)), absolute
+
+
+def read_graph(folder: pathlib.Path) -> tuple[int, list[str]]:
+    """Reads the graph of a SavedModel, without loading it.
+
+    Returns:
+      How many nodes it and all functions of its library have; and a line for each
+      node, function argument and variable of a floating dtype below 32 bits.
+    """
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString((folder / "saved_model.pb").read_bytes())
+    (meta,) = saved.meta_graphs
+    functions = meta.graph_def.library.function
+    graphs = [("the graph", meta.graph_def.node)]
+    graphs += [(f"function {f.signature.name!r}", f.node_def) for f in functions]
+    parts = [(f"{n.op} {n.name!r} in {g}", n) for g, nodes in graphs for n in nodes]
+    count = len(parts)
+    parts += [(f"an argument of {f.signature.name!r}", f.signature) for f in functions]
+    variables = [node.variable for node in meta.object_graph_def.nodes]
+    parts += [(f"variable {each.name!r}", each) for each in variables]
+    return count, [
+        f"{what}: {name.replace('HALF', 'FLOAT16').lower()}"
+        for what, message in parts
+        for name in sorted(set(_LOW.findall(str(message))))
+    ]
