@@ -1,7 +1,5 @@
 import dataclasses
-import fractions
 import inspect
-import itertools
 import json
 import math
 import re
@@ -164,33 +162,6 @@ def test_shortening_never_stalls_above_the_floor(interval, shorten):
     assert int(schedule.next_interval(state, True, False)) < interval
 
 
-# ---- A restored state ----
-
-
-@pytest.mark.parametrize(
-    ("schedule", "interval", "skipped", "expected"),
-    [
-        (Constant(7), 3000, 4, 7),
-        (Piecewise((1, 5), (10, 20, 30)), 3000, 0, 10),
-        (Piecewise((1, 5), (10, 20, 30)), 3000, 4, 20),
-        (Piecewise((1, 5), (10, 20, 30)), 3000, 2**60, 30),
-        (Geometric(), 3000, 4, 3000),
-        (Geometric(), 1, 4, 100),
-        (Geometric(), 0, 4, 100),
-        (Geometric(), LARGEST, 4, 2**14),
-    ],
-)
-def test_restored_interval_gives_way_unless_it_is_geometric(
-    schedule, interval, skipped, expected
-):
-    state = helpers.as_tensors(
-        state_of(growth_interval=interval, skipped_steps=skipped)
-    )
-    found = schedule.restored_interval(state)
-    assert found.dtype == tf.int64 and found.shape == ()
-    assert int(found) == expected
-
-
 # ---- Settings ----
 
 EXAMPLES = [
@@ -214,22 +185,10 @@ def test_schedule_survives_keras_serialization_and_json(schedule):
         assert loaded == schedule and hash(loaded) == hash(schedule)
 
 
-def test_numbers_of_numpy_and_others_are_stored_as_pythons():
-    made = [
-        Constant(np.int32(3)),
-        Piecewise([np.int64(2)], [np.int8(1), 2]),
-        Geometric(
-            np.int64(200), lengthen=np.float32(2), shorten=fractions.Fraction(1, 2)
-        ),
-    ]
-    for schedule in made:
-        values = itertools.chain.from_iterable(
-            value if isinstance(value, list) else [value]
-            for value in schedule.get_config().values()
-        )
-        assert {type(value) for value in values} <= {int, float}
-        assert json.loads(json.dumps(schedule.get_config())) == schedule.get_config()
-    assert made[2] == Geometric(200, 2.0, 0.5)
+def test_numbers_of_numpy_are_serialized():
+    for schedule in (Constant(np.int32(3)), Piecewise([np.int64(2)], [np.int8(1), 2])):
+        stored = json.loads(json.dumps(keras.saving.serialize_keras_object(schedule)))
+        assert keras.saving.deserialize_keras_object(stored) == schedule
 
 
 _NOT_INTEGERS = (True, False, 2.0, 1.5, "2", None, [2])
@@ -299,7 +258,7 @@ def test_bounds_out_of_order_are_an_error_that_names_all_three(settings):
     ids=["none", "bool", "float", "name", "dict", "other_object"],
 )
 def test_what_is_no_schedule_is_refused(value):
-    with pytest.raises(TypeError, match="must be an integer or a GrowthInterval"):
+    with pytest.raises(TypeError, match="`growth_interval` must be an integer"):
         growth_interval.as_schedule(value)
 
 
@@ -337,5 +296,3 @@ def test_users_schedule_may_return_a_python_integer():
             return 5
 
     assert trajectory(Fixed(), "+++")[1] == [5, 5, 5]
-    with pytest.raises(TypeError, match="dataclass"):
-        Fixed().get_config()

@@ -60,15 +60,9 @@ class GrowthIntervalSchedule:
         """
         raise NotImplementedError
 
-    def restored_interval(self, state):
-        """Returns the interval that a restored state goes on with: int64 []."""
-        return self.next_interval(state, False, False)
-
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's keywords: a dataclass' fields."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        # Keras would wrap a tuple, and not unwrap it before `from_config`.
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        return dict(vars(self))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]):
@@ -88,7 +82,7 @@ class ConstantGrowthInterval(GrowthIntervalSchedule):
     interval: int
 
     def __post_init__(self):
-        _store(self, interval=_count("interval", self.interval))
+        checks.check_count("interval", self.interval)
 
     @property
     def initial_interval(self) -> int:
@@ -96,11 +90,7 @@ class ConstantGrowthInterval(GrowthIntervalSchedule):
         return self.interval
 
     def next_interval(self, state, grew, backed_off):
-        """Returns the state's: whoever sets another number sets it there."""
-        return state.growth_interval
-
-    def restored_interval(self, state):
-        """Returns `interval`, whatever the state holds."""
+        """Returns `interval`."""
         return tf.constant(self.interval, COUNTER_DTYPE)
 
 
@@ -140,8 +130,9 @@ class PiecewiseGrowthInterval(GrowthIntervalSchedule):
                 raise TypeError(
                     f"`{name}` must be a tuple of integers. Received: {name}={given!r}."
                 )
-            counts = [_count(f"{name}[{i}]", each) for i, each in enumerate(given)]
-            _store(self, **{name: tuple(counts)})
+            for index, each in enumerate(given):
+                checks.check_count(f"{name}[{index}]", each)
+            object.__setattr__(self, name, tuple(given))
         if len(self.intervals) != len(self.boundaries) + 1:
             raise ValueError(
                 "There must be one more interval than boundaries. Received: "
@@ -217,20 +208,16 @@ class GeometricGrowthInterval(GrowthIntervalSchedule):
 
     def __post_init__(self):
         for name in ("initial", "min_interval", "max_interval"):
-            value = _count(name, getattr(self, name), LARGEST_GEOMETRIC_INTERVAL)
-            _store(self, **{name: value})
-        for name, low, high in (
-            ("lengthen", 1, LARGEST_GEOMETRIC_INTERVAL),
-            ("shorten", 0, 1),
-        ):
-            value = getattr(self, name)
-            checks.check_real(name, value)
-            if not low <= value <= high or value == 0:
-                raise ValueError(
-                    "`lengthen` must be in [1, 2**53] and `shorten` in (0, 1]; at 1 "
-                    f"the interval stays. Received: {name}={value}."
-                )
-            _store(self, **{name: float(value)})
+            checks.check_count(name, getattr(self, name), LARGEST_GEOMETRIC_INTERVAL)
+        checks.check_real("lengthen", self.lengthen)
+        checks.check_real("shorten", self.shorten)
+        lengthens = 1 <= self.lengthen <= LARGEST_GEOMETRIC_INTERVAL
+        if not (lengthens and 0 < self.shorten <= 1):
+            raise ValueError(
+                "`lengthen` must be in [1, 2**53] and `shorten` in (0, 1]; at 1 the "
+                f"interval stays. Received: lengthen={self.lengthen}, "
+                f"shorten={self.shorten}."
+            )
         if not self.min_interval <= self.initial <= self.max_interval:
             raise ValueError(
                 "The growth interval must satisfy min_interval <= initial <= "
@@ -249,8 +236,8 @@ class GeometricGrowthInterval(GrowthIntervalSchedule):
         # First within the bounds, where float64 is exact.
         before = tf.convert_to_tensor(state.growth_interval, COUNTER_DTYPE)
         before_f64 = tf.cast(tf.clip_by_value(before, low, high), tf.float64)
-        longer = tf.math.ceil(before_f64 * self.lengthen)
-        shorter = tf.math.floor(before_f64 * self.shorten)
+        longer = tf.math.ceil(before_f64 * float(self.lengthen))
+        shorter = tf.math.floor(before_f64 * float(self.shorten))
         after_f64 = tf.where(grew, shorter, tf.where(backed_off, longer, before_f64))
         after_f64 = tf.clip_by_value(after_f64, float(low), float(high))
         return tf.cast(after_f64, COUNTER_DTYPE)
@@ -259,28 +246,10 @@ class GeometricGrowthInterval(GrowthIntervalSchedule):
 def as_schedule(value: Any) -> GrowthIntervalSchedule:
     """Returns the schedule that a `growth_interval` setting stands for.
 
-    Args:
-      value: An integer of at least 1, or a `GrowthIntervalSchedule`.
-
     Raises:
-      TypeError: If it is neither. ValueError: If it is below 1.
+      TypeError: If it is neither one nor an integer. ValueError: If it is below 1.
     """
     if isinstance(value, GrowthIntervalSchedule):
         return value
-    if not checks.is_integer(value):
-        raise TypeError(
-            "`growth_interval` must be an integer or a GrowthIntervalSchedule. "
-            f"Received: growth_interval={value!r}."
-        )
-    return ConstantGrowthInterval(_count("growth_interval", value))
-
-
-def _count(name, value, largest=checks.LARGEST_COUNT):
-    checks.check_count(name, value, largest)
-    return int(value)  # NumPy's would not serialize.
-
-
-def _store(schedule, **values):
-    """Sets fields of a frozen dataclass while it is made."""
-    for name, value in values.items():
-        object.__setattr__(schedule, name, value)
+    checks.check_count("growth_interval", value)
+    return ConstantGrowthInterval(value)

@@ -4,13 +4,10 @@ Guarded by tests/upstream/test_keras_contract.py.
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
-
-_masking = threading.RLock()
 
 
 def overwrites_with_gradient(variable) -> bool:
@@ -18,15 +15,22 @@ def overwrites_with_gradient(variable) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)  # Keras 3.15
 
 
-def native(variable) -> tf.Variable:
-    """Returns the TensorFlow variable of a Keras variable."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+def written_variables(optimizer, variables: Sequence) -> list[tf.Variable]:
+    """Returns TensorFlow's variables that an update assigns to: the trained ones first.
+
+    Args:
+      optimizer: A built Keras optimizer of stock kind.
+      variables: The trained variables.
+    """
+    every = [*variables, *optimizer.variables]
+    native = [v.value if isinstance(v, keras.Variable) else v for v in every]
+    return list({id(v): v for v in native}.values())
 
 
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers that apply gradients: a `MultiOptimizer`'s, or itself."""
-    several = getattr(keras.optimizers, "MultiOptimizer", ())  # From Keras 3.15.
-    return list(optimizer.optimizers) if isinstance(optimizer, several) else [optimizer]
+    several = isinstance(optimizer, keras.optimizers.MultiOptimizer)
+    return list(optimizer.optimizers) if several else [optimizer]
 
 
 def is_stock(optimizer, variables: Sequence) -> bool:
@@ -57,51 +61,11 @@ def _replaced(places: list) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
-    """While an update is traced, its assignments keep the old value if not `mask`.
-
-    Keras' optimizers assign in several ways (their own `assign`, the variable's for
-    weight decay, constraints and counters); all end in these methods of the
-    TensorFlow variable.
-
-    Args:
-      optimizer: A built Keras optimizer of stock kind.
-      variables: The trained variables.
-      mask: Bool scalar tensor.
-    """
-    written = {id(v): v for v in map(native, [*variables, *optimizer.variables])}
-    with _masking:  # Another thread's trace would be given this one's mask.
-        masked = [each for v in written.values() for each in _masked(v, mask)]
-        with _replaced(masked):
-            yield
-
-
-def _masked(variable, mask):
-    original = variable.assign
-
-    def assign(value, **kwargs):
-        value = tf.cast(value, variable.dtype)
-        return original(tf.where(mask, value, variable.read_value()), **kwargs)
-
-    def assign_add(delta, **kwargs):
-        return assign(variable + tf.cast(delta, variable.dtype), **kwargs)
-
-    def assign_sub(delta, **kwargs):
-        return assign(variable - tf.cast(delta, variable.dtype), **kwargs)
-
-    functions = assign, assign_add, assign_sub
-    return [(variable, function.__name__, function) for function in functions]
-
-
-@contextlib.contextmanager
 def held_iterations(optimizer) -> Iterator[list[keras.Variable]]:
     """While an update is traced, it does not count itself.
 
     Keras counts by the first replica's value, for which TensorFlow merges replicas:
-    not possible in a branch of a replica's own.
-
-    Yields:
-      The counters that would have been increased by one.
+    not possible in a branch of a replica's own. Yields the counters.
     """
     members = {id(each): each for each in [optimizer, *member_optimizers(optimizer)]}
     counters = [member._iterations for member in members.values()]  # Keras 3.15

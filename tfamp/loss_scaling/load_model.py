@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import h5py
 import keras
-import numpy as np
 
 from tfamp import patches
-from tfamp.loss_scaling import keras_optimizers, optimizer, rule, saved_state
+from tfamp.loss_scaling import optimizer, rule
 
 # Members of a `.keras` archive, and the group in its weights (Keras 3.15).
 _WEIGHTS, _OPTIMIZER_GROUP = "model.weights.h5", "optimizer/vars"
@@ -62,87 +61,66 @@ def load_model(
       model.fit(x, y)  # Goes on with the next loss of the uninterrupted run.
     """
     asked = isinstance(loss_scale, Mapping)
-    settings = dict(loss_scale) if asked else {}
-    rule.LossScaleConfig.from_keywords(settings)
     if not (asked or loss_scale == "auto" or loss_scale is False):
         raise TypeError(
             "`loss_scale` must be 'auto', a dict of LossScaleOptimizer keywords or "
             f"False. Received: loss_scale={loss_scale!r}."
         )
-    saved = _saved_state(path)
+    settings = rule.own_names(loss_scale) if asked else {}
+    rule.LossScaleConfig.from_keywords(settings)
 
     def transform(model, given):
         if isinstance(given, keras.optimizers.LossScaleOptimizer):
             return _with_settings(given, settings)
-        auto = loss_scale == "auto" and optimizer.needs_loss_scale(model)
-        if asked or auto or _is_scaled_state(saved, given, model):
-            return optimizer.wrap_optimizer(given, **settings)
-        return given
+        # Ours takes every layout; where none is wanted, it goes again.
+        if loss_scale == "auto" and not optimizer.needs_loss_scale(model):
+            return given
+        return optimizer.wrap_optimizer(given, **settings)
 
     with patches.transforming(transform), warnings.catch_warnings():
         # Keras' way to say that state is lost; it says so too of an optimizer that
         # was never built, and has none.
-        lost = any(value.shape for value in saved)
+        lost = _has_slots(path)
         message = "Skipping variable loading"
         warnings.filterwarnings("error" if lost else "ignore", message)
         model = keras.models.load_model(path, custom_objects, compile, safe_mode)
-    if compile and saved and getattr(model, "optimizer", None) is None:
+    found = getattr(model, "optimizer", None)
+    if compile and found is None and getattr(model, "compiled", False):
         raise ValueError(
             f"{type(model).__name__} was not compiled by loading it, and the file has "
             f"an optimizer's state. Received: {os.fspath(path)!r}. Give the class "
             "`get_compile_config` and `compile_from_config`, or load with "
             "`compile=False`, compile, and call `model.load_weights` with this file."
         )
-    found = getattr(model, "optimizer", None)
     if loss_scale is False and isinstance(found, optimizer.LossScaleOptimizer):
         _unwrap(model)
     return model
 
 
 def _with_settings(given, settings):
-    if isinstance(given, optimizer.LossScaleOptimizer) and not settings:
-        return given
-    config = given.get_config()
-    names = {"growth_interval", "dynamic_growth_steps"}  # One thing.
-    for name in names if names & settings.keys() else ():
-        config.pop(name, None)
-    return optimizer.LossScaleOptimizer.from_config({**config, **settings})
+    """Returns our optimizer in place of a loss-scaled one, ours or stock Keras'."""
+    if isinstance(given, optimizer.LossScaleOptimizer):
+        saved = vars(given.config)
+    else:
+        steps = given.dynamic_growth_steps
+        saved = {"initial_scale": given.initial_scale, "growth_interval": steps}
+    keywords = {"name": given.name, **saved, **settings}
+    return optimizer.LossScaleOptimizer(given.inner_optimizer, **keywords)
 
 
-def _saved_state(path):
-    """Returns stand-ins for the optimizer's variables in a `.keras` file, in order."""
+def _has_slots(path):
+    """Whether a `.keras` file has an optimizer's state beyond its counters."""
     if not zipfile.is_zipfile(path):
-        return []
-    with zipfile.ZipFile(path) as archive:
-        if _WEIGHTS not in archive.namelist():
-            return []
-        with archive.open(_WEIGHTS) as member, h5py.File(member, "r") as weights:
-            group: Any = weights.get(_OPTIMIZER_GROUP, {})
-            found = [group[str(index)] for index in range(len(group))]
-            return [np.broadcast_to(np.zeros((), v.dtype), v.shape) for v in found]
-
-
-def _is_scaled_state(saved, given, model):
-    """Whether a state is that of the given optimizer with loss scaling around it."""
-    if not saved_state.is_scaled(saved):
         return False
-    if keras_optimizers.member_optimizers(given) == [given]:
-        return True
-    # A `MultiOptimizer`'s own counter and rate look like a loss scale's: the number
-    # decides.
-    alone = type(given).from_config(given.get_config())
-    alone.build(model.trainable_variables)
-    return len(saved) > len(alone.variables)
+    with zipfile.ZipFile(path) as archive, archive.open(_WEIGHTS) as member:
+        with h5py.File(member, "r") as weights:
+            group: Any = weights.get(_OPTIMIZER_GROUP, {})
+            return any(value.shape for value in group.values())
 
 
 def _unwrap(model):
     """Compiles a model with the optimizer inside its loss-scaled one, state kept."""
     inner = model.optimizer.inner_optimizer
-    if not model.optimizer.built:
-        raise ValueError(
-            f"Model '{model.name}' is not built, so its optimizer's state cannot move. "
-            "Received: loss_scale=False. Load it with loss scaling, and build it."
-        )
     config = model.get_compile_config()
     config["optimizer"] = keras.saving.serialize_keras_object(inner)
     config["auto_scale_loss"] = False

@@ -44,12 +44,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       jit_compile: "auto", True or False. Whether XLA compiles the update, which is
         faster: "auto" for Keras' own optimizers, on one CPU or where XLA compiles
         the whole step; in no case in eager mode, accumulation or sparse gradients.
-      config: A `rule.LossScaleConfig` in place of all settings above.
-      **kwargs: `dynamic_growth_steps`, Keras' name of `growth_interval`; and its
-        deprecated defaults.
+      dynamic_growth_steps: Keras' name of `growth_interval`.
+      **kwargs: Keras' deprecated defaults.
 
     Attributes:
-      config: A `rule.LossScaleConfig`.
+      config: A `rule.LossScaleConfig`: the settings.
       growth_tracker, hysteresis_tracker, current_growth_interval, skipped_steps,
         consecutive_skipped_steps: int64 variables [] of `rule.LossScaleState`.
 
@@ -61,6 +60,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       optimizer = tfamp.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
       model.compile(optimizer, loss="mse")
     """
+
+    _restore_on_build = None
+    _scale_was_read = False
+    # A monitor's `OverflowCounts`, for the steps that are traced from then on.
+    overflow_counts: Any = None
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         max_scale=None,
         dynamic=True,
         jit_compile="auto",
-        config: rule.LossScaleConfig | None = None,
+        dynamic_growth_steps=None,
         **kwargs,
     ):
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
@@ -89,10 +93,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "`inner_optimizer` must be a Keras optimizer. Received: "
                 f"{inner_optimizer!r}. For a name use `tfamp.wrap_optimizer`."
             )
-        steps = kwargs.pop("dynamic_growth_steps", None)
-        config = config or rule.LossScaleConfig(
+        keywords = dict(
             initial_scale=initial_scale,
-            growth_interval=rule.one_interval(growth_interval, steps),
+            growth_interval=growth_interval,
             growth_factor=growth_factor,
             backoff_factor=backoff_factor,
             hysteresis=hysteresis,
@@ -100,19 +103,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             max_scale=max_scale,
             dynamic=dynamic,
             jit_compile=jit_compile,
+            dynamic_growth_steps=dynamic_growth_steps,
         )
-        stock = config.initial_scale, config.growth_interval, config.name or name
-        super().__init__(inner_optimizer, *stock, **kwargs)
-        self.config = config
+        config = rule.LossScaleConfig.from_keywords(keywords)
+        # Before Keras' constructor, which assigns what are properties of it here.
+        object.__setattr__(self, "config", config)
+        stock = inner_optimizer, config.initial_scale, config.growth_interval, name
+        super().__init__(*stock, **kwargs)
         self._create_state()
         # Not a list: TensorFlow would make it a part of its checkpoints.
         self._unbuilt_inner = frozenset(
             id(v) for v in inner_optimizer.variables if not inner_optimizer.built
         )
-        self._restore_on_build = None
-        self._scale_was_read = False
-        # A monitor's `OverflowCounts`, for the steps that are traced from then on.
-        self.overflow_counts = None
 
     def _create_state(self):
         """Before `build`: a `tf.function` traced earlier reads the live scale."""
@@ -141,36 +143,26 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def initial_scale(self) -> float:
-        """The first loss scale; setting it before `build` sets the scale too."""
+        """The first loss scale."""
         return self.config.initial_scale
 
     @initial_scale.setter
     def initial_scale(self, value):
-        if self._change_config(initial_scale=value) and not self.built:
-            self.dynamic_scale.assign(value)
+        self.config = dataclasses.replace(self.config, initial_scale=value)
 
     @property
     def growth_interval(self) -> int | growth_schedules.GrowthIntervalSchedule:
         """Finite steps in a row before the scale grows, or the schedule of them.
 
-        Another number takes effect with the next step; a schedule, or a number in
-        place of one, when the training step is traced next (`compile` does that).
+        What is set takes effect when a step is traced next, as in Keras.
         """
         return self.config.growth_interval
 
     @growth_interval.setter
     def growth_interval(self, value):
-        if self._change_config(growth_interval=value):
-            self.current_growth_interval.assign(self.config.schedule.initial_interval)
+        self.config = dataclasses.replace(self.config, growth_interval=value)
 
     dynamic_growth_steps = growth_interval  # Keras' name.
-
-    def _change_config(self, **changes):
-        """Returns False before our own `__init__`: Keras' sets attributes first."""
-        if not hasattr(self, "config"):
-            return False
-        self.config = dataclasses.replace(self.config, **changes)
-        return True
 
     @property
     def loss_scale(self):
@@ -224,10 +216,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         inner = self.inner_optimizer
         replicas.check_context(inner, self._distribution_strategy)
-        grads = [update.as_gradient(grad) for grad in grads]
         if not grads:
             return  # As Keras does.
         variables = self._build_for(grads, trainable_variables)
+        as_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
+        grads = [None if grad is None else as_tensor(grad) for grad in grads]
         if not self._scale_was_read and self.initial_scale != 1:
             self._scale_was_read = True  # Keras 3 divides in silence.
             logging.warning(
@@ -264,10 +257,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _build_for(self, grads, trainable_variables):
         if not (self.built or trainable_variables):
-            raise ValueError(
-                "The optimizer is not built: pass the variables. "
-                f"Received: trainable_variables={trainable_variables}."
-            )
+            raise ValueError("The optimizer is not built: pass `trainable_variables`.")
         variables = list(trainable_variables or self._trainable_variables)
         if not self.built:
             with keras.name_scope(self.name):
@@ -313,18 +303,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return [name for name in super().__dir__() if name != "inner_optimizer"]
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's keywords, the inner optimizer serialized."""
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return {"inner_optimizer": inner, **self.config.to_dict(), "name": self.name}
+        """Returns the constructor's keywords as plain data."""
+        inner = {"inner_optimizer": self.inner_optimizer}
+        keywords = {**inner, **vars(self.config), "name": self.name}
+        return keras.saving.serialize_keras_object(keywords)
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Builds an optimizer from our config or stock Keras'; neither is changed."""
-        config = dict(config)
-        if config.get("overflow_drops") == "microbatch":
-            del config["overflow_drops"]  # Written when there was another way.
-        for name in {"inner_optimizer", "growth_interval"} & config.keys():
-            config[name] = keras.saving.deserialize_keras_object(
-                config[name], custom_objects=custom_objects
-            )
-        return cls(**config)
+        return cls(**keras.saving.deserialize_keras_object(config, custom_objects))

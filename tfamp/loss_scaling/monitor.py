@@ -11,8 +11,6 @@ from absl import logging
 from tfamp import checks, errors
 from tfamp.loss_scaling import loss_scale_optimizer
 
-ON_EXHAUSTED = ("raise", "warn", "ignore")
-
 
 class OverflowCounts:
     """Counts of the last skipped step, on the device; never part of a checkpoint.
@@ -33,12 +31,7 @@ class OverflowCounts:
         )
 
     def record(self, grads: Sequence, variables: Sequence) -> None:
-        """Counts the gradients of these variables; traced, no host sync.
-
-        Args:
-          grads: Tensors, `tf.IndexedSlices` (their `values` count) or None.
-          variables: Their variables.
-        """
+        """Counts the gradients of these variables, of which some may be None."""
         self._names = [getattr(v, "path", v.name) for v in variables]
         missing = self._counts.shape[0] - len(variables)
         counts = tf.stack([_count(grad) for grad in grads])
@@ -101,9 +94,9 @@ class LossScaleMonitor(keras.callbacks.Callback):
         variables: int = 3,
     ):
         super().__init__()
-        if on_exhausted not in ON_EXHAUSTED:
+        if on_exhausted not in ("raise", "warn", "ignore"):
             raise ValueError(
-                f"`on_exhausted` must be one of {ON_EXHAUSTED}. "
+                "`on_exhausted` must be 'raise', 'warn' or 'ignore'. "
                 f"Received: on_exhausted={on_exhausted!r}."
             )
         checks.check_count("patience", patience)

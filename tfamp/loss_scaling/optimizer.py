@@ -65,8 +65,7 @@ def _unscaled_optimizers(model):
     found = {}
     for name, value in {"optimizer": model.optimizer, **held}.items():
         values = value.values() if isinstance(value, dict) else value
-        several = isinstance(value, list | tuple | dict)
-        for each in values if several else [value]:
+        for each in values if isinstance(value, list | tuple | dict) else [value]:
             scaled = isinstance(each, keras.optimizers.LossScaleOptimizer)
             if isinstance(each, keras.optimizers.Optimizer) and not scaled:
                 found.setdefault(id(each), f"{name} ({each.name})")

@@ -2,9 +2,8 @@
 
 Keras 3.15 decides on the first replica's gradients before they are summed, so that
 an overflow on any other replica is applied to all (`LossScaleOptimizer._tf_apply`).
-Here the gradients are summed first. What is decided on is then the same, bit for
-bit, on each replica and each worker, and no collective is left inside a branch that
-one replica might take and another not.
+Here they are summed first: each replica and worker decides on the same bits, and no
+collective is left inside a branch.
 """
 
 from collections.abc import Sequence
@@ -29,12 +28,7 @@ def must_agree() -> bool:
 
 
 def check_context(optimizer, created_under) -> None:
-    """Raises RuntimeError where an update cannot be gated for all replicas at once.
-
-    Args:
-      optimizer: The inner optimizer.
-      created_under: The strategy that it was created under.
-    """
+    """Raises RuntimeError where an update cannot be gated for all replicas at once."""
     if tf.distribute.in_cross_replica_context():
         raise RuntimeError(
             "`apply` must be called in the function that is given to `strategy.run`. "
@@ -80,54 +74,43 @@ def _name(strategy):
 def sum_gradients(grads: Sequence, variables: Sequence) -> list:
     """Returns the gradients summed over all replicas, in their own dtype.
 
-    The gradient of a variable that Keras overwrites with it (float8 scales) is not
-    summed; where it is not finite on any replica it becomes NaN on all.
+    That of a variable that Keras overwrites with it (float8 scales) stays, unless it
+    is not finite on some replica: then it is so on all.
 
     Args:
       grads: One replica's gradients: tensors, `tf.IndexedSlices` or None.
       variables: Their variables.
     """
-    local = [keras_optimizers.overwrites_with_gradient(each) for each in variables]
-    given = [
-        _count_bad(grad) if is_local else grad
-        for grad, is_local in zip(grads, local, strict=True)
-        if grad is not None
-    ]
+    given = [grad for grad in grads if grad is not None]
     context = tf.distribute.get_replica_context()
     sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())
-    summed = [None if grad is None else next(sums) for grad in grads]
-    return [
-        tf.where(total > 0, tf.constant(float("nan"), grad.dtype), grad)
-        if is_local and grad is not None
-        else total
-        for grad, total, is_local in zip(grads, summed, local, strict=True)
-    ]
 
+    def summed(grad, variable):
+        total = next(sums)
+        if keras_optimizers.overwrites_with_gradient(variable):
+            return tf.where(tf.math.is_finite(total), grad, total)
+        return total
 
-def _count_bad(grad):
-    return tf.reduce_sum(tf.cast(~tf.math.is_finite(grad), tf.float32))
+    pairs = zip(grads, variables, strict=True)
+    return [None if grad is None else summed(grad, v) for grad, v in pairs]
 
 
 def gate_together(step: update.Step, grads: Sequence, optimizer) -> None:
-    """Takes a step on every replica, or on none.
+    """Takes a step of the inner `optimizer` on every replica, or on none.
 
     Args:
       step: What each replica does; its functions use no collective.
       grads: This replica's gradients, summed: the same on all.
-      optimizer: The inner optimizer, which `step.update` applies.
+      optimizer: The inner optimizer.
     """
     with keras_optimizers.without_gradient_reduction(optimizer):
-        if graph_context.replicas_without_merging():  # XLA on GPUs.
-            _gate_alone(step, grads, optimizer)
-        else:
+        if not graph_context.replicas_without_merging():
             _gate_merged(step, grads)
-
-
-def _gate_alone(step, grads, optimizer):
-    """Each replica decides, all alike, and updates by itself."""
-    finite = step.check(grads)
-    with keras_optimizers.held_iterations(optimizer) as counters:
-        update.branch(finite, step.update, step.skip, grads)
+            return
+        # XLA on GPUs: each replica decides, all alike, and updates by itself.
+        finite = step.check(grads)
+        with keras_optimizers.held_iterations(optimizer) as counters:
+            update.branch(finite, step.update, step.skip, grads)
     for counter in counters:
         counter.assign_add(tf.cast(finite, counter.dtype))
     step.settle(finite)
@@ -136,10 +119,9 @@ def _gate_alone(step, grads, optimizer):
 def _gate_merged(step, grads):
     def decide(strategy, grads):
         def on_all(function):
-            def run(grads):
-                return strategy.extended.call_for_each_replica(function, args=(grads,))
-
-            return run
+            return lambda grads: strategy.extended.call_for_each_replica(
+                function, args=(grads,)
+            )
 
         checked = strategy.experimental_local_results(on_all(step.check)(grads))
         finite = tf.reduce_all(checked)

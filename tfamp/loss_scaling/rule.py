@@ -1,14 +1,9 @@
-"""The rule of dynamic loss scaling as a pure function of explicit state.
-
-No variable, optimizer or global is touched here; `optimizer.LossScaleOptimizer`
-holds the variables and applies the rule.
-"""
+"""The rule of dynamic loss scaling: its settings, and a pure function of its state."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tfamp import checks, formats
@@ -17,7 +12,6 @@ from tfamp.loss_scaling import growth_schedules
 # apex.amp's ceiling; growth beyond it has no use and nears float32's infinity.
 DEFAULT_MAX_SCALE = 2.0**24
 COUNTER_DTYPE = growth_schedules.COUNTER_DTYPE
-JIT_COMPILE = ("auto", True, False)
 
 
 class LossScaleState(NamedTuple):
@@ -42,9 +36,7 @@ class LossScaleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LossScaleConfig:
-    """Settings of a `LossScaleOptimizer`; validated here, and nowhere else.
-
-    Its fields are the optimizer's keywords.
+    """The keywords of a `LossScaleOptimizer`; validated here, and nowhere else.
 
     Raises:
       ValueError: If a value makes no sense; TypeError if it is not a number.
@@ -67,7 +59,6 @@ class LossScaleConfig:
     max_scale: float | None = None
     dynamic: bool = True
     jit_compile: Literal["auto", True, False] = "auto"
-    name: str | None = None
 
     def __post_init__(self):
         reals = ["initial_scale", "growth_factor", "backoff_factor", "min_scale"]
@@ -79,24 +70,33 @@ class LossScaleConfig:
             raise TypeError(
                 f"`dynamic` must be True or False. Received: dynamic={self.dynamic!r}."
             )
-        for holds, expected, *names in _conditions(self):
+        float32 = formats.float_format("float32")
+        compiles = self.jit_compile in ("auto", True, False)
+        # A factor that float32 rounds to 1 would hold the scale for ever.
+        grows = 1 + float32.epsilon <= self.growth_factor <= float32.max
+        backs_off = 0 < self.backoff_factor <= 1 - float32.epsilon / 2
+        low, high = float32.smallest_normal, float32.max
+        ordered = low <= self.min_scale <= self.initial_scale
+        ordered = ordered and self.initial_scale <= self.upper_bound <= high
+        static = "also as a float32; for a fixed scale use `dynamic=False`"
+        order = "The loss scale must satisfy min_scale <= initial_scale <= max_scale"
+        for holds, expected in (
+            (compiles, "`jit_compile` must be 'auto', True or False"),
+            (grows, f"`growth_factor` must be greater than 1, {static}"),
+            (backs_off, f"`backoff_factor` must be in (0, 1), {static}"),
+            (ordered, f"{order}, all from {low:.4g} to {high:.4g}"),
+        ):
             if not holds:
-                given = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-                raise ValueError(f"{expected} Received: {given}.")
+                raise ValueError(f"{expected}. Received: {self}.")
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> "LossScaleConfig":
         """Returns the settings that keywords of `LossScaleOptimizer` stand for.
 
-        Args:
-          keywords: Fields by name; `dynamic_growth_steps`, Keras' name of
-            `growth_interval`, works too.
-
         Raises:
           TypeError: If a keyword is unknown. ValueError: If a value makes no sense.
         """
-        given = dict(keywords)
-        steps = given.pop("dynamic_growth_steps", None)
+        given = own_names(keywords)
         known = [field.name for field in dataclasses.fields(cls)]
         if unknown := [name for name in given if name not in known]:
             raise TypeError(
@@ -104,8 +104,7 @@ class LossScaleConfig:
                 f"{', '.join(map(repr, unknown))}. Expected some of "
                 f"{', '.join(known)}."
             )
-        interval = given.pop("growth_interval", cls.growth_interval)
-        return cls(growth_interval=one_interval(interval, steps), **given)
+        return cls(**given)
 
     @property
     def upper_bound(self) -> float:
@@ -118,13 +117,6 @@ class LossScaleConfig:
     def schedule(self) -> growth_schedules.GrowthIntervalSchedule:
         """`growth_interval` as a schedule: a constant one for an integer."""
         return growth_schedules.as_schedule(self.growth_interval)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the constructor's keywords as plain data, a schedule serialized."""
-        return {
-            field.name: keras.saving.serialize_keras_object(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-        }
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, as Python numbers."""
@@ -208,50 +200,18 @@ def clamp_scale(config: LossScaleConfig, scale):
     return tf.clip_by_value(number, float(config.min_scale), float(config.upper_bound))
 
 
-def one_interval(growth_interval, dynamic_growth_steps):
-    """Returns the interval given by our name, or by Keras' (else None)."""
-    if dynamic_growth_steps is None:
-        return growth_interval
-    if growth_interval not in (LossScaleConfig.growth_interval, dynamic_growth_steps):
+def own_names(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns keywords with `growth_interval` in place of Keras' name of it."""
+    own = dict(keywords)
+    steps = own.pop("dynamic_growth_steps", None)
+    if steps is None:
+        return own
+    if own.get("growth_interval", steps) not in (
+        LossScaleConfig.growth_interval,
+        steps,
+    ):
         raise ValueError(
             "`dynamic_growth_steps` is Keras' name of `growth_interval`: give one. "
-            f"Received: growth_interval={growth_interval!r}, "
-            f"dynamic_growth_steps={dynamic_growth_steps!r}."
+            f"Received: {dict(keywords)}."
         )
-    return dynamic_growth_steps
-
-
-def _conditions(config):
-    """Yields (whether it holds, what must, names of the settings)."""
-    float32 = formats.float_format("float32")
-    # A factor that float32 rounds to 1 would hold the scale for ever.
-    above_1, below_1 = 1 + float32.epsilon, 1 - float32.epsilon / 2
-    static = "also as a float32; for a fixed scale use `dynamic=False`."
-    yield (
-        config.jit_compile in JIT_COMPILE,
-        f"`jit_compile` must be one of {JIT_COMPILE}.",
-        "jit_compile",
-    )
-    yield (
-        above_1 <= config.growth_factor <= float32.max,
-        f"`growth_factor` must be greater than 1, {static}",
-        "growth_factor",
-    )
-    yield (
-        0 < config.backoff_factor <= below_1,
-        f"`backoff_factor` must be in (0, 1), {static}",
-        "backoff_factor",
-    )
-    yield (
-        float32.smallest_normal
-        <= config.min_scale
-        <= config.initial_scale
-        <= config.upper_bound
-        <= float32.max,
-        "The loss scale must satisfy min_scale <= initial_scale <= max_scale, all "
-        f"normal float32 numbers ({float32.smallest_normal:.4g} to "
-        f"{float32.max:.4g}).",
-        "min_scale",
-        "initial_scale",
-        "max_scale",
-    )
+    return {**own, "growth_interval": steps}

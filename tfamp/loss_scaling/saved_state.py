@@ -15,24 +15,10 @@ iteration and learning rate of both. Numbers and shapes tell the layouts apart.
 import warnings
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from tfamp.loss_scaling import rule
 
 _STOCK = 4  # iteration, learning_rate, step_counter, dynamic_scale
 _UNBUILT_STOCK = 2
-
-
-def is_scaled(saved: Sequence) -> bool:
-    """Whether a saved state starts with a loss scale's variables, built or not.
-
-    Args:
-      saved: Arrays, of any dtype and shape.
-    """
-    # Iteration, learning rate; step counter or inner iteration, scale or inner rate.
-    head = saved[:_STOCK]
-    kinds = [value.dtype.kind in "iu" for value in head[:3]]
-    return kinds == [True, False, True] and all(value.shape == () for value in head)
 
 
 def restore(saved: Sequence, own: Sequence, inner: Sequence, head: Sequence) -> None:
@@ -80,17 +66,13 @@ def _fits(saved, targets):
 def fit_to_config(state: rule.LossScaleState, config: rule.LossScaleConfig) -> None:
     """Brings a restored state in line with the settings, which win over it.
 
-    That is: a growth interval that its schedule does not give, hysteresis beyond its
-    own, and a scale outside its bounds (with a warning, unless it is static).
-
     Args:
       state: Variables.
       config: The settings of the object that was restored.
     """
     values = rule.LossScaleState(*(v.value for v in state))
-    state.growth_interval.assign(config.schedule.restored_interval(values))
-    allowed = tf.constant(config.hysteresis, rule.COUNTER_DTYPE)
-    state.hysteresis_tracker.assign(tf.minimum(values.hysteresis_tracker, allowed))
+    interval = config.schedule.next_interval(values, False, False)
+    state.growth_interval.assign(interval)
     loaded = float(state.scale.numpy())
     clamped = float(rule.clamp_scale(config, loaded))
     if config.dynamic and not loaded == clamped:  # Also true of NaN.

@@ -6,7 +6,7 @@ All ways to gate have the same result:
 |---|---|---|
 | eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
 | a graph | branch of `tf.cond`, compiled by XLA | one fused pass, not 10 kernels |
-| XLA | every assignment masked | a branch would copy every slot |
+| XLA | always; every variable masked after it | a branch would copy every slot |
 | replicas | branch of `tf.cond`; see `replicas` | one decision for all |
 
 The second and third are for dense gradients of Keras' own optimizers on one device;
@@ -23,21 +23,10 @@ from tfamp import graph_context
 from tfamp.loss_scaling import keras_optimizers
 
 
-def as_gradient(value):
-    """Returns None and `tf.IndexedSlices` as they are, anything else as a tensor."""
-    if value is None or isinstance(value, tf.IndexedSlices):
-        return value
-    return tf.convert_to_tensor(value)
-
-
 def unscale(grads: Sequence, variables: Sequence, scale) -> list:
     """Returns each gradient divided by the loss scale, in float32 (or float64).
 
-    Args:
-      grads: Tensors, `tf.IndexedSlices` (kept sparse) or None.
-      variables: Their variables. The gradient of one that Keras overwrites with it
-        (float8 scales) is returned as it is.
-      scale: Float32 scalar.
+    That of a variable that Keras overwrites with it (float8 scales) is left alone.
     """
     return [
         grad
@@ -68,9 +57,6 @@ def all_finite(grads: Sequence, scale):
     Args:
       grads: Tensors, `tf.IndexedSlices` (their `values` count) or None.
       scale: Float32 scalar.
-
-    Returns:
-      Bool tensor of shape [].
     """
     values = [
         grad.values if isinstance(grad, tf.IndexedSlices) else grad
@@ -102,9 +88,9 @@ class Step(NamedTuple):
     """A step of loss scaling in four functions.
 
     Attributes:
-      check: Function of the gradients, scaled: are they finite? Bool [].
+      check: Function of the scaled gradients: are they finite? Bool [].
       update: Function of them that assigns to the trained variables and those of the
-        inner optimizer, and to no other.
+        inner optimizer alone.
       skip: Function of them, in place of `update`.
       settle: Function of what `check` said, afterwards.
     """
@@ -122,23 +108,18 @@ def gate(
     optimizer: keras.optimizers.Optimizer,
     jit_compile,
 ) -> None:
-    """Takes a step on one replica; nothing of a skipped update stays.
-
-    Args:
-      step: What to do.
-      grads: The scaled gradients.
-      variables: Their variables.
-      optimizer: The built inner optimizer.
-      jit_compile: That of `LossScaleOptimizer`.
-    """
+    """Takes a step of the built inner `optimizer` on one replica, or skips it."""
     finite, apply = step.check(grads), step.update
     if _can_compile(optimizer, grads, variables, jit_compile):
+        written = keras_optimizers.written_variables(optimizer, variables)
         if graph_context.in_xla():
-            with keras_optimizers.masked_assignments(optimizer, variables, finite):
-                step.update(grads)
+            before = [variable.read_value() for variable in written]
+            step.update(grads)
+            for variable, old in zip(written, before, strict=True):
+                variable.assign(tf.where(finite, variable, old))
             apply = _nothing
         else:
-            apply = _compiled_on(variables, step.update)
+            apply = _compiled_on(written[0].device, step.update)
     branch(finite, apply, step.skip, grads)
     step.settle(finite)
 
@@ -152,14 +133,13 @@ def _nothing(*_):
     return tf.constant(0)  # Both branches must return the same.
 
 
-def _compiled_on(variables, update):
+def _compiled_on(device, update):
     def apply(grads):
         @tf.function(jit_compile=True)
         def compiled():
             update(grads)
 
-        # Where the variables are, which need not be the device of the step.
-        with tf.device(keras_optimizers.native(variables[0]).device):
+        with tf.device(device):  # It need not be that of the step.
             compiled()
 
     return apply
@@ -183,7 +163,7 @@ def _can_compile(optimizer, grads, variables, jit_compile):
     known = all(keras_optimizers.is_stock(member, variables) for member in members)
     if graph_context.in_xla():
         return known  # Else a branch, which XLA compiles as well.
-    written = [*map(keras_optimizers.native, [*variables, *optimizer.variables])]
+    written = keras_optimizers.written_variables(optimizer, variables)
     # XLA flushes subnormals, and an epsilon of 1e-7 is one in float16.
     known = known and all(v.dtype not in (tf.float16, tf.bfloat16) for v in written)
     kinds = ("CPU", "GPU") if jit_compile is True else ("CPU",)
