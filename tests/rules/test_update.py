@@ -1,9 +1,11 @@
-"""Which updates XLA compiles."""
+"""Which updates XLA compiles, and that their masks are gone afterwards."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfamp
 from tfamp import graph_context as tracing
 from tfamp.loss_scaling import update
 
@@ -20,6 +22,21 @@ def gradients():
 
 class Mine(OPT.SGD):
     """A user's optimizer: it may do what XLA cannot compile."""
+
+
+def test_masks_are_gone_after_tracing():
+    made, weights = tfamp.LossScaleOptimizer(OPT.Adam(0.1)), variables()
+    made.build(weights)
+
+    @tf.function(jit_compile=True)
+    def step():
+        made.apply(gradients(), weights)
+
+    step()
+    for variable in [*weights, *made.variables]:
+        assert "assign" not in vars(variable.value)
+        variable.assign(tf.zeros_like(variable))
+        np.testing.assert_array_equal(variable, np.zeros(variable.shape))
 
 
 @pytest.mark.parametrize(

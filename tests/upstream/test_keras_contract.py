@@ -214,7 +214,7 @@ def test_optimizers_are_found_in_dir_and_saved_in_groups_of_their_own():
 
 
 def test_optimizers_list_all_the_variables_that_they_write():
-    # `written_variables` are those; Nadam makes one outside of the list.
+    # `masked_assignments` masks those; Nadam makes one outside of the list.
     nadam = keras.optimizers.Nadam(0.1)
     nadam.build([keras.Variable([1.0])])
     assert any(nadam._u_product is v for v in nadam.variables)

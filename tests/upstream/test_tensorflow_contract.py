@@ -71,6 +71,16 @@ def test_watched_operations_are_seen():
     assert not tracing.watched()
 
 
+def test_methods_of_a_variable_can_be_replaced_on_the_object():
+    # keras_optimizers.masked_assignments does.
+    variable = tf.Variable([1.0])
+    variable.assign = lambda value: "mine"
+    assert variable.assign([2.0]) == "mine"
+    del variable.assign
+    variable.assign([2.0])
+    assert variable.numpy() == [2.0]
+
+
 def test_merging_is_needed_outside_xla():
     assert tracing.replicas_without_merging()  # No strategy, nothing to merge.
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():

@@ -1,8 +1,7 @@
 """Schedules of the growth interval: how many finite steps before the scale grows.
 
-Each is a pure function of the loss scale's state, which `rule.next_state` applies. A
-long interval loses few steps once the right scale is found: every growth beyond it
-costs a skipped step. A short one finds that scale soon.
+A long one loses few steps once the right scale is found: every growth beyond it costs
+a skipped step. A short one finds that scale soon.
 """
 
 import dataclasses

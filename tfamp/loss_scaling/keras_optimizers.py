@@ -4,10 +4,13 @@ Guarded by tests/upstream/test_keras_contract.py.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
+
+_masking = threading.RLock()
 
 
 def overwrites_with_gradient(variable) -> bool:
@@ -15,16 +18,9 @@ def overwrites_with_gradient(variable) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)  # Keras 3.15
 
 
-def written_variables(optimizer, variables: Sequence) -> list[tf.Variable]:
-    """Returns TensorFlow's variables that an update assigns to: the trained ones first.
-
-    Args:
-      optimizer: A built Keras optimizer of stock kind.
-      variables: The trained variables.
-    """
-    every = [*variables, *optimizer.variables]
-    native = [v.value if isinstance(v, keras.Variable) else v for v in every]
-    return list({id(v): v for v in native}.values())
+def native(variables: Sequence) -> list[tf.Variable]:
+    """Returns the TensorFlow variables of Keras variables."""
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
 
 
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
@@ -58,6 +54,39 @@ def _replaced(places: list) -> Iterator[None]:
     finally:
         for owner, name, _ in places:
             vars(owner).pop(name, None)
+
+
+@contextlib.contextmanager
+def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
+    """While an update is traced, its assignments keep the old value if not `mask`.
+
+    Keras' optimizers assign in several ways (their own `assign`, the variable's for
+    weight decay, constraints and counters); all end in these methods of the
+    TensorFlow variable. Masking each variable once, after the update, would make XLA
+    copy the slots.
+    """
+    written = {id(v): v for v in native([*variables, *optimizer.variables])}
+    with _masking:  # Another thread's trace would be given this one's mask.
+        masked = [each for v in written.values() for each in _masked(v, mask)]
+        with _replaced(masked):
+            yield
+
+
+def _masked(variable, mask):
+    original = variable.assign
+
+    def assign(value, **kwargs):
+        value = tf.cast(value, variable.dtype)
+        return original(tf.where(mask, value, variable.read_value()), **kwargs)
+
+    def assign_add(delta, **kwargs):
+        return assign(variable + tf.cast(delta, variable.dtype), **kwargs)
+
+    def assign_sub(delta, **kwargs):
+        return assign(variable - tf.cast(delta, variable.dtype), **kwargs)
+
+    functions = assign, assign_add, assign_sub
+    return [(variable, function.__name__, function) for function in functions]
 
 
 @contextlib.contextmanager

@@ -19,8 +19,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     arguments and attributes, plus bounds, separate factors, hysteresis, growth
     schedules, a static scale and counters. A step whose gradients are not all finite
     is skipped: no weight, slot, average, accumulator or counter of the inner
-    optimizer changes, on any replica, and the scale backs off, but not to 0 as stock
-    Keras' may. `rule.next_state` documents the rule.
+    optimizer changes, on any replica. `rule.next_state` documents the rule.
 
     With `initial_scale=1, dynamic=False` it is a finite guard for bfloat16 and
     float32: it skips and counts bad steps, and scales nothing. Works without a
@@ -270,16 +269,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return variables
 
     def _advance(self, finite):
-        before = rule.LossScaleState(*(v.value for v in self._state()))
-        after = rule.next_state(self.config, before, finite)
-        for variable, value in zip(self._state(), after, strict=True):
+        state = self._state()
+        after = rule.next_state(self.config, state, finite)
+        for variable, value in zip(state, after, strict=True):
             variable.assign(value)
 
     def load_own_variables(self, store):
         """Restores the state from our layout, stock Keras' or the bare inner one's.
 
-        At once if the optimizer is built, else by `build`. A state of another kind of
-        optimizer is a ValueError.
+        At once or by `build`; ValueError for that of another kind of optimizer.
         """
         self.set_weights([store[str(i)] for i in range(len(store.keys()))])
 

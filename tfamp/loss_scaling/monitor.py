@@ -108,29 +108,29 @@ class LossScaleMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Starts counting; a training step traced before is traced again."""
-        found = self._optimizer = self.model.optimizer
-        if not isinstance(found, loss_scale_optimizer.LossScaleOptimizer):
+        found = self.model.optimizer
+        scaled = isinstance(found, loss_scale_optimizer.LossScaleOptimizer)
+        self._optimizer = found if scaled else None
+        if not scaled:
             logging.warning(
                 "LossScaleMonitor: nothing to show, for the optimizer is %s. Call "
                 "tfamp.enable() before compile, or use tfamp.wrap_optimizer.",
                 type(found).__name__,
             )
-            self._optimizer = None
             return
-        self._read_at, self._warned, self._epochs = 0, False, []
-        self._latest, self._named = self._read(), {}
+        self._warned, self._epochs = False, []
+        self._latest = self._read()
         if not found.built and self.model.built:
             found.build(self.model.trainable_variables)
         self._start_counting()
 
     def _start_counting(self):
         found = self._optimizer
-        if found.overflow_counts is not None or not found.built:
-            return  # Keras builds some models while it traces their first step.
-        with self.model.distribute_strategy.scope():
-            size = len(self.model.trainable_variables)
-            found.overflow_counts = OverflowCounts(size)
-        self.model.make_train_function(force=True)
+        if found.overflow_counts is None and found.built:
+            with self.model.distribute_strategy.scope():
+                size = len(self.model.trainable_variables)
+                found.overflow_counts = OverflowCounts(size)
+            self.model.make_train_function(force=True)
 
     def on_train_end(self, logs=None):
         """Gives each list of `History` a value for each epoch."""
@@ -147,7 +147,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         """Reads every so many steps; adds the latest reading to the logs."""
         if self._optimizer is None:
             return
-        self._start_counting()
+        self._start_counting()  # Keras builds some models while it traces a step.
         if batch + 1 - self._read_at >= self.every:
             self._read_at = batch + 1
             self._look()

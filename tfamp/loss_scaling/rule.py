@@ -148,11 +148,11 @@ def next_state(
     Hysteresis stays spent until the next growth, as in Megatron-LM. With hysteresis
     1, factors 2.0 and 0.5 and wide bounds the scale's trajectory equals that of Keras
     3 and of PyTorch's `GradScaler`. With `dynamic=False` only the skip counters move.
-    A scale from outside the bounds (a restored one, say) is clamped first.
+    A restored scale from outside the bounds is clamped first.
 
     Args:
-      config: A `LossScaleConfig`.
-      state: A `LossScaleState` of Python numbers or scalar tensors.
+      config: The settings.
+      state: Of Python numbers, variables or scalar tensors.
       grads_finite: Bool scalar. Whether every gradient of the step was finite.
 
     Returns:
@@ -206,10 +206,8 @@ def own_names(keywords: Mapping[str, Any]) -> dict[str, Any]:
     steps = own.pop("dynamic_growth_steps", None)
     if steps is None:
         return own
-    if own.get("growth_interval", steps) not in (
-        LossScaleConfig.growth_interval,
-        steps,
-    ):
+    default = LossScaleConfig.growth_interval
+    if own.get("growth_interval", steps) not in (default, steps):
         raise ValueError(
             "`dynamic_growth_steps` is Keras' name of `growth_interval`: give one. "
             f"Received: {dict(keywords)}."

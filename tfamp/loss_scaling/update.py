@@ -6,7 +6,7 @@ All ways to gate have the same result:
 |---|---|---|
 | eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
 | a graph | branch of `tf.cond`, compiled by XLA | one fused pass, not 10 kernels |
-| XLA | always; every variable masked after it | a branch would copy every slot |
+| XLA | every assignment masked | a branch would copy every slot |
 | replicas | branch of `tf.cond`; see `replicas` | one decision for all |
 
 The second and third are for dense gradients of Keras' own optimizers on one device;
@@ -111,15 +111,13 @@ def gate(
     """Takes a step of the built inner `optimizer` on one replica, or skips it."""
     finite, apply = step.check(grads), step.update
     if _can_compile(optimizer, grads, variables, jit_compile):
-        written = keras_optimizers.written_variables(optimizer, variables)
         if graph_context.in_xla():
-            before = [variable.read_value() for variable in written]
-            step.update(grads)
-            for variable, old in zip(written, before, strict=True):
-                variable.assign(tf.where(finite, variable, old))
+            with keras_optimizers.masked_assignments(optimizer, variables, finite):
+                step.update(grads)
             apply = _nothing
         else:
-            apply = _compiled_on(written[0].device, step.update)
+            (first,) = keras_optimizers.native(variables[:1])
+            apply = _compiled_on(first.device, step.update)
     branch(finite, apply, step.skip, grads)
     step.settle(finite)
 
@@ -163,7 +161,7 @@ def _can_compile(optimizer, grads, variables, jit_compile):
     known = all(keras_optimizers.is_stock(member, variables) for member in members)
     if graph_context.in_xla():
         return known  # Else a branch, which XLA compiles as well.
-    written = keras_optimizers.written_variables(optimizer, variables)
+    written = keras_optimizers.native([*variables, *optimizer.variables])
     # XLA flushes subnormals, and an epsilon of 1e-7 is one in float16.
     known = known and all(v.dtype not in (tf.float16, tf.bfloat16) for v in written)
     kinds = ("CPU", "GPU") if jit_compile is True else ("CPU",)
