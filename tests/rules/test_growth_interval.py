@@ -195,9 +195,9 @@ _NOT_INTEGERS = (True, False, 2.0, 1.5, "2", None, [2])
 NONSENSE = [
     *((Constant, "interval", value, ValueError) for value in (0, -1, 2**63)),
     *((Constant, "interval", value, TypeError) for value in _NOT_INTEGERS),
-    *((Piecewise, "boundaries", v, TypeError) for v in (1, "1", None, {1}, (1.0,))),
+    *((Piecewise, "boundaries", v, TypeError) for v in ("1", (1.0,))),
     *((Piecewise, "boundaries", v, ValueError) for v in ((), (1, 2), (0,), (-1,))),
-    *((Piecewise, "intervals", v, TypeError) for v in (1, None, (1, 2.0), (True, 1))),
+    *((Piecewise, "intervals", v, TypeError) for v in ((1, 2.0), (True, 1))),
     *((Piecewise, "intervals", v, ValueError) for v in ((), (1,), (1, 0), (1, 2**63))),
     *(
         (Geometric, name, value, error)

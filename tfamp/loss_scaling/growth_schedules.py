@@ -124,14 +124,9 @@ class PiecewiseGrowthInterval(GrowthIntervalSchedule):
 
     def __post_init__(self):
         for name in ("boundaries", "intervals"):
-            given = getattr(self, name)
-            if not isinstance(given, tuple | list):
-                raise TypeError(
-                    f"`{name}` must be a tuple of integers. Received: {name}={given!r}."
-                )
-            for index, each in enumerate(given):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            for index, each in enumerate(getattr(self, name)):
                 checks.check_count(f"{name}[{index}]", each)
-            object.__setattr__(self, name, tuple(given))
         if len(self.intervals) != len(self.boundaries) + 1:
             raise ValueError(
                 "There must be one more interval than boundaries. Received: "

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfamp.loss_scaling import growth_schedules, replicas, rule, saved_state, update
+from tfamp.loss_scaling import growth_schedules, rule, saved_state, update
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
@@ -214,7 +214,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
           ValueError: If there is not one variable for each gradient.
         """
         inner = self.inner_optimizer
-        replicas.check_context(inner, self._distribution_strategy)
+        update.check_context(inner, self._distribution_strategy)
         if not grads:
             return  # As Keras does.
         variables = self._build_for(grads, trainable_variables)
@@ -242,12 +242,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             skip=count_overflows,
             settle=self._advance,
         )
-        if not replicas.must_agree():
-            update.gate(step, grads, variables, inner, self.config.jit_compile)
-            return
-        if not skip_gradients_aggregation:
-            grads = replicas.sum_gradients(grads, variables)
-        replicas.gate_together(step, grads, inner)
+        if update.must_agree() and not skip_gradients_aggregation:
+            grads = update.sum_gradients(grads, variables)
+        update.gate(step, grads, variables, inner, self.config.jit_compile)
 
     def apply_gradients(self, grads_and_vars, **keywords):
         """Applies pairs of scaled gradient and variable; returns `iterations`."""

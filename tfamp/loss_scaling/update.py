@@ -1,13 +1,17 @@
 """Runs an optimizer's update only if its gradients are finite: check, unscale, gate.
 
-All ways to gate have the same result:
+Keras 3.15 decides on the first replica's gradients before they are summed, so that an
+overflow on any other is applied to all (`LossScaleOptimizer._tf_apply`). Here they are
+summed first: each replica and worker decides on the same bits, and no collective is
+left inside a branch. All ways to gate have the same result:
 
 | traced for | update | why |
 |---|---|---|
 | eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
 | a graph | branch of `tf.cond`, compiled by XLA | one fused pass, not 10 kernels |
 | XLA | every assignment masked | a branch would copy every slot |
-| replicas | branch of `tf.cond`; see `replicas` | one decision for all |
+| replicas | branch of one `tf.cond`, around all | updates merge replicas |
+| replicas in XLA, on GPUs | each its own branch | nothing merges there |
 
 The second and third are for dense gradients of Keras' own optimizers on one device;
 the figures behind them are those of `benchmarks/loss_scale_step.py`.
@@ -16,11 +20,16 @@ the figures behind them are those of `benchmarks/loss_scale_step.py`.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tfamp import graph_context
 from tfamp.loss_scaling import keras_optimizers
+
+_SUPPORTED = (
+    tf.distribute.OneDeviceStrategy,
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+)
 
 
 def unscale(grads: Sequence, variables: Sequence, scale) -> list:
@@ -84,8 +93,83 @@ def _sum_f32(value):
     return tf.reduce_sum(value)
 
 
+def must_agree() -> bool:
+    """Whether there may be other replicas, whose gradients count too."""
+    return tf.distribute.has_strategy() and not isinstance(
+        tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy
+    )
+
+
+def check_context(optimizer, created_under) -> None:
+    """Raises RuntimeError where an update cannot be gated for all replicas at once."""
+    if tf.distribute.in_cross_replica_context():
+        raise RuntimeError(
+            "`apply` must be called in the function that is given to `strategy.run`. "
+            "Received: a call in a cross-replica context."
+        )
+    strategy = tf.distribute.get_strategy()
+    if strategy is not created_under:
+        raise RuntimeError(
+            f"The optimizer was created under {_name(created_under)} and is applied "
+            f"under {_name(strategy)}. Create and compile inside `strategy.scope()`."
+        )
+    if tf.distribute.has_strategy() and not isinstance(strategy, _SUPPORTED):
+        names = ", ".join(each.__name__ for each in _SUPPORTED)
+        raise RuntimeError(
+            f"Loss scaling works under {names}, or without a strategy. Received: "
+            f"{_name(strategy)}. mixed_bfloat16 needs no loss scaling."
+        )
+    merging = not graph_context.replicas_without_merging()
+    if strategy.num_replicas_in_sync > 1 and merging and graph_context.in_xla():
+        raise RuntimeError(
+            "XLA over several replicas needs GPUs, whose collectives it can compile. "
+            f"Received: {_name(strategy)}. Use `jit_compile=False`."
+        )
+    if not must_agree():
+        return
+    for member in keras_optimizers.member_optimizers(optimizer):
+        # Keras 3.15 merges replicas in a branch for these, which TensorFlow refuses.
+        for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+            if value := getattr(member, option):
+                raise RuntimeError(
+                    f"Keras' `{option}` does not work over several replicas, with or "
+                    f"without loss scaling. Received: {option}={value} of "
+                    f"{type(member).__name__}. Accumulate in a training loop of your "
+                    "own, and use `keras.callbacks.SwapEMAWeights` for averages."
+                )
+
+
+def _name(strategy):
+    name = type(strategy).__name__
+    return "no strategy" if name.startswith("_Default") else name
+
+
+def sum_gradients(grads: Sequence, variables: Sequence) -> list:
+    """Returns the gradients summed over all replicas, in their own dtype.
+
+    That of a variable that Keras overwrites with it (float8 scales) stays, unless it
+    is not finite on some replica: then it is so on all.
+
+    Args:
+      grads: One replica's gradients: tensors, `tf.IndexedSlices` or None.
+      variables: Their variables.
+    """
+    given = [grad for grad in grads if grad is not None]
+    context = tf.distribute.get_replica_context()
+    sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())
+
+    def summed(grad, variable):
+        total = next(sums)
+        if keras_optimizers.overwrites_with_gradient(variable):
+            return tf.where(tf.math.is_finite(total), grad, total)
+        return total
+
+    pairs = zip(grads, variables, strict=True)
+    return [None if grad is None else summed(grad, v) for grad, v in pairs]
+
+
 class Step(NamedTuple):
-    """A step of loss scaling in four functions.
+    """A step of loss scaling in four functions, none of which uses a collective.
 
     Attributes:
       check: Function of the scaled gradients: are they finite? Bool [].
@@ -101,14 +185,23 @@ class Step(NamedTuple):
     settle: Callable[[Any], Any]
 
 
-def gate(
-    step: Step,
-    grads: Sequence,
-    variables: Sequence,
-    optimizer: keras.optimizers.Optimizer,
-    jit_compile,
-) -> None:
-    """Takes a step of the built inner `optimizer` on one replica, or skips it."""
+def gate(step: Step, grads: Sequence, variables: Sequence, optimizer, jit_compile):
+    """Takes a step of the built inner `optimizer`, or skips it; on all replicas alike.
+
+    Args:
+      step: What to do.
+      grads: The scaled gradients, summed over the replicas.
+      variables: Their variables.
+      optimizer: The inner optimizer.
+      jit_compile: That of `LossScaleOptimizer`.
+    """
+    if must_agree():
+        with keras_optimizers.without_gradient_reduction(optimizer):
+            if graph_context.replicas_without_merging():
+                _gate_alone(step, grads, optimizer)
+            else:
+                _gate_merged(step, grads)
+        return
     finite, apply = step.check(grads), step.update
     if _can_compile(optimizer, grads, variables, jit_compile):
         if graph_context.in_xla():
@@ -118,12 +211,37 @@ def gate(
         else:
             (first,) = keras_optimizers.native(variables[:1])
             apply = _compiled_on(first.device, step.update)
-    branch(finite, apply, step.skip, grads)
+    _branch(finite, apply, step.skip, grads)
     step.settle(finite)
 
 
-def branch(finite, apply: Callable, skip: Callable, grads) -> None:
-    """Calls one of two functions of the gradients: the first if `finite`."""
+def _gate_alone(step, grads, optimizer):
+    finite = step.check(grads)
+    with keras_optimizers.held_iterations(optimizer) as counters:
+        _branch(finite, step.update, step.skip, grads)
+    for counter in counters:
+        counter.assign_add(tf.cast(finite, counter.dtype))
+    step.settle(finite)
+
+
+def _gate_merged(step, grads):
+    def decide(strategy, grads):
+        def on_all(function):
+            return lambda grads: strategy.extended.call_for_each_replica(
+                function, args=(grads,)
+            )
+
+        checked = strategy.experimental_local_results(on_all(step.check)(grads))
+        finite = tf.reduce_all(checked)
+        # Not in a replica context: a branch there must not merge replicas, and
+        # Keras' updates do.
+        _branch(finite, on_all(step.update), on_all(step.skip), grads)
+        step.settle(finite)
+
+    tf.distribute.get_replica_context().merge_call(decide, args=(grads,))
+
+
+def _branch(finite, apply, skip, grads):
     tf.cond(finite, lambda: _nothing(apply(grads)), lambda: _nothing(skip(grads)))
 
 

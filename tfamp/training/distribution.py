@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.loss_scaling import keras_optimizers, replicas
+from tfamp.loss_scaling import keras_optimizers, update
 
 # What a run goes on from; the files of `run_files` that each worker needs.
 _RESUMED = ("backup", "backup.old", "best.weights.h5", "metrics.jsonl")
@@ -247,7 +247,7 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
     apply = optimizer.apply
 
     def sum_and_apply(grads, trainable_variables):
-        summed = replicas.sum_gradients(list(grads), trainable_variables)
+        summed = update.sum_gradients(list(grads), trainable_variables)
         with keras_optimizers.without_gradient_reduction(optimizer):
             return apply(summed, trainable_variables)
 
