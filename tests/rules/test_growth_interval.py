@@ -245,23 +245,6 @@ def test_bounds_out_of_order_are_an_error_that_names_all_three(settings):
         assert f"{name}=" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        2.0,
-        "geometric",
-        {"interval": 3},
-        keras.saving.serialize_keras_object(keras.optimizers.SGD()),
-    ],
-    ids=["none", "bool", "float", "name", "dict", "other_object"],
-)
-def test_what_is_no_schedule_is_refused(value):
-    with pytest.raises(TypeError, match="`growth_interval` must be an integer"):
-        growth_interval.as_schedule(value)
-
-
 # ---- A schedule of the user's ----
 
 

@@ -49,9 +49,6 @@ def load_model(
       loss_scale: "auto"; keywords of `LossScaleOptimizer`, which win over those that
         were saved; False for no loss scaling.
 
-    Returns:
-      The model, compiled if it was saved so.
-
     Raises:
       ValueError: If the optimizer's state does not fit, or the model cannot be
         compiled by loading it.

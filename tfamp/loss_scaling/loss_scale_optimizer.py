@@ -82,16 +82,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         dynamic_growth_steps=None,
         **kwargs,
     ):
-        if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
-            raise ValueError(
-                "`inner_optimizer` already scales the loss. "
-                f"Received: {inner_optimizer!r}."
-            )
-        if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-            raise TypeError(
-                "`inner_optimizer` must be a Keras optimizer. Received: "
-                f"{inner_optimizer!r}. For a name use `tfamp.wrap_optimizer`."
-            )
+        _check_inner(inner_optimizer)
         keywords = dict(
             initial_scale=initial_scale,
             growth_interval=growth_interval,
@@ -215,11 +206,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         inner = self.inner_optimizer
         update.check_context(inner, self._distribution_strategy)
+        as_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
+        grads = [None if grad is None else as_tensor(grad) for grad in grads]
         if not grads:
             return  # As Keras does.
         variables = self._build_for(grads, trainable_variables)
-        as_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
-        grads = [None if grad is None else as_tensor(grad) for grad in grads]
         if not self._scale_was_read and self.initial_scale != 1:
             self._scale_was_read = True  # Keras 3 divides in silence.
             logging.warning(
@@ -307,3 +298,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def from_config(cls, config, custom_objects=None):
         """Builds an optimizer from our config or stock Keras'; neither is changed."""
         return cls(**keras.saving.deserialize_keras_object(config, custom_objects))
+
+
+def _check_inner(optimizer):
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            f"`inner_optimizer` already scales the loss. Received: {optimizer!r}."
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a Keras optimizer. Received: "
+            f"{optimizer!r}. For a name use `tfamp.wrap_optimizer`."
+        )

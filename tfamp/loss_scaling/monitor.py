@@ -27,7 +27,6 @@ class OverflowCounts:
             # Each replica has its own, and all have the same gradients.
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            name="overflow_counts",
         )
 
     def record(self, grads: Sequence, variables: Sequence) -> None:
@@ -40,8 +39,9 @@ class OverflowCounts:
     def read(self) -> dict[str, tuple[int, int]]:
         """Returns {path: (infs, NaNs)} of the gradients that were not finite."""
         counts = self._counts.numpy()[: len(self._names)].tolist()
-        pairs = zip(self._names, map(tuple, counts), strict=True)
-        return {name: counts for name, counts in pairs if any(counts)}
+        return {
+            k: (v[0], v[1]) for k, v in zip(self._names, counts, strict=True) if any(v)
+        }
 
 
 def _count(grad):
@@ -135,9 +135,11 @@ class LossScaleMonitor(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         """Gives each list of `History` a value for each epoch."""
         if self._optimizer is not None:
-            for name in {name for epoch in self._epochs for name in epoch}:
-                values = [epoch.get(name, 0) for epoch in self._epochs]
-                self.model.history.history[name] = values
+            self.model.history.history |= {
+                name: [epoch.get(name, 0) for epoch in self._epochs]
+                for epoch in self._epochs
+                for name in epoch
+            }
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts batches and names variables anew."""
@@ -178,10 +180,12 @@ class LossScaleMonitor(keras.callbacks.Callback):
             return
         counts = self._optimizer.overflow_counts
         overflows = {} if counts is None else counts.read()
-        for path in list(overflows)[: self.variables]:
-            for kind, count in zip(("inf", "nan"), overflows[path], strict=True):
-                if count:
-                    self._named[f"{kind}/{path}"] = count
+        self._named |= {
+            f"{kind}/{path}": count
+            for path in list(overflows)[: self.variables]
+            for kind, count in zip(("inf", "nan"), overflows[path], strict=True)
+            if count
+        }
         logging.info(  # A growth too far is how the scale is found: no warning.
             "%d step(s) skipped since the last reading; the loss scale is %g; not "
             "finite in the last of them: %s.",

@@ -28,10 +28,8 @@ def wrap_optimizer(optimizer, **loss_scale_keywords):
 
 def needs_loss_scale(model: keras.Model) -> bool:
     """Whether a float16 layer is in the model, or graphs are rewritten to float16."""
-    # Such a rewrite needs loss scaling as a float16 layer does, and no layer shows it.
     options = tf.config.optimizer.get_experimental_options()
-    rewritten = bool(options.get("auto_mixed_precision", False))
-    return rewritten or bool(_float16_layers(model))
+    return bool(options.get("auto_mixed_precision")) or bool(_float16_layers(model))
 
 
 def _float16_layers(model):

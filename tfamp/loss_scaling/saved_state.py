@@ -25,13 +25,10 @@ def restore(saved: Sequence, own: Sequence, inner: Sequence, head: Sequence) -> 
     """Assigns a saved state, in any layout, to variables; or raises, and changes none.
 
     Args:
-      saved: Arrays, of any dtype and shape.
+      saved: Arrays.
       own: The variables of the loss scale, in tfamp's order.
       inner: Those of the inner optimizer.
       head: Those of the inner optimizer that exist before it is built.
-
-    Raises:
-      ValueError: If it is of an optimizer of another kind.
     """
     built = [[*own, *inner], [*own[:_STOCK], *inner], [*inner]]
     unbuilt = [[*own, *head], [*own[:_UNBUILT_STOCK], *head], [*head]]
@@ -64,12 +61,7 @@ def _fits(saved, targets):
 
 
 def fit_to_config(state: rule.LossScaleState, config: rule.LossScaleConfig) -> None:
-    """Brings a restored state in line with the settings, which win over it.
-
-    Args:
-      state: Variables.
-      config: The settings of the object that was restored.
-    """
+    """Brings restored variables in line with the settings, which win over them."""
     values = rule.LossScaleState(*(v.value for v in state))
     interval = config.schedule.next_interval(values, False, False)
     state.growth_interval.assign(interval)
