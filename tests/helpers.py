@@ -14,9 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 import tfamp
-from tfamp import hardware
+from tfamp import hardware, patches
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule as loss_scale
+from tfamp.loss_scaling import skipped_steps
+from tfamp.precision import borders
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 
@@ -44,10 +46,7 @@ class Globals(NamedTuple):
     methods: dict[tuple[type, str], Callable | None]
 
 
-_PATCHED = [
-    (place.find(), place.name)
-    for place in (*install.HOOKS.places, *bias_gradient.HOOKS.places)
-]
+_PATCHED = [(place.find(), place.name) for place in patches.PLACES.values()]
 _SET_BY_PYTEST = "PYTEST_CURRENT_TEST"  # Differs between set-up, call and tear-down.
 
 
@@ -78,8 +77,10 @@ def write_globals(saved: Globals) -> None:
     for name in now.environ.keys() - saved.environ.keys():
         del os.environ[name]
     os.environ.update(saved.environ)
-    bias_gradient.HOOKS.remove()
-    install.HOOKS.remove()
+    for hooks in (bias_gradient, install, skipped_steps):
+        hooks.HOOKS.remove()
+    borders.INPUTS.remove()
+    borders.OUTPUTS.remove()
     for (base, name), function in saved.methods.items():
         if vars(base).get(name) is function:
             continue

@@ -555,9 +555,9 @@ def test_constants_of_normalization_are_as_precise_as_its_layer(given):
         scale = L.Normalization(mean=[1.001, 7.0], variance=[1.0, 2.0], name="scale")
         model = keras.Sequential([keras.Input((2,)), scale, L.Dense(1)])
     expected = bits(model.get_layer("scale").mean)
-    tfamp.set_precision(model, BF16)
+    tfamp.set_precision(model, BF16, {".*scale": BF16})
     assert model.get_layer("scale").mean.dtype == "bfloat16"
-    tfamp.set_precision(model, BF16, {".*scale": "float32"})
+    tfamp.set_precision(model, BF16)  # What takes raw values is float32.
     assert bits(model.get_layer("scale").mean) == expected
 
 

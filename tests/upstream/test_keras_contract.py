@@ -13,8 +13,8 @@ from keras.src.optimizers import base_optimizer
 import tfamp
 from tfamp import patches
 from tfamp.kernels import bias_gradient, install
-from tfamp.loss_scaling import keras_optimizers
-from tfamp.precision import assign
+from tfamp.loss_scaling import keras_optimizers, skipped_steps
+from tfamp.precision import assign, borders
 
 
 def tiny_model():
@@ -220,7 +220,22 @@ def test_optimizers_list_all_the_variables_that_they_write():
     assert any(nadam._u_product is v for v in nadam.variables)
 
 
+_LOSS = ("x", "y", "y_pred", "sample_weight", "training")
 PATCHED = {
+    "__init__": [
+        *("self", "activity_regularizer", "trainable", "dtype", "autocast", "name"),
+        "kwargs",
+    ],
+    "convert_input": ["self", "x", "autocast", "dtype"],
+    "__call__": ["self", "inputs", "kwargs"],
+    "call": ["self", "inputs"],
+    "_convert_inputs_to_tensors": ["self", "flat_inputs"],
+    "_compute_loss": ["self", *_LOSS],
+    "compute_loss": ["self", *_LOSS],
+    "compute_metrics": ["self", *_LOSS[:-1]],
+    "predict_step": ["self", "data"],
+    "on_train_begin": ["self", "logs"],
+    "on_epoch_end": ["self", "epoch", "logs"],
     "gelu": ["x", "approximate"],
     "silu": ["x"],
     "dropout": ["inputs", "rate", "noise_shape", "seed"],
@@ -231,7 +246,9 @@ PATCHED = {
     "apply": ["self", "grads", "trainable_variables"],
     "_all_reduce_sum_gradients": ["self", "grads_and_vars"],
 }
-PLACES = (*install.HOOKS.places, *bias_gradient.HOOKS.places)
+GROUPS = (install.HOOKS, bias_gradient.HOOKS, skipped_steps.HOOKS)
+GROUPS = (*GROUPS, borders.INPUTS, borders.OUTPUTS)
+PLACES = [place for group in GROUPS for place in group.places]
 
 
 def test_functions_that_kernels_replace_have_these_parameters():
@@ -240,7 +257,7 @@ def test_functions_that_kernels_replace_have_these_parameters():
         for place in PLACES
     }
     assert found == PATCHED
-    assert install.HOOKS.missing() == bias_gradient.HOOKS.missing() == []
+    assert [group.missing() for group in GROUPS] == [[]] * len(GROUPS)
 
 
 def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch):
@@ -258,6 +275,7 @@ def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch)
         owner, name = place.find(), place.name
         monkeypatch.setattr(owner, name, noting(name, vars(owner)[name]))
     layers = [
+        keras.layers.Rescaling(0.5),
         keras.layers.Dense(4, "gelu"),
         keras.layers.Dense(4, "silu"),
         keras.layers.LayerNormalization(),
@@ -266,6 +284,8 @@ def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch)
     model = keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
     model.compile(keras.optimizers.AdamW(global_clipnorm=1.0), "mse")
     model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    model.predict(np.ones((2, 2)), verbose=0)
+    keras.layers.Embedding(2, 2)(np.ones((2, 2)))
     assert set(called) == set(PATCHED)
 
 
@@ -321,6 +341,21 @@ def test_every_optimizer_applies_by_the_method_that_is_replaced():
 
 
 # ---- The reasons: when one fails, what it is a reason for may go ----
+
+
+def test_keras_rounds_raw_inputs():
+    with tfamp.policy_scope("mixed_bfloat16"):
+        layer = keras.layers.Normalization(mean=2014.5, variance=0.25)
+        assert np.ptp(layer(np.array([[2014.0, 2015.0]]))) == 0
+        model = keras.Sequential([keras.layers.Discretization([2014.5])])
+        assert np.ptp(model(np.array([[2014.0], [2015.0]]))) == 0
+
+
+def test_keras_compares_class_ids_in_the_format_of_the_outputs():
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    outputs = tf.one_hot([256], 258, dtype=tf.bfloat16)
+    metric.update_state(np.array([257]), outputs)
+    assert metric.result() == 1
 
 
 def test_keras_squares_rows_of_one_index_apart():

@@ -178,13 +178,14 @@ class _Rules:
             return
         is_being_made = _is_being_made(model)
         before = plan.is_of_another(model, self._policy)
+        if not before:
+            self._assign(model, is_being_made)
         changed = keras.config.dtype_policy().name != self._policy  # By the user.
         if not (is_being_made or changed or model in self._warned):
-            self._warn_of_others(
-                [model] if before else plan.others(model, self._policy), model
-            )
-        if before:
-            return
+            others = [model] if before else plan.others(model, self._policy)
+            self._warn_of_others(model, others)
+
+    def _assign(self, model, is_being_made):
         planned = plan.Plan(model, self._asked)
         missing = planned.unmatched()
         if not is_being_made:
@@ -196,7 +197,7 @@ class _Rules:
                 self._told = True
                 plan.warn_of_unsaved(unsaved)
 
-    def _warn_of_others(self, models, model):
+    def _warn_of_others(self, model, models):
         if not models:
             return
         self._warned.add(model)

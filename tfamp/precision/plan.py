@@ -8,7 +8,7 @@ import keras
 from absl import logging
 
 from tfamp import errors, modes
-from tfamp.precision import assign, float32_layers, outputs, overrides
+from tfamp.precision import assign, float32_layers, overrides
 
 SOFTMAX = "softmax stays in float32: its exponentials overflow and its sums round"
 _SOFTMAX_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
@@ -141,7 +141,9 @@ class Plan:
     def _leader(self, place):
         """Returns the place of the layer by whose precision this one runs, or None."""
         holders = self._holders(place)
-        return next((p for p in holders if outputs.follows(place.layer, p.layer)), None)
+        return next(
+            (p for p in holders if float32_layers.follows(place.layer, p.layer)), None
+        )
 
     def _around(self, place):
         """Returns {mode: (name, override)} of the nearest layers around with one."""
@@ -167,7 +169,7 @@ def _is_softmax(layer):
 
 def _outputs_or_warning(model):
     try:
-        return outputs.output_layers(model)
+        return float32_layers.output_layers(model)
     except errors.ExportError as error:
         logging.warning(
             "set_precision: the layers that compute the outputs are not known, so "
