@@ -11,8 +11,8 @@ An explicit `dtype=` wins over the first row, an override over all of them.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -34,20 +34,49 @@ class SlowLayer(NamedTuple):
     """A kind of layer that is slower in 16 bits than in float32.
 
     Attributes:
+      what: The layers, in words.
       kinds: Names of classes in `keras.layers`.
+      slow: Function of a layer of these kinds: whether it is meant.
       format: The format, which the device computes natively.
       device: Kind of device.
       ratio: Time of a training step of the layer in 16 bits to that in float32.
     """
 
+    what: str
     kinds: tuple[str, ...]
+    slow: Callable[[Any], bool]
     format: str
     device: str
     ratio: str
 
 
-# Measured by benchmarks/layers.py; see docs/hardware.md.
-SLOW: tuple[SlowLayer, ...] = ()
+def _strided(layer):
+    return max(tf.nest.flatten(layer.strides)) > 1
+
+
+def _wide(layer):
+    return not _strided(layer) and max(tf.nest.flatten(layer.kernel_size)) > 3
+
+
+_DEPTHWISE = tuple(
+    f"{kind}Conv{rank}D" for kind in ("Depthwise", "Separable") for rank in (1, 2)
+)
+# results/layers: 2 cores of an AMD EPYC with AVX512_BF16, TensorFlow 2.21 with oneDNN.
+SLOW = (
+    SlowLayer(
+        "depthwise convolutions with strides",
+        *(_DEPTHWISE, _strided, "bfloat16", "CPU", "4 to 19"),
+    ),
+    SlowLayer(
+        "depthwise convolutions with kernels above 3",
+        *(_DEPTHWISE, _wide, "bfloat16", "CPU", "1.8"),
+    ),
+    SlowLayer(
+        "recurrent layers of up to 64 units",
+        ("GRU", "LSTM", "SimpleRNN"),
+        *(lambda layer: layer.units <= 64, "bfloat16", "CPU", "1.0 to 1.3"),
+    ),
+)
 
 
 def made_in_float32(layer: keras.layers.Layer) -> bool:
@@ -79,7 +108,7 @@ def slow(layer: keras.layers.Layer, format_name: str) -> str:
       format_name: "bfloat16" or "float16".
     """
     for row in slow_here(format_name):
-        if type(layer).__name__ in row.kinds:
+        if type(layer).__name__ in row.kinds and row.slow(layer):
             return f"{row.ratio} times slower in {row.format} on this {row.device}"
     return ""
 
