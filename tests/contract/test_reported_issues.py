@@ -287,6 +287,73 @@ def test_bilinear_upsampling_trains_under_xla(mode):
     assert model.layers[1].compute_dtype == "float32"
 
 
+def native_bfloat16():
+    return "bfloat16" in tfamp.enable("mixed_bfloat16").float32_layers
+
+
+@pytest.fixture
+def slow_here():
+    """Skips where the table has no row: on GPUs, and where bfloat16 is emulated."""
+    if not native_bfloat16():
+        pytest.skip("no layer is known to be slower in bfloat16 on this device")
+
+
+def mobile():
+    """A block as of MobileNetV2."""
+    inputs = keras.Input((8, 8, 4))
+    x = layers.Conv2D(8, 1, name="expand")(inputs)
+    x = layers.DepthwiseConv2D(3, name="same")(x)
+    x = layers.DepthwiseConv2D(3, strides=2, name="strided")(x)
+    x = layers.SeparableConv2D(8, 5, padding="same", name="wide")(x)
+    return keras.Model(inputs, layers.Dense(99, name="head")(layers.Flatten()(x)))
+
+
+def made_late():
+    parts = mobile().layers[1:]
+    configs = [type(each).from_config(each.get_config()) for each in parts]
+    return keras.Sequential(configs)
+
+
+@pytest.mark.issue("tensorflow#41715")
+@pytest.mark.parametrize("build", [mobile, made_late])
+def test_layers_that_are_slower_in_16_bits_stay_in_float32(build, slow_here):
+    model = build()
+    assert model.layers[-1].compute_dtype == "bfloat16"
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 8, 8, 4)), np.ones((4, 99)), verbose=0)
+    found = {each.name: each.compute_dtype for each in model.layers if each.weights}
+    kept = {name for name, dtype in found.items() if dtype == "float32"}
+    assert kept == {"strided", "wide"} and found["expand"] == "bfloat16"
+    reasons = {
+        row.path.split("/")[-1]: row.reason for row in tfamp.describe_layers(model)
+    }
+    assert "times slower in bfloat16 on this CPU" in reasons["strided"]
+
+
+@pytest.mark.issue("tensorflow#41715")
+@pytest.mark.parametrize("how", ["overrides", "set_precision", "float16"])
+def test_an_override_or_another_mode_keeps_slow_layers_in_16_bits(how, slow_here):
+    mode = "mixed_float16" if how == "float16" else "mixed_bfloat16"
+    tfamp.enable(mode, overrides={".*": mode} if how == "overrides" else None)
+    model = mobile()
+    if how == "set_precision":
+        tfamp.set_precision(model, mode)
+    model.compile("sgd", "mse")
+    assert model.get_layer("strided").compute_dtype == mode.removeprefix("mixed_")
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_model_that_no_mix_makes_faster_is_told_of_once(wrapped, slow_here):
+    gru = layers.GRU(16, name="gru")
+    body = [layers.Embedding(9, 4), layers.Bidirectional(gru) if wrapped else gru]
+    model = keras.Sequential([keras.Input((5,)), *body, layers.Dense(1)])
+    with pytest.warns(UserWarning, match="float32 is faster for this model") as caught:
+        for _ in range(2):
+            model.compile("sgd", "mse")
+            model.fit(np.ones((4, 5)), np.ones((4, 1)), verbose=0)
+    assert len(caught) == 1 and "1.3 times slower" in str(caught[0].message)
+
+
 # ---- What is said ----
 
 

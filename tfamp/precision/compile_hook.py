@@ -89,6 +89,7 @@ class _Rules:
         self.matched: set[str] = set()
         self._told = False
         self._warned: weakref.WeakSet = weakref.WeakSet()
+        self._slower: weakref.WeakSet = weakref.WeakSet()
 
     def scale(self, model, given):
         """Returns the optimizer to compile with."""
@@ -127,7 +128,7 @@ class _Rules:
         """Whether layers of a model that is not built will be assigned a precision."""
         low = self._policy and keras.dtype_policies.get(self._policy).compute_dtype
         return bool(self._asked) or any(
-            float32_layers.reason(layer) or float32_layers.slow(layer, low)
+            float32_layers.reason(layer) or float32_layers.slow_reason(layer, low)
             for layer in (model._flatten_layers() if low in assign.LOW else ())
         )
 
@@ -196,6 +197,18 @@ class _Rules:
             if unsaved and not self._told:
                 self._told = True
                 plan.warn_of_unsaved(unsaved)
+            self._warn_of_slower(model)
+
+    def _warn_of_slower(self, model):
+        low = keras.dtype_policies.get(self._policy).compute_dtype
+        slow = float32_layers.mostly_slow(model, low)
+        if slow and model not in self._slower:
+            self._slower.add(model)
+            warnings.warn(
+                f"float32 is faster for this model here: most of '{model.name}' "
+                f"({', '.join(slow)}) stays in float32. Use tfamp.enable('float32').",
+                stacklevel=6,
+            )
 
     def _warn_of_others(self, model, models):
         if not models:

@@ -11,6 +11,7 @@ An explicit `dtype=` wins over the first row, an override over all of them.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -100,7 +101,7 @@ def reason(layer: keras.layers.Layer) -> str:
     return _of_kind(layer)
 
 
-def slow(layer: keras.layers.Layer, format_name: str) -> str:
+def slow_reason(layer: keras.layers.Layer, format_name: str) -> str:
     """Returns why a layer is faster in float32 on this host; empty if it is not.
 
     Args:
@@ -111,6 +112,27 @@ def slow(layer: keras.layers.Layer, format_name: str) -> str:
         if type(layer).__name__ in row.kinds and row.slow(layer):
             return f"{row.ratio} times slower in {row.format} on this {row.device}"
     return ""
+
+
+def mostly_slow(model: keras.Model, format_name: str) -> list[str]:
+    """Returns the layers that are faster in float32, if they hold most weights.
+
+    Tables of embeddings do not count: they are looked up, not multiplied.
+    """
+    slow, in_slow, others = [], 0, 0
+    inside = set()
+    for place in assign.walk(model):
+        layer = place.layer
+        size = sum(math.prod(v.shape) for v in layer._trainable_variables)
+        why = layer.compute_dtype == "float32" and slow_reason(layer, format_name)
+        if why:
+            slow.append(f"{layer.name}: {why}")
+        if why or inside & set(map(id, place.holders)):
+            inside.add(id(layer))
+            in_slow += size
+        elif not isinstance(layer, keras.layers.Embedding):
+            others += size
+    return slow if in_slow > others else []
 
 
 def slow_here(format_name: str) -> list[SlowLayer]:

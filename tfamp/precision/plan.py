@@ -78,7 +78,9 @@ class Plan:
         def pin(layer):
             if low not in assign.LOW or layer.dtype_policy.name != policy:
                 return ""
-            return float32_layers.reason(layer) or float32_layers.slow(layer, low)
+            return float32_layers.reason(layer) or float32_layers.slow_reason(
+                layer, low
+            )
 
         pins = self._pins(pin)
         rows = {key: self._asked(p) or pins.get(key) for key, p in self._places.items()}
