@@ -184,7 +184,11 @@ def _cpu_support(device):
         )
     return {
         "bfloat16": (True, bool(native) and device.onednn, why),
-        "float16": (True, False, "float16 on a CPU runs, up to 9 times slower"),
+        "float16": (
+            True,
+            False,
+            "float16 on a CPU runs, 9 (AMD EPYC) to 45 times (Intel) slower",
+        ),
     }
 
 

@@ -190,7 +190,14 @@ def _of_layer(step, x):
         yield "tf32", name
     if x.depthwise and step.narrow:
         yield "depthwise", dtype
-    if x.multiplications and dtype not in NARROW and step.is_fast:
+    slow = [
+        f"{row.ratio} times in {row.format}"
+        for row in x.slow
+        if row.device == kind and step.narrow and step.support(row.format).fast
+    ]
+    if slow:
+        yield "slow", f"{dtype}, {slow[0]}"
+    elif x.multiplications and dtype not in NARROW and step.is_fast:
         share = step.share([x])
         if not x.output_dtype or share >= _LARGE_OUTPUT:
             yield "float32_islands", percent(share)
@@ -242,9 +249,14 @@ _LAYER_RULES = {
     "depthwise": (
         *("elements", "depthwise or separable convolutions in 16 bits"),
         "GPUs were reported to have no fast 16-bit kernels for them "
-        "(tensorflow/tensorflow#41715)",
+        "(tensorflow/tensorflow#41715), and CPUs have none with strides",
         "measure the model in float32, too, and with these layers in float32, which "
         "costs two casts each",
+    ),
+    "slow": (
+        *("elements", "layers that are slower in 16 bits on this device"),
+        f"their step was measured beside float32's {_EPYC}",
+        "under enable they are float32 unless overrides={'.*': mode} says otherwise",
     ),
     "float32_islands": (
         *("multiplications", "float32 layers in a 16-bit model"),
@@ -289,7 +301,8 @@ _LAYER_RULES = {
     ),
     "outputs": (
         *(None, "outputs are not in float32"),
-        "logarithms and sums of the loss start from rounded values",
+        "logarithms and sums of the loss start from rounded values; the cast to "
+        "float32 that losses and metrics get does not undo the rounding",
         "dtype='float32' for the output layer, or after a large one "
         "Activation('linear', dtype='float32')",
     ),

@@ -28,7 +28,8 @@ def set_precision(
 
         the override that matches its path
         the override of the nearest layer or model around it
-        float32, if it computes or passes on an output, or a softmax
+        float32, if it computes or passes on an output, or a softmax, takes raw values
+        (preprocessing), or is a unit norm or a bilinear upsampling
         the mode, whatever `dtype` the layer was made with
 
     `describe_layers` says which, and so does the log. Softmax inside attention layers

@@ -101,6 +101,12 @@ def reason(layer: keras.layers.Layer) -> str:
     return _of_kind(layer)
 
 
+def slow_rows(layer: keras.layers.Layer) -> tuple[SlowLayer, ...]:
+    """Returns the rows of `SLOW` that are about a layer, of any device and format."""
+    rows = (row for row in SLOW if type(layer).__name__ in row.kinds)
+    return tuple(row for row in rows if row.slow(layer))
+
+
 def slow_reason(layer: keras.layers.Layer, format_name: str) -> str:
     """Returns why a layer is faster in float32 on this host; empty if it is not.
 
@@ -108,10 +114,10 @@ def slow_reason(layer: keras.layers.Layer, format_name: str) -> str:
       layer: A layer.
       format_name: "bfloat16" or "float16".
     """
-    for row in slow_here(format_name):
-        if type(layer).__name__ in row.kinds and row.slow(layer):
-            return f"{row.ratio} times slower in {row.format} on this {row.device}"
-    return ""
+    rows = set(slow_rows(layer)).intersection(slow_here(format_name))
+    return "".join(
+        f"{x.ratio} times slower in {x.format} on this {x.device}" for x in rows
+    )
 
 
 def mostly_slow(model: keras.Model, format_name: str) -> list[str]:
