@@ -43,7 +43,7 @@ def warn_about_unscaled_optimizers(model: keras.Model) -> None:
         return
     trained = [x for x in _float16_layers(model) if x.trainable and x.weights]
     # A model that holds such layers would say the same once more.
-    names = [layer.path for layer in trained if layer is not model]
+    names = [layer.path for layer in trained if not isinstance(layer, keras.Model)]
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     warnings.warn(
         f"Model '{model.name}' trains in float16 without loss scaling, so that small "

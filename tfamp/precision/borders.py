@@ -99,7 +99,7 @@ def widened(outputs):
 def _wide(value):
     dtype = getattr(value, "dtype", None)
     low = dtype is not None and keras.backend.standardize_dtype(dtype) in assign.LOW
-    return tf.cast(value, "float32") if low else value
+    return keras.ops.cast(value, "float32") if low else value
 
 
 def _of_outputs(original):

@@ -195,7 +195,7 @@ def refresh_hooks() -> None:
         (install.HOOKS, fused),
         (borders.INPUTS, mixed),
         (borders.OUTPUTS, mixed and asked.float32_outputs),
-        (skipped_steps.HOOKS, asked is not None and asked.scaling is not False),
+        (skipped_steps.HOOKS, mixed and asked.scaling is not False),
     ):
         hooks.install() if wanted else hooks.remove()
 
