@@ -63,6 +63,20 @@ def walk(model: keras.layers.Layer) -> list[Place]:
     return list(found.values())
 
 
+def check_built(model: Any, error: type[Exception] = ValueError) -> None:
+    """Raises TypeError if this is no model, `error` if it is not built."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a `keras.Model`. Received: {type(model).__name__}."
+        )
+    if not model.built:
+        raise error(
+            f"Model {model.name!r} is not built, so its layers and inputs are not "
+            "known. Call it on a batch first, or build it under `tfamp.enable` or "
+            "`tfamp.policy_scope`. Of a model that has no `call`, take its parts."
+        )
+
+
 def is_functional(layer: Any) -> bool:
     """Whether a layer is a model made of a graph, as `keras.Model(inputs, outputs)`."""
     return isinstance(layer, keras.Model) and hasattr(type(layer), "operations")
@@ -191,11 +205,10 @@ def _forget_traces(undo, layer):
             _set(undo, layer, name, None)
     for base in (layer, *type(layer).__mro__):
         for name, value in list(vars(base).items()):
-            if is_traced(value) and is_traced(found := getattr(layer, name)):
+            if _is_traced(value) and _is_traced(found := getattr(layer, name)):
                 # TensorFlow 2.21; the same options, nothing traced.
                 _set(undo, layer, name, found._clone(None))
 
 
-def is_traced(value: Any) -> bool:
-    """Whether a value is a `tf.function`, which keeps what it traced."""
+def _is_traced(value):
     return isinstance(value, tf.types.experimental.PolymorphicFunction)

@@ -100,16 +100,7 @@ def check_not_quantized(model: keras.Model) -> None:
 
 
 def _check_model(model):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"`model` must be a `keras.Model`. Received: {type(model).__name__}."
-        )
-    if not model.built:
-        raise ValueError(
-            f"Model {model.name!r} is not built, so its layers are not known. Call it "
-            "on a batch first, or build it under `tfamp.enable` or "
-            "`tfamp.policy_scope`. Of a model that has no `call`, take its parts."
-        )
+    assign.check_built(model)
     check_not_quantized(model)
     low = [v.path for v in model.trainable_variables if v.dtype in assign.LOW]
     if low and getattr(getattr(model, "optimizer", None), "built", False):

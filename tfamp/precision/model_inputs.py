@@ -1,8 +1,8 @@
-"""The inputs that a model takes: their specs, and a batch that fits them."""
+"""What a model takes: specs, a batch that fits them, and a trace with them."""
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -205,3 +205,65 @@ def explained(model: keras.Model, what: str) -> Iterator[None]:
             f"Model {model.name!r} ({type(model).__name__}) {what}. Received: "
             f"{type(error).__name__}: {' '.join(plain.split())[:300]}"
         ) from error
+
+
+# ---- The trace ----
+
+
+def trace(
+    model: keras.Model, specs: Any, note: Callable, training: bool = False
+) -> tf.Graph:
+    """Traces a model, and watches its layers' calls; executes and changes nothing.
+
+    Args:
+      model: A built model.
+      specs: `tf.TensorSpec`s, structured as the model's inputs.
+      note: Function of (layer, its inputs, its outputs), lists of tensors; it is called
+        after each call of a layer or model, of inner ones first.
+      training: What the model is called with.
+
+    Returns:
+      The graph.
+    """
+    layers = [place.layer for place in assign.walk(model)]
+    with unchanged(layers):
+        for layer in layers:
+            # Past Keras, which would look for layers and variables in it.
+            object.__setattr__(layer, "call", _noted(layer, note))
+        forward = tf.function(lambda x: model(x, training=training), autograph=False)
+        return forward.get_concrete_function(specs).graph
+
+
+def _noted(layer, note):
+    # The tensors of a `tf.function` are of a graph of its own.
+    original = getattr(layer.call, "python_function", layer.call)
+
+    def call(*args, **kwargs):
+        returned = original(*args, **kwargs)
+        note(layer, _tensors((args, kwargs)), _tensors(returned))
+        return returned
+
+    return call
+
+
+def _tensors(nested):
+    return [x for x in keras.tree.flatten(nested) if tf.is_symbolic_tensor(x)]
+
+
+@contextlib.contextmanager
+def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Scopes a trace: afterwards no layer holds a tensor, a loss or a `call` of it."""
+    kept = [(layer, layer.built, dict(vars(layer))) for layer in layers]
+    # Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
+    # guarded by tests/contract/test_audit.py.
+    for layer, *_ in kept:
+        vars(layer).update(_losses=list(layer._losses), _loss_ids=set(layer._loss_ids))
+    try:
+        yield
+    finally:
+        for layer, was_built, attributes in kept:
+            if layer.built and not was_built:  # What the trace built stays.
+                made = vars(layer).keys() - attributes.keys() - {"call"}
+                attributes |= {name: vars(layer)[name] for name in (*made, "built")}
+            vars(layer).clear()
+            vars(layer).update(attributes)

@@ -175,15 +175,7 @@ def _check_free(target, overwrite):
 
 
 def _check_model(model):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"`model` must be a `keras.Model`. Received: {type(model).__name__}."
-        )
-    if not model.built:
-        raise errors.ExportError(
-            f"Model {model.name!r} is not built: it has no weights to export, and its "
-            "inputs are not known. Call it on a batch, or load its weights, first."
-        )
+    assign.check_built(model, errors.ExportError)
     with model_inputs.explained(model, "cannot be exported"):
         conversion.check_not_quantized(model)
     options = tf.config.optimizer.get_experimental_options()
