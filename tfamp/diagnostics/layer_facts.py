@@ -67,7 +67,7 @@ def collect(model: keras.Model, specs: Any) -> tuple[LayerFacts, ...]:
     facts = [
         _facts(place, calls[id(place.layer)], outputs.get(id(place.layer), ""))
         for place in places
-        if not any(isinstance(holder, recurrent) for holder in place.holders)
+        if not any(isinstance(holder.layer, recurrent) for holder in place.holders)
     ]
     return tuple(sorted(facts, key=lambda layer: -layer.multiplications))
 

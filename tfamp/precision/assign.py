@@ -33,12 +33,12 @@ class Place(NamedTuple):
       layer: The layer.
       path: Names from the outermost layer to it, with slashes. The name of a functional
         model is left out, as in Keras' own paths.
-      holders: Layers that hold it; a shared layer has several, a model itself none.
+      holders: Places of those that hold it; a shared layer has several, a model none.
     """
 
     layer: keras.layers.Layer
     path: str
-    holders: list[keras.layers.Layer]
+    holders: list["Place"]
 
 
 def walk(model: keras.layers.Layer) -> list[Place]:
@@ -49,17 +49,16 @@ def walk(model: keras.layers.Layer) -> list[Place]:
     """
     found: dict[int, Place] = {}
 
-    def visit(layer, scope, holder):
+    def visit(layer, scope, *holders):
         if id(layer) in found:
-            found[id(layer)].holders.append(holder)
+            found[id(layer)].holders.extend(holders)
             return
         path = f"{scope}/{layer.name}" if scope else layer.name
-        found[id(layer)] = Place(layer, path, [] if holder is None else [holder])
-        inside = "" if is_functional(layer) else path
+        found[id(layer)] = place = Place(layer, path, list(holders))
         for each in children(layer):
-            visit(each, inside, layer)
+            visit(each, "" if is_functional(layer) else path, place)
 
-    visit(model, "", None)
+    visit(model, "")
     return list(found.values())
 
 

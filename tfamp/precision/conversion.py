@@ -69,13 +69,13 @@ def set_precision(
     parsed = overriding.parse(chosen, overrides)
     _check_model(model)
     planned = plan.Plan(model, parsed)
-    planned.check_matched(planned.unmatched())
+    planned.check(planned.matched)
     trains = getattr(model, "train_function", None) is not None
     with assign.EXCLUSIVE:
         unsaved = plan.apply(model, planned.complete(chosen))
-    plan.remember(model)
+    plan.SET.add(model)
     if unsaved:
-        plan.warn_of_unsaved(unsaved)
+        logging.warning("%s", unsaved)
     if model.compiled and model.optimizer is not None:
         _scale_loss(model)
     if trains:  # By a callback, in the middle of `fit`.
@@ -122,11 +122,13 @@ def _scale_loss(model):
 
 def _log(model, mode):
     rows = plan.describe_layers(model)
-    others = [row for row in rows if row.policy != mode.policy]
-    lines = [f"\n  {row.path}: {row.policy} ({row.reason})" for row in others[:_SHOWN]]
-    if others[_SHOWN:]:
-        lines.append(f"\n  and {len(others) - _SHOWN} more")
+    others = [
+        f"\n  {row.path}: {row.policy} ({row.reason})"
+        for row in rows
+        if row.policy != mode.policy
+    ]
+    more = f"\n  and {len(others) - _SHOWN} more" if others[_SHOWN:] else ""
     logging.info(
-        "set_precision: %d layers, %d of them not %s%s",
-        *(len(rows), len(others), mode.policy, "".join(lines)),
+        "set_precision: %d layers, %d of them not %s%s%s",
+        *(len(rows), len(others), mode.policy, "".join(others[:_SHOWN]), more),
     )

@@ -132,7 +132,7 @@ def mostly_slow(model: keras.Model, format_name: str) -> list[str]:
         why = layer.compute_dtype == "float32" and slow_reason(layer, format_name)
         if why:
             slow.append(f"{layer.name}: {why}")
-        if why or inside & set(map(id, place.holders)):
+        if why or inside & {id(each.layer) for each in place.holders}:
             inside.add(id(layer))
             in_slow += size
         elif not isinstance(layer, keras.layers.Embedding):
@@ -152,6 +152,8 @@ def slow_here(format_name: str) -> list[SlowLayer]:
 
 # ---- By their place ----
 
+_ATTENTION = keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention
+
 
 def follows(layer: keras.layers.Layer, holder: keras.layers.Layer) -> bool:
     """Whether Keras runs a layer by the precision of the one that holds it.
@@ -163,12 +165,8 @@ def follows(layer: keras.layers.Layer, holder: keras.layers.Layer) -> bool:
     kinds = keras.layers
     if isinstance(holder, kinds.TimeDistributed | kinds.RNN | kinds.StackedRNNCells):
         return True
-    return _is_attention(holder) and isinstance(layer, kinds.Softmax | kinds.Dropout)
-
-
-def _is_attention(layer):
-    kinds = keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention
-    return isinstance(layer, kinds)
+    skipped = isinstance(layer, kinds.Softmax | kinds.Dropout)
+    return skipped and isinstance(holder, _ATTENTION)
 
 
 def output_layers(model: keras.Model) -> dict[int, str]:
@@ -214,5 +212,5 @@ def _computes(layer):
         return False
     inner = assign.children(layer)
     if any(follows(each, layer) for each in inner):
-        return not _is_attention(layer)
+        return not isinstance(layer, _ATTENTION)
     return bool(layer._trainable_variables or layer._non_trainable_variables)
