@@ -115,7 +115,8 @@ def audit(
     specs, size, notes = _specs(model, inputs, batch_size)
     layers = layer_facts.collect(model, specs)
     if uncounted := [layer.path for layer in layers if layer.is_uncounted]:
-        notes.append(f"What these multiply is not counted: {rules.examples(uncounted)}")
+        names = errors.examples(uncounted)
+        notes.append(f"What these multiply is not counted: {names}")
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
     allows_xla = all(layer.supports_jit for layer in model._flatten_layers())

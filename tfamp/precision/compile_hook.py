@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfamp import patches
+from tfamp import errors, patches
 from tfamp.graph_rewrite import observe
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.loss_scaling import optimizer, rule
@@ -183,8 +183,9 @@ class _Rules:
         if not is_being_made:
             planned.check(self.matched)
         if rows := planned.under_enable(self._policy):
-            if (unsaved := plan.apply(model, rows)) and unsaved not in self._said:
-                self._said.add(unsaved)
+            unsaved = plan.apply(model, rows)
+            if unsaved and "unsaved" not in self._said:
+                self._said.add("unsaved")
                 logging.warning("%s", unsaved)
             low = keras.dtype_policies.get(self._policy).compute_dtype
             if slow := float32_layers.mostly_slow(model, low):
@@ -242,9 +243,9 @@ def _check_policies(model):
     if low:
         raise ValueError(
             f"Model '{model.name}' has layers that compute in 16 bits by their dtype "
-            f"policy ({plan.first(low)}), while graphs are rewritten, too: TensorFlow "
-            "accepts both and undoes float32 layers. Build the model under the float32 "
-            "policy, or call tfamp.disable_graph_rewrite() first."
+            f"policy ({errors.examples(low)}), while graphs are rewritten, too: "
+            "TensorFlow accepts both and undoes float32 layers. Build the model under "
+            "the float32 policy, or call tfamp.disable_graph_rewrite() first."
         )
 
 

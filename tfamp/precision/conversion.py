@@ -94,7 +94,7 @@ def check_not_quantized(model: keras.Model) -> None:
     if quantized:
         raise ConversionError(
             "The weights of a quantized model are no longer there. Received quantized "
-            f"layers: {', '.join(quantized[:_SHOWN])}. Take the model from before "
+            f"layers: {errors.examples(quantized)}. Take the model from before "
             "`quantize`."
         )
 
@@ -106,7 +106,7 @@ def _check_model(model):
     if low and getattr(getattr(model, "optimizer", None), "built", False):
         raise ConversionError(
             "The optimizer holds slots of weights in 16 bits, which would be widened. "
-            f"Received: {', '.join(low[:_SHOWN])}. `compile` the model with a new "
+            f"Received: {errors.examples(low)}. `compile` the model with a new "
             "optimizer first."
         )
 

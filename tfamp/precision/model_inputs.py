@@ -60,35 +60,30 @@ def specs(model: keras.Model, sample_inputs: Any = None) -> Any:
     Raises:
       ExportError: If the inputs are not known, or sparse or ragged.
     """
-    declared = _declared(model)
-    if declared is not None:
-        found = _specs(declared)
-        # Keras declares a float where it had to guess: with no input layer.
-        if isinstance(model, keras.Sequential) and found.dtype.is_floating:
-            if isinstance(_first_leaf(model), _ID_LAYERS):
-                found = tf.TensorSpec(found.shape, tf.int32, found.name)
-        return found
+    if assign.is_functional(model):
+        return _specs(model.input)
+    # A sequential model has no `inputs` before it is built.
+    if isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
+        return _specs(_sequential_input(model))
     if sample_inputs is not None:
-        sample_inputs = keras.tree.map_structure(tf.convert_to_tensor, sample_inputs)
-        return _specs(keras.tree.map_structure(_any_batch, sample_inputs))
+        tensors = keras.tree.map_structure(tf.convert_to_tensor, sample_inputs)
+        return _specs(keras.tree.map_structure(_any_batch, tensors))
     return _recorded_specs(model)
 
 
-def _declared(model):
-    """Returns the symbolic inputs of a functional or sequential model, else None.
+def _sequential_input(model):
+    """Returns the symbolic input; without an input layer, Keras had to guess it.
 
-    A sequential model without an input layer declares the batch size of its first
-    call; that is forgotten here, unless a recurrent layer keeps a state for it.
+    It declares a float, and the batch size of the first call. That is forgotten here,
+    unless a recurrent layer keeps a state for it.
     """
-    if assign.is_functional(model):
-        return model.input
-    # A sequential model has no `inputs` before it is built.
-    if not isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
-        return None
     tensor = model.inputs[0]
     stateful = any(getattr(p.layer, "stateful", False) for p in assign.walk(model))
     shape = (tensor.shape[0] if stateful else None, *tensor.shape[1:])
-    return keras.KerasTensor(shape, tensor.dtype, tensor.sparse, name=tensor.name)
+    guessed = keras.backend.is_float_dtype(tensor.dtype)
+    guessed &= isinstance(_first_leaf(model), _ID_LAYERS)
+    dtype = "int32" if guessed else tensor.dtype
+    return keras.KerasTensor(shape, dtype, tensor.sparse, name=tensor.name)
 
 
 def _specs(tensors):

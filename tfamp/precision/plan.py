@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import keras
@@ -11,7 +11,6 @@ from absl import logging
 from tfamp import errors, modes
 from tfamp.precision import assign, float32_layers, overrides
 
-_SHOWN = 5
 _AS_MADE = "as it was made"
 SOFTMAX = "softmax stays in float32: its exponentials overflow and its sums round"
 _SOFTMAX_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
@@ -142,11 +141,6 @@ def _pin(place, why):
     return None
 
 
-def first(names: Sequence[str]) -> str:
-    """Returns the first names, for a message."""
-    return ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
-
-
 def _paths(place):
     """The structure's path, and Keras' own where it has another."""
     return tuple(dict.fromkeys((place.path, place.layer.path or place.path)))
@@ -191,7 +185,7 @@ def apply(model: keras.Model, planned: Planned) -> str:
         return ""
     return (
         "A saved file does not hold the modes of layers that their class makes "
-        f"itself: {first(unsaved)}. After loading, ask for them again by "
+        f"itself: {errors.examples(unsaved)}. After loading, ask for them again by "
         "tfamp.set_precision, or load it under the same tfamp.enable(overrides=...)."
     )
 
@@ -235,10 +229,11 @@ def describe_others(models: list[keras.Model], policy: str) -> str:
     """Returns what to say of models that are not in the policy in force."""
     layers = [layer for model in models for layer in _weighted(model)]
     kept = sorted({each.dtype_policy.name for each in layers})
+    paths = errors.examples(each.path for each in layers)
     return (
         f"Model {', '.join(repr(each.name) for each in models)} was built before "
         "tfamp.enable() or in another thread, or loaded in another precision: its "
-        f"layers keep {', '.join(kept)} ({first([each.path for each in layers])}), "
+        f"layers keep {', '.join(kept)} ({paths}), "
         f"while {policy} is in force. Build it after tfamp.enable(), or call "
         "tfamp.set_precision on it."
     )

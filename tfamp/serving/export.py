@@ -18,7 +18,6 @@ from tfamp.serving import verification
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
 # graph may take in another order.
 MAX_RELATIVE_DIFFERENCE = 1e-5
-_SHOWN = 5
 
 
 class TensorDescription(NamedTuple):
@@ -236,7 +235,7 @@ def _write(model, specs, folder):
     if low:
         raise errors.ExportError(
             "The graph of the float32 model is not float32 throughout. Received: "
-            f"{', '.join(low[:_SHOWN])} ({len(low)} in all). Let the layers cast to "
+            f"{errors.examples(low)}. Let the layers cast to "
             "`self.compute_dtype`, and not to these dtypes, in their `call`."
         )
     return nodes
