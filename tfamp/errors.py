@@ -1,5 +1,13 @@
 """The package's own errors; each is also one of Python's, so either can be caught."""
 
+from collections.abc import Iterable
+
+
+def examples(names: Iterable[str]) -> str:
+    """Returns at most five names as one phrase, for a message."""
+    first, more = (found := list(names))[:5], len(found) - 5
+    return ", ".join(first) + (f", and {more} more" if more > 0 else "")
+
 
 class TfampError(Exception):
     """Base of the errors that only tfamp raises."""

@@ -432,7 +432,7 @@ def test_an_audit_changes_nothing():
 def test_bad_arguments(keywords, error, message):
     with pytest.raises(error, match=re.escape(message)):
         tfamp.audit(mlp(FP32), **keywords)
-    with pytest.raises(TypeError, match="must be a Keras model"):
+    with pytest.raises(TypeError, match="must be a `keras.Model`"):
         tfamp.audit(L.Dense(3))  # pyright: ignore[reportArgumentType]
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfamp.benchmark import function_bodies, products
-from tfamp.diagnostics import layer_facts
+from tfamp.precision import model_inputs
 
 _LOOPS = ("While", "StatelessWhile")
 _GATES = {b"lstm": 4, b"gru": 3}  # Of cuDNN; others have 1.
@@ -77,7 +77,7 @@ def _trace(model, loss, batch) -> tf.Graph:
         return losses, tape.gradient(losses, weights)
 
     features, labels = (keras.tree.map_structure(_spec, part) for part in batch[:2])
-    with layer_facts.unchanged(model._flatten_layers()):
+    with model_inputs.unchanged(model._flatten_layers()):
         function = tf.function(step, autograph=False)
         return function.get_concrete_function(features, labels).graph
 

@@ -10,7 +10,7 @@ from tfamp import errors, hardware
 from tfamp.diagnostics import layer_facts, rules
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient
-from tfamp.precision import model_inputs, policy
+from tfamp.precision import assign, model_inputs, policy
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
 _UNKNOWN_SIZE = 128  # Of other dimensions that the model leaves open.
@@ -109,19 +109,14 @@ def audit(
     Example:
       print(tfamp.audit(model, batch_size=64, device="a100"))
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"`model` must be a Keras model. Received: {model!r}.")
-    if not model.built:
-        raise ValueError(
-            f"Model {model.name!r} is not built, so that its layers are not known. "
-            "Call it on a batch, or build it, first."
-        )
+    assign.check_built(model)
     found = hardware.find_device(device)
     simulated = found not in hardware.read_devices()
     specs, size, notes = _specs(model, inputs, batch_size)
     layers = layer_facts.collect(model, specs)
     if uncounted := [layer.path for layer in layers if layer.is_uncounted]:
-        notes.append(f"What these multiply is not counted: {rules.examples(uncounted)}")
+        names = errors.examples(uncounted)
+        notes.append(f"What these multiply is not counted: {names}")
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
     allows_xla = all(layer.supports_jit for layer in model._flatten_layers())

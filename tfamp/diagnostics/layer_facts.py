@@ -8,15 +8,13 @@ A backward pass has about twice the multiplications, in the same layers and dtyp
 that shares of the forward pass are shares of a training step.
 """
 
-import contextlib
+import collections
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
-from tfamp.precision import assign, float32_layers
+from tfamp.precision import assign, float32_layers, model_inputs
 
 _KINDS = keras.layers
 _DEPTHWISE = (
@@ -63,13 +61,13 @@ def collect(model: keras.Model, specs: Any) -> tuple[LayerFacts, ...]:
       ValueError: If the model cannot be traced.
     """
     places = assign.walk(model)
-    calls, outputs = _trace(model, [place.layer for place in places], specs)
+    calls, outputs = _trace(model, specs)
     # A cell counts as the recurrent layer around it.
     recurrent = (_KINDS.RNN, _KINDS.StackedRNNCells)
     facts = [
         _facts(place, calls[id(place.layer)], outputs.get(id(place.layer), ""))
         for place in places
-        if not any(isinstance(holder, recurrent) for holder in place.holders)
+        if not any(isinstance(holder.layer, recurrent) for holder in place.holders)
     ]
     return tuple(sorted(facts, key=lambda layer: -layer.multiplications))
 
@@ -77,45 +75,19 @@ def collect(model: keras.Model, specs: Any) -> tuple[LayerFacts, ...]:
 # ---- The trace ----
 
 
-def _trace(model, layers, specs):
+def _trace(model, specs):
     """Watches the calls of layers while a model is traced.
 
     Returns:
       {id of a layer: [(shapes of its inputs, shape of its result, elements cast)]}, and
       {id of a layer: dtype of an output that comes from it}.
     """
-    calls, outputs = {id(layer): [] for layer in layers}, {}
+    calls, outputs = collections.defaultdict(list), {}
     makers = {}  # Of tensors: inner layers come before those around them.
-    with unchanged(layers):
-        for layer in layers:
-            if not isinstance(layer, keras.Model):
-                watched = _watched(layer, calls[id(layer)], makers)
-                # Past Keras, which would look for layers and variables in it.
-                object.__setattr__(layer, "call", watched)
-        forward = tf.function(lambda x: model(x, training=True), autograph=False)
-        try:
-            graph = forward.get_concrete_function(specs).graph
-        except Exception as error:
-            raise ValueError(
-                f"Model {model.name!r} cannot be traced with inputs "
-                f"{keras.tree.map_structure(str, specs)}: {error} Pass `inputs`, a "
-                "batch as the model takes it."
-            ) from error
-    for tensor in filter(_is_floating, graph.outputs):
-        made = tensor  # A model may end in a cast, or an operation, of its own.
-        while made.ref() not in makers and made.op.type in ("Cast", "Identity"):
-            made = made.op.inputs[0]
-        outputs[id(makers.get(made.ref(), model))] = tensor.dtype.name
-    return calls, outputs
 
-
-def _watched(layer, calls, makers):
-    """Returns the layer's `call`, which notes shapes, and who made which tensor."""
-    original = layer.call
-
-    def call(*args, **kwargs):
-        returned = original(*args, **kwargs)
-        inputs, results = _tensors((args, kwargs)), _tensors(returned)
+    def note(layer, inputs, results):
+        if isinstance(layer, keras.Model):
+            return
         for tensor in results:
             makers.setdefault(tensor.ref(), layer)
         shapes = [x.shape for x in (*inputs, *results[:1])]
@@ -123,14 +95,22 @@ def _watched(layer, calls, makers):
             # Some layers, such as normalizations, end in a cast.
             cast = [x for x in inputs if x.ref() not in makers and _is_cast(x)]
             elements = sum(math.prod(x.shape) for x in cast)
-            calls.append((shapes[:-1], shapes[-1], elements))
-        return returned
+            calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
 
-    return call
-
-
-def _tensors(nested):
-    return [x for x in keras.tree.flatten(nested) if tf.is_symbolic_tensor(x)]
+    try:
+        graph = model_inputs.trace(model, specs, note, training=True)
+    except Exception as error:
+        raise ValueError(
+            f"Model {model.name!r} cannot be traced with inputs "
+            f"{keras.tree.map_structure(str, specs)}: {error} Pass `inputs`, a batch "
+            "as the model takes it."
+        ) from error
+    for tensor in filter(_is_floating, graph.outputs):
+        made = tensor  # A model may end in a cast, or an operation, of its own.
+        while made.ref() not in makers and made.op.type in ("Cast", "Identity"):
+            made = made.op.inputs[0]
+        outputs[id(makers.get(made.ref(), model))] = tensor.dtype.name
+    return calls, outputs
 
 
 def _is_floating(tensor):
@@ -143,22 +123,6 @@ def _is_cast(tensor):
     return (
         source is not None and source.op.type != "Placeholder" and _is_floating(source)
     )
-
-
-@contextlib.contextmanager
-def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Scopes a trace: afterwards no layer holds a tensor, a loss or a `call` of it."""
-    kept = [(layer, dict(vars(layer))) for layer in layers]
-    # Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
-    # guarded by tests/contract/test_audit.py.
-    for layer, _ in kept:
-        vars(layer).update(_losses=list(layer._losses), _loss_ids=set(layer._loss_ids))
-    try:
-        yield
-    finally:
-        for layer, attributes in kept:
-            vars(layer).clear()
-            vars(layer).update(attributes)
 
 
 # ---- Facts of a layer ----

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tfamp import formats, hardware
+from tfamp import errors, formats, hardware
 from tfamp.diagnostics.layer_facts import LayerFacts
 
 NARROW = ("float16", "bfloat16")
@@ -116,12 +116,6 @@ class Step(NamedTuple):
 def percent(share: float) -> str:
     """Returns a share for people: 0.123 -> "12%"."""
     return f"{100 * share:.{0 if share >= 0.0995 else 1}f}%"
-
-
-def examples(names: Iterable[str]) -> str:
-    """Returns at most five names as one phrase."""
-    first, more = (found := list(names))[:5], len(found) - 5
-    return ", ".join(first) + (f", and {more} more" if more > 0 else "")
 
 
 # ---- The whole step ----
@@ -318,7 +312,8 @@ def examine(step: Step) -> tuple[Finding, ...]:
     for rule, (of, what, why, advice) in _LAYER_RULES.items():
         share = of and step.share(broken[rule], of)
         if broken[rule] and (of is None or share >= _LEAST[of]):
-            told = examples(f"{x.path} ({note})" for x, note in broken[rule].items())
+            notes = broken[rule].items()
+            told = errors.examples(f"{x.path} ({note})" for x, note in notes)
             paths = tuple(x.path for x in broken[rule])
             found.append(Finding(rule, share, what, f"{why}: {told}", advice, paths))
     return tuple(sorted(found, key=lambda x: 1 if x.share is None else -x.share))

@@ -33,12 +33,12 @@ class Place(NamedTuple):
       layer: The layer.
       path: Names from the outermost layer to it, with slashes. The name of a functional
         model is left out, as in Keras' own paths.
-      holders: Layers that hold it; a shared layer has several, a model itself none.
+      holders: Places of those that hold it; a shared layer has several, a model none.
     """
 
     layer: keras.layers.Layer
     path: str
-    holders: list[keras.layers.Layer]
+    holders: list["Place"]
 
 
 def walk(model: keras.layers.Layer) -> list[Place]:
@@ -49,18 +49,31 @@ def walk(model: keras.layers.Layer) -> list[Place]:
     """
     found: dict[int, Place] = {}
 
-    def visit(layer, scope, holder):
+    def visit(layer, scope, *holders):
         if id(layer) in found:
-            found[id(layer)].holders.append(holder)
+            found[id(layer)].holders.extend(holders)
             return
         path = f"{scope}/{layer.name}" if scope else layer.name
-        found[id(layer)] = Place(layer, path, [] if holder is None else [holder])
-        inside = "" if is_functional(layer) else path
+        found[id(layer)] = place = Place(layer, path, list(holders))
         for each in children(layer):
-            visit(each, inside, layer)
+            visit(each, "" if is_functional(layer) else path, place)
 
-    visit(model, "", None)
+    visit(model, "")
     return list(found.values())
+
+
+def check_built(model: Any, error: type[Exception] = ValueError) -> None:
+    """Raises TypeError if this is no model, `error` if it is not built."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a `keras.Model`. Received: {type(model).__name__}."
+        )
+    if not model.built:
+        raise error(
+            f"Model {model.name!r} is not built, so its layers and inputs are not "
+            "known. Call it on a batch first, or build it under `tfamp.enable` or "
+            "`tfamp.policy_scope`. Of a model that has no `call`, take its parts."
+        )
 
 
 def is_functional(layer: Any) -> bool:
@@ -191,11 +204,10 @@ def _forget_traces(undo, layer):
             _set(undo, layer, name, None)
     for base in (layer, *type(layer).__mro__):
         for name, value in list(vars(base).items()):
-            if is_traced(value) and is_traced(found := getattr(layer, name)):
+            if _is_traced(value) and _is_traced(found := getattr(layer, name)):
                 # TensorFlow 2.21; the same options, nothing traced.
                 _set(undo, layer, name, found._clone(None))
 
 
-def is_traced(value: Any) -> bool:
-    """Whether a value is a `tf.function`, which keeps what it traced."""
+def _is_traced(value):
     return isinstance(value, tf.types.experimental.PolymorphicFunction)

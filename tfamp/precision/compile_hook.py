@@ -9,7 +9,7 @@
 """
 
 import contextlib
-import inspect
+import traceback
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -19,13 +19,12 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfamp import patches
+from tfamp import errors, patches
 from tfamp.graph_rewrite import observe
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.loss_scaling import optimizer, rule
 from tfamp.precision import assign, float32_layers, overrides, plan
 
-_MOST_SHOWN = 5
 _rules: "_Rules | None" = None
 _seen: observe.GraphRewriteReport | None = None
 # Model -> request -> what its training function showed: TensorFlow keeps what it has
@@ -48,12 +47,12 @@ def install(
     """
     global _rules, _seen
     remove()
-    _seen = None
-    _rules = rules = _Rules(policy, scaling, asked)
-    train = "make_train_function"
-    owner = patches.trainer_class(train)
-    rules.hooks.append(patches.hook_compile(rules.scale, rules.before_compile))
-    rules.hooks.append(patches.Hook(owner, train, rules.make_train_function))
+    _rules, _seen = _Rules(policy, scaling, asked), None
+    owner = patches.trainer_class("make_train_function")
+    _rules.hooks = [
+        patches.hook_compile(_rules.scale, _rules.before_compile),
+        patches.Hook(owner, "make_train_function", _rules.make_train_function),
+    ]
 
 
 def remove() -> None:
@@ -87,9 +86,7 @@ class _Rules:
         self._policy, self._scaling, self._asked = policy, scaling, asked
         self.hooks: list[patches.Hook] = []
         self.matched: set[str] = set()
-        self._told = False
-        self._warned: weakref.WeakSet = weakref.WeakSet()
-        self._slower: weakref.WeakSet = weakref.WeakSet()
+        self._said: set[str] = set()
 
     def scale(self, model, given):
         """Returns the optimizer to compile with."""
@@ -109,27 +106,25 @@ class _Rules:
 
     def make_train_function(self, original):
         def make_train_function(model, *args, **kwargs):
-            is_new, built = model.train_function is None, _is_built(model)
-            if is_new and built:
+            is_new = model.train_function is None
+            builds = is_new and not _is_built(model)
+            if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
-            if not getattr(model.train_function, "is_first_step", False):
+            if not hasattr(model.train_function, "is_first_step"):
                 look = _look_at_first_step(model, is_new)
-                builds = is_new and not built
                 if builds or look is not None:
-                    model.train_function = self._first_step(
-                        model, original, look, builds
-                    )
+                    step = self._first_step(model, original, look, builds)
+                    model.train_function = step
             return model.train_function
 
         return make_train_function
 
     def _assigns(self, model):
         """Whether layers of a model that is not built will be assigned a precision."""
-        low = self._policy and keras.dtype_policies.get(self._policy).compute_dtype
+        layers = model._flatten_layers() if self._policy else ()
         return bool(self._asked) or any(
-            float32_layers.reason(layer) or float32_layers.slow_reason(layer, low)
-            for layer in (model._flatten_layers() if low in assign.LOW else ())
+            plan.stays_in_float32(each, self._policy) for each in layers
         )
 
     def _first_step(self, model, original, look, builds):
@@ -140,31 +135,27 @@ class _Rules:
             if model.train_function is first_step:
                 model.train_function = function
             # Without a strategy, Keras 3.15 builds a model while it traces the step.
-            early = builds and self._assigns(model) and not model.run_eagerly
+            early = builds and not model.run_eagerly and self._assigns(model)
             step = function
             try:
                 if early:
                     iterator = _build_by_tracing(model, iterator)
-                    step = self._after_build(model, original)
+                    self._before_training(model)
+                    original(model)  # Overrides make the model forget what it has.
+                    step = model.train_function
                 with look or contextlib.nullcontext():
                     logs = step(iterator)
                 if builds and not early:
-                    self._after_build(model, original)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                raise
-            except BaseException:
-                model.train_function = None  # The next `fit` is a first one again.
+                    self._before_training(model)
+                    original(model)
+            except BaseException as error:
+                if not isinstance(error, StopIteration | tf.errors.OutOfRangeError):
+                    model.train_function = None  # The next `fit` is a first one again.
                 raise
             return logs
 
         first_step.is_first_step = True  # pyright: ignore[reportFunctionMemberAccess]
         return first_step
-
-    def _after_build(self, model, original):
-        self._before_training(model)
-        if model.train_function is None:  # Overrides made the model forget it.
-            original(model)
-        return model.train_function
 
     def _before_training(self, model):
         if graph_rewrite.active() is not None:
@@ -175,56 +166,39 @@ class _Rules:
 
     def _override(self, model):
         """Gives the layers of a built model their own modes; says if it is older."""
-        if self._policy is None or plan.was_set(model):
+        if self._policy is None or model in plan.SET:
             return
         is_being_made = _is_being_made(model)
-        before = plan.is_of_another(model, self._policy)
-        if not before:
+        others = [model] if plan.is_of_another(model, self._policy) else []
+        if not others:
             self._assign(model, is_being_made)
+            others = plan.others(model, self._policy)
         changed = keras.config.dtype_policy().name != self._policy  # By the user.
-        if not (is_being_made or changed or model in self._warned):
-            others = [model] if before else plan.others(model, self._policy)
-            self._warn_of_others(model, others)
+        if others and not (is_being_made or changed):
+            self._say(plan.describe_others(others, self._policy))
 
     def _assign(self, model, is_being_made):
         planned = plan.Plan(model, self._asked)
-        missing = planned.unmatched()
+        self.matched |= planned.matched
         if not is_being_made:
-            planned.check_matched([p for p in missing if p not in self.matched])
-        self.matched |= {each.pattern for each in self._asked} - set(missing)
+            planned.check(self.matched)
         if rows := planned.under_enable(self._policy):
             unsaved = plan.apply(model, rows)
-            if unsaved and not self._told:
-                self._told = True
-                plan.warn_of_unsaved(unsaved)
-            self._warn_of_slower(model)
+            if unsaved and "unsaved" not in self._said:
+                self._said.add("unsaved")
+                logging.warning("%s", unsaved)
+            low = keras.dtype_policies.get(self._policy).compute_dtype
+            if slow := float32_layers.mostly_slow(model, low):
+                self._say(
+                    f"float32 is faster for this model here: most of '{model.name}' "
+                    f"({', '.join(slow)}) stays in float32. Use "
+                    "tfamp.enable('float32')."
+                )
 
-    def _warn_of_slower(self, model):
-        low = keras.dtype_policies.get(self._policy).compute_dtype
-        slow = float32_layers.mostly_slow(model, low)
-        if slow and model not in self._slower:
-            self._slower.add(model)
-            warnings.warn(
-                f"float32 is faster for this model here: most of '{model.name}' "
-                f"({', '.join(slow)}) stays in float32. Use tfamp.enable('float32').",
-                stacklevel=6,
-            )
-
-    def _warn_of_others(self, model, models):
-        if not models:
-            return
-        self._warned.add(model)
-        names = ", ".join(repr(each.name) for each in models)
-        layers = [x for each in models for x in plan.weighted(each)]
-        kept = sorted({each.dtype_policy.name for each in layers})
-        paths = ", ".join(each.path for each in layers[:_MOST_SHOWN])
-        warnings.warn(
-            f"Model {names} was built before tfamp.enable() or in another thread, or "
-            f"loaded in another precision: its layers keep {', '.join(kept)} ({paths}"
-            f"{', ...' * (len(layers) > _MOST_SHOWN)}), while {self._policy} is in "
-            "force. Build it after tfamp.enable(), or call tfamp.set_precision on it.",
-            stacklevel=6,
-        )
+    def _say(self, text):
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=6)
 
 
 def _is_built(model):
@@ -241,13 +215,11 @@ def _is_being_made(model):
 
     What it will be a part of may not be there yet: it is checked when it trains.
     """
-    frame = inspect.currentframe()
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(None):
         names = frame.f_code.co_varnames
         if frame.f_code.co_name in ("__init__", "compile_from_config") and names:
             if frame.f_locals.get(names[0]) is model:
                 return True
-        frame = frame.f_back
     return False
 
 
@@ -266,19 +238,14 @@ def _build_by_tracing(model, iterator):
 
 
 def _check_policies(model):
-    low = [
-        place.path
-        for place in assign.walk(model)
-        if place.layer.compute_dtype in assign.LOW
-    ]
+    places = assign.walk(model)
+    low = [x.path for x in places if x.layer.compute_dtype in assign.LOW]
     if low:
-        more = ", ..." if low[_MOST_SHOWN:] else ""
         raise ValueError(
             f"Model '{model.name}' has layers that compute in 16 bits by their dtype "
-            f"policy ({', '.join(low[:_MOST_SHOWN])}{more}), while graphs are "
-            "rewritten, too: TensorFlow accepts both and undoes float32 layers. Build "
-            "the model under the float32 policy, or call "
-            "tfamp.disable_graph_rewrite() first."
+            f"policy ({errors.examples(low)}), while graphs are rewritten, too: "
+            "TensorFlow accepts both and undoes float32 layers. Build the model under "
+            "the float32 policy, or call tfamp.disable_graph_rewrite() first."
         )
 
 
@@ -315,11 +282,10 @@ def _look_at_first_step(model, is_new):
 def _looked_at(model, rewrite, fresh) -> Iterator[None]:
     """Notes, and says, what the rewrite made of a model's first training step."""
     global _seen
-    if graph_rewrite.active() is not rewrite:  # It ended before the step.
-        yield
-        return
     with observe.observe(fresh) as graphs:
         yield
+    if graph_rewrite.active() is not rewrite:  # It ended before the step.
+        return
     report = observe.make_report(graphs)
     if report.effective is None:
         warnings.warn(f"Model '{model.name}': {report}", stacklevel=4)

@@ -69,13 +69,13 @@ def set_precision(
     parsed = overriding.parse(chosen, overrides)
     _check_model(model)
     planned = plan.Plan(model, parsed)
-    planned.check_matched(planned.unmatched())
+    planned.check(planned.matched)
     trains = getattr(model, "train_function", None) is not None
     with assign.EXCLUSIVE:
         unsaved = plan.apply(model, planned.complete(chosen))
-    plan.remember(model)
+    plan.SET.add(model)
     if unsaved:
-        plan.warn_of_unsaved(unsaved)
+        logging.warning("%s", unsaved)
     if model.compiled and model.optimizer is not None:
         _scale_loss(model)
     if trains:  # By a callback, in the middle of `fit`.
@@ -94,28 +94,19 @@ def check_not_quantized(model: keras.Model) -> None:
     if quantized:
         raise ConversionError(
             "The weights of a quantized model are no longer there. Received quantized "
-            f"layers: {', '.join(quantized[:_SHOWN])}. Take the model from before "
+            f"layers: {errors.examples(quantized)}. Take the model from before "
             "`quantize`."
         )
 
 
 def _check_model(model):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"`model` must be a `keras.Model`. Received: {type(model).__name__}."
-        )
-    if not model.built:
-        raise ValueError(
-            f"Model {model.name!r} is not built, so its layers are not known. Call it "
-            "on a batch first, or build it under `tfamp.enable` or "
-            "`tfamp.policy_scope`. Of a model that has no `call`, take its parts."
-        )
+    assign.check_built(model)
     check_not_quantized(model)
     low = [v.path for v in model.trainable_variables if v.dtype in assign.LOW]
     if low and getattr(getattr(model, "optimizer", None), "built", False):
         raise ConversionError(
             "The optimizer holds slots of weights in 16 bits, which would be widened. "
-            f"Received: {', '.join(low[:_SHOWN])}. `compile` the model with a new "
+            f"Received: {errors.examples(low)}. `compile` the model with a new "
             "optimizer first."
         )
 
@@ -131,11 +122,13 @@ def _scale_loss(model):
 
 def _log(model, mode):
     rows = plan.describe_layers(model)
-    others = [row for row in rows if row.policy != mode.policy]
-    lines = [f"\n  {row.path}: {row.policy} ({row.reason})" for row in others[:_SHOWN]]
-    if others[_SHOWN:]:
-        lines.append(f"\n  and {len(others) - _SHOWN} more")
+    others = [
+        f"\n  {row.path}: {row.policy} ({row.reason})"
+        for row in rows
+        if row.policy != mode.policy
+    ]
+    more = f"\n  and {len(others) - _SHOWN} more" if others[_SHOWN:] else ""
     logging.info(
-        "set_precision: %d layers, %d of them not %s%s",
-        *(len(rows), len(others), mode.policy, "".join(lines)),
+        "set_precision: %d layers, %d of them not %s%s%s",
+        *(len(rows), len(others), mode.policy, "".join(others[:_SHOWN]), more),
     )

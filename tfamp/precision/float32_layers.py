@@ -10,9 +10,8 @@
 An explicit `dtype=` wins over the first row, an override over all of them.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -133,7 +132,7 @@ def mostly_slow(model: keras.Model, format_name: str) -> list[str]:
         why = layer.compute_dtype == "float32" and slow_reason(layer, format_name)
         if why:
             slow.append(f"{layer.name}: {why}")
-        if why or inside & set(map(id, place.holders)):
+        if why or inside & {id(each.layer) for each in place.holders}:
             inside.add(id(layer))
             in_slow += size
         elif not isinstance(layer, keras.layers.Embedding):
@@ -153,6 +152,8 @@ def slow_here(format_name: str) -> list[SlowLayer]:
 
 # ---- By their place ----
 
+_ATTENTION = keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention
+
 
 def follows(layer: keras.layers.Layer, holder: keras.layers.Layer) -> bool:
     """Whether Keras runs a layer by the precision of the one that holds it.
@@ -164,12 +165,8 @@ def follows(layer: keras.layers.Layer, holder: keras.layers.Layer) -> bool:
     kinds = keras.layers
     if isinstance(holder, kinds.TimeDistributed | kinds.RNN | kinds.StackedRNNCells):
         return True
-    return _is_attention(holder) and isinstance(layer, kinds.Softmax | kinds.Dropout)
-
-
-def _is_attention(layer):
-    kinds = keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention
-    return isinstance(layer, kinds)
+    skipped = isinstance(layer, kinds.Softmax | kinds.Dropout)
+    return skipped and isinstance(holder, _ATTENTION)
 
 
 def output_layers(model: keras.Model) -> dict[int, str]:
@@ -184,21 +181,25 @@ def output_layers(model: keras.Model) -> dict[int, str]:
     Raises:
       ExportError: If the inputs are not known, or the model does not take them.
     """
-    returned: dict[tuple, list] = {}
+    returned: dict[Any, list] = {}
+
+    def note(layer, inputs, outputs):
+        for tensor in outputs:
+            returned.setdefault(tensor.ref(), []).append(layer)
+
     specs = model_inputs.specs(model)
-    with model_inputs.explained(model, "cannot be traced"), _recorded(model, returned):
-        function = tf.function(lambda x: model(x, training=False), autograph=False)
-        graph = function.get_concrete_function(specs).graph
+    with model_inputs.explained(model, "cannot be traced"):
+        graph = model_inputs.trace(model, specs, note)
     found: dict[int, str] = {}
     queue = [tensor for tensor in graph.outputs if tensor.dtype.is_floating]
     visited = set()
     while queue:
         tensor = queue.pop()
-        layers = returned.get(_key(tensor), [])
+        layers = returned.get(tensor.ref(), [])
         stops = [layer for layer in layers if _computes(layer)]
-        if _key(tensor) not in visited and not stops:
+        if tensor.ref() not in visited and not stops:
             queue += tensor.op.inputs
-        visited.add(_key(tensor))
+        visited.add(tensor.ref())
         plain = [x for x in layers if x not in stops and not assign.children(x)]
         found |= {id(layer): PASSES_OUTPUT for layer in plain}
         found |= {id(layer): OUTPUT for layer in stops}
@@ -211,39 +212,5 @@ def _computes(layer):
         return False
     inner = assign.children(layer)
     if any(follows(each, layer) for each in inner):
-        return not _is_attention(layer)
+        return not isinstance(layer, _ATTENTION)
     return bool(layer._trainable_variables or layer._non_trainable_variables)
-
-
-def _key(tensor):
-    return id(tensor.graph), tensor.name
-
-
-@contextlib.contextmanager
-def _recorded(model, returned) -> Iterator[None]:
-    """While a model is traced, notes which layers returned each tensor."""
-    layers = [place.layer for place in assign.walk(model)]
-    before = [(layer, vars(layer).get("call")) for layer in layers]
-
-    def recording(layer, original):
-        def call(*args, **kwargs):
-            outputs = original(*args, **kwargs)
-            for tensor in keras.tree.flatten(outputs):
-                if tf.is_symbolic_tensor(tensor):
-                    returned.setdefault(_key(tensor), []).append(layer)
-            return outputs
-
-        return call
-
-    try:
-        for layer in layers:
-            # The tensors of a `tf.function` are of a graph of its own.
-            traced = assign.is_traced(layer.call)
-            call = layer.call.python_function if traced else layer.call
-            vars(layer)["call"] = recording(layer, call)
-        yield
-    finally:
-        for layer, call in before:
-            vars(layer).pop("call")
-            if call is not None:
-                vars(layer)["call"] = call

@@ -1,8 +1,8 @@
-"""The inputs that a model takes: their specs, and a batch that fits them."""
+"""What a model takes: specs, a batch that fits them, and a trace with them."""
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -60,35 +60,30 @@ def specs(model: keras.Model, sample_inputs: Any = None) -> Any:
     Raises:
       ExportError: If the inputs are not known, or sparse or ragged.
     """
-    declared = _declared(model)
-    if declared is not None:
-        found = _specs(declared)
-        # Keras declares a float where it had to guess: with no input layer.
-        if isinstance(model, keras.Sequential) and found.dtype.is_floating:
-            if isinstance(_first_leaf(model), _ID_LAYERS):
-                found = tf.TensorSpec(found.shape, tf.int32, found.name)
-        return found
+    if assign.is_functional(model):
+        return _specs(model.input)
+    # A sequential model has no `inputs` before it is built.
+    if isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
+        return _specs(_sequential_input(model))
     if sample_inputs is not None:
-        sample_inputs = keras.tree.map_structure(tf.convert_to_tensor, sample_inputs)
-        return _specs(keras.tree.map_structure(_any_batch, sample_inputs))
+        tensors = keras.tree.map_structure(tf.convert_to_tensor, sample_inputs)
+        return _specs(keras.tree.map_structure(_any_batch, tensors))
     return _recorded_specs(model)
 
 
-def _declared(model):
-    """Returns the symbolic inputs of a functional or sequential model, else None.
+def _sequential_input(model):
+    """Returns the symbolic input; without an input layer, Keras had to guess it.
 
-    A sequential model without an input layer declares the batch size of its first
-    call; that is forgotten here, unless a recurrent layer keeps a state for it.
+    It declares a float, and the batch size of the first call. That is forgotten here,
+    unless a recurrent layer keeps a state for it.
     """
-    if assign.is_functional(model):
-        return model.input
-    # A sequential model has no `inputs` before it is built.
-    if not isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
-        return None
     tensor = model.inputs[0]
     stateful = any(getattr(p.layer, "stateful", False) for p in assign.walk(model))
     shape = (tensor.shape[0] if stateful else None, *tensor.shape[1:])
-    return keras.KerasTensor(shape, tensor.dtype, tensor.sparse, name=tensor.name)
+    guessed = keras.backend.is_float_dtype(tensor.dtype)
+    guessed &= isinstance(_first_leaf(model), _ID_LAYERS)
+    dtype = "int32" if guessed else tensor.dtype
+    return keras.KerasTensor(shape, dtype, tensor.sparse, name=tensor.name)
 
 
 def _specs(tensors):
@@ -205,3 +200,65 @@ def explained(model: keras.Model, what: str) -> Iterator[None]:
             f"Model {model.name!r} ({type(model).__name__}) {what}. Received: "
             f"{type(error).__name__}: {' '.join(plain.split())[:300]}"
         ) from error
+
+
+# ---- The trace ----
+
+
+def trace(
+    model: keras.Model, specs: Any, note: Callable, training: bool = False
+) -> tf.Graph:
+    """Traces a model, and watches its layers' calls; executes and changes nothing.
+
+    Args:
+      model: A built model.
+      specs: `tf.TensorSpec`s, structured as the model's inputs.
+      note: Function of (layer, its inputs, its outputs), lists of tensors; it is called
+        after each call of a layer or model, of inner ones first.
+      training: What the model is called with.
+
+    Returns:
+      The graph.
+    """
+    layers = [place.layer for place in assign.walk(model)]
+    with unchanged(layers):
+        for layer in layers:
+            # Past Keras, which would look for layers and variables in it.
+            object.__setattr__(layer, "call", _noted(layer, note))
+        forward = tf.function(lambda x: model(x, training=training), autograph=False)
+        return forward.get_concrete_function(specs).graph
+
+
+def _noted(layer, note):
+    # The tensors of a `tf.function` are of a graph of its own.
+    original = getattr(layer.call, "python_function", layer.call)
+
+    def call(*args, **kwargs):
+        returned = original(*args, **kwargs)
+        note(layer, _tensors((args, kwargs)), _tensors(returned))
+        return returned
+
+    return call
+
+
+def _tensors(nested):
+    return [x for x in keras.tree.flatten(nested) if tf.is_symbolic_tensor(x)]
+
+
+@contextlib.contextmanager
+def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Scopes a trace: afterwards no layer holds a tensor, a loss or a `call` of it."""
+    kept = [(layer, layer.built, dict(vars(layer))) for layer in layers]
+    # Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
+    # guarded by tests/contract/test_audit.py.
+    for layer, *_ in kept:
+        vars(layer).update(_losses=list(layer._losses), _loss_ids=set(layer._loss_ids))
+    try:
+        yield
+    finally:
+        for layer, was_built, attributes in kept:
+            if layer.built and not was_built:  # What the trace built stays.
+                made = vars(layer).keys() - attributes.keys() - {"call"}
+                attributes |= {name: vars(layer)[name] for name in (*made, "built")}
+            vars(layer).clear()
+            vars(layer).update(attributes)

@@ -62,10 +62,13 @@ def parse(mode: modes.Mode, overrides: Mapping[str, str] | None) -> Overrides:
             f"Received: overrides={overrides!r}."
         )
     given = (overrides or {}).items()
-    problems = {p: _pattern_problem(p) or _mode_problem(mode, m) for p, m in given}
-    texts = [f"{pattern!r}: {text}" for pattern, text in problems.items() if text]
-    if texts:
-        raise OverrideError("Invalid overrides: " + "; ".join(texts))
+    problems = [
+        f"{pattern!r}: {text}"
+        for pattern, name in given
+        if (text := _pattern_problem(pattern) or _mode_problem(mode, name))
+    ]
+    if problems:
+        raise OverrideError("Invalid overrides: " + "; ".join(problems))
     return tuple(Override(pattern, modes.get_mode(name)) for pattern, name in given)
 
 

@@ -1,7 +1,8 @@
 """Decides which dtype policy each layer of a built model gets, and why."""
 
+import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import keras
@@ -10,14 +11,14 @@ from absl import logging
 from tfamp import errors, modes
 from tfamp.precision import assign, float32_layers, overrides
 
+_AS_MADE = "as it was made"
 SOFTMAX = "softmax stays in float32: its exponentials overflow and its sums round"
 _SOFTMAX_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
-
-
-_SHOWN = 5
 # Why each layer has the policy that it was assigned; no model holds more for it.
 _reasons: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_set: weakref.WeakSet = weakref.WeakSet()
+SET: weakref.WeakSet = weakref.WeakSet()  # Models that `set_precision` was called on.
+# By the id of a layer: the name of the policy that it gets, and why.
+Planned = Mapping[int, tuple[str, str]]
 
 
 class LayerPrecision(NamedTuple):
@@ -28,15 +29,10 @@ class LayerPrecision(NamedTuple):
     reason: str
 
 
-class Planned(NamedTuple):
-    """What a layer gets: the name of a Keras dtype policy, and why."""
-
-    policy: str
-    reason: str
-
-
 class Plan:
     """What overrides, and a mode, ask of the layers of a model; changes nothing.
+
+    `matched` are the patterns that match a layer to which they can apply.
 
     Args:
       model: A built model.
@@ -48,83 +44,54 @@ class Plan:
 
     def __init__(self, model: keras.Model, parsed: overrides.Overrides):
         self._model, self._parsed = model, parsed
-        places = [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
-        self._places = {id(place.layer): place for place in places}
-        self._free = [place for place in places if self._leader(place) is None]
+        self._places = _assignable(model)
+        self._free = [place for place in self._places if _leader(place) is None]
         found = {id(p.layer): overrides.find(_paths(p), parsed) for p in self._free}
         self._own = {key: each for key, each in found.items() if each}
-
-    def unmatched(self) -> list[str]:
-        """Returns the patterns that match no layer to which they can apply."""
         paths = [_paths(place) for place in self._free]
-        return [x.pattern for x in self._parsed if not any(map(x.matches, paths))]
+        self.matched = {x.pattern for x in parsed if any(map(x.matches, paths))}
 
-    def check_matched(self, patterns: list[str]) -> None:
-        """Raises OverrideError, with the known paths, if there are such patterns."""
-        if patterns:
+    def check(self, matched: Container[str]) -> None:
+        """Raises OverrideError, with the known paths, for patterns not in `matched`."""
+        missing = [x.pattern for x in self._parsed if x.pattern not in matched]
+        if missing:
             paths = [place.path for place in self._free]
-            raise overrides.OverrideError(overrides.unmatched(patterns, paths))
+            raise overrides.OverrideError(overrides.unmatched(missing, paths))
 
-    def under_enable(self, policy: str) -> dict[int, Planned]:
-        """Returns {id of a layer: what it gets}, where that is not what it has.
+    def under_enable(self, policy: str) -> Planned:
+        """Returns what layers get, where that is not what they have.
 
         Overrides; and float32 for layers of `policy` that are known to need it.
 
         Args:
           policy: Name of the dtype policy in force.
         """
-        low = keras.dtype_policies.get(policy).compute_dtype
+        pin = functools.partial(_pin, why=lambda x: stays_in_float32(x, policy))
+        rows = {id(p.layer): self._asked(p) or pin(p) for p in self._places}
+        return {key: row for key, row in rows.items() if row}
 
-        def pin(layer):
-            if low not in assign.LOW or layer.dtype_policy.name != policy:
-                return ""
-            return float32_layers.reason(layer) or float32_layers.slow_reason(
-                layer, low
-            )
+    def complete(self, mode: modes.Mode) -> Planned:
+        """Returns what each layer of the model gets."""
+        is_mixed = mode.policy != "float32"
+        outputs = _outputs_or_warning(self._model) if is_mixed else {}
 
-        pins = self._pins(pin)
-        rows = {key: self._asked(p) or pins.get(key) for key, p in self._places.items()}
-        return {key: row for key, row in rows.items() if row is not None}
-
-    def complete(self, mode: modes.Mode) -> dict[int, Planned]:
-        """Returns {id of a layer: what it gets}, for each layer of the model."""
-        pinned = {} if mode.policy == "float32" else _outputs_or_warning(self._model)
-
-        def pin(layer):
+        def why(layer):
             softmax = SOFTMAX if _is_softmax(layer) else ""
-            return float32_layers.reason(layer) or softmax
-
-        pins = {} if mode.policy == "float32" else self._pins(pin, pinned)
+            kind = float32_layers.reason(layer) or softmax
+            return is_mixed and (outputs.get(id(layer)) or kind)
 
         def row(place):
-            if asked := self._asked(place) or pins.get(id(place.layer)):
+            if asked := self._asked(place) or _pin(place, why):
                 return asked
-            if leader := self._leader(place):
-                return row(leader)._replace(reason=f"follows {leader.layer.name!r}")
-            return Planned(mode.policy, f"the mode is {mode.name}")
+            if leader := _leader(place):
+                return row(leader)[0], f"follows {leader.layer.name!r}"
+            return mode.policy, f"the mode is {mode.name}"
 
-        return {key: row(place) for key, place in self._places.items()}
-
-    def _pins(self, why, pinned=()):
-        """Returns {id of a layer: float32, and why}, from `why(layer)` or around it."""
-
-        def pin(place):
-            if id(place.layer) in pinned:
-                return pinned[id(place.layer)]
-            if self._leader(place) is None and (reason := why(place.layer)):
-                return reason
-            for holder in self._holders(place):
-                if not isinstance(holder.layer, keras.Model) and pin(holder):
-                    return f"in {holder.layer.name!r}, which stays in float32"
-            return ""
-
-        found = {key: pin(place) for key, place in self._places.items()}
-        return {key: Planned("float32", text) for key, text in found.items() if text}
+        return {id(place.layer): row(place) for place in self._places}
 
     def _asked(self, place):
-        if id(place.layer) in self._own:
-            found = self._own[id(place.layer)]
-            return Planned(found.mode.policy, f"asked for by {found.pattern!r}")
+        if found := self._own.get(id(place.layer)):
+            return found.mode.policy, f"asked for by {found.pattern!r}"
         around = self._around(place)
         if len(around) > 1:
             names = " and ".join(repr(name) for name, _ in around.values())
@@ -133,28 +100,45 @@ class Plan:
                 f"{' and '.join(around)}. Name the layer itself."
             )
         for name, found in around.values():
-            reason = f"in {name!r}, asked for by {found.pattern!r}"
-            return Planned(found.mode.policy, reason)
+            return found.mode.policy, f"in {name!r}, asked for by {found.pattern!r}"
         return None
 
-    def _holders(self, place):
-        return [self._places[id(h)] for h in place.holders if id(h) in self._places]
-
-    def _leader(self, place):
-        """Returns the place of the layer by whose precision this one runs, or None."""
-        holders = self._holders(place)
-        return next(
-            (p for p in holders if float32_layers.follows(place.layer, p.layer)), None
-        )
-
     def _around(self, place):
-        """Returns {mode: (name, override)} of the nearest layers around with one."""
+        """Returns {mode: (layer around, its override)} of the nearest ones around."""
         found = {}
-        for holder in self._holders(place):
+        for holder in place.holders:
             own = self._own.get(id(holder.layer))
             one = own and {own.mode.name: (holder.layer.name, own)}
             found |= one or self._around(holder)
         return found
+
+
+def stays_in_float32(layer: keras.layers.Layer, policy: str) -> str:
+    """Returns why a layer that has the policy in force gets float32; empty if not."""
+    low = keras.dtype_policies.get(policy).compute_dtype
+    if low not in assign.LOW or layer.dtype_policy.name != policy:
+        return ""
+    return float32_layers.reason(layer) or float32_layers.slow_reason(layer, low)
+
+
+def _assignable(model):
+    return [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
+
+
+def _leader(place):
+    """Returns the place of the layer by whose precision this one runs, or None."""
+    leads = (p for p in place.holders if float32_layers.follows(place.layer, p.layer))
+    return next(leads, None)
+
+
+def _pin(place, why):
+    """Returns float32, and the reason, by `why(layer)` or that of one around it."""
+    if _leader(place) is None and (reason := why(place.layer)):
+        return "float32", reason
+    for holder in place.holders:
+        if not isinstance(holder.layer, keras.Model) and _pin(holder, why):
+            return "float32", f"in {holder.layer.name!r}, which stays in float32"
+    return None
 
 
 def _paths(place):
@@ -184,51 +168,48 @@ def _outputs_or_warning(model):
 # ---- What was assigned ----
 
 
-def apply(model: keras.Model, planned: Mapping[int, Planned]) -> list[str]:
+def apply(model: keras.Model, planned: Planned) -> str:
     """Assigns what is planned, and notes the reasons.
 
     Returns:
-      Paths of the layers whose policy a file of the model would not hold.
+      What to say of layers whose policy a file of the model would not hold.
     """
     layers = {id(place.layer): place.layer for place in assign.walk(model)}
-    changed = any(
-        layers[key].dtype_policy.name != row.policy for key, row in planned.items()
-    )
+    policies = {key: policy for key, (policy, _) in planned.items()}
+    changed = any(layers[key].dtype_policy.name != policies[key] for key in policies)
     if changed or any(v.dtype in assign.LOW for v in model.variables):
-        assign.assign(model, {key: row.policy for key, row in planned.items()})
-    _reasons.update({layers[key]: row.reason for key, row in planned.items()})
-    return _unsaved(model, planned)
+        assign.assign(model, policies)
+    _reasons.update({layers[key]: reason for key, (_, reason) in planned.items()})
+    unsaved = _unsaved(model, planned)
+    if not unsaved:
+        return ""
+    return (
+        "A saved file does not hold the modes of layers that their class makes "
+        f"itself: {errors.examples(unsaved)}. After loading, ask for them again by "
+        "tfamp.set_precision, or load it under the same tfamp.enable(overrides=...)."
+    )
 
 
-def was_assigned(layer: keras.layers.Layer) -> bool:
-    """Whether the precision of a layer was assigned by a plan."""
-    return layer in _reasons
+# ---- Models from elsewhere ----
 
 
-def remember(model: keras.Model) -> None:
-    """Notes that a model has its precision from `set_precision`."""
-    _set.add(model)
-
-
-def was_set(model: keras.Model) -> bool:
-    """Whether a model as a whole has its precision from `set_precision`."""
-    return model in _set
-
-
-def weighted(model: keras.Model) -> list[keras.layers.Layer]:
+def _weighted(model):
     """Returns the layers with weights that have a precision, models left out."""
-    places = [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
-    layers = [place.layer for place in places if place.layer.weights]
+    layers = [place.layer for place in _assignable(model) if place.layer.weights]
     return [each for each in layers if not isinstance(each, keras.Model)]
+
+
+def _has_none(model, formats, *also):
+    """Whether no layer, of those with weights, has a format or was assigned one."""
+    layers = _weighted(model)
+    return bool(layers) and not any(
+        each.compute_dtype in formats or each in _reasons for each in (*also, *layers)
+    )
 
 
 def is_of_another(model: keras.Model, policy: str) -> bool:
     """Whether a model with weights was built under another policy than this one."""
-    wanted = keras.dtype_policies.get(policy).compute_dtype
-    layers = weighted(model)
-    return bool(layers) and not any(
-        each.compute_dtype == wanted or was_assigned(each) for each in [model, *layers]
-    )
+    return _has_none(model, [keras.dtype_policies.get(policy).compute_dtype], model)
 
 
 def others(model: keras.Model, policy: str) -> list[keras.Model]:
@@ -236,14 +217,29 @@ def others(model: keras.Model, policy: str) -> list[keras.Model]:
 
     A loaded model has the policy in force itself, whatever its layers have.
     """
-    found = []
-    for place in assign.walk(model) if policy != "float32" else ():
-        layers = weighted(place.layer) if isinstance(place.layer, keras.Model) else []
-        if layers and not any(
-            each.compute_dtype in assign.LOW or was_assigned(each) for each in layers
-        ):
-            found.append(place.layer)
+    if policy == "float32":
+        return []
+    layers = [place.layer for place in assign.walk(model)]
+    inner = [each for each in layers if isinstance(each, keras.Model)]
+    found = [each for each in inner if _has_none(each, assign.LOW)]
     return [model] if model in found else found
+
+
+def describe_others(models: list[keras.Model], policy: str) -> str:
+    """Returns what to say of models that are not in the policy in force."""
+    layers = [layer for model in models for layer in _weighted(model)]
+    kept = sorted({each.dtype_policy.name for each in layers})
+    paths = errors.examples(each.path for each in layers)
+    return (
+        f"Model {', '.join(repr(each.name) for each in models)} was built before "
+        "tfamp.enable() or in another thread, or loaded in another precision: its "
+        f"layers keep {', '.join(kept)} ({paths}), "
+        f"while {policy} is in force. Build it after tfamp.enable(), or call "
+        "tfamp.set_precision on it."
+    )
+
+
+# ---- Telling ----
 
 
 def describe_layers(model: keras.Model) -> list[LayerPrecision]:
@@ -256,53 +252,35 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
       A row for each layer that computes in floats, those inside others included.
     """
     return [
-        LayerPrecision(
-            place.path,
-            place.layer.dtype_policy.name,
-            _reasons.get(place.layer, "as it was made"),
-        )
-        for place in assign.walk(model)
-        if assign.is_assignable(place.layer)
+        LayerPrecision(path, layer.dtype_policy.name, _reasons.get(layer, _AS_MADE))
+        for layer, path, _ in _assignable(model)
     ]
 
 
 def _unsaved(model, planned):
-    """Returns the paths of these layers that a file of the model would not hold.
+    """Returns the quoted paths of these layers that a file of the model would not hold.
 
     A layer that no configuration names gets its precision, when the file is loaded,
-    from what makes it: Keras' own layers pass on theirs; other classes take the global.
+    from what makes it: Keras' own layers, and KerasHub's, pass on theirs; other classes
+    take the global.
     """
     try:
         saved = _named_policies(keras.saving.serialize_keras_object(model))
     except Exception:  # Code of the user's layers; such a model cannot be saved.
         saved = set()
-    default = keras.config.dtype_policy().name
-    found = []
+    default, found = keras.config.dtype_policy().name, []
     for layer, path, holders in assign.walk(model):
-        policy = layer.dtype_policy.name
         made = {
-            each.dtype_policy.name if _is_of_keras(each) else default
-            for each in holders
+            maker.dtype_policy.name
+            if type(maker).__module__.startswith("keras")
+            else default
+            for maker, *_ in holders
         }
+        policy = layer.dtype_policy.name
         if id(layer) in planned and not isinstance(layer, keras.Model):
             if made - {policy} and (layer.name, policy) not in saved:
-                found.append(path)
+                found.append(repr(path))
     return found
-
-
-def _is_of_keras(layer):
-    return type(layer).__module__.startswith("keras")  # KerasHub, too.
-
-
-def warn_of_unsaved(paths: list[str]) -> None:
-    """Logs which layers' precision a saved file does not hold, and what to do."""
-    more = f" and {len(paths) - _SHOWN} more" if paths[_SHOWN:] else ""
-    logging.warning(
-        "A saved file does not hold the modes of layers that their class makes "
-        "itself: %s%s. After loading, ask for them again by tfamp.set_precision, "
-        "or load it under the same tfamp.enable(overrides=...).",
-        *(", ".join(map(repr, paths[:_SHOWN])), more),
-    )
 
 
 def _named_policies(config):

@@ -44,8 +44,8 @@ class Settings(NamedTuple):
     @property
     def is_mixed(self) -> bool:
         """Whether any layer computes in 16 bits by its dtype policy."""
-        policies = [self.mode.policy, *(each.mode.policy for each in self.overrides)]
-        return any(policy != "float32" for policy in policies)
+        asked = (self.mode, *(each.mode for each in self.overrides))
+        return any(mode.policy != "float32" for mode in asked)
 
 
 def parse(

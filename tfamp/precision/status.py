@@ -3,8 +3,6 @@
 import threading
 from typing import NamedTuple
 
-import keras
-
 from tfamp import hardware, modes
 from tfamp.graph_rewrite import switch
 from tfamp.kernels import bias_gradient, install
@@ -67,35 +65,39 @@ def describe(
       thread: The thread that called it, to which Keras' policy belongs.
     """
     devices = hardware.read_devices()
-    state = policy.read()
-    change = _change(asked, state, thread)
+    state, active = policy.read(), switch.active()
+    change = _change(asked, state, thread) if asked else "tfamp.enable() was not called"
     tf32 = state.tensor_float_32 and hardware.format_support("tf32", devices).supported
     name = state.dtype_policy.name
     effective = "tf32" if name == "float32" and tf32 else name
     if asked and not change and rewrite is None:
         effective = asked.mode.name
-    seen = compile_hook.last_report()
-    if switch.active() is not None and seen is not None and seen.effective:
+    seen = compile_hook.last_report() if active else None
+    if seen and seen.effective:
         effective = f"mixed_{seen.effective}"
-    patterns = asked.overrides if asked else ()
+    rewritten = "off"
+    if active:
+        requested = f"{active.dtype} requested ({active.reason})"
+        rewritten = str(seen or f"{requested}; no training step seen yet")
+    gradients = bias_gradient.HOOKS.in_force()
     return Status(
         requested=asked.requested if asked else None,
         effective=effective,
-        reason=change or asked.reason if asked else "tfamp.enable() was not called",
+        reason=change or asked.reason,
         device=hardware.device_label(devices),
         dtype_policy=name,
-        overrides=_describe_overrides(patterns),
+        overrides=_describe_overrides(asked.overrides if asked else ()),
         tensor_float_32=state.tensor_float_32,
-        loss_scaling=_describe_scaling(asked),
-        graph_rewrite=_describe_rewrite(seen),
+        loss_scaling=_describe_scaling(asked, active),
+        graph_rewrite=rewritten,
         bias_gradients=(
             "summed rightly in bfloat16"
-            if bias_gradient.BIASES in bias_gradient.HOOKS.in_force()
+            if bias_gradient.BIASES in gradients
             else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
         ),
         embedding_gradients=(
             "rows of one index summed first"
-            if bias_gradient.EMBEDDINGS in bias_gradient.HOOKS.in_force()
+            if bias_gradient.EMBEDDINGS in gradients
             else "Keras': rows of one index squared apart"
         ),
         fused_kernels=_describe_kernels(),
@@ -105,39 +107,26 @@ def describe(
 
 def _change(asked, state, thread):
     """What differs from what `enable` set; empty if nothing does."""
-    if asked is None:
-        return ""
-    here, name = threading.current_thread(), state.dtype_policy.name
-    if thread is not here and name != asked.mode.policy:
+    here, found = threading.current_thread(), state.dtype_policy.name
+    wanted = asked.mode.policy
+    if found != wanted and thread is not here:
         return (
-            f"Keras' dtype policy belongs to a thread: {asked.mode.policy} to "
-            f"{thread.name!r}, which called enable(), {name} to this one, "
-            f"{here.name!r}. Call tfamp.enable in the thread that builds models"
+            f"Keras' dtype policy belongs to a thread: {wanted} to {thread.name!r}, "
+            f"which called enable(), {found} to this one, {here.name!r}. Call "
+            "tfamp.enable in the thread that builds models"
         )
-    if state.dtype_policy != keras.dtype_policies.get(asked.mode.policy):
-        return (
-            f"the global dtype policy was changed from {asked.mode.policy} to "
-            f"{state.dtype_policy.name} after enable()"
-        )
+    if found != wanted:
+        return f"the global dtype policy was changed from {wanted} to {found}"
     if state.tensor_float_32 != asked.mode.tensor_float_32:
         return "the TF32 flag was changed after enable()"
     return ""
 
 
-def _describe_overrides(patterns):
-    if not patterns:
-        return "none"
-    listed = ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in patterns)
-    if compile_hook.has_overridden():
-        return listed
+def _describe_overrides(asked):
+    listed = ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in asked)
+    if compile_hook.has_overridden() or not asked:
+        return listed or "none"
     return f"{listed} (when a model is compiled; in a loop of your own: set_precision)"
-
-
-def _describe_rewrite(seen):
-    active = switch.active()
-    if active is None or seen is not None:
-        return "off" if active is None else str(seen)
-    return f"{active.dtype} requested ({active.reason}); no training step seen yet"
 
 
 def _describe_kernels():
@@ -148,14 +137,12 @@ def _describe_kernels():
     return f"{', '.join(names)} (in graphs without XLA){none_for}"
 
 
-def _describe_scaling(asked):
-    active = switch.active()
-    if asked is not None:
-        mode, scaling = asked.mode, asked.scaling
-    elif active is not None:  # Without a session the hooks have the defaults.
-        mode, scaling = modes.get_mode(f"mixed_{active.dtype}"), rule.LossScaleConfig()
-    else:
+def _describe_scaling(asked, active):
+    if not asked and not active:
         return "as stock Keras does"
+    # Without a session the hooks have the defaults.
+    scaling = asked.scaling if asked else rule.LossScaleConfig()
+    mode = asked.mode if asked else modes.get_mode(f"mixed_{active.dtype}")
     if scaling is False:
         return "off, as asked"
     kind = "dynamic" if scaling.dynamic else "static"
@@ -166,10 +153,9 @@ def _describe_scaling(asked):
 
 
 def _describe_float32(asked):
-    if asked is None or not asked.is_mixed:
+    if not asked or not asked.is_mixed:
         return "none but those asked for"
     slow = float32_layers.slow_here(asked.mode.compute_format)
     texts = [f"{row.what} ({row.ratio} times slower in {row.format})" for row in slow]
-    return "; ".join(
-        ["preprocessing, UnitNormalization, bilinear UpSampling2D", *texts]
-    )
+    kinds = ["preprocessing", "UnitNormalization", "bilinear UpSampling2D"]
+    return f"{', '.join(kinds)}{''.join(f'; {text}' for text in texts)}"

@@ -18,7 +18,6 @@ from tfamp.serving import verification
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
 # graph may take in another order.
 MAX_RELATIVE_DIFFERENCE = 1e-5
-_SHOWN = 5
 
 
 class TensorDescription(NamedTuple):
@@ -175,15 +174,7 @@ def _check_free(target, overwrite):
 
 
 def _check_model(model):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"`model` must be a `keras.Model`. Received: {type(model).__name__}."
-        )
-    if not model.built:
-        raise errors.ExportError(
-            f"Model {model.name!r} is not built: it has no weights to export, and its "
-            "inputs are not known. Call it on a batch, or load its weights, first."
-        )
+    assign.check_built(model, errors.ExportError)
     with model_inputs.explained(model, "cannot be exported"):
         conversion.check_not_quantized(model)
     options = tf.config.optimizer.get_experimental_options()
@@ -244,7 +235,7 @@ def _write(model, specs, folder):
     if low:
         raise errors.ExportError(
             "The graph of the float32 model is not float32 throughout. Received: "
-            f"{', '.join(low[:_SHOWN])} ({len(low)} in all). Let the layers cast to "
+            f"{errors.examples(low)}. Let the layers cast to "
             "`self.compute_dtype`, and not to these dtypes, in their `call`."
         )
     return nodes
