@@ -42,7 +42,7 @@ class LayerFacts(NamedTuple):
     has_bias: bool = False  # Whose gradient `BiasAddGrad` sums.
     data_format: str = ""  # Of a convolution.
     depthwise: bool = False  # A depthwise or separable convolution.
-    slow: tuple[float32_layers.SlowLayer, ...] = ()  # Where it is slower in 16 bits.
+    slow: str = ""  # How much slower in bfloat16 than in float32, on CPUs.
     activation: str = ""
     output_dtype: str = ""  # Of an output of the model that comes from it.
 
@@ -156,7 +156,7 @@ def _facts(place, calls, output_dtype) -> LayerFacts:
         has_bias=any(w is getattr(layer, "bias", None) for w in own) and not fused,
         data_format=getattr(layer, "data_format", None) or "",
         depthwise=isinstance(layer, _DEPTHWISE),
-        slow=float32_layers.slow_rows(layer),
+        slow=float32_layers.slow(layer),
         activation="softmax" if isinstance(layer, _KINDS.Softmax) else activation,
         output_dtype=output_dtype,
     )

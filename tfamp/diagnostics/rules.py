@@ -184,13 +184,9 @@ def _of_layer(step, x):
         yield "tf32", name
     if x.depthwise and step.narrow:
         yield "depthwise", dtype
-    slow = [
-        f"{row.ratio} times in {row.format}"
-        for row in x.slow
-        if row.device == kind and step.narrow and step.support(row.format).fast
-    ]
-    if slow:
-        yield "slow", f"{dtype}, {slow[0]}"
+    native = step.support("bfloat16").fast and step.narrow
+    if x.slow and kind == "CPU" and native:
+        yield "slow", f"{dtype}, {x.slow} times"
     elif x.multiplications and dtype not in NARROW and step.is_fast:
         share = step.share([x])
         if not x.output_dtype or share >= _LARGE_OUTPUT:

@@ -45,8 +45,9 @@ def _read(model):
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, LossScaleOptimizer):
         return None
-    skipped = int(optimizer.skipped_steps)
-    return int(optimizer.iterations) + skipped, skipped
+    # `numpy` reads one replica's, which all have.
+    skipped = int(optimizer.skipped_steps.numpy())
+    return int(optimizer.iterations.numpy()) + skipped, skipped
 
 
 def _warn(model, steps, skipped):

@@ -4,7 +4,15 @@ Keras rounds a layer's inputs to the layer's format wherever they come in, a mod
 own border included, and hands outputs of 16 bits to losses, metrics and `predict`.
 """
 
+import contextlib
+import functools
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfamp import formats, patches
@@ -12,6 +20,7 @@ from tfamp.precision import assign, float32_layers
 
 # An attribute of a rounded tensor, as Keras keeps masks: the tensor before.
 _EXACT = "_tfamp_exact"
+_warned: weakref.WeakSet = weakref.WeakSet()
 
 
 # ---- In ----
@@ -19,8 +28,10 @@ _EXACT = "_tfamp_exact"
 
 def _init(original):
     def init(layer, *args, **kwargs):
-        if kwargs.get("dtype") is None and float32_layers.made_in_float32(layer):
-            kwargs["dtype"] = "float32"
+        low = keras.config.dtype_policy().compute_dtype in assign.LOW
+        if low and kwargs.get("dtype") is None:
+            if float32_layers.made_in_float32(layer):
+                kwargs["dtype"] = "float32"
         original(layer, *args, **kwargs)
 
     return init
@@ -28,31 +39,61 @@ def _init(original):
 
 def _convert_input(original):
     def convert_input(policy, x, autocast, dtype):
-        wide = dtype == "float32"
-        given = getattr(x, _EXACT, x) if wide else x
+        if isinstance(x, np.ndarray | np.generic):
+            x = tf.constant(x)  # Which no one changes later.
+        given = _unrounded(x) if dtype == "float32" else x
         return _marked(original(policy, given, autocast, dtype), given)
 
     return convert_input
 
 
 def _marked(rounded, exact):
-    if isinstance(rounded, tf.Tensor) and rounded.dtype.name in assign.LOW:
-        if rounded is not exact:
+    if isinstance(rounded, tf.Tensor) and isinstance(exact, tf.Tensor):
+        if rounded is not exact and rounded.dtype.name in assign.LOW:
             setattr(rounded, _EXACT, exact)
     return rounded
 
 
+def _unrounded(x):
+    """Returns the tensor that was rounded to `x`; its gradient is that of `x`."""
+    exact = getattr(x, _EXACT, None)
+    if exact is None:
+        return x
+
+    @tf.custom_gradient
+    def unrounded(rounded):
+        return tf.identity(exact), lambda upstream: tf.cast(upstream, rounded.dtype)
+
+    found = unrounded(x)
+    if (mask := getattr(x, "_keras_mask", None)) is not None:
+        found._keras_mask = mask
+    return found
+
+
 def _data_layer_call(original):
     def call(layer, inputs, *args, **kwargs):
-        exact = keras.tree.map_structure(lambda x: getattr(x, _EXACT, x), inputs)
+        exact = keras.tree.map_structure(_unrounded, inputs)
+        low = any(map(_is_rounded, keras.tree.flatten(exact)))
+        if low and layer.compute_dtype not in assign.LOW and layer not in _warned:
+            _warned.add(layer)
+            warnings.warn(
+                f"Layer '{layer.name}' gets values that were rounded to 16 bits before "
+                "it, as years and prices must not be. Put it before other layers, or "
+                "name those in overrides={...: 'float32'}.",
+                stacklevel=4,
+            )
         return original(layer, exact, *args, **kwargs)
 
     return call
 
 
+def _is_rounded(x):
+    return isinstance(x, tf.Tensor) and x.dtype.name in assign.LOW
+
+
 def _convert_inputs_to_tensors(original):
     def convert_inputs_to_tensors(model, inputs):
-        exact = [getattr(x, _EXACT, x) for x in inputs]
+        exact = list(map(_unrounded, inputs))
         return list(map(_marked, original(model, exact), exact))
 
     return convert_inputs_to_tensors
@@ -60,7 +101,7 @@ def _convert_inputs_to_tensors(original):
 
 def _embedding_call(original):
     def call(layer, inputs):
-        ids = getattr(inputs, _EXACT, inputs)
+        ids = _unrounded(inputs)
         dtype = keras.backend.standardize_dtype(ids.dtype)
         if dtype in assign.LOW:
             # All integers up to two to the power of the bits of the significand.
@@ -69,7 +110,8 @@ def _embedding_call(original):
                 raise ValueError(
                     f"Ids of {dtype} are rounded above {exact:.0f}. Received: {dtype} "
                     f"ids for layer {layer.path!r} of {layer.input_dim} rows. Pass "
-                    "integers, or give the layer that makes them dtype='float32'."
+                    "integers, or keep the model or layer that they come through in "
+                    "float32."
                 )
         return original(layer, ids)
 
@@ -87,7 +129,7 @@ INPUTS = patches.HookGroup(
 # ---- Out ----
 
 
-def widened(outputs):
+def widened(outputs: Any) -> Any:
     """Returns a model's outputs with those of 16 bits in float32; others as they are.
 
     Args:
@@ -98,8 +140,58 @@ def widened(outputs):
 
 def _wide(value):
     dtype = getattr(value, "dtype", None)
-    low = dtype is not None and keras.backend.standardize_dtype(dtype) in assign.LOW
-    return keras.ops.cast(value, "float32") if low else value
+    if dtype is None or keras.backend.standardize_dtype(dtype) not in assign.LOW:
+        return value
+    wide = keras.ops.cast(value, "float32")
+    if (mask := getattr(value, "_keras_mask", None)) is not None:
+        wide._keras_mask = mask  # By which losses and metrics leave out what it hides.
+    return wide
+
+
+@contextlib.contextmanager
+def widening(model: keras.Model) -> Iterator[None]:
+    """Meanwhile, what a model returns is widened, if `OUTPUTS` is installed."""
+    before, call = vars(model).get("call"), model.call
+
+    @functools.wraps(call)
+    def wide(*args, **kwargs):
+        return widened(call(*args, **kwargs))
+
+    if OUTPUTS.in_force():
+        vars(model)["call"] = wide
+    try:
+        yield
+    finally:
+        vars(model).pop("call", None)
+        if before is not None:
+            vars(model)["call"] = before
+
+
+def _runs_widened(model, function):
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        with widening(model):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _make_function(original):
+    def make_function(model, step_function):
+        return _runs_widened(model, original(model, step_function))
+
+    return make_function
+
+
+def _make_predict_function(original):
+    def make_predict_function(model, *args, **kwargs):
+        before = model.predict_function
+        original(model, *args, **kwargs)
+        if model.predict_function is not before:
+            model.predict_function = _runs_widened(model, model.predict_function)
+        return model.predict_function
+
+    return make_predict_function
 
 
 def _of_outputs(original):
@@ -111,16 +203,9 @@ def _of_outputs(original):
     return function
 
 
-def _predict_step(original):
-    def predict_step(model, data):
-        return widened(original(model, data))
-
-    return predict_step
-
-
 OUTPUTS = patches.HookGroup(
-    _compute_loss=_of_outputs,
+    _make_function=_make_function,
+    make_predict_function=_make_predict_function,
     compute_loss=_of_outputs,
     compute_metrics=_of_outputs,
-    predict_step=_predict_step,
 )

@@ -23,7 +23,7 @@ from tfamp import errors, patches
 from tfamp.graph_rewrite import observe
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.loss_scaling import optimizer, rule
-from tfamp.precision import assign, float32_layers, overrides, plan
+from tfamp.precision import assign, borders, float32_layers, overrides, plan
 
 _rules: "_Rules | None" = None
 _seen: observe.GraphRewriteReport | None = None
@@ -122,9 +122,9 @@ class _Rules:
 
     def _assigns(self, model):
         """Whether layers of a model that is not built will be assigned a precision."""
-        layers = model._flatten_layers() if self._policy else ()
+        places = assign.walk(model) if self._policy else ()
         return bool(self._asked) or any(
-            plan.stays_in_float32(each, self._policy) for each in layers
+            plan.stays_in_float32(each, self._policy) for each in places
         )
 
     def _first_step(self, model, original, look, builds):
@@ -230,7 +230,10 @@ def _build_by_tracing(model, iterator):
     else:  # `train_on_batch` gives a generator of one batch.
         batches = list(iterator)
         data, iterator = batches[0], iter(batches)
-    tf.function(model.train_step, autograph=False).get_concrete_function(data)
+    # An absent input is `None` in a step, and an empty Optional in a graph.
+    step = model._autoconvert_optionals(model.train_step)
+    with borders.widening(model):
+        tf.function(step, autograph=False).get_concrete_function(data)
     return iterator
 
 

@@ -11,6 +11,7 @@ An explicit `dtype=` wins over the first row, an override over all of them.
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,22 +32,18 @@ PASSES_OUTPUT = "passes on an output of the model, which stays in float32"
 
 
 class SlowLayer(NamedTuple):
-    """A kind of layer that is slower in 16 bits than in float32.
+    """A kind of layer that CPUs run slower in bfloat16 than in float32.
 
     Attributes:
       what: The layers, in words.
-      kinds: Names of classes in `keras.layers`.
-      slow: Function of a layer of these kinds: whether it is meant.
-      format: The format, which the device computes natively.
-      device: Kind of device.
-      ratio: Time of a training step of the layer in 16 bits to that in float32.
+      kinds: Their classes.
+      is_slow: Function of a layer of these kinds: whether it is meant.
+      ratio: Time of a training step of the layer in bfloat16 to that in float32.
     """
 
     what: str
-    kinds: tuple[str, ...]
-    slow: Callable[[Any], bool]
-    format: str
-    device: str
+    kinds: tuple[type, ...]
+    is_slow: Callable[[Any], bool]
     ratio: str
 
 
@@ -58,96 +55,80 @@ def _wide(layer):
     return not _strided(layer) and max(tf.nest.flatten(layer.kernel_size)) > 3
 
 
-_DEPTHWISE = tuple(
-    f"{kind}Conv{rank}D" for kind in ("Depthwise", "Separable") for rank in (1, 2)
+_KINDS = keras.layers
+_DEPTHWISE = (
+    *(_KINDS.DepthwiseConv1D, _KINDS.DepthwiseConv2D),
+    *(_KINDS.SeparableConv1D, _KINDS.SeparableConv2D),
 )
+_RECURRENT = (_KINDS.GRU, _KINDS.SimpleRNN)
 # results/layers: 2 cores of an AMD EPYC with AVX512_BF16, TensorFlow 2.21 with oneDNN.
 SLOW = (
+    SlowLayer("depthwise convolutions with strides", _DEPTHWISE, _strided, "4 to 19"),
+    SlowLayer("those with kernels above 3", _DEPTHWISE, _wide, "1.8"),
     SlowLayer(
-        "depthwise convolutions with strides",
-        *(_DEPTHWISE, _strided, "bfloat16", "CPU", "4 to 19"),
-    ),
-    SlowLayer(
-        "depthwise convolutions with kernels above 3",
-        *(_DEPTHWISE, _wide, "bfloat16", "CPU", "1.8"),
-    ),
-    SlowLayer(
-        "recurrent layers of up to 64 units",
-        ("GRU", "LSTM", "SimpleRNN"),
-        *(lambda layer: layer.units <= 64, "bfloat16", "CPU", "1.0 to 1.3"),
+        "GRU and SimpleRNN of up to 64 units",
+        *(_RECURRENT, lambda layer: layer.units <= 64, "1.0 to 1.3"),
     ),
 )
 
 
-def made_in_float32(layer: keras.layers.Layer) -> bool:
-    """Whether a layer that is being made, without a `dtype`, is float32."""
-    return bool(_of_kind(layer))
-
-
-def _of_kind(layer):
-    kinds = keras.layers
+def made_in_float32(layer: keras.layers.Layer) -> str:
+    """Returns why a layer that is made without a `dtype` is float32; empty if not."""
     # What Keras' preprocessing derives from: `DataLayer`, before 3.11 `TFDataLayer`.
-    if isinstance(layer, kinds.Rescaling.__bases__[0]):
+    if isinstance(layer, _KINDS.Rescaling.__bases__[0]):
         return RAW
-    return _SQUARES if isinstance(layer, kinds.UnitNormalization) else ""
+    return _SQUARES if isinstance(layer, _KINDS.UnitNormalization) else ""
 
 
-def reason(layer: keras.layers.Layer) -> str:
-    """Returns why a layer is float32 in each 16-bit mode; empty if it is not."""
+def uncompiled(layer: keras.layers.Layer) -> str:
+    """Returns why XLA does not compile a layer in 16 bits; empty if it does."""
     bilinear = getattr(layer, "interpolation", "nearest") != "nearest"
-    if isinstance(layer, keras.layers.UpSampling2D) and bilinear:
-        return _BILINEAR
-    return _of_kind(layer)
+    return _BILINEAR if bilinear and isinstance(layer, _KINDS.UpSampling2D) else ""
 
 
-def slow_rows(layer: keras.layers.Layer) -> tuple[SlowLayer, ...]:
-    """Returns the rows of `SLOW` that are about a layer, of any device and format."""
-    rows = (row for row in SLOW if type(layer).__name__ in row.kinds)
-    return tuple(row for row in rows if row.slow(layer))
+def slow(layer: keras.layers.Layer) -> str:
+    """Returns how much slower than in float32 a layer is in bfloat16 on CPUs, or ""."""
+    ratios = (x.ratio for x in SLOW if isinstance(layer, x.kinds) and x.is_slow(layer))
+    return next(ratios, "")
 
 
-def slow_reason(layer: keras.layers.Layer, format_name: str) -> str:
-    """Returns why a layer is faster in float32 on this host; empty if it is not.
+def slow_here(layer: keras.layers.Layer, format_name: str) -> str:
+    """Returns why a layer is faster in float32 on this host; empty if it is not."""
+    ratio = slow(layer)
+    if not ratio or not has_slow(format_name):
+        return ""
+    return f"{ratio} times slower in bfloat16 on this CPU"
 
-    Args:
-      layer: A layer.
-      format_name: "bfloat16" or "float16".
-    """
-    rows = set(slow_rows(layer)).intersection(slow_here(format_name))
-    return "".join(
-        f"{x.ratio} times slower in {x.format} on this {x.device}" for x in rows
-    )
+
+def has_slow(format_name: str) -> bool:
+    """Whether `SLOW` is about this host: a CPU that computes bfloat16 natively."""
+    devices = hardware.read_devices()
+    native = hardware.format_support("bfloat16", devices).fast
+    only_cpu = all(device.kind == "CPU" for device in devices)
+    return format_name == "bfloat16" and native and only_cpu
 
 
 def mostly_slow(model: keras.Model, format_name: str) -> list[str]:
-    """Returns the layers that are faster in float32, if they hold most weights.
+    """Returns the layers that are faster in float32, if little else multiplies.
 
-    Tables of embeddings do not count: they are looked up, not multiplied.
+    That is, if they hold most weights, tables of embeddings apart, and there is no
+    other convolution or attention, which multiply by their weights often.
     """
-    slow, in_slow, others = [], 0, 0
-    inside = set()
+    found, in_slow, others, inside = [], 0, 0, set()
     for place in assign.walk(model):
         layer = place.layer
         size = sum(math.prod(v.shape) for v in layer._trainable_variables)
-        why = layer.compute_dtype == "float32" and slow_reason(layer, format_name)
+        why = layer.compute_dtype == "float32" and slow_here(layer, format_name)
         if why:
-            slow.append(f"{layer.name}: {why}")
+            found.append(f"{layer.name}: {why}")
         if why or inside & {id(each.layer) for each in place.holders}:
             inside.add(id(layer))
             in_slow += size
-        elif not isinstance(layer, keras.layers.Embedding):
+        elif re.search("Conv|Attention", type(layer).__name__):
+            return []
+        elif not isinstance(layer, _KINDS.Embedding):
             others += size
-    return slow if in_slow > others else []
-
-
-def slow_here(format_name: str) -> list[SlowLayer]:
-    """Returns the rows of `SLOW` for this host; none where a format is emulated."""
-    devices = hardware.read_devices()
-    if not hardware.format_support(format_name, devices).fast:
-        return []
-    kinds = {each.kind for each in devices}
-    device = "CPU" if kinds == {"CPU"} else (kinds - {"CPU"}).pop()
-    return [r for r in SLOW if r.device == device and r.format == format_name]
+    return found if in_slow > others else []
 
 
 # ---- By their place ----

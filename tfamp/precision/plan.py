@@ -75,9 +75,11 @@ class Plan:
         is_mixed = mode.policy != "float32"
         outputs = _outputs_or_warning(self._model) if is_mixed else {}
 
-        def why(layer):
+        def why(place):
+            layer = place.layer
             softmax = SOFTMAX if _is_softmax(layer) else ""
-            kind = float32_layers.reason(layer) or softmax
+            kind = float32_layers.made_in_float32(layer) or softmax
+            kind = kind or float32_layers.uncompiled(layer)
             return is_mixed and (outputs.get(id(layer)) or kind)
 
         def row(place):
@@ -113,12 +115,26 @@ class Plan:
         return found
 
 
-def stays_in_float32(layer: keras.layers.Layer, policy: str) -> str:
-    """Returns why a layer that has the policy in force gets float32; empty if not."""
-    low = keras.dtype_policies.get(policy).compute_dtype
+def stays_in_float32(place: assign.Place, policy: str) -> str:
+    """Returns why a layer that has the policy in force gets float32; empty if not.
+
+    Only where all layers around it are Keras' own, which cast what they take: in a
+    `call` of the user's own, float32 may meet 16 bits in an operation.
+    """
+    layer, low = place.layer, keras.dtype_policies.get(policy).compute_dtype
     if low not in assign.LOW or layer.dtype_policy.name != policy:
         return ""
-    return float32_layers.reason(layer) or float32_layers.slow_reason(layer, low)
+    reason = float32_layers.uncompiled(layer) or float32_layers.slow_here(layer, low)
+    return reason if reason and _is_in_keras(place) else ""
+
+
+def _is_in_keras(place):
+    return all(_only_casts(each.layer) and _is_in_keras(each) for each in place.holders)
+
+
+def _only_casts(layer):
+    known = isinstance(layer, keras.Sequential) or assign.is_functional(layer)
+    return known or type(layer).__module__.startswith("keras")
 
 
 def _assignable(model):
@@ -132,8 +148,8 @@ def _leader(place):
 
 
 def _pin(place, why):
-    """Returns float32, and the reason, by `why(layer)` or that of one around it."""
-    if _leader(place) is None and (reason := why(place.layer)):
+    """Returns float32, and the reason, by `why(place)` or that of one around it."""
+    if _leader(place) is None and (reason := why(place)):
         return "float32", reason
     for holder in place.holders:
         if not isinstance(holder.layer, keras.Model) and _pin(holder, why):

@@ -153,9 +153,10 @@ def _describe_scaling(asked, active):
 
 
 def _describe_float32(asked):
-    if not asked or not asked.is_mixed:
+    if asked is None or not asked.is_mixed:
         return "none but those asked for"
-    slow = float32_layers.slow_here(asked.mode.compute_format)
-    texts = [f"{row.what} ({row.ratio} times slower in {row.format})" for row in slow]
-    kinds = ["preprocessing", "UnitNormalization", "bilinear UpSampling2D"]
-    return f"{', '.join(kinds)}{''.join(f'; {text}' for text in texts)}"
+    kinds = "preprocessing, UnitNormalization, bilinear UpSampling2D"
+    if not float32_layers.has_slow(asked.mode.compute_format):
+        return kinds
+    slow = ", ".join(f"{x.what} ({x.ratio} times)" for x in float32_layers.SLOW)
+    return f"{kinds}; slower in bfloat16 on this CPU: {slow}"
