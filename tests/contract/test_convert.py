@@ -259,6 +259,14 @@ def test_layers_compute_in_what_is_asked_and_outputs_and_softmax_in_float32():
     assert found["flat"] == ("flat", "mixed_bfloat16", "the mode is mixed_bfloat16")
 
 
+def test_no_loss_of_the_trace_for_outputs_is_left():
+    x = keras.Input((4,))
+    model = keras.Model(x, L.Dense(2, activity_regularizer="l2")(x))
+    model(batch(2, 4))
+    before = list(map(float, model.losses))
+    assert list(map(float, tfamp.set_precision(model, BF16).losses)) == before
+
+
 def test_an_override_says_otherwise_for_outputs_and_softmax():
     model, x = functional()
     asked = {"head|act|drop|gate": "mixed_float16"}

@@ -401,6 +401,12 @@ def test_known_paths_leave_out_what_keras_makes_for_itself():
     assert known in str(caught.value)
 
 
+def test_layers_that_set_precision_builds_are_built_once():
+    model = built_in_name()
+    tfamp.set_precision(model, "mixed_bfloat16")
+    assert model(X).dtype == "float32" and len(model.weights) == 4
+
+
 # --- what a file does not hold -----------------------------------------------------
 
 

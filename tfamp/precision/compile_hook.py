@@ -132,19 +132,16 @@ class _Rules:
         function = model.train_function
 
         def first_step(iterator):
-            if model.train_function is first_step:
-                model.train_function = function
+            model.train_function = function
             # Without a strategy, Keras 3.15 builds a model while it traces the step.
             early = builds and not model.run_eagerly and self._assigns(model)
-            step = function
             try:
                 if early:
                     iterator = _build_by_tracing(model, iterator)
                     self._before_training(model)
                     original(model)  # Overrides make the model forget what it has.
-                    step = model.train_function
                 with look or contextlib.nullcontext():
-                    logs = step(iterator)
+                    logs = model.train_function(iterator)
                 if builds and not early:
                     self._before_training(model)
                     original(model)

@@ -109,17 +109,14 @@ def _is_own_rewrite():
 
 def _start(asked: settings.Settings):
     global _session
-    outer, now = _session, _read()
-    before = now
-    if outer is not None:
-        before = outer.before[0], (outer.before if _is_own_rewrite() else now)[1]
+    outer, now, before = _session, _read(), _stood_before()
     try:
         policy.apply(asked.mode)
         if _is_own_rewrite():
             switch.restore(before[1])
         rewrite = asked.rewrite and switch.enable(asked.rewrite)
         _session = _Session(asked, rewrite, before, threading.current_thread())
-        refresh_hooks()
+        _refresh_hooks()
     except BaseException:
         _restore(outer, now)
         raise
@@ -135,12 +132,8 @@ def disable() -> None:
     optimizer. What was traced keeps its bias gradients; a model that trains for the
     first time afterwards has TensorFlow's.
     """
-    if _session is None:
-        return
-    precision, rewrite = _session.before
-    if not _is_own_rewrite():  # One that `enable_graph_rewrite` switched on stays.
-        rewrite = switch.snapshot()
-    _restore(None, (precision, rewrite))
+    if _session is not None:
+        _restore(None, _stood_before())
 
 
 @contextlib.contextmanager
@@ -155,8 +148,9 @@ def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
       The `Status`.
     """
     outer, state = _session, _read()
+    asked = settings.parse(_is_own_rewrite(), mode, **keywords)
     try:
-        yield _start(settings.parse(_is_own_rewrite(), mode, **keywords))
+        yield _start(asked)
     finally:
         _restore(outer, state)
 
@@ -165,20 +159,24 @@ def _read():
     return policy.read(), switch.snapshot()
 
 
+def _stood_before():
+    """What a session goes back to; a rewrite that it did not switch on stays."""
+    now = _read()
+    before = _session.before if _session else now
+    return before[0], (before if _is_own_rewrite() else now)[1]
+
+
 def _restore(session, state):
     """Goes back to a session, or to none, and to the globals as they were then."""
     global _session
-    precision, rewrite = state
-    rewrite_changed = switch.active() is not rewrite.active
-    changed, _session = rewrite_changed or _session is not session, session
-    if rewrite_changed:
+    _session, (precision, rewrite) = session, state
+    if switch.active() is not rewrite.active:
         switch.restore(rewrite)
     policy.write(precision)
-    if changed:
-        refresh_hooks()
+    _refresh_hooks()
 
 
-def refresh_hooks() -> None:
+def _refresh_hooks() -> None:
     """Installs, or removes, what goes with the session and the rewrite in force."""
     asked, rewrites = _session and _session.asked, switch.active() is not None
     if asked is not None:
@@ -256,7 +254,7 @@ def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> S
     before = switch.snapshot()
     try:
         switch.enable(switch.RewriteConfig.from_keywords(dtype, edits))
-        refresh_hooks()
+        _refresh_hooks()
     except BaseException:
         switch.restore(before)
         raise
@@ -269,7 +267,7 @@ def disable_graph_rewrite() -> None:
     switch.disable()
     if _session is not None:
         _session = _session._replace(rewrite=None)  # `disable` does not revive it.
-    refresh_hooks()
+    _refresh_hooks()
 
 
 @contextlib.contextmanager
@@ -291,4 +289,4 @@ def graph_rewrite_scope(dtype: str = "auto", **keywords) -> Iterator[Status]:
         yield enable_graph_rewrite(dtype, **keywords)
     finally:
         switch.restore(before)
-        refresh_hooks()
+        _refresh_hooks()

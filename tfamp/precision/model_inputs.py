@@ -172,8 +172,7 @@ def _fitted(sample_inputs, specs):
         )
     except (TypeError, ValueError) as error:
         kinds = keras.tree.map_structure(
-            lambda value: f"{type(value).__name__} {getattr(value, 'shape', '')}",
-            sample_inputs,
+            lambda x: f"{type(x).__name__} {getattr(x, 'shape', '')}", sample_inputs
         )
         raise errors.ExportError(
             "`sample_inputs` must be structured as the model's inputs. Received: "
@@ -258,7 +257,7 @@ def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     finally:
         for layer, was_built, attributes in kept:
             if layer.built and not was_built:  # What the trace built stays.
-                made = vars(layer).keys() - attributes.keys() - {"call"}
-                attributes |= {name: vars(layer)[name] for name in (*made, "built")}
+                made = vars(layer).keys() - {"call", "_losses", "_loss_ids"}
+                attributes |= {name: vars(layer)[name] for name in made}
             vars(layer).clear()
             vars(layer).update(attributes)

@@ -164,9 +164,7 @@ def _paths(place):
 
 def _is_softmax(layer):
     activation = getattr(layer, "activation", None)
-    return isinstance(layer, keras.layers.Softmax) or any(
-        activation is each for each in _SOFTMAX_ACTIVATIONS
-    )
+    return isinstance(layer, keras.layers.Softmax) or activation in _SOFTMAX_ACTIVATIONS
 
 
 def _outputs_or_warning(model):

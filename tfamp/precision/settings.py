@@ -125,9 +125,9 @@ def resolve_mode(
       ValueError: As `enable`.
     """
     devices = hardware.read_devices()
+    auto = hardware.choose_mode(devices)
     if mode == "auto":
-        decision = hardware.choose_mode(devices)
-        return modes.get_mode(decision.mode), decision.reason
+        return modes.get_mode(auto.mode), auto.reason
     chosen = modes.get_mode(mode)
     support = hardware.format_support(chosen.compute_format, devices)
     if support.supported:
@@ -135,14 +135,13 @@ def resolve_mode(
             logging.warning("%s: no speed-up is expected: %s.", mode, support.reason)
         return chosen, f"asked for; {support.reason}"
     if on_unsupported == "raise":
-        auto = hardware.choose_mode(devices).mode
         raise errors.UnsupportedModeError(
             f"Unsupported precision mode. Received: mode={mode!r} on "
             f"{hardware.device_label(devices)}: {support.reason}. Use mode='auto' "
-            f"(here {auto!r}), or on_unsupported='warn' for the nearest mode."
+            f"(here {auto.mode!r}), or on_unsupported='warn' for the nearest mode."
         )
     bfloat16 = hardware.format_support("bfloat16", devices).supported
-    other = chosen.name == "mixed_float16" and bfloat16
+    other = mode == "mixed_float16" and bfloat16
     nearest = "mixed_bfloat16" if other else "float32"
     reason = f"{mode} is not supported: {support.reason}; {nearest} is the nearest"
     warnings.warn(reason, stacklevel=4)
