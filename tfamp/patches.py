@@ -45,6 +45,7 @@ class Place(NamedTuple):
 
 _TRAINS = ("keras.src.backend.common.global_state:get_global_attribute",)
 _DRAWS = (*_TRAINS, "keras.src.random.seed_generator:draw_seed")
+_SAFE = "keras.src.saving.serialization_lib:in_safe_mode"
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
 # The thread, or "not filed" and the symptom; when the patches may go: a test is one of
 # tests/upstream/test_keras_contract.py.
@@ -89,7 +90,7 @@ UPSTREAM = {
     ),
     "https://github.com/keras-team/keras/issues/19332; remove when "
     "test_keras_rounds_raw_inputs fails": (
-        Place("raw inputs", "keras:Layer", "__init__"),
+        Place("raw inputs", "keras:Layer", "__init__", (_SAFE,)),
         Place("raw inputs", "keras:DTypePolicy", "convert_input"),
         Place("raw inputs", "keras.layers:Rescaling", "__call__"),
         Place("raw inputs", "keras.layers:Embedding", "call"),

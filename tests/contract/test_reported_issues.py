@@ -121,6 +121,61 @@ def test_losses_and_metrics_of_a_loop_of_ones_own_get_float32():
     assert model.predict(np.ones((2, 1)), verbose=0).dtype != "float32"
 
 
+class OwnSteps(keras.Model):
+    """A loop of its own, as Keras' guide writes it, and metrics of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = constant(WRONG["mixed_bfloat16"][1])
+        self.hits = keras.metrics.SparseCategoricalAccuracy(name="hits")
+        self.seen = []
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        x, y = data
+        outputs = self(x, training=True)
+        self.hits.update_state(y, outputs)
+        return {"hits": self.hits.result()}
+
+    def predict_step(self, data):
+        return self(data[0] if isinstance(data, tuple) else data)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.seen.append(y_pred.dtype.name)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+@pytest.mark.issue("keras#15012")
+@pytest.mark.parametrize("eager", [False, True])
+def test_steps_of_ones_own_get_float32(eager):
+    tfamp.enable("mixed_bfloat16")
+    model, x, y = OwnSteps(), np.ones((4, 1)), np.full((4, 1), LABEL)
+    loss = "sparse_categorical_crossentropy"
+    model.compile("sgd", run_eagerly=eager)
+    assert model.fit(x, y, verbose=0).history["hits"] == [0]
+    assert model.predict(x, verbose=0).dtype == "float32"
+    model.compile("sgd", loss, metrics=["accuracy"], run_eagerly=eager)
+    assert model.evaluate(x, y, verbose=0, return_dict=True)["accuracy"] == 0
+    assert model.seen and set(model.seen) == {"float32"}
+    assert "call" not in vars(model) and model(x).dtype == "bfloat16"
+
+
+@pytest.mark.issue("keras#15012")
+def test_masks_of_outputs_count_in_losses_and_metrics():
+    def evaluated(**keywords):
+        tfamp.enable("mixed_bfloat16", **keywords)
+        keras.utils.set_random_seed(0)
+        body = [layers.Embedding(9, 4, mask_zero=True), layers.Dense(1)]
+        model = keras.Sequential([keras.Input((6,), dtype="int32"), *body])
+        model.compile("sgd", "mse", metrics=["mae"])
+        x = np.array([[1, 2, 0, 0, 0, 0], [3, 4, 5, 0, 0, 0]])
+        return model.evaluate(x, np.where(x[..., None] > 0, 0.0, 100.0), verbose=0)
+
+    np.testing.assert_allclose(evaluated(), evaluated(float32_outputs=False), rtol=0.01)
+
+
 # ---- Inputs ----
 
 YEARS = np.array([[2014.0, 110000.0], [2015.0, 110001.0]], "float32")
@@ -190,10 +245,12 @@ def test_raw_inputs_are_not_rounded_before_they_are_normalized(mode, place, run)
     ids=["Rescaling", "Normalization", "RandomFlip", "UnitNormalization"],
 )
 def test_layers_of_raw_inputs_are_float32_unless_asked(make):
-    tfamp.enable("mixed_bfloat16", overrides={"asked": "mixed_bfloat16"})
+    tfamp.enable("mixed_bfloat16")
     assert make().compute_dtype == "float32"
     config = {**make().get_config(), "dtype": "mixed_bfloat16"}
     explicit = type(make()).from_config(config)
+    assert explicit.compute_dtype == "bfloat16"
+    keras.Sequential([keras.Input((4, 4, 3)), explicit]).compile("sgd", "mse")
     assert explicit.compute_dtype == "bfloat16"
     asked = type(make()).from_config({**make().get_config(), "name": "asked"})
     model = keras.Sequential([keras.Input((4, 4, 3)), asked], name="m")
@@ -240,6 +297,44 @@ def test_ids_that_are_16_bit_floats_are_an_error_where_they_are_rounded(mode):
     with pytest.raises(ValueError, match="are rounded above .* Pass integers"):
         numbered(4000)(ids)
     assert numbered(100)(ids).shape == (1, 1, 1)
+
+
+@pytest.mark.issue("keras#19332")
+def test_gradients_pass_through_inputs_that_are_not_rounded():
+    tfamp.enable("mixed_bfloat16")
+    inner = functional(layers.Dense(1, kernel_initializer="ones", dtype="float32"))
+
+    class Slope(keras.Model):
+        def call(self, x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = inner(x)
+            return tape.gradient(y, x)
+
+    slope = Slope()
+    x = tf.constant(YEARS)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = inner(x) ** 2
+    np.testing.assert_allclose(tape.gradient(y, x), 2 * inner(x) * np.ones((1, 2)))
+    np.testing.assert_array_equal(slope(x), np.ones((2, 2)))
+
+
+@pytest.mark.issue("keras#19332")
+def test_a_rounded_tensor_does_not_follow_a_buffer_that_is_used_again():
+    tfamp.enable("mixed_bfloat16")
+    buffer = np.ones((1, 2), "float32")
+    rounded = layers.Identity()(buffer)
+    buffer[:] = 7
+    np.testing.assert_array_equal(layers.Identity(dtype="float32")(rounded), [[1, 1]])
+
+
+@pytest.mark.issue("keras#19332")
+def test_values_that_were_rounded_before_they_are_normalized_are_told_of():
+    tfamp.enable("mixed_bfloat16")
+    model = keras.Sequential([layers.Reshape((2,)), normalization(name="late")])
+    with pytest.warns(UserWarning, match="'late' gets values that were rounded"):
+        model(YEARS)
 
 
 # ---- Layers ----
@@ -296,6 +391,29 @@ def slow_here():
     """Skips where the table has no row: on GPUs, and where bfloat16 is emulated."""
     if not native_bfloat16():
         pytest.skip("no layer is known to be slower in bfloat16 on this device")
+
+
+class Adds(keras.Model):
+    """Adds two layers' outputs itself, which must have one dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow, self.fast = layers.GRU(4), layers.Dense(4)
+
+    def call(self, x):
+        return tf.add(self.slow(x), self.fast(x[:, 0]))
+
+
+def test_layers_between_operations_of_ones_own_keep_the_mode(slow_here):
+    class GRU(layers.Layer):  # Of that name alone.
+        def call(self, x):
+            return x
+
+    model = Adds()
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 3, 2)), np.ones((4, 4)), verbose=0)
+    assert model.slow.compute_dtype == "bfloat16"
+    fit(keras.Sequential([keras.Input((2,)), layers.Dense(2), GRU(), layers.Dense(1)]))
 
 
 def mobile():
@@ -435,7 +553,7 @@ def test_a_model_from_elsewhere_is_named_once(mode, origin, tmp_path):
 
 
 @in_both
-@pytest.mark.parametrize("how", ["set", "one float32 layer", "new"])
+@pytest.mark.parametrize("how", ["set", "one float32 layer", "float32 head", "new"])
 def test_models_in_the_mode_are_not_named(mode, how):
     model = small() if how == "set" else None
     tfamp.enable(mode)
@@ -443,6 +561,9 @@ def test_models_in_the_mode_are_not_named(mode, how):
         tfamp.set_precision(model, mode)
     elif how == "new":
         model = small()
+    elif how == "float32 head":
+        heads = keras.Sequential([layers.Dense(1, dtype="float32")])
+        model = keras.Sequential([keras.Input((2,)), normalization(), heads])
     else:
         head = layers.Dense(1, dtype="float32")
         model = keras.Sequential([keras.Input((2,)), layers.Dense(2), head])

@@ -142,6 +142,7 @@ def test_finite_guard_counts_without_scaling(config, tmp_path):
     assert plain.loss_scale is None
 
 
+@pytest.mark.filterwarnings("ignore:.*training steps of this epoch were skipped")
 def test_run_whose_loss_scale_is_exhausted_stops_with_the_reason(config, tmp_path):
     config.precision.mode = "mixed_float16"
     config.precision.loss_scale.dynamic = False

@@ -238,8 +238,8 @@ _LAYER_RULES = {
     ),
     "depthwise": (
         *("elements", "depthwise or separable convolutions in 16 bits"),
-        "GPUs were reported to have no fast 16-bit kernels for them "
-        "(tensorflow/tensorflow#41715), and CPUs have none with strides",
+        "CPUs have no fast 16-bit kernels for those with strides, and GPUs were "
+        "reported to have none (tensorflow/tensorflow#41715)",
         "measure the model in float32, too, and with these layers in float32, which "
         "costs two casts each",
     ),

@@ -20,6 +20,7 @@ from tfamp.precision import assign, float32_layers
 
 # An attribute of a rounded tensor, as Keras keeps masks: the tensor before.
 _EXACT = "_tfamp_exact"
+CHOSEN: weakref.WeakSet = weakref.WeakSet()  # Layers made with a dtype of their own.
 _warned: weakref.WeakSet = weakref.WeakSet()
 
 
@@ -27,12 +28,17 @@ _warned: weakref.WeakSet = weakref.WeakSet()
 
 
 def _init(original):
+    from keras.src.saving import serialization_lib
+
     def init(layer, *args, **kwargs):
         low = keras.config.dtype_policy().compute_dtype in assign.LOW
         if low and kwargs.get("dtype") is None:
             if float32_layers.made_in_float32(layer):
                 kwargs["dtype"] = "float32"
         original(layer, *args, **kwargs)
+        # None: no file is being loaded, which gives each layer its dtype.
+        if low and kwargs.get("dtype") and serialization_lib.in_safe_mode() is None:
+            CHOSEN.add(layer)
 
     return init
 

@@ -9,7 +9,7 @@ import keras
 from absl import logging
 
 from tfamp import errors, modes
-from tfamp.precision import assign, float32_layers, overrides
+from tfamp.precision import assign, borders, float32_layers, overrides
 
 _AS_MADE = "as it was made"
 SOFTMAX = "softmax stays in float32: its exponentials overflow and its sums round"
@@ -214,10 +214,11 @@ def _weighted(model):
 
 
 def _has_none(model, formats, *also):
-    """Whether no layer, of those with weights, has a format or was assigned one."""
+    """Whether no layer, of those with weights, has a format or its own on purpose."""
     layers = _weighted(model)
     return bool(layers) and not any(
-        each.compute_dtype in formats or each in _reasons for each in (*also, *layers)
+        each.compute_dtype in formats or each in _reasons or each in borders.CHOSEN
+        for each in (*also, *layers)
     )
 
 
