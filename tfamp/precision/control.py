@@ -42,12 +42,14 @@ def enable(
     `model.compile("adam", ...)` gets loss scaling wherever a float16 layer trains, in
     an unchanged script; a `LossScaleOptimizer` that the user passes is never wrapped
     again, and a model that trains float16 layers without one gets a warning that names
-    them. A model built before keeps its precision (a warning says so when it is
-    compiled). Where layers compute in 16 bits, bias gradients in bfloat16 are summed
-    rightly, which TensorFlow does not do on a CPU, and the rows of an embedding's
-    gradient before optimizers square them, which Keras does not do. Calling it again
-    changes the mode; `disable` restores what stood before the first call. Keras' policy
-    belongs to a thread: enable and disable in the thread that builds the models.
+    them. A model built before, or loaded, keeps its precision (a warning says so when
+    it is compiled). Layers of raw values are made in float32, and layers that are
+    slower in 16 bits here get it (`status().float32_layers`). Where layers compute in
+    16 bits, bias gradients in bfloat16 are summed rightly, which TensorFlow does not do
+    on a CPU, and the rows of an embedding's gradient before optimizers square them,
+    which Keras does not do. Calling it again changes the mode; `disable` restores what
+    stood before the first call. Keras' policy belongs to a thread: enable and disable
+    in the thread that builds the models.
 
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
