@@ -173,18 +173,24 @@ def widening(model: keras.Model) -> Iterator[None]:
             vars(model)["call"] = before
 
 
-def _runs_widened(model, function):
-    @functools.wraps(function)
-    def run(*args, **kwargs):
-        with widening(model):
-            return function(*args, **kwargs)
+class _Widened:
+    """A model's function that runs inside `widening`; otherwise that function."""
 
-    return run
+    def __init__(self, model, function):
+        self._model, self._function = model, function
+
+    def __call__(self, *args, **kwargs):
+        with widening(self._model):
+            return self._function(*args, **kwargs)
+
+    def get_concrete_function(self, *args, **kwargs):
+        with widening(self._model):
+            return self._function.get_concrete_function(*args, **kwargs)
 
 
 def _make_function(original):
     def make_function(model, step_function):
-        return _runs_widened(model, original(model, step_function))
+        return _Widened(model, original(model, step_function))
 
     return make_function
 
@@ -194,7 +200,7 @@ def _make_predict_function(original):
         before = model.predict_function
         original(model, *args, **kwargs)
         if model.predict_function is not before:
-            model.predict_function = _runs_widened(model, model.predict_function)
+            model.predict_function = _Widened(model, model.predict_function)
         return model.predict_function
 
     return make_predict_function
