@@ -460,6 +460,22 @@ def test_an_override_or_another_mode_keeps_slow_layers_in_16_bits(how, slow_here
     assert model.get_layer("strided").compute_dtype == mode.removeprefix("mixed_")
 
 
+@pytest.mark.issue("tensorflow#41715")
+@pytest.mark.parametrize(
+    ("device", "named"), [("cpu-avx512-bf16", {"slow", "depthwise"}), ("a100", set())]
+)
+def test_the_audit_names_slow_layers_kept_or_not(device, named):
+    tfamp.enable("mixed_bfloat16")
+    model = mobile()
+    model.compile("sgd", "mse")
+    texts = {x.rule: str(x) for x in tfamp.audit(model, device=device).findings}
+    assert named <= texts.keys() and "depthwise" in texts
+    assert ("slow" in texts) == ("slow" in named)
+    if named:
+        assert "strided" in texts["slow"] and "wide" in texts["slow"]
+        assert "same" in texts["depthwise"] and "same" not in texts["slow"]
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_model_that_no_mix_makes_faster_is_told_of_once(wrapped, slow_here):
     gru = layers.GRU(16, name="gru")
