@@ -64,7 +64,7 @@ _RECURRENT = (_KINDS.GRU, _KINDS.SimpleRNN)
 # results/layers: 2 cores of an AMD EPYC with AVX512_BF16, TensorFlow 2.21 with oneDNN.
 SLOW = (
     SlowLayer("depthwise convolutions with strides", _DEPTHWISE, _strided, "4 to 19"),
-    SlowLayer("those with kernels above 3", _DEPTHWISE, _wide, "1.8"),
+    SlowLayer("those with kernels above 3", _DEPTHWISE, _wide, "1.8 to 2.0"),
     SlowLayer(
         "GRU and SimpleRNN of up to 64 units",
         *(_RECURRENT, lambda layer: layer.units <= 64, "1.0 to 1.3"),

@@ -173,7 +173,7 @@ def _outputs_or_warning(model):
     except errors.ExportError as error:
         logging.warning(
             "set_precision: the layers that compute the outputs are not known, so "
-            "only softmax stays in float32. Name them in `overrides`. %s",
+            "they do not stay in float32. Name them in `overrides`. %s",
             error,
         )
         return {}

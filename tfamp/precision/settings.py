@@ -80,16 +80,7 @@ def parse(
             raise TypeError(
                 f"`{name}` must be True or False. Received: {name}={value!r}."
             )
-    if not (loss_scale is None or loss_scale is False) and not isinstance(
-        loss_scale, Mapping
-    ):
-        raise TypeError(
-            "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
-            f"None. Received: loss_scale={loss_scale!r}."
-        )
-    scaling = loss_scale is not False and rule.LossScaleConfig.from_keywords(
-        loss_scale or {}
-    )
+    scaling = _scaling(loss_scale)
     rewrite = rewrite_request(own_rewrite, mode, graph_rewrite)
     if rewrite is not None and overrides:
         raise ValueError(
@@ -107,6 +98,17 @@ def parse(
         rewrite = dataclasses.replace(rewrite, dtype=dtype) if dtype else None
     parsed = overriding.parse(chosen, overrides)
     return Settings(mode, chosen, reason, parsed, scaling, rewrite, **flags)
+
+
+def _scaling(given):
+    if given is False:
+        return False
+    if not isinstance(given, Mapping | None):
+        raise TypeError(
+            "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
+            f"None. Received: loss_scale={given!r}."
+        )
+    return rule.LossScaleConfig.from_keywords(given or {})
 
 
 # ---- The mode ----
