@@ -44,6 +44,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         faster: "auto" for Keras' own optimizers, on one CPU or where XLA compiles
         the whole step; in no case in eager mode, accumulation or sparse gradients.
       dynamic_growth_steps: Keras' name of `growth_interval`.
+      config: A `rule.LossScaleConfig`, in place of the settings above.
       **kwargs: Keras' deprecated defaults.
 
     Attributes:
@@ -80,6 +81,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         dynamic=True,
         jit_compile="auto",
         dynamic_growth_steps=None,
+        config=None,
         **kwargs,
     ):
         _check_inner(inner_optimizer)
@@ -95,7 +97,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             jit_compile=jit_compile,
             dynamic_growth_steps=dynamic_growth_steps,
         )
-        config = rule.LossScaleConfig.from_keywords(keywords)
+        config = config or rule.LossScaleConfig.from_keywords(keywords)
         # Before Keras' constructor, which assigns what are properties of it here.
         object.__setattr__(self, "config", config)
         stock = inner_optimizer, config.initial_scale, config.growth_interval, name

@@ -95,7 +95,7 @@ class _Rules:
         late = low and not _is_built(model)
         if self._scaling is False or not (late or optimizer.needs_loss_scale(model)):
             return given
-        return optimizer.wrap_optimizer(given, **vars(self._scaling))
+        return optimizer.wrap_optimizer(given, config=self._scaling)
 
     def before_compile(self, model, arguments):
         if graph_rewrite.active() is not None:
