@@ -37,8 +37,6 @@ def test_negative_number_is_taken_and_unset():
 @pytest.mark.parametrize("jit_compile", [None, False, True])
 def test_function_tells_whether_xla_compiles_it(jit_compile):
     function = tf.function(lambda x: x + 1, jit_compile=jit_compile)
-    concrete = function.get_concrete_function(tf.TensorSpec((), tf.float32))
-    assert observe._is_compiled(concrete.function_def) is bool(jit_compile)
     outer = tf.function(lambda x: function(x) * 2)
     graph = outer.get_concrete_function(tf.TensorSpec((), tf.float32)).graph
     assert observe._calls_xla(graph.as_graph_def()) is bool(jit_compile)
@@ -48,14 +46,6 @@ def test_operations_of_the_lists_are_known():
     for name in ("MatMul", "FusedBatchNormGradV3", *switch.FLOAT32_OPS):
         assert hasattr(tf.raw_ops, name)
     assert not hasattr(tf.raw_ops, "MatMull")
-
-
-def test_a_preview_without_its_private_names_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow.python.grappler", None)
-    report = observe.graph_rewrite_report(
-        lambda x: x @ x, tf.ones((4, 4)), preview=True
-    )
-    assert report.effective is None and report.reason
 
 
 # ---- TensorFlow's log, and what is told ----
@@ -97,7 +87,6 @@ cases = {
     ),
     "lstm": lambda: train(layers.LSTM(4), x=tensor(4, 5, 8), y=tensor(4, 4)),
     "branches": lambda: report(branches, x),
-    "preview": lambda: report(lambda x: tf.nn.relu(x @ weights), x, preview=True),
     "nothing": lambda: report(lambda x: x + 1, x),
 }
 for name, case in cases.items():

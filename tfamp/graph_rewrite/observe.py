@@ -25,7 +25,6 @@ _LOW = ("float16", "bfloat16")
 _FLOATS = {
     tf.as_dtype(name).as_datatype_enum: name for name in (*_LOW, "float32", "float64")
 }
-_XLA = "XLA compiles it and bypasses the rewrite: use jit_compile=False"
 
 TypeCounts = dict[str, dict[str, int]]
 # As it came to the rewrite, and as it left it.
@@ -46,9 +45,7 @@ class GraphRewriteReport(NamedTuple):
       converted: Of those, converted to 16 bits, as TensorFlow's log counts them: it
         counts type attributes.
       casts: Casts to 16 bits that were added.
-      before: Operation -> dtype -> number of type attributes, before.
-      after: The same, after.
-      preview: Whether graphs were optimized only, and nothing was executed.
+      operations: Operation -> dtype -> number of type attributes, after it.
     """
 
     requested: str | None
@@ -58,17 +55,15 @@ class GraphRewriteReport(NamedTuple):
     nodes: int = 0
     converted: int = 0
     casts: int = 0
-    before: TypeCounts = {}
-    after: TypeCounts = {}
-    preview: bool = False
+    operations: TypeCounts = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        return {"schema_version": 1, **self._asdict()}
+        return {"schema_version": 2, **self._asdict()}
 
     def __str__(self) -> str:
         asked = f"{self.requested} rewrite" if self.requested else "no rewrite"
-        start = f"{'preview: ' * self.preview}requested {asked}, effective: "
+        start = f"requested {asked}, effective: "
         if self.effective is None:
             return f"{start}none, because {self.reason}"
         return (
@@ -163,12 +158,8 @@ def _is_cast(node):
 
 
 def _calls_xla(graph):
-    return any(map(_is_compiled, _all_nodes(graph)))
-
-
-def _is_compiled(node_or_function):
-    attr = node_or_function.attr  # Reading what is not there would add it.
-    return "_XlaMustCompile" in attr and attr["_XlaMustCompile"].b
+    name = "_XlaMustCompile"  # Reading what is not there would add it.
+    return any(name in x.attr and x.attr[name].b for x in _all_nodes(graph))
 
 
 # ---- Telling ----
@@ -188,8 +179,7 @@ def make_report(graphs: Graphs) -> GraphRewriteReport:
         nodes=sum(len(before.node) for before, _ in done or graphs),
         converted=converted.total(),
         casts=sum(_is_cast(node) for _, after in done for node in after.node),
-        before=_type_counts(before for before, _ in graphs),
-        after=_type_counts(after for _, after in graphs),
+        operations=_type_counts(after for _, after in graphs),
     )
 
 
@@ -206,29 +196,23 @@ def _reason(graphs, converted):
             "has none"
         )
     if by_xla:
-        return _XLA
+        return "XLA compiles it and bypasses the rewrite: use jit_compile=False"
     return "no operation is on the allow list and on a device that the rewrite is for"
 
 
 # ---- One function ----
 
 
-def graph_rewrite_report(
-    fn: Callable, *args, preview: bool = False, **kwargs
-) -> GraphRewriteReport:
+def graph_rewrite_report(fn: Callable, *args, **kwargs) -> GraphRewriteReport:
     """Shows what the graph rewrite makes of a function.
 
     Runs it once and looks at the graph that TensorFlow executed; a function that ran
     before is optimized once more for it. The thread follows `enable` then, as by
-    `sync_thread`. A preview optimizes the graph and runs nothing, so that no variable
-    changes; it shows what `enable_graph_rewrite` would do if no rewrite is asked for.
-    Its numbers may differ from an execution's, by a node or two, by more in the loops
-    of recurrent layers.
+    `sync_thread`.
 
     Args:
       fn: A `tf.function`, a `ConcreteFunction`, or a callable to make one of.
       *args: Arguments of `fn`.
-      preview: Whether to optimize only.
       **kwargs: Keyword arguments of `fn`.
 
     Returns:
@@ -239,44 +223,6 @@ def graph_rewrite_report(
     """
     if not hasattr(fn, "graph") and not hasattr(fn, "get_concrete_function"):
         fn = tf.function(fn)
-    if preview:
-        if not hasattr(fn, "graph"):
-            fn = fn.get_concrete_function(*args, **kwargs)
-        return _preview(fn)
     with observe(fresh=True) as graphs:
         fn(*args, **kwargs)
     return make_report(graphs)
-
-
-def _preview(concrete):
-    before = switch.snapshot()
-    try:
-        graph = concrete.graph.as_graph_def()
-        if any(map(_is_compiled, (concrete.function_def, *graph.library.function))):
-            raise ValueError(f"of what XLA compiles there is no preview: {_XLA}")
-        if before.active is None:
-            switch.enable(switch.RewriteConfig.from_keywords("auto", {}))
-        with observe() as graphs:
-            _optimize(concrete.graph, graph)
-        report = make_report(graphs)
-    except (ValueError, ImportError) as error:  # UnsupportedModeError is a ValueError.
-        report = GraphRewriteReport(switch.requested_dtype(), None, str(error))
-    finally:
-        switch.restore(before)
-    if before.active is None and report.effective:
-        report = report._replace(reason="no rewrite is enabled")
-    return report._replace(preview=True)
-
-
-def _optimize(graph, definition):
-    """Optimizes a copy of a function's graph; nothing is executed."""
-    # TensorFlow 2.21; guarded by tests/upstream/test_rewrite_contract.py.
-    from tensorflow.python.eager import context
-    from tensorflow.python.grappler import tf_optimizer
-
-    meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
-    meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
-    fetches = meta.collection_def["train_op"].node_list.value
-    fetches.extend(tensor.name for tensor in graph.outputs)
-    fetches.extend(operation.name for operation in graph.control_outputs)
-    tf_optimizer.OptimizeGraph(context.context().config, meta, verbose=False)
