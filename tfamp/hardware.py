@@ -4,7 +4,6 @@ Pure functions of a `DeviceDescription`: one of this host (`read_devices`), or o
 table `DEVICES`.
 """
 
-import difflib
 import os
 import pathlib
 import re
@@ -120,11 +119,9 @@ def find_device(device: str | DeviceDescription | None = None) -> DeviceDescript
             f"None. Received: device={device!r}."
         )
     if device not in DEVICES:
-        near = difflib.get_close_matches(device.lower(), DEVICES, n=1)
         raise ValueError(
             f"Unknown device. Received: {device!r}. Expected one of "
             f"{', '.join(map(repr, DEVICES))}."
-            + "".join(f" Did you mean {name!r}?" for name in near)
         )
     return DEVICES[device]
 

@@ -42,7 +42,7 @@ BAD = {
         ],
         "knows no layers",
     ),
-    "device": (["--simulate=a1000"], "Did you mean 'a100'"),
+    "device": (["--simulate=a1000"], "Expected one of 'p100'"),
     "mode": ([DIGITS, f"{MODE}=x"], "Unknown precision mode"),
     "stray": (["stray"], "stray"),
     "output": (["--output=absent/x.md"], "absent/x.md"),

@@ -195,10 +195,9 @@ def test_every_device_of_the_table_has_its_mode():
     assert found == MODES
 
 
-def test_unknown_key_names_the_near_one_and_all():
-    with pytest.raises(ValueError, match=re.escape("Did you mean 'a100'?")) as caught:
+def test_an_unknown_key_is_told_with_all():
+    with pytest.raises(ValueError, match="'A1000'.*'a100'.*'cpu-avx2'"):
         hardware.find_device("A1000")
-    assert "'cpu-avx2'" in str(caught.value) and "'A1000'" in str(caught.value)
 
 
 def test_a_device_is_this_hosts_the_tables_or_ones_own(monkeypatch):

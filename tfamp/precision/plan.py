@@ -198,7 +198,7 @@ def apply(model: keras.Model, planned: Planned) -> str:
     if not unsaved:
         return ""
     return (
-        "A saved file does not hold the modes of layers that their class makes "
+        "A saved file may not hold the modes of layers that their class makes "
         f"itself: {errors.examples(unsaved)}. After loading, ask for them again by "
         "tfamp.set_precision, or load it under the same tfamp.enable(overrides=...)."
     )
@@ -273,39 +273,29 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
 
 
 def _unsaved(model, planned):
-    """Returns the quoted paths of these layers that a file of the model would not hold.
+    """Returns the quoted paths of these layers that a file of the model may not hold.
 
     A layer that no configuration names gets its precision, when the file is loaded,
     from what makes it: Keras' own layers, and KerasHub's, pass on theirs; other classes
     take the global.
     """
-    try:
-        saved = _named_policies(keras.saving.serialize_keras_object(model))
-    except Exception:  # Code of the user's layers; such a model cannot be saved.
-        saved = set()
     default, found = keras.config.dtype_policy().name, []
     for layer, path, holders in assign.walk(model):
+        makers = [maker for maker, *_ in holders if not _names_its_layers(maker)]
         made = {
             maker.dtype_policy.name
             if type(maker).__module__.startswith("keras")
             else default
-            for maker, *_ in holders
+            for maker in makers
         }
-        policy = layer.dtype_policy.name
         if id(layer) in planned and not isinstance(layer, keras.Model):
-            if made - {policy} and (layer.name, policy) not in saved:
+            if made - {layer.dtype_policy.name}:
                 found.append(repr(path))
     return found
 
 
-def _named_policies(config):
-    """Returns {(name of a layer, name of its policy)} of all layers in a config."""
-    if isinstance(config, list | tuple):
-        return set().union(*map(_named_policies, config))
-    if not isinstance(config, dict):
-        return set()
-    found = set().union(*map(_named_policies, config.values()))
-    dtype = config.get("dtype")
-    if isinstance(dtype, dict) and "name" in config:
-        found.add((config["name"], (dtype.get("config") or {}).get("name")))
-    return found
+def _names_its_layers(holder):
+    """Whether the configuration of a layer or model has those of the layers in it."""
+    wrappers = keras.layers.Wrapper | keras.layers.Bidirectional | keras.layers.RNN
+    models = type(holder).__module__.startswith("keras.src.models")
+    return models or isinstance(holder, wrappers)
