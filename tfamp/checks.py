@@ -1,7 +1,8 @@
-"""Checks of numbers that a caller gave; errors say what was received."""
+"""Checks of numbers and keywords of a caller; errors say what was received."""
 
 import math
 import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LARGEST_COUNT = 2**63 - 1  # Of int64, the dtype of Keras' counters.
@@ -27,6 +28,15 @@ def check_count(
         raise ValueError(
             f"`{name}` must be an integer of at least {smallest}{ceiling}. "
             f"Received: {name}={value}."
+        )
+
+
+def check_keywords(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raises TypeError unless all keywords are known; `what` they are, in words."""
+    if unknown := [name for name in given if name not in known]:
+        raise TypeError(
+            f"Unknown {what}. Received: {', '.join(map(repr, unknown))}. "
+            f"Expected some of {', '.join(known)}."
         )
 
 

@@ -199,6 +199,7 @@ def test_saved_model_of_an_unchanged_script_goes_on_after_disable(tmp_path):
         ({"graph_rewrite": {"denylist_add": 3}}, TypeError, "denylist_add=3"),
         ({"loss_scale": True}, TypeError, "loss_scale=True"),
         ({"on_unsupported": "ignore"}, ValueError, "ignore"),
+        ({"fused_kernels": "yes"}, TypeError, "fused_kernels='yes'"),
     ],
     ids=str,
 )
@@ -236,15 +237,6 @@ def test_status_tells_of_a_policy_changed_after_enable():
     assert status.requested == "mixed_bfloat16"
     assert status.effective == "float32"
     assert "changed from mixed_bfloat16 to float32" in status.reason
-
-
-def test_a_model_built_before_is_named_when_it_is_compiled():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="early")
-    tfamp.enable("mixed_bfloat16")
-    with pytest.warns(UserWarning, match="'early' was built before tfamp.enable"):
-        model.compile("sgd", "mse")
-    assert model.layers[0].compute_dtype == "float32"
-    tfamp.set_precision(model, "mixed_bfloat16").compile("sgd", "mse")
 
 
 def test_enable_again_replaces_and_disable_returns_to_the_first_state():

@@ -278,8 +278,8 @@ def test_an_override_says_otherwise_for_outputs_and_softmax():
 def test_the_log_says_what_is_not_in_the_mode_and_why(messages):
     tfamp.set_precision(functional()[0], "mixed_bfloat16")
     (line,) = messages["info"]
-    assert line.startswith("set_precision: 20 layers, 4 of them not mixed_bfloat16\n")
-    assert f"  head: float32 ({OUTPUT})" in line
+    assert line.startswith("set_precision: 20 layers, 4 of them not mixed_bfloat16: ")
+    assert f"head: float32 ({OUTPUT})" in line
     assert not messages["warning"]
 
 

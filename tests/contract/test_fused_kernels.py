@@ -109,12 +109,6 @@ def test_status_names_them_and_says_where():
     assert tfamp.status().fused_kernels == "off"
 
 
-def test_enable_refuses_what_is_no_bool():
-    with pytest.raises(TypeError, match="fused_kernels='yes'"):
-        tfamp.enable(fused_kernels="yes")
-    assert tfamp.status().fused_kernels == "off"
-
-
 def replicas():
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = compiled()

@@ -54,36 +54,6 @@ def test_loop_that_forgets_to_scale_the_loss_is_told_once(scaled, caplog):
     assert caplog.text.count("`scale_loss` was not called") == (0 if scaled else 1)
 
 
-def test_none_and_sparse_gradients():
-    table = keras.Variable(np.ones((4, 2), "float32"))
-    unused = keras.Variable([1.0])
-    made = tfamp.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0)
-    made.build([table, unused])
-
-    def gradients(values):
-        return [tf.IndexedSlices(tf.constant(values), [1, 1], (4, 2)), None]
-
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        made.apply(gradients([[2.0, 2.0], [4.0, 4.0]]), [table, unused])
-    np.testing.assert_array_equal(table[1], [-2.0, -2.0])
-    made.apply(gradients([[NAN, 0.0], [0.0, 0.0]]), [table, unused])
-    np.testing.assert_array_equal(table[1], [-2.0, -2.0])
-    assert int(made.skipped_steps) == 1
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_bad_micro_batch_of_an_accumulation_costs_only_itself(runner):
-    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
-    made, variable = make(inner, value=[0.0], initial_scale=2.0)
-    step = stepper(made, variable, runner)
-    for gradient in [1.0, NAN, 4.0, 8.0]:
-        assert float(variable[0]) == 0
-        step(gradient)
-    epsilon = tfamp.float_format("float32").epsilon
-    np.testing.assert_allclose(variable, [-(1 + 4 + 8) / 3], rtol=8 * epsilon)
-    assert int(made.iterations) == 1
-
-
 # ---- Drop-in ----
 
 

@@ -100,13 +100,6 @@ def test_overflow_in_a_token_that_occurs_twice(name, runner):
             assert int(optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("kind", [STOCK, OURS], ids=["stock", "ours"])
-def test_finite_gradients_of_a_token_that_occurs_twice_add_up(kind):
-    layer, _ = embed_and_step(kind, [0.25, 0.5, 0.125], "graph")
-    expected = np.repeat([[1.0], [0.25], [0.875], [1.0]], 2, axis=1)
-    np.testing.assert_array_equal(layer.embeddings, expected)
-
-
 def embed_and_step(kind, factors, runner):
     """Takes one step of SGD on tokens 1, 1 and 2, the loss weighted by token."""
     layer = keras.layers.Embedding(4, 2, embeddings_initializer="ones")

@@ -50,37 +50,16 @@ def test_scope_sets_the_mode_inside_and_restores_it_outside(mode):
     assert globals_now() == before
 
 
-@every_mode
-def test_scope_restores_on_exception(mode):
-    before = globals_now()
-    with pytest.raises(KeyError, match="from inside"):
-        with tfamp.policy_scope(mode):
-            raise KeyError("from inside")
-    assert globals_now() == before
-
-
-def test_scope_restores_what_is_changed_inside():
-    before = globals_now()
-    with tfamp.policy_scope("mixed_bfloat16"):
-        keras.config.set_dtype_policy("float64")
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-    assert globals_now() == before
-
-
-def test_scope_restores_a_policy_that_is_no_modes():
-    keras.config.set_dtype_policy("float64")
-    tf.config.experimental.enable_tensor_float_32_execution(True)
-    with tfamp.policy_scope("float32"):
-        assert globals_now() == ("float32", False)
-    assert globals_now() == ("float64", True)
-
-
-def test_scope_restores_the_very_policy_object():
-    given = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
+def test_scope_restores_the_very_policy_and_flag_also_after_an_error():
+    given = keras.dtype_policies.DTypePolicyMap(default_policy="float64")
     keras.config.set_dtype_policy(given)
-    with tfamp.policy_scope("float32"):
-        pass
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    with pytest.raises(KeyError, match="from inside"):
+        with tfamp.policy_scope("float32"):
+            keras.config.set_dtype_policy("mixed_bfloat16")  # Changed inside.
+            raise KeyError("from inside")
     assert keras.config.dtype_policy() is given
+    assert globals_now()[1]
 
 
 def test_nested_scopes_restore_in_order():

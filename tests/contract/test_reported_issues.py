@@ -1,7 +1,6 @@
 """What users reported of mixed precision in Keras, each with its thread."""
 
 import threading
-import warnings
 
 import keras
 import numpy as np
@@ -658,10 +657,3 @@ def test_enable_float32_is_stock_keras_bit_for_bit():
     tfamp.enable("float32")
     for found, each in zip(three_steps(), expected, strict=True):
         np.testing.assert_array_equal(found, each)
-
-
-def test_nothing_is_said_of_a_sound_model():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tfamp.enable("mixed_float16")
-        fit(small())

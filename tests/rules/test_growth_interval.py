@@ -3,7 +3,6 @@ import inspect
 import json
 import math
 import re
-from typing import Any
 
 import helpers
 import keras
@@ -58,68 +57,12 @@ def test_documented_table_is_what_the_rule_gives(schedule):
 
 # ---- Trajectories: schedule, settings, mask, interval after each step ----
 
-TRAJECTORIES = {
-    "piecewise_counts_skips_that_hysteresis_forgives": (
-        Piecewise((2,), (5, 9)),
-        dict(hysteresis=3),
-        "-+-+",
-        [5, 5, 9, 9],
-    ),
-    "piecewise_without_boundaries_is_constant": (
-        Piecewise((), (6,)),
-        {},
-        "+-+",
-        [6, 6, 6],
-    ),
-    "geometric_shortens_at_max_scale_too": (
-        Geometric(2, shorten=0.5, min_interval=1),
-        dict(max_scale=8.0),
-        "++",
-        [2, 1],
-    ),
-    "geometric_lengthens_at_min_scale_too": (
-        Geometric(2, min_interval=1),
-        dict(min_scale=8.0),
-        "--",
-        [4, 8],
-    ),
-    "geometric_holds_at_both_bounds": (
-        Geometric(1, lengthen=1e9, shorten=1e-9, min_interval=1, max_interval=2**53),
-        {},
-        "--" + "+",
-        [10**9, 2**53, 2**53],
-    ),
-}
-
-
-@pytest.mark.parametrize("row", TRAJECTORIES.values(), ids=TRAJECTORIES)
-def test_interval(row):
-    schedule, settings, mask, expected = row
-    assert trajectory(schedule, mask, **settings)[1] == expected
-
 
 def test_default_piecewise_reaches_the_ceiling_in_900_steps():
     config = loss_scale.LossScaleConfig(growth_interval=Piecewise())
     states = helpers.run_mask(config, [True] * 901, tf.function)
     reached = [s.scale == loss_scale.DEFAULT_MAX_SCALE for s in states]
     assert reached.index(True) == 899
-
-
-def skipped_steps(schedule, steps):
-    """Returns (skipped steps, last interval) where 8 is right and 16 overflows."""
-    config = loss_scale.LossScaleConfig(growth_interval=schedule, initial_scale=8.0)
-    state = helpers.as_tensors(config.initial_state())
-    step = tf.function(lambda s: loss_scale.next_state(config, s, s.scale < 16.0))
-    for _ in range(steps):
-        state = step(state)
-    return int(state.skipped_steps), int(state.growth_interval)
-
-
-def test_geometric_loses_fewer_and_fewer_steps_where_the_scale_is_found():
-    bounds: dict[str, Any] = dict(min_interval=10, max_interval=80)
-    assert skipped_steps(Constant(10), 500) == (45, 10)
-    # One after each run of 10, 20, 30, 44, 66, 80, 80, ... finite steps.
-    assert skipped_steps(Geometric(10, **bounds), 500) == (9, 80)
 
 
 # ---- Any state, also one that was restored from another schedule ----

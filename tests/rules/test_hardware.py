@@ -90,21 +90,12 @@ def test_without_devices_only_float32_is_supported():
     ("name", "has_tensor_cores"),
     [
         ("Tesla T4", True),
-        ("NVIDIA T4", True),
-        ("NVIDIA T4G", True),
         ("NVIDIA TITAN RTX", True),
-        ("Quadro RTX 4000", True),
         ("NVIDIA GeForce RTX 2060", True),
-        ("NVIDIA T400", False),
         ("NVIDIA T400 4GB", False),
         ("NVIDIA T550 Laptop GPU", False),
-        ("NVIDIA T600", False),
-        ("NVIDIA T1000 8GB", False),
-        ("Quadro T1000", False),
         ("NVIDIA T1200 Laptop GPU", False),
         ("Quadro T2000 with Max-Q Design", False),
-        ("NVIDIA GeForce GTX 1630", False),
-        ("NVIDIA GeForce GTX 1650", False),
         ("NVIDIA GeForce GTX 1660 SUPER", False),
         ("NVIDIA GeForce MX450", False),
     ],
@@ -142,21 +133,6 @@ def test_an_unsupported_format_outweighs_a_slow_one():
     devices = [GTX_1070, TPU]
     assert hardware.format_support("float16", devices).supported is False
     assert hardware.format_support("float32", devices).supported is True
-
-
-@pytest.mark.parametrize(
-    ("device", "label"),
-    [
-        (A100, "NVIDIA A100-SXM4-40GB (compute capability 8.0)"),
-        (AMD, "AMD Instinct MI250X"),
-        (PLAIN_CPU, "Some CPU"),
-        (TPU, "TPU"),
-        (gpu("", (7, 5)), "GPU (compute capability 7.5)"),
-    ],
-    ids=["A100", "no_capability", "CPU", "no_name", "capability_only"],
-)
-def test_label_names_the_device(device, label):
-    assert device.label == label
 
 
 def test_cpu_is_read_from_the_operating_system():
@@ -219,10 +195,9 @@ def test_every_device_of_the_table_has_its_mode():
     assert found == MODES
 
 
-def test_unknown_key_names_the_near_one_and_all():
-    with pytest.raises(ValueError, match=re.escape("Did you mean 'a100'?")) as caught:
+def test_an_unknown_key_is_told_with_all():
+    with pytest.raises(ValueError, match="'A1000'.*'cpu-avx2'.*mean 'a100'"):
         hardware.find_device("A1000")
-    assert "'cpu-avx2'" in str(caught.value) and "'A1000'" in str(caught.value)
 
 
 def test_a_device_is_this_hosts_the_tables_or_ones_own(monkeypatch):

@@ -16,7 +16,6 @@ import re
 import helpers
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -169,26 +168,6 @@ def test_every_field_equals_the_models_after_each_step(settings, mask):
         assert low <= state.scale <= high and np.isfinite(state.scale)
         assert state.scale >= before if finite else state.scale <= before
         before = state.scale
-
-
-@pytest.mark.parametrize("runner", ["graph", "xla"])
-def test_whole_run_in_one_loop_equals_single_steps(runner):
-    config = rule.LossScaleConfig(
-        initial_scale=8.0, growth_interval=Geometric(2, 2.0, 0.5, 1), hysteresis=2
-    )
-    mask = helpers.parse_mask("++-+--+++++----++")
-
-    @helpers.RUNNERS[runner]
-    def run(mask):
-        initial = helpers.as_tensors(config.initial_state())
-        return tf.scan(
-            lambda s, finite: rule.next_state(config, s, finite), mask, initial
-        )
-
-    single = helpers.run_mask(config, mask)
-    for name, field in run(tf.constant(mask))._asdict().items():
-        assert field.numpy().tolist() == [getattr(state, name) for state in single]
-        assert field.dtype == ("float32" if name == "scale" else "int64")
 
 
 # ---- A restored state ----

@@ -119,23 +119,13 @@ def audit(
         notes.append(f"What these multiply is not counted: {names}")
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
-    allows_xla = all(layer.supports_jit for layer in model._flatten_layers())
-    if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
-        jit_compile = model.jit_compile
-    elif jit_compile is None:  # As Keras decides.
-        jit_compile = found.kind != "CPU" and allows_xla and rewrite is None
-    eager = bool(model.compiled and model.run_eagerly)
-    scaling = keras.optimizers.LossScaleOptimizer
     step = rules.Step(
-        device=found,
-        layers=layers,
-        batch_size=size,
-        jit_compile=bool(jit_compile) and not eager,
-        allows_xla=allows_xla,
-        runs_eagerly=eager,
+        found,
+        layers,
+        size,
+        **_execution(model, found, simulated, jit_compile, rewrite),
         rewrite=rewrite,
         tensor_float_32=policy.read().tensor_float_32,
-        scales_loss=isinstance(model.optimizer, scaling) if model.compiled else None,
         sums_biases=bias_gradient.installed(),
     )
     return AuditReport(
@@ -149,6 +139,23 @@ def audit(
         findings=rules.examine(step),
         notes=tuple(notes),
     )
+
+
+def _execution(model, device, simulated, jit_compile, rewrite):
+    """Returns the fields of a `rules.Step` that tell how a model runs its steps."""
+    allows_xla = all(layer.supports_jit for layer in model._flatten_layers())
+    if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
+        jit_compile = model.jit_compile
+    elif jit_compile is None:  # As Keras decides.
+        jit_compile = device.kind != "CPU" and allows_xla and rewrite is None
+    eager = bool(model.compiled and model.run_eagerly)
+    scaling = keras.optimizers.LossScaleOptimizer
+    return {
+        "jit_compile": bool(jit_compile) and not eager,
+        "allows_xla": allows_xla,
+        "runs_eagerly": eager,
+        "scales_loss": isinstance(model.optimizer, scaling) if model.compiled else None,
+    }
 
 
 def _specs(model, inputs, batch_size):

@@ -17,12 +17,15 @@ import keras
 from tfamp.precision import assign, float32_layers, model_inputs
 
 _KINDS = keras.layers
-_DEPTHWISE = (
-    *(_KINDS.DepthwiseConv1D, _KINDS.DepthwiseConv2D),
-    *(_KINDS.SeparableConv1D, _KINDS.SeparableConv2D),
-)
+_DEPTHWISE = float32_layers.DEPTHWISE
 _TRANSPOSED = (_KINDS.Conv1DTranspose, _KINDS.Conv2DTranspose, _KINDS.Conv3DTranspose)
-_CONVOLUTIONS = (_KINDS.Conv1D, _KINDS.Conv2D, _KINDS.Conv3D, *_TRANSPOSED, *_DEPTHWISE)
+_CONVOLUTIONS = (
+    _KINDS.Conv1D,
+    _KINDS.Conv2D,
+    _KINDS.Conv3D,
+    *_TRANSPOSED,
+    *_DEPTHWISE,
+)
 _IMAGE_CHANNELS = 4  # An input of no more channels is taken to be an image.
 
 
@@ -212,4 +215,8 @@ def _of_convolution(layer, source, result):
     role = "image channels" if source[axis] <= _IMAGE_CHANNELS else "input channels"
     sizes = ((role, source[axis]), ("filters", result[axis]))
     # Depthwise kernels use no Tensor Cores: nothing to align.
-    return rows * kernels, rows, () if isinstance(layer, _DEPTHWISE) else sizes
+    return (
+        rows * kernels,
+        rows,
+        () if isinstance(layer, _DEPTHWISE) else sizes,
+    )

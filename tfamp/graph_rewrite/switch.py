@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import hardware
+from tfamp import checks, hardware
 from tfamp.graph_rewrite.choice import choose_dtype
 
 # NVIDIA's TensorFlow 1 reads these two; TensorFlow 2 reads neither.
@@ -58,13 +58,8 @@ class RewriteConfig:
           TypeError: If a keyword is unknown, or no names; ValueError if an operation
             is unknown, which TensorFlow would ignore.
         """
-        known = (*EDITS, "float32_ops")
-        if unknown := sorted(keywords.keys() - set(known)):
-            raise TypeError(
-                "Unknown keywords for the graph rewrite. Received: "
-                f"{', '.join(map(repr, unknown))}. Expected some of "
-                f"{', '.join(known)}."
-            )
+        known = *EDITS, "float32_ops"
+        checks.check_keywords("keywords for the graph rewrite", keywords, known)
         edits = set()
         for edit, ops in {"float32_ops": FLOAT32_OPS, **keywords}.items():
             expected = (
@@ -125,7 +120,7 @@ class Snapshot(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """A request that is in force, and what stood before the first one."""
+    """A request that is in force, and what stood before it."""
 
     config: RewriteConfig
     dtype: str  # "bfloat16" or "float16".
@@ -157,7 +152,7 @@ def requested_by_environment() -> bool:
     Raises:
       ValueError: If one is set to something that is no bool.
     """
-    environ = _users_environ()
+    environ = _before_all().environ
     values = {name: (environ[name] or "0").lower() for name in FLAGS}
     if not {"0", "false", "1", "true"}.issuperset(values.values()):
         raise ValueError(
@@ -186,9 +181,12 @@ def _options():
     return tf.config.optimizer.get_experimental_options()
 
 
-def _users_environ():
-    """The rewrite's variables without what `enable` set."""
-    return _active.before.environ if _active else snapshot().environ
+def _before_all():
+    """The state without any request, as the user left it."""
+    state = snapshot()
+    while state.active:
+        state = state.active.before
+    return state
 
 
 def enable(config: RewriteConfig) -> Rewrite:
@@ -210,15 +208,14 @@ def enable(config: RewriteConfig) -> Rewrite:
             "together, and undoes float32 layers then. Call "
             'keras.config.set_dtype_policy("float32") first, or leave the rewrite.'
         )
-    environ = {**config.merged(_users_environ()), **dict.fromkeys(FLAGS, "1")}
+    environ = {**config.merged(_before_all().environ), **dict.fromkeys(FLAGS, "1")}
     if reason.startswith("warning:"):
         warnings.warn(reason, stacklevel=3)
-    before = _active.before if _active else snapshot()
     variables = {**os.environ, **environ}.items()
     setting = frozenset(each for each in variables if each[0].startswith(PREFIX))
     options = {name: each == dtype for each, name in TOGGLES.items()}
     options[MIN_NODES] = _number(setting)
-    request = Rewrite(config, dtype, reason, before)
+    request = Rewrite(config, dtype, reason, snapshot())
     restore(Snapshot(request, options, environ))
     return request
 
@@ -226,7 +223,7 @@ def enable(config: RewriteConfig) -> Rewrite:
 def disable() -> None:
     """Puts back each option and variable as before the first `enable`; idempotent."""
     if _active:
-        restore(_active.before)
+        restore(_before_all())
 
 
 def snapshot() -> Snapshot:

@@ -75,7 +75,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
       patience: Int >= 1. From 2**15 to the default floor of 2**-14 the scale takes
         29 skipped steps, so the default is well beyond.
       every: Int >= 1. Steps between two readings.
-      variables: Int >= 0. How many variables to name.
+      variables: Int >= 0. How many variables to name in Keras' logs.
 
     Raises:
       ValueError: If a setting makes no sense.
@@ -191,7 +191,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             "finite in the last of them: %s.",
             skipped,
             self._latest["loss_scale"],
-            _describe(overflows, self.variables),
+            _describe(overflows),
         )
         self._check_exhausted(overflows)
 
@@ -212,7 +212,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         )
         message = (
             f"The loss scale is {where}, and the last {skipped} steps were skipped "
-            f"since gradients were not finite: {_describe(overflows, 5)}. {advice} No "
+            f"since gradients were not finite: {_describe(overflows)}. {advice} No "
             "weight was changed by a skipped step."
         )
         if self.on_exhausted == "raise":
@@ -222,10 +222,6 @@ class LossScaleMonitor(keras.callbacks.Callback):
             warnings.warn(message, stacklevel=2)
 
 
-def _describe(overflows, limit):
-    shown = [
-        f"{path} ({infs} inf, {nans} NaN)"
-        for path, (infs, nans) in list(overflows.items())[:limit]
-    ]
-    more = len(overflows) - len(shown)
-    return ", ".join(shown + [f"{more} more variable(s)"] * (more > 0)) or "unknown"
+def _describe(overflows):
+    counts = (f"{k} ({infs} inf, {nans} NaN)" for k, (infs, nans) in overflows.items())
+    return errors.examples(counts) or "unknown"

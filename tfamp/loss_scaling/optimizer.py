@@ -5,6 +5,7 @@ import warnings
 import keras
 import tensorflow as tf
 
+from tfamp import errors
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -44,12 +45,11 @@ def warn_about_unscaled_optimizers(model: keras.Model) -> None:
     trained = [x for x in _float16_layers(model) if x.trainable and x.weights]
     # A model that holds such layers would say the same once more.
     names = [layer.path for layer in trained if not isinstance(layer, keras.Model)]
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     warnings.warn(
         f"Model '{model.name}' trains in float16 without loss scaling, so that small "
-        f"gradients become 0: {shown or 'the graph rewrite'}. Without it: "
-        f"{', '.join(unscaled)}. Pass the optimizer to `compile` again, now that the "
-        "model is built, or wrap it by `tfamp.wrap_optimizer` and differentiate "
+        f"gradients become 0: {errors.examples(names) or 'the graph rewrite'}. Without "
+        f"it: {', '.join(unscaled)}. Pass the optimizer to `compile` again, now that "
+        "the model is built, or wrap it by `tfamp.wrap_optimizer` and differentiate "
         "`optimizer.scale_loss(loss)`; `loss_scale=False` in `tfamp.enable` says that "
         "none is wanted.",
         stacklevel=4,

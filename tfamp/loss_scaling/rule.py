@@ -98,12 +98,7 @@ class LossScaleConfig:
         """
         given = own_names(keywords)
         known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := [name for name in given if name not in known]:
-            raise TypeError(
-                "Unknown loss-scale keywords. Received: "
-                f"{', '.join(map(repr, unknown))}. Expected some of "
-                f"{', '.join(known)}."
-            )
+        checks.check_keywords("loss-scale keywords", given, known)
         return cls(**given)
 
     @property

@@ -19,7 +19,7 @@ class _Session(NamedTuple):
 
     asked: settings.Settings
     rewrite: switch.Rewrite | None
-    before: tuple[policy.PrecisionState, switch.Snapshot]
+    before: policy.PrecisionState
     thread: threading.Thread
 
 
@@ -91,7 +91,7 @@ def enable(
       print(tfamp.enable(overrides={"head": "float32"}))
     """
     asked = settings.parse(
-        _is_own_rewrite(),
+        _own_rewrite() is not None,
         mode,
         overrides,
         loss_scale,
@@ -103,19 +103,20 @@ def enable(
     return _start(asked)
 
 
-def _is_own_rewrite():
-    """Whether the graph rewrite in force is the session's."""
-    active = switch.active()
-    return active is not None and _session is not None and _session.rewrite is active
+def _own_rewrite() -> switch.Rewrite | None:
+    """Returns the session's graph rewrite, if it is the one in force."""
+    own = _session.rewrite if _session else None
+    return own if own is switch.active() else None
 
 
 def _start(asked: settings.Settings):
     global _session
-    outer, now, before = _session, _read(), _stood_before()
+    outer, now = _session, _read()
+    before = outer.before if outer else now[0]
     try:
         policy.apply(asked.mode)
-        if _is_own_rewrite():
-            switch.restore(before[1])
+        if own := _own_rewrite():
+            switch.restore(own.before)
         rewrite = asked.rewrite and switch.enable(asked.rewrite)
         _session = _Session(asked, rewrite, before, threading.current_thread())
         _refresh_hooks()
@@ -134,8 +135,14 @@ def disable() -> None:
     optimizer. What was traced keeps its bias gradients; a model that trains for the
     first time afterwards has TensorFlow's.
     """
-    if _session is not None:
-        _restore(None, _stood_before())
+    global _session
+    if _session is None:
+        return
+    if own := _own_rewrite():
+        switch.restore(own.before)
+    policy.write(_session.before)
+    _session = None
+    _refresh_hooks()
 
 
 @contextlib.contextmanager
@@ -150,7 +157,7 @@ def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
       The `Status`.
     """
     outer, state = _session, _read()
-    asked = settings.parse(_is_own_rewrite(), mode, **keywords)
+    asked = settings.parse(_own_rewrite() is not None, mode, **keywords)
     try:
         yield _start(asked)
     finally:
@@ -159,13 +166,6 @@ def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
 
 def _read():
     return policy.read(), switch.snapshot()
-
-
-def _stood_before():
-    """What a session goes back to; a rewrite that it did not switch on stays."""
-    now = _read()
-    before = _session.before if _session else now
-    return before[0], (before if _is_own_rewrite() else now)[1]
 
 
 def _restore(session, state):

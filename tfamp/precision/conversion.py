@@ -9,8 +9,6 @@ from tfamp import errors, modes
 from tfamp.precision import assign, compile_hook, plan
 from tfamp.precision import overrides as overriding
 
-_SHOWN = 5
-
 
 class ConversionError(errors.TfampError, RuntimeError):
     """A model cannot be given another precision."""
@@ -123,12 +121,11 @@ def _scale_loss(model):
 def _log(model, mode):
     rows = plan.describe_layers(model)
     others = [
-        f"\n  {row.path}: {row.policy} ({row.reason})"
+        f"{row.path}: {row.policy} ({row.reason})"
         for row in rows
         if row.policy != mode.policy
     ]
-    more = f"\n  and {len(others) - _SHOWN} more" if others[_SHOWN:] else ""
     logging.info(
-        "set_precision: %d layers, %d of them not %s%s%s",
-        *(len(rows), len(others), mode.policy, "".join(others[:_SHOWN]), more),
+        "set_precision: %d layers, %d of them not %s: %s",
+        *(len(rows), len(others), mode.policy, errors.examples(others) or "none"),
     )

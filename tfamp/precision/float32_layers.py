@@ -56,15 +56,15 @@ def _wide(layer):
 
 
 _KINDS = keras.layers
-_DEPTHWISE = (
+DEPTHWISE = (
     *(_KINDS.DepthwiseConv1D, _KINDS.DepthwiseConv2D),
     *(_KINDS.SeparableConv1D, _KINDS.SeparableConv2D),
 )
 _RECURRENT = (_KINDS.GRU, _KINDS.SimpleRNN)
 # results/layers: 2 cores of an AMD EPYC with AVX512_BF16, TensorFlow 2.21 with oneDNN.
 SLOW = (
-    SlowLayer("depthwise convolutions with strides", _DEPTHWISE, _strided, "4 to 19"),
-    SlowLayer("those with kernels above 3", _DEPTHWISE, _wide, "1.8 to 2.0"),
+    SlowLayer("depthwise convolutions with strides", DEPTHWISE, _strided, "4 to 19"),
+    SlowLayer("those with kernels above 3", DEPTHWISE, _wide, "1.8 to 2.0"),
     SlowLayer(
         "GRU and SimpleRNN of up to 64 units",
         *(_RECURRENT, lambda layer: layer.units <= 64, "1.0 to 1.3"),
