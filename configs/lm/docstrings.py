@@ -19,12 +19,12 @@ saw their "bigLSTM" diverge without loss scaling, too. For another mode than
 mixed_float16 add `--config.compare_unscaled=False`.
 """
 
-from tfamp.training import lm_config
+from tfamp.training.tasks import language_model
 
 
 def get_config():
     """Returns the configuration."""
-    config = lm_config.get_docstrings_config()
+    config = language_model.get_config("docstrings")
     config.name = "docstrings"
     config.epochs = 4
     config.batch_size = 256

@@ -76,7 +76,7 @@ class Synthetic(NamedTuple):
 # own optional dependencies.
 TASKS = {
     "image_classification": "tfamp.training.cnn",
-    "language_model": "tfamp.training.lm",
+    "language_model": "tfamp.training.tasks.language_model",
     "question_answering": "tfamp.training.question_answering",
     "segmentation": "tfamp.training.unet",
     "tabular_regression": "tfamp.training.tabular",
