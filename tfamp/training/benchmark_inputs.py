@@ -7,11 +7,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.training import bert, cnn, encoder, question_answering, tasks
+from tfamp.training import cnn, encoder, question_answering, tasks
 
 _IMAGE_TASK = "image_classification"
 _BATCHES = 8  # Different ones, again and again.
-_CLASSES = 2  # Of a text classifier; how many there are costs nothing.
 # Shape and classes of the data sets that are not read here.
 _IMAGES = {
     "mnist": ((28, 28, 1), 10),
@@ -22,14 +21,14 @@ _IMAGES = {
 
 def unit(task: str) -> str:
     """Returns what a batch of a task holds: "sequences", "images", "rows"."""
-    if task in _TEXTS:
+    if is_text(task):
         return "sequences"
     return "images" if task == _IMAGE_TASK else tasks.import_task(task).UNIT
 
 
 def is_text(task: str) -> bool:
     """Returns whether a task's examples have a sequence length."""
-    return task in _TEXTS
+    return task in _TEXTS or task == "text_classification"
 
 
 def check(config) -> None:
@@ -45,6 +44,8 @@ def check(config) -> None:
     """
     if config.task in _TEXTS:
         encoder.find(_with_positions(config))
+    elif config.task == "text_classification":
+        tasks.import_task(config.task).synthetic(config)
     elif config.task == _IMAGE_TASK:
         cnn.check(config)
         _image_shape(config)
@@ -117,16 +118,8 @@ def _texts(config):
     )
 
 
-def _classifier(config, preset):
-    return bert.build_model(config, _CLASSES, preset)
-
-
 # Task -> how its model is built, and its labels drawn.
 _TEXTS: dict[str, tuple[Callable, Callable[..., Any]]] = {
-    "text_classification": (
-        _classifier,
-        lambda draw, shape: draw(_CLASSES, size=shape[:2], dtype="int32"),
-    ),
     "question_answering": (
         question_answering.build_model,
         lambda draw, shape: draw(shape[2], size=(*shape[:2], 2), dtype="int32"),

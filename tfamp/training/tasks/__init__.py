@@ -80,7 +80,7 @@ TASKS = {
     "question_answering": "tfamp.training.question_answering",
     "segmentation": "tfamp.training.unet",
     "tabular_regression": "tfamp.training.tabular",
-    "text_classification": "tfamp.training.bert",
+    "text_classification": "tfamp.training.tasks.text_classification",
 }
 
 

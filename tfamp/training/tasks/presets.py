@@ -1,4 +1,4 @@
-"""BERT encoders and their tokenizers, pretrained or new; every text task starts here."""
+"""BERT encoders and their tokenizers, pretrained or new, for every task of texts."""
 
 import collections
 import contextlib

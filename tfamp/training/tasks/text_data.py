@@ -1,4 +1,4 @@
-"""Labeled texts in three splits: CSV and TSV files, GLUE, any set of TFDS, docstrings."""
+"""Labeled texts in three splits: CSV and TSV files, GLUE, sets of TFDS, docstrings."""
 
 import ast
 import csv
@@ -279,12 +279,11 @@ def _read_glue_files(name, folder):
     header = None if isinstance(task.columns[0], int) else 0
     tables = []
     for path in found[0]:
-        # MNLI's rows have annotations of changing number behind the columns used.
         table = read_table(
             path, task.columns, sep="\t", header=header, quoting=csv.QUOTE_NONE
         )
         table = _named(table, path, first=1 if header is None else 2)
-        numbers = dict(zip(map(str, range(len(task.classes))), task.classes))
+        numbers = {str(number): name for number, name in enumerate(task.classes)}
         tables.append(table.replace({"label": numbers}))
     return *tables, task.classes
 
@@ -345,12 +344,14 @@ def _read_split(builder, split, columns):
         decoders=tfds.decode.PartialDecoding(dict.fromkeys(columns, True)),
     )
     place = f"{builder.info.full_name} {split}"
-    table = pandas.DataFrame({name: rows[name].numpy() for name in columns})
+    values = {name: rows[name].numpy() for name in columns}
     try:
-        for name in table.columns[table.dtypes == object]:
-            table[name] = [value.decode("utf-8").strip() for value in table[name]]
+        for name, found in values.items():
+            if found.dtype == object:
+                values[name] = [text.decode("utf-8").strip() for text in found]
     except UnicodeDecodeError as error:
         raise errors.DataError(f"{place}: {error}.") from error
+    table = pandas.DataFrame(values)
     return _named(table, place)
 
 
@@ -366,7 +367,7 @@ def _drop_bad_rows(parts, classes, data, notes):
         empty = (part[names] == "").any(axis=1)
         bad += [f"{place}: a field is empty" for place in part.place[empty]]
         bad += [
-            f"{row.place}: label {row.label!r} is not one of {_list(classes)}"
+            f"{row.place}: label {row.label!r} is not one of {list_names(classes)}"
             for row in part[unknown & ~empty].itertuples()
         ]
         kept.append(part[~unknown & ~empty])
@@ -387,12 +388,12 @@ def _check(parts, classes, data):
         raise errors.DataError(
             f"{data.get('train_file') or data.name} has {len(used)} class(es) in "
             f"{len(parts[0])} usable training row(s), column {data.label_column!r}: "
-            f"{_list(used)}. Expected at least 2, and several rows of each."
+            f"{list_names(used)}. Expected at least 2, and several rows of each."
         )
     if not len(parts[-1]):
         raise errors.DataError(
             f"{data.get('test_file') or data.name} has no usable row to score: none "
-            f"has a text and one of the labels {_list(classes)}."
+            f"has a text and one of the labels {list_names(classes)}."
         )
 
 
@@ -450,8 +451,8 @@ def _hold_out(table, fraction, seed):
     return table.iloc[kept], table.iloc[held_out]
 
 
-def _list(names):
-    """Returns up to twenty names, and how many there are if more."""
+def list_names(names: Sequence[object]) -> str:
+    """Returns up to twenty names, such as those of classes, and how many there are."""
     more = f", ... ({len(names)})" if len(names) > _MANY else ""
     return ", ".join(map(str, names[:_MANY])) + more
 
