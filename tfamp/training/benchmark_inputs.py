@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfamp.training import cnn, encoder, question_answering, tasks
 
 _IMAGE_TASK = "image_classification"
+_TASKS = ("language_model", "text_classification")  # Whose `synthetic` checks, too.
 _BATCHES = 8  # Different ones, again and again.
 # Shape and classes of the data sets that are not read here.
 _IMAGES = {
@@ -21,7 +22,7 @@ _IMAGES = {
 
 def unit(task: str) -> str:
     """Returns what a batch of a task holds: "sequences", "images", "rows"."""
-    if is_text(task):
+    if is_text(task) or task in _TASKS:
         return "sequences"
     return "images" if task == _IMAGE_TASK else tasks.import_task(task).UNIT
 
@@ -44,7 +45,7 @@ def check(config) -> None:
     """
     if config.task in _TEXTS:
         encoder.find(_with_positions(config))
-    elif config.task == "text_classification":
+    elif config.task in _TASKS:
         tasks.import_task(config.task).synthetic(config)
     elif config.task == _IMAGE_TASK:
         cnn.check(config)

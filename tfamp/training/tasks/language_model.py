@@ -104,8 +104,9 @@ def create(
         f"Language model, {text.note}; {sizes} tokens ({config.data.unit}), "
         f"{text.characters_per_token:.2f} test characters a token, {text.unknown:.2%} "
         f"unknown; {_describe(config, text.vocabulary)}; {config.batch_size} x "
-        f"{config.data.sequence_length} tokens a batch; kept_gradients: share of "
-        "the logits' nonzero gradient values that the format of their product does not round to 0."
+        f"{config.data.sequence_length} tokens a batch; kept_gradients: share of the "
+        "logits' nonzero gradient values that the format of their product does not "
+        "round to 0."
     )
     return tasks.Task(
         train=parts["train"],

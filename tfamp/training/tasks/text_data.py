@@ -409,14 +409,14 @@ def _split(parts, classes, config, notes):
     train, test = (
         parts
         if len(parts) == 2
-        else _hold_out(parts[0], config.data.test_fraction, seed)
+        else hold_out(parts[0], config.data.test_fraction, seed)
     )
     # Before a part of `train` selects the checkpoint, which must not know the test.
     if shared := len(set(train.key) & set(test.key)):
         notes.append(f"{shared} text(s) are in both the train and the test file")
     validation = train[:0]
     if config.validation_fraction:
-        train, validation = _hold_out(train, config.validation_fraction, seed + 1)
+        train, validation = hold_out(train, config.validation_fraction, seed + 1)
     names = [name for name in ("text", "second", "label") if name in train]
     train, validation, test = (
         part[names].head(config.limit_examples or len(part)).reset_index(drop=True)
@@ -435,7 +435,7 @@ def _keys(table):
     return texts.str.lower().str.split().str.join(" ")
 
 
-def _hold_out(table, fraction, seed):
+def hold_out(table, fraction, seed):
     """Returns the larger part and the held-out part; equal keys stay on one side."""
     from sklearn import model_selection
 
