@@ -77,7 +77,7 @@ class Synthetic(NamedTuple):
 TASKS = {
     "image_classification": "tfamp.training.cnn",
     "language_model": "tfamp.training.tasks.language_model",
-    "question_answering": "tfamp.training.question_answering",
+    "question_answering": "tfamp.training.tasks.question_answering",
     "segmentation": "tfamp.training.unet",
     "tabular_regression": "tfamp.training.tabular",
     "text_classification": "tfamp.training.tasks.text_classification",

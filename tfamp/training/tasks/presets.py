@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from ml_collections import config_dict
 
 from tfamp import errors
@@ -147,6 +148,39 @@ def load(config: config_dict.ConfigDict) -> Encoder:
             f"Received: {config.data.sequence_length}, positions: {found.positions}."
         )
     return found
+
+
+def random_tokens(
+    config: config_dict.ConfigDict,
+) -> tuple[Encoder, dict[str, np.ndarray], Callable[..., np.ndarray]]:
+    """Makes batches of random tokens of full length for an encoder, to time steps.
+
+    No corpus is read and no tokenizer trained. A new encoder has as many positions as
+    the tokens need. The content depends on `config.seed` alone.
+
+    Args:
+      config: As in `load`; `config.batch_size` is that of the batches.
+
+    Returns:
+      (the encoder; {token_ids, segment_ids, padding_mask}, int32 [8, batch, length];
+      what draws integers for labels).
+
+    Raises:
+      DataError, ImportError, ValueError: As `load` does.
+    """
+    config = config.copy_and_resolve_references()
+    length, positions = config.data.sequence_length, config.model.max_sequence_length
+    if not config.model.preset:
+        config.model.max_sequence_length = max(length, positions)
+    encoder = load(config)
+    draw = np.random.default_rng(config.seed).integers
+    shape = (8, config.batch_size, length)
+    features = {
+        "token_ids": draw(encoder.vocabulary_size, size=shape, dtype="int32"),
+        "segment_ids": np.zeros(shape, "int32"),
+        "padding_mask": np.ones(shape, "int32"),
+    }
+    return encoder, features, draw
 
 
 def require(module: str) -> ModuleType:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import pandas
 
 _CHUNK = 10_000  # Texts at a time: the tokenizer's objects are 100 times the ids.
-_BATCHES = 8  # Synthetic ones, again and again.
 _CLASSES = 2  # Of synthetic texts; how many there are costs nothing.
 _FIELDS = {
     "token_ids": "ids",
@@ -151,9 +150,6 @@ def build_model(
 def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
     """Describes the model, and makes batches of random tokens of full length.
 
-    No corpus is read and no tokenizer trained. A new encoder has as many positions as
-    the tokens need. The content depends on `config.seed` alone.
-
     Args:
       config: As in `create`; `config.batch_size` is that of the batches.
 
@@ -161,20 +157,9 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
       DataError: If the preset is missing or malformed.
       ValueError: If texts are longer than its positions.
     """
-    config = config.copy_and_resolve_references()
-    length = config.data.sequence_length
-    if not config.model.preset:
-        positions = max(length, config.model.max_sequence_length)
-        config.model.max_sequence_length = positions
-    encoder = presets.load(config)
-    draw = np.random.default_rng(config.seed).integers
-    shape = (_BATCHES, config.batch_size, length)
-    features = {
-        "token_ids": draw(encoder.vocabulary_size, size=shape, dtype="int32"),
-        "segment_ids": np.zeros(shape, "int32"),
-        "padding_mask": np.ones(shape, "int32"),
-    }
-    labels = draw(_CLASSES, size=shape[:2], dtype="int32")
+    encoder, features, draw = presets.random_tokens(config)
+    shape = features["token_ids"].shape[:2]
+    labels = draw(_CLASSES, size=shape, dtype="int32")
     batches = tf.data.Dataset.from_tensor_slices((features, labels))
     return tasks.Synthetic(
         lambda: build_model(config, _CLASSES, encoder),

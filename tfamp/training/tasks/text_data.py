@@ -128,11 +128,6 @@ def load(
     """
     data = config.data
     _require()
-    if data.on_bad_rows not in ("raise", "skip"):
-        raise ValueError(
-            "`config.data.on_bad_rows` must be 'raise' or 'skip'. Received: "
-            f"{data.on_bad_rows!r}."
-        )
     classes, notes = None, []
     if data.name == "csv":
         train, test = _read_csv_files(data, data_dir or ".")
@@ -203,8 +198,8 @@ def read_table(path: str | os.PathLike, columns: Sequence[Any], **keywords: Any)
     if missing:
         raise errors.DataError(
             f"{path} has no column {', '.join(map(repr, missing))}. Found: "
-            f"{', '.join(map(repr, table.columns))}. Correct the file, or set "
-            "config.data.text_column, second_text_column and label_column."
+            f"{', '.join(map(repr, table.columns))}. Correct the file, or set the "
+            "columns in config.data."
         )
     if not isinstance(table.index, pandas.RangeIndex):  # Else they shift by one.
         raise errors.DataError(f"{path} has rows with more fields than its header.")
@@ -223,32 +218,52 @@ def find_files(data_dir: str, pattern: str) -> list[str]:
     if not names:
         raise errors.DataError(
             f"No file {pattern} in the folder {data_dir!r}. Pass the folder that holds "
-            "it, --data_dir=FOLDER, or set config.data.train_file and test_file."
+            "it, --data_dir=FOLDER, or set the files in config.data."
         )
     return [os.path.join(data_dir, name) for name in names]
 
 
-def _read_csv_files(data, folder):
-    """Returns the training table and the test table, None if there is none."""
+def read_files(
+    data: config_dict.ConfigDict, folder: str, pattern: str, columns: Sequence[Any]
+) -> "pandas.DataFrame":
+    """Reads some columns of a CSV file, or of all files that match a pattern.
+
+    Args:
+      data: `delimiter`, `header` and `quoted` say how they are written.
+      folder: Folder of the files.
+      pattern: As in `find_files`.
+      columns: As in `read_table`.
+
+    Returns:
+      A table of the columns, and place: file and row.
+    """
     import pandas
 
+    tables, first = [], 2 if data.header else 1
+    for path in find_files(folder, pattern):
+        table = read_table(
+            path,
+            columns,
+            sep=data.delimiter.replace(r"\t", "\t"),
+            header=0 if data.header else None,
+            quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
+        )
+        rows = [f"{path}, row {number + first}" for number in range(len(table))]
+        tables.append(table.assign(place=rows))
+    return pandas.concat(tables, ignore_index=True)
+
+
+def _read_csv_files(data, folder):
+    """Returns the training table and the test table, None if there is none."""
     wanted = [data.text_column, data.second_text_column, data.label_column]
     columns = [name for name in wanted if name]
     if not data.header:
         columns = [int(name) for name in columns]
 
     def read(pattern):
-        tables = []
-        for path in find_files(folder, pattern):
-            table = read_table(
-                path,
-                columns,
-                sep=data.delimiter.replace(r"\t", "\t"),
-                header=0 if data.header else None,
-                quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
-            )
-            tables.append(_named(table, path, first=2 if data.header else 1))
-        return pandas.concat(tables, ignore_index=True)
+        table = read_files(data, folder, pattern, columns)
+        names = ["text", "second", "label"][: len(columns) - 1] + ["label"]
+        return table.set_axis([*names, "place"], axis=1)
 
     return read(data.train_file), read(data.test_file) if data.test_file else None
 
@@ -371,14 +386,34 @@ def _drop_bad_rows(parts, classes, data, notes):
             for row in part[unknown & ~empty].itertuples()
         ]
         kept.append(part[~unknown & ~empty])
-    if bad and data.on_bad_rows == "raise":
+    report_bad_rows(bad, data.on_bad_rows, notes)
+    return kept
+
+
+def report_bad_rows(bad: Sequence[str], on_bad_rows: str, notes: list[str]) -> None:
+    """Raises for bad rows, or notes how many are left out.
+
+    Args:
+      bad: A line for each of them.
+      on_bad_rows: "raise" or "skip".
+      notes: Gets a line for the report.
+
+    Raises:
+      DataError: If there are any, for "raise".
+      ValueError: If `on_bad_rows` is neither.
+    """
+    if on_bad_rows not in ("raise", "skip"):
+        raise ValueError(
+            "`config.data.on_bad_rows` must be 'raise' or 'skip'. Received: "
+            f"{on_bad_rows!r}."
+        )
+    if bad and on_bad_rows == "raise":
         more = f"; and {len(bad) - _LINES} more" if len(bad) > _LINES else ""
         raise errors.DataError(
             f"{len(bad)} bad row(s). {'; '.join(bad[:_LINES])}{more}. Correct the "
             "file, or leave such rows out with config.data.on_bad_rows='skip'."
         )
     notes += [f"{len(bad)} bad row(s) skipped"] if bad else []
-    return kept
 
 
 def _check(parts, classes, data):
@@ -435,8 +470,19 @@ def _keys(table):
     return texts.str.lower().str.split().str.join(" ")
 
 
-def hold_out(table, fraction, seed):
-    """Returns the larger part and the held-out part; equal keys stay on one side."""
+def hold_out(
+    table: "pandas.DataFrame", fraction: float, seed: int
+) -> tuple["pandas.DataFrame", "pandas.DataFrame"]:
+    """Returns the larger part and the held-out part, each in the table's order.
+
+    Args:
+      table: Rows that have the same in the column `key` stay on one side.
+      fraction: Share of the keys that is held out.
+      seed: Seed of the choice.
+
+    Raises:
+      DataError: If there are too few keys.
+    """
     from sklearn import model_selection
 
     splitter = model_selection.GroupShuffleSplit(
