@@ -277,6 +277,11 @@ def _load_preset(models, name, dropout) -> Encoder:
             )
             builtin = name in models.BertBackbone.presets
             activation = "gelu" if builtin and not name.startswith(_GOOGLE) else None
+        if tokenizer.get_vocab_size() > sizes["vocabulary_size"]:
+            raise ValueError(
+                f"its vocabulary has {tokenizer.get_vocab_size()} tokens, its encoder "
+                f"{sizes['vocabulary_size']}."
+            )
 
     def build():
         with _told(name):
