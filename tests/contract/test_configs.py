@@ -15,7 +15,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted(
     path for path in (ROOT / "configs").rglob("*.py") if path.parent.name != "benchmark"
 )
-SIZES = {"mrpc": ("tiny",), "sst2": ("tiny",), "tweets": ("tiny", "base")}
+SIZES = {"mrpc": ("tiny",), "squad": ("large", "tiny"), "sst2": ("tiny",)}
+SIZES |= {"tweets": ("tiny", "base")}
 # Each file, and each with the arguments it takes: `FILE:SIZE` on the command line.
 CONFIGS = [
     pytest.param(path, args, id="_".join((path.stem, *args)))
@@ -223,7 +224,7 @@ def with_data(shared_data, tmp_path):
 def test_config_loads_locks_and_has_the_shared_fields(path, args):
     module = load(path)
     config = module.get_config(*args).lock()
-    size = args or (("base",) if path.stem in ("mrpc", "sst2") else ())
+    size = args or (("base",) if path.stem in ("mrpc", "squad", "sst2") else ())
     assert config.name.removeprefix("bert-") == "_".join((path.stem, *size))
     assert config.task in tasks.TASKS
     assert set(base_config.get_config()) <= set(config)
@@ -256,7 +257,7 @@ def test_config_trains_under_the_tiny_override(path, args, with_data, tmp_path):
     [
         each
         for each in CONFIGS
-        if each.id in ("mrpc", "sst2") or each.id.endswith(("_base", "_large"))
+        if each.id in ("mrpc", "squad", "sst2") or each.id.endswith(("_base", "_large"))
     ],
 )
 def test_recipe_as_published_starts_from_weights_and_selects_nothing(path, args):
