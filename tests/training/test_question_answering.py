@@ -64,7 +64,7 @@ def test_json_of_squad_is_read_as_it_is(tmp_path):
         (row,) = splits.test.to_dict("records")
         assert (row["id"], row["title"], row["context"]) == ("q0", *GOOD[:2])
         assert (row["answers"], row["starts"]) == (["300 m", "300"], [6, 6])
-        assert splits.notes == ("1 context(s) are in both training and test data",)
+        assert splits.notes == ("1 text(s) are in both the train and the test file",)
 
 
 def test_held_out_are_whole_articles_and_limits_count_questions(tmp_path):
@@ -98,10 +98,13 @@ def test_without_titles_a_context_is_on_one_side(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [
-        (("t", "a b", [("b", 1)]), "the answer 'b' is not at its answer_start 1"),
-        (("t", "a b", [("b", -1)]), "answer_start -1; there is ''"),
+        (
+            ("t", "a b", [("b", 1)]),
+            "the answer 'b' is not in the context at its answer_start 1; there is ' '",
+        ),
+        (("t", "a b", [("b", -1)]), "the answer 'b' is not in the context"),
         (("t", "a b", [("b", 99)]), "answer_start 99; there is ''"),
-        (("t", "a b", [("", 1)]), "the answer '' is not at its answer_start"),
+        (("t", "a b", [("", 1)]), "the answer '' is not in the context at"),
         (("t", "a b", []), r"it has no answer \(unanswerable questions of SQuAD 2.0"),
         (("t", " ", [(" ", 0)]), "its context or its question is empty"),
     ],
@@ -176,7 +179,7 @@ def test_csv_spans_get_their_first_place_and_their_row(tmp_path):
     assert (first.context, first.question) == ("so good, good", "positive")
     assert (first.answers, first.starts) == (["good"], [3])
     (tmp_path / "train.csv").write_text(ROWS + "5,fine day,Fine,neutral\n")
-    with pytest.raises(errors.DataError, match="row 6.*'Fine' is not at"):
+    with pytest.raises(errors.DataError, match="row 6: the answer 'Fine' is not in"):
         squad_data.load(config, str(tmp_path), None)
     config.data.answer_column = "answer"
     with pytest.raises(errors.DataError, match="no column 'answer'. Found: 'textID'"):

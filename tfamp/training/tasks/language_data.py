@@ -24,18 +24,15 @@ class Text(NamedTuple):
         token of a window is the last one of the window before, so that each token of
         the text is predicted once.
       vocabulary: Number of token ids, a multiple of 8.
-      characters_per_token: Characters of the test split's text by its tokens, that
-        perplexities over other vocabularies can be compared with.
-      unknown: Share of the test split's tokens that are not in the vocabulary.
-      note: Where the text is from.
+      note: Where the text is from, and its tokens: their number, the characters of the
+        test split by its tokens, that perplexities over other vocabularies can be
+        compared with, and the share of its tokens that are not in the vocabulary.
       tokenizer: What ids stand for, as JSON: of the `tokenizers` library; of characters
         {"characters": [...]}, of ids from 1 on, 0 being every other one.
     """
 
     windows: dict[str, np.ndarray]
     vocabulary: int
-    characters_per_token: float
-    unknown: float
     note: str
     tokenizer: str
 
@@ -85,13 +82,14 @@ def read(config: config_dict.ConfigDict, data_dir: str | None) -> Text:
             f"Too little text: a window has {length + 1} tokens. Received: {sizes} "
             "tokens. Pass more text, or lower config.data.sequence_length."
         )
+    sizes = " / ".join(f"{part[:, 1:].size} {name}" for name, part in windows.items())
+    characters = sum(map(len, lines["test"])) / len(ids["test"])
     return Text(
-        windows=windows,
-        vocabulary=-(-vocabulary // 8) * 8,  # As Tensor Cores want it.
-        characters_per_token=sum(map(len, lines["test"])) / len(ids["test"]),
-        unknown=float(np.mean(ids["test"] == unknown)),
-        note=note,
-        tokenizer=tokenizer,
+        windows,
+        -(-vocabulary // 8) * 8,  # As Tensor Cores want it.
+        f"{note}; {sizes} tokens ({data.unit}), {characters:.2f} test characters a "
+        f"token, {np.mean(ids['test'] == unknown):.2%} unknown",
+        tokenizer,
     )
 
 

@@ -97,16 +97,11 @@ def create(
         name: tf.data.Dataset.from_tensor_slices((windows[:, :-1], windows[:, 1:]))
         for name, windows in text.windows.items()
     }
-    sizes = " / ".join(
-        f"{windows[:, 1:].size} {name}" for name, windows in text.windows.items()
-    )
     description = (
-        f"Language model, {text.note}; {sizes} tokens ({config.data.unit}), "
-        f"{text.characters_per_token:.2f} test characters a token, {text.unknown:.2%} "
-        f"unknown; {_describe(config, text.vocabulary)}; {config.batch_size} x "
-        f"{config.data.sequence_length} tokens a batch; kept_gradients: share of the "
-        "logits' nonzero gradient values that the format of their product does not "
-        "round to 0."
+        f"Language model, {text.note}; {_describe(config, text.vocabulary)}; "
+        f"{config.batch_size} x {config.data.sequence_length} tokens a batch; "
+        "kept_gradients: share of the logits' nonzero gradient values that the format "
+        "of their product does not round to 0."
     )
     return tasks.Task(
         train=parts["train"],

@@ -92,26 +92,8 @@ def load(
             f"{data.name} has {sizes} usable question(s) in its files or splits. "
             f"Expected at least 1 of each. {'; '.join(notes)}".strip()
         )
-    seed = data.split_seed
-    parts = [
-        part.assign(key=_keys(part)).sample(frac=1, random_state=seed) for part in parts
-    ]
-    if len(parts) == 1:
-        parts = text_data.hold_out(parts[0], data.test_fraction, seed)
-    train, test = parts
-    # Before a part of `train` selects the checkpoint, which must not know the test.
-    if shared := len(set(train.context) & set(test.context)):
-        notes.append(f"{shared} context(s) are in both training and test data")
-    validation = train[:0]
-    if config.validation_fraction:
-        train, validation = text_data.hold_out(
-            train, config.validation_fraction, seed + 1
-        )
-    limited = (
-        part.head(config.limit_examples or len(part)).reset_index(drop=True)
-        for part in (train, validation, test)
-    )
-    return Splits(*limited, tuple(notes))
+    keyed = [part.assign(key=_keys(part)) for part in parts]
+    return Splits(*text_data.split(keyed, config, notes), tuple(notes))
 
 
 def read_json(path: str | os.PathLike) -> "pandas.DataFrame":
@@ -211,10 +193,8 @@ def _problem(row):
     for text, start in zip(row.answers, row.starts, strict=True):
         there = row.context[start : start + len(text)] if start >= 0 else ""
         if there != text or not text.strip():
-            return (
-                f"the answer {text!r} is not at its answer_start {start}; there is "
-                f"{there!r}"
-            )
+            place = f" at its answer_start {start}; there is {there!r}"
+            return f"the answer {text!r} is not in the context" + place * (start >= 0)
     return ""
 
 

@@ -434,32 +434,49 @@ def _check(parts, classes, data):
 
 def _split(parts, classes, config, notes):
     """Returns the corpus: shuffled, split where it is not, and limited."""
-    seed, numbers = config.data.split_seed, {name: i for i, name in enumerate(classes)}
+    numbers = {name: i for i, name in enumerate(classes)}
     parts = [
-        part.assign(label=part.label.map(numbers), key=_keys(part)).sample(
-            frac=1, random_state=seed
-        )
-        for part in parts
+        part.assign(label=part.label.map(numbers), key=_keys(part)) for part in parts
     ]
-    train, test = (
-        parts
-        if len(parts) == 2
-        else hold_out(parts[0], config.data.test_fraction, seed)
-    )
+    names = [name for name in ("text", "second", "label") if name in parts[0]]
+    splits = (part[names] for part in split(parts, config, notes))
+    return Corpus(*splits, tuple(str(name) for name in classes), tuple(notes))
+
+
+def split(
+    parts: Sequence["pandas.DataFrame"],
+    config: config_dict.ConfigDict,
+    notes: list[str],
+) -> list["pandas.DataFrame"]:
+    """Shuffles rows, and splits off what is not split yet.
+
+    Args:
+      parts: The training table, and the test table if there is one. Rows that have the
+        same in the column `key` stay on one side of each split that is made here.
+      config: As in `load`.
+      notes: Gets a line where keys are in both tables.
+
+    Returns:
+      Train, validation and test table.
+
+    Raises:
+      DataError: If there are too few keys.
+    """
+    seed = config.data.split_seed
+    train, *rest = (part.sample(frac=1, random_state=seed) for part in parts)
+    test = rest[0] if rest else None
+    if test is None:
+        train, test = hold_out(train, config.data.test_fraction, seed)
     # Before a part of `train` selects the checkpoint, which must not know the test.
     if shared := len(set(train.key) & set(test.key)):
         notes.append(f"{shared} text(s) are in both the train and the test file")
     validation = train[:0]
     if config.validation_fraction:
         train, validation = hold_out(train, config.validation_fraction, seed + 1)
-    names = [name for name in ("text", "second", "label") if name in train]
-    train, validation, test = (
-        part[names].head(config.limit_examples or len(part)).reset_index(drop=True)
+    return [
+        part.head(config.limit_examples or len(part)).reset_index(drop=True)
         for part in (train, validation, test)
-    )
-    return Corpus(
-        train, validation, test, tuple(str(name) for name in classes), tuple(notes)
-    )
+    ]
 
 
 def _keys(table):
