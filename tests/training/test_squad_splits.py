@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfamp import errors
-from tfamp.training import bert_config, squad, squad_splits, tfds_folder
+from tfamp.training import bert_config, squad, squad_splits
 
 ROWS = (
     "textID,text,selected_text,sentiment\n"
@@ -230,12 +230,13 @@ def test_tfds_data_of_other_kinds_are_a_line(tmp_path, wrong):
         features["answers"], example["answers"] = tfds.features.Text(), "a"
     else:
         example["question"] = b"caf\xe9"
-    source = tfds_folder.Source(
-        dict.fromkeys(("train", "validation"), [example]),
-        tfds.features.FeaturesDict(features),
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="mine",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict(features),
+        data_dir=tmp_path,
+        split_datasets=dict.fromkeys(("train", "validation"), [(0, example)]),
     )
-    target = tfds_folder.find_target("mine")
-    tfds_folder.write(target, source, tmp_path / target.folder)
     config = bert_config.get_squad_config()
     config.data.name = "mine"
     expected = {
