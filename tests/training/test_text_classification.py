@@ -1,6 +1,6 @@
 import json
-import os
 import pathlib
+import re
 import runpy
 
 import keras
@@ -12,7 +12,6 @@ import tfamp
 from tfamp.training import base_config, tasks, train_and_evaluate
 from tfamp.training.tasks import text_classification
 
-tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("keras_hub")
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -55,19 +54,14 @@ def batch_of(task, size=8):
     return next(iter(task.train.batch(size)))
 
 
-def serve(run, export, texts):
+def classify(*arguments):
     """What docs/recipes.md shows: neither tfamp nor Keras is needed."""
-    tokenizer = tokenizers.Tokenizer.from_file(os.path.join(run, "tokenizer.json"))
-    encoded = tokenizer.encode_batch(texts)
-    features = {
-        "token_ids": [text.ids for text in encoded],
-        "segment_ids": [text.type_ids for text in encoded],
-        "padding_mask": [text.attention_mask for text in encoded],
-    }
-    model = tf.saved_model.load(export)
-    logits = model.serve({k: tf.constant(v, "int32") for k, v in features.items()})
-    labels = json.loads(pathlib.Path(run, "labels.json").read_text())
-    return [labels[best] for best in np.argmax(logits, axis=1)]
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    (code,) = [block for block in blocks if "def classify" in block]
+    names = {}
+    exec(code, names)
+    return names["classify"](*arguments)
 
 
 def test_run_on_an_own_file_serves_text(folder):
@@ -84,12 +78,12 @@ def test_run_on_an_own_file_serves_text(folder):
     model = keras.models.load_model(run / "model.keras")
     features, _ = batch_of(create(config, folder))
     tfamp.export_float32(model, folder / "export", sample_inputs=features)
-    served = serve(run, folder / "export", [row["text"] for row in rows])
+    served = classify([row["text"] for row in rows], run, folder / "export")
     agree = np.mean(
         [s == row["prediction"] for s, row in zip(served, rows, strict=True)]
     )
     assert agree >= 0.9  # Of bfloat16 and float32: near a tie they may differ.
-    assert len(serve(run, folder / "export", ["good", "very " * 40])) == 2
+    assert len(classify(["good", "very " * 40], run, folder / "export")) == 2
 
 
 def test_datasets_have_fixed_order_dtypes_and_cardinality(folder):

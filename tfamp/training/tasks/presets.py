@@ -4,6 +4,7 @@ import collections
 import contextlib
 import importlib
 import json
+import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable
@@ -319,7 +320,11 @@ def _told(name):
 def _expanded(name):
     """Returns the path of a folder, or a name as it is."""
     path = pathlib.Path(name).expanduser()
-    return str(path) if path.is_dir() else name
+    if path.is_dir():
+        return str(path)
+    if name.startswith((os.sep, ".", "~")):
+        raise ValueError(f"There is no folder {name}.")
+    return name
 
 
 def _download(name):

@@ -4,6 +4,7 @@ import ast
 import csv
 import glob
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -133,7 +134,7 @@ def load(
         train, test = _read_csv_files(data, data_dir or ".")
     elif data.name == "docstrings":
         train, test = _read_docstrings(data), None
-        notes.append("docstrings of installed packages")
+        notes.append(f"docstrings of {_versions(data.libraries)}")
     elif data.name in GLUE and manual_dir:
         train, test, classes = _read_glue_files(data.name, manual_dir)
     elif data.name:
@@ -605,6 +606,15 @@ def _prose(root) -> Iterator[tuple[str, str]]:
             section = _SECTION.search(doc)
             prose = doc[: section.start()] if section else doc
             yield file, " ".join(_MARKUP.sub(" ", prose).split())
+
+
+def _versions(libraries):
+    """Returns the names of packages, and the versions of those that are installed."""
+    known = importlib.metadata.packages_distributions()
+    return ", ".join(
+        " ".join([name, *map(importlib.metadata.version, known.get(name, [])[:1])])
+        for name in sorted(libraries)
+    )
 
 
 def _read_docstrings(data):
