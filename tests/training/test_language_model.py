@@ -157,7 +157,7 @@ def test_docstrings_of_a_file_are_in_one_split(tmp_path, monkeypatch):
     config.data.test_fraction = config.validation_fraction = 0.2
     text = language_data.read(config, None)
     sys.modules.pop("lorem", None)
-    assert "40 docstrings of lorem" in text.note
+    assert "40 docstrings of lorem; " in text.note
     names = ["", *json.loads(text.tokenizer)["characters"]]
     words = [
         {names[i] for i in part.reshape(-1)} - {*" yz\n"}

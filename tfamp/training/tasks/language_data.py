@@ -160,7 +160,7 @@ def _docstrings(config, _):
             train, config.validation_fraction, data.split_seed + 1
         )
     parts = {"train": train, **parts, "test": test}
-    note = f"{len(table)} docstrings of {', '.join(sorted(data.libraries))}"
+    note = f"{len(table)} docstrings of {text_data.versions(data.libraries)}"
     return {name: list(part.text) for name, part in parts.items()}, note
 
 

@@ -134,7 +134,7 @@ def load(
         train, test = _read_csv_files(data, data_dir or ".")
     elif data.name == "docstrings":
         train, test = _read_docstrings(data), None
-        notes.append(f"docstrings of {_versions(data.libraries)}")
+        notes.append(f"docstrings of {versions(data.libraries)}")
     elif data.name in GLUE and manual_dir:
         train, test, classes = _read_glue_files(data.name, manual_dir)
     elif data.name:
@@ -608,7 +608,7 @@ def _prose(root) -> Iterator[tuple[str, str]]:
             yield file, " ".join(_MARKUP.sub(" ", prose).split())
 
 
-def _versions(libraries):
+def versions(libraries: Sequence[str]) -> str:
     """Returns the names of packages, and the versions of those that are installed."""
     known = importlib.metadata.packages_distributions()
     return ", ".join(
