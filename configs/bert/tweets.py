@@ -9,7 +9,14 @@ https://www.kaggle.com/c/tweet-sentiment-extraction). A small encoder is trained
 nothing; a pretrained one wants a smaller step: --preset=PRESET (a KerasHub name,
 `hf://...` or a Hugging Face or KerasHub folder) --config.optimizer.learning_rate=1e-4.
 
-EXPECTED
+Expected with all-MiniLM-L6-v2, that step and --config.limit_examples=4000: test
+accuracy 0.775 in float32 and 0.777 in mixed_bfloat16 (one seed, chance 0.405; 23 texts
+are in both files). Time: 20 minutes for both on 2 shared cores of an AMD EPYC with
+native bfloat16.
+
+`tweets.py:tiny`: the first 4,000 of the shuffled training set, for a laptop's CPU; an
+encoder of BERT-Tiny's size (2 layers of 128) is trained from nothing. Expected: test
+accuracy 0.638 in float32 and 0.640 in mixed_bfloat16 (one seed).
 
 `tweets.py:base`: BERT-Base, meant for a GPU; nothing is recorded here yet. Batch 32,
 learning rate 2e-5 and 3 epochs are within what Devlin et al., "BERT", 2019,

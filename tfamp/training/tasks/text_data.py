@@ -17,11 +17,13 @@ from ml_collections import config_dict
 
 from tfamp import errors
 from tfamp.training import data as data_sets
+from tfamp.training.tasks import presets
 
 if TYPE_CHECKING:
     import pandas
 
 _LINES = 5  # Bad rows that an error lists.
+_COLUMNS = "Set config.data.text_column, second_text_column and label_column."
 _MANY = 20  # Classes that may have one text each.
 
 
@@ -49,7 +51,7 @@ class Glue(NamedTuple):
 
     Attributes:
       texts: Features of TFDS.
-      columns: Columns of texts and label in the TSV files; numbers where there is no
+      columns: Columns of texts and label in the TSV files; positions where there is no
         header.
       classes: Class names; the TSV files have them, or their numbers.
       scored: Split of TFDS with published labels.
@@ -57,7 +59,7 @@ class Glue(NamedTuple):
     """
 
     texts: tuple[str, ...]
-    columns: tuple[Any, ...]
+    columns: tuple[str, ...]
     classes: tuple[str, ...]
     scored: str = "validation"
     dev: str = "dev.tsv"
@@ -67,7 +69,7 @@ _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
 # https://gluebenchmark.com; stsb is a regression and not here.
 GLUE = {
-    "glue/cola": Glue(("sentence",), (3, 1), ("unacceptable", "acceptable")),
+    "glue/cola": Glue(("sentence",), ("3", "1"), ("unacceptable", "acceptable")),
     "glue/mnli": Glue(
         ("premise", "hypothesis"),
         (*_PAIR, "gold_label"),
@@ -128,7 +130,8 @@ def load(
       ImportError: If an optional dependency is missing.
     """
     data = config.data
-    _require()
+    for module in ("pandas", "sklearn"):
+        presets.require(module)
     classes, notes = None, []
     if data.name == "csv":
         train, test = _read_csv_files(data, data_dir or ".")
@@ -151,24 +154,15 @@ def load(
     return _split(parts, classes, config, notes)
 
 
-def _require():
-    """Imports pandas and scikit-learn, or names the extra that brings them."""
-    try:
-        import pandas  # noqa: F401
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f'{error}: pip install "tfamp[bert]".') from error
-
-
 # ---- Local files ----
 
 
-def read_table(path: str | os.PathLike, columns: Sequence[Any], **keywords: Any):
+def read_table(path: str | os.PathLike, columns: Sequence[str], **keywords: Any):
     """Reads some columns of one CSV or TSV file as strings, "" where there is none.
 
     Args:
       path: The file.
-      columns: Names in the header, or positions where there is none.
+      columns: Names in the header; without one positions from "0".
       **keywords: Of `pandas.read_csv`.
 
     Returns:
@@ -194,7 +188,7 @@ def read_table(path: str | os.PathLike, columns: Sequence[Any], **keywords: Any)
     except (OSError, ValueError, UnicodeError) as error:  # pandas' own are ValueErrors.
         reason = " ".join(str(error).split())
         raise errors.DataError(f"{path} cannot be read: {reason}.") from error
-    table.columns = [c.strip() if isinstance(c, str) else c for c in table.columns]
+    table.columns = [str(column).strip() for column in table.columns]
     missing = [column for column in columns if column not in table.columns]
     if missing:
         raise errors.DataError(
@@ -258,8 +252,6 @@ def _read_csv_files(data, folder):
     """Returns the training table and the test table, None if there is none."""
     wanted = [data.text_column, data.second_text_column, data.label_column]
     columns = [name for name in wanted if name]
-    if not data.header:
-        columns = [int(name) for name in columns]
 
     def read(pattern):
         table = read_files(data, folder, pattern, columns)
@@ -292,7 +284,7 @@ def _read_glue_files(name, folder):
             f"The folder --manual_dir={folder} lacks the files of {name!r}. Looked for "
             f"{looked}, unpacked."
         )
-    header = None if isinstance(task.columns[0], int) else 0
+    header = None if task.columns[0].isdigit() else 0
     tables = []
     for path in found[0]:
         table = read_table(
@@ -324,32 +316,25 @@ def _read_tfds(data, data_dir, manual_dir):
         raise errors.DataError(
             f"The data set {data.name!r} in {builder.data_dir} has no "
             f"{', '.join(missing)}. Found: {', '.join(features)}; "
-            f"{', '.join(sorted(splits))}. Set config.data.text_column, "
-            "second_text_column and label_column."
+            f"{', '.join(sorted(splits))}. {_COLUMNS}"
         )
-    for name in columns:
-        feature = features[name]
-        if not data_sets.is_text(feature) and (feature.shape or name != columns[-1]):
-            raise errors.DataError(
-                f"The feature {name!r} of {data.name!r} is not "
-                f"{'a class' if name == columns[-1] else 'text'}. Received: "
-                f"{data_sets.describe_feature(feature)}. Set config.data.text_column, "
-                "second_text_column and label_column."
-            )
-    classes = getattr(features[columns[-1]], "names", None)
-    tables = [
-        _read_split(builder, split, columns) for split in ("train", test) if split
-    ]
-    if classes:
-        names = dict(enumerate(classes))  # A label that is hidden is -1.
-        tables = [
-            t.assign(label=t.label.map(lambda n: names.get(n, n))) for t in tables
-        ]
-    return tables[0], tables[1] if test else None, classes and tuple(classes)
+    *texts, label = columns
+    odd = [name for name in texts if not data_sets.is_text(features[name])]
+    odd += [label] if features[label].shape else []
+    if odd:
+        raise errors.DataError(
+            f"The feature {odd[0]!r} of {data.name!r} is not "
+            f"{'a class' if odd[0] == label else 'text'}. Received: "
+            f"{data_sets.describe_feature(features[odd[0]])}. {_COLUMNS}"
+        )
+    classes = getattr(features[label], "names", None)
+    train = _read_split(builder, "train", columns, classes)
+    scored = _read_split(builder, test, columns, classes) if test else None
+    return train, scored, classes and tuple(classes)
 
 
-def _read_split(builder, split, columns):
-    """Returns a split as a table; numbers stay numbers."""
+def _read_split(builder, split, columns, classes):
+    """Returns a split as a table, with the names of classes, if they have any."""
     import pandas
     import tensorflow_datasets as tfds
 
@@ -367,8 +352,9 @@ def _read_split(builder, split, columns):
                 values[name] = [text.decode("utf-8").strip() for text in found]
     except UnicodeDecodeError as error:
         raise errors.DataError(f"{place}: {error}.") from error
-    table = pandas.DataFrame(values)
-    return _named(table, place)
+    table = _named(pandas.DataFrame(values), place)
+    names = dict(enumerate(classes or ()))  # A label that is hidden, -1, stays.
+    return table.replace({"label": names}) if names else table
 
 
 # ---- Rows, classes, splits ----
