@@ -21,7 +21,7 @@ def get_config():
     config.steps, config.warmup = 30, 10
     config.calibration_seconds = 3.0
     config.tasks = {
-        "bert_base": synthetic("../bert/squad_base.py", 32),
+        "bert_base": synthetic("../bert/squad.py", 32),
         "mnist_wide": synthetic("../cnn/mnist_wide.py", 512),
         "resnet": synthetic("../cnn/cifar10_resnet.py", 512),
     }

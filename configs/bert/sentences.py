@@ -14,12 +14,12 @@ standard error 0.01, chance 0.52). Time: 1 to 3 minutes a run on 2 cores of an I
 Xeon with AMX_BF16.
 """
 
-from tfamp.training import bert_config
+from tfamp.training.tasks import text_classification
 
 
 def get_config():
     """Returns the configuration of the sentences task."""
-    config = bert_config.get_csv_config()
+    config = text_classification.get_config("csv")
     config.name = "bert-sentences"
     config.optimizer.learning_rate = 2e-4
     config.data.train_file = "*_labelled.txt"  # IMDb, Amazon and Yelp.

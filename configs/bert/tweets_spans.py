@@ -15,12 +15,12 @@ Published: 0.716 on Kaggle's hidden test set by RoBERTa with post-processing,
 https://www.cwthompson.com/projects/twitter-sentiment. Nothing is recorded here yet.
 """
 
-from tfamp.training import bert_config
+from tfamp.training.tasks import question_answering
 
 
 def get_config():
     """Returns the configuration of the tweets' spans."""
-    config = bert_config.get_span_csv_config()
+    config = question_answering.get_config("csv")
     config.name = "bert-tweets_spans"
     config.batch_size = 32
     config.epochs = 3

@@ -9,12 +9,12 @@ short text, or one in a language without spaces between words:
 expect, as no text is bundled.
 """
 
-from tfamp.training import lm_config
+from tfamp.training.tasks import language_model
 
 
 def get_config():
     """Returns the configuration."""
-    config = lm_config.get_text_file_config()
+    config = language_model.get_config("text_file")
     config.name = "text_file"
     config.epochs = 5
     config.optimizer.learning_rate = 5e-3

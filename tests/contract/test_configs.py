@@ -15,6 +15,14 @@ ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted(
     path for path in (ROOT / "configs").rglob("*.py") if path.parent.name != "benchmark"
 )
+SIZES = {"mrpc": ("tiny",), "squad": ("large", "tiny"), "sst2": ("tiny",)}
+SIZES |= {"tweets": ("tiny", "base")}
+# Each file, and each with the arguments it takes: `FILE:SIZE` on the command line.
+CONFIGS = [
+    pytest.param(path, args, id="_".join((path.stem, *args)))
+    for path in FILES
+    for args in [(), *((size,) for size in SIZES.get(path.stem, ()))]
+]
 SHARED = {
     "bike_sharing": "bike_sharing",
     "dsb2018": "dsb2018_256",
@@ -160,6 +168,13 @@ def write_spans(folder):
     return str(folder)
 
 
+def write_csv(folder):
+    """Texts of random words of two classes."""
+    rows = [f"{text},{index % 2}" for index, text in enumerate(sentences(60))]
+    (folder / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    return str(folder)
+
+
 def write_text(folder):
     """Lines of random words."""
     (folder / "words.txt").write_text("\n".join(sentences(60)))
@@ -171,6 +186,7 @@ STAND_INS = {
     "cifar10_efficientnet": store_cifar10,
     "cifar10_resnet": store_cifar10,
     "cifar10_resnet_tiny": store_cifar10,
+    "csv": write_csv,
     "mnist_wide": store_mnist,
     "mrpc_base": store_mrpc,
     "mrpc_tiny": store_mrpc,
@@ -204,11 +220,12 @@ def with_data(shared_data, tmp_path):
     return fill
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_config_loads_locks_and_has_the_shared_fields(path):
+@pytest.mark.parametrize(("path", "args"), CONFIGS)
+def test_config_loads_locks_and_has_the_shared_fields(path, args):
     module = load(path)
-    config = module.get_config().lock()
-    assert config.name.removeprefix("bert-") == path.stem
+    config = module.get_config(*args).lock()
+    size = args or (("base",) if path.stem in ("mrpc", "squad", "sst2") else ())
+    assert config.name.removeprefix("bert-") == "_".join((path.stem, *size))
     assert config.task in tasks.TASKS
     assert set(base_config.get_config()) <= set(config)
     with pytest.raises(AttributeError, match="Did you mean"):
@@ -217,32 +234,35 @@ def test_config_loads_locks_and_has_the_shared_fields(path):
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "args"),
     [
         # EfficientNet's graph alone takes 20 s; its network has tests of its own.
         pytest.param(
-            path,
-            id=path.stem,
-            marks=pytest.mark.slow if path.stem.endswith("_efficientnet") else (),
+            *each.values,
+            id=each.id,
+            marks=pytest.mark.slow if each.id.endswith("_efficientnet") else (),
         )
-        for path in FILES
+        for each in CONFIGS
     ],
 )
-def test_config_trains_under_the_tiny_override(path, with_data, tmp_path):
-    config = base_config.apply_tiny(load(path).get_config())
+def test_config_trains_under_the_tiny_override(path, args, with_data, tmp_path):
+    config = base_config.apply_tiny(load(path).get_config(*args))
     result = train_and_evaluate(with_data(config), tmp_path / "run")
     assert np.isfinite(result.final_loss)
     assert result.mode in ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 @pytest.mark.parametrize(
-    "path",
-    [p for p in FILES if p.stem.endswith(("_base", "_large"))],
-    ids=lambda path: path.stem,
+    ("path", "args"),
+    [
+        each
+        for each in CONFIGS
+        if each.id in ("mrpc", "squad", "sst2") or each.id.endswith(("_base", "_large"))
+    ],
 )
-def test_recipe_as_published_starts_from_weights_and_selects_nothing(path):
-    config = load(path).get_config()
-    size = path.stem.rsplit("_", 1)[1]
+def test_recipe_as_published_starts_from_weights_and_selects_nothing(path, args):
+    config = load(path).get_config(*args)
+    size = config.name.rsplit("_", 1)[1]
     assert config.model.preset == f"bert_{size}_en_uncased"
     assert config.validation_fraction == 0
     optimizer = config.optimizer
@@ -260,9 +280,9 @@ def test_recipe_as_published_starts_from_weights_and_selects_nothing(path):
     assert (model.max_sequence_length, model.vocabulary_size) == (512, 30522)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_example_fits_a_new_encoder(path):
-    config = load(path).get_config()
+@pytest.mark.parametrize(("path", "args"), CONFIGS)
+def test_example_fits_a_new_encoder(path, args):
+    config = load(path).get_config(*args)
     if path.parent.name == "bert":
         assert config.data.sequence_length <= config.model.max_sequence_length
 

@@ -1,17 +1,16 @@
 """Synthetic batches and the model of a configuration, for timing; no data needed."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.training import bert, cnn, encoder, question_answering, tasks
+from tfamp.training import cnn, tasks
 
 _IMAGE_TASK = "image_classification"
-_BATCHES = 8  # Different ones, again and again.
-_CLASSES = 2  # Of a text classifier; how many there are costs nothing.
+_TEXTS = ("question_answering", "text_classification")
+_TASKS = (*_TEXTS, "language_model")  # Whose `synthetic` checks, too.
 # Shape and classes of the data sets that are not read here.
 _IMAGES = {
     "mnist": ((28, 28, 1), 10),
@@ -22,7 +21,7 @@ _IMAGES = {
 
 def unit(task: str) -> str:
     """Returns what a batch of a task holds: "sequences", "images", "rows"."""
-    if task in _TEXTS:
+    if task in _TASKS:
         return "sequences"
     return "images" if task == _IMAGE_TASK else tasks.import_task(task).UNIT
 
@@ -43,8 +42,8 @@ def check(config) -> None:
       ValueError: If the task, or the shape of its images, is not known, or texts are
         longer than the preset's positions.
     """
-    if config.task in _TEXTS:
-        encoder.find(_with_positions(config))
+    if config.task in _TASKS:
+        tasks.import_task(config.task).synthetic(config)
     elif config.task == _IMAGE_TASK:
         cnn.check(config)
         _image_shape(config)
@@ -70,8 +69,6 @@ def create(config) -> tasks.Synthetic:
       DataError: If the preset is missing or malformed.
       ValueError: As `check` does.
     """
-    if config.task in _TEXTS:
-        return _texts(config)
     if config.task == _IMAGE_TASK:
         return _images(config)
     return tasks.import_task(config.task).synthetic(config)
@@ -83,55 +80,6 @@ def classification() -> dict[str, Any]:
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "metrics": lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     }
-
-
-def _with_positions(config):
-    """A copy with as many positions of a new encoder as the texts need."""
-    config = config.copy_and_resolve_references()
-    if not config.model.preset:
-        positions = max(config.data.sequence_length, config.model.max_sequence_length)
-        config.model.max_sequence_length = positions
-    return config
-
-
-def _texts(config):
-    config = _with_positions(config)
-    length, model = config.data.sequence_length, config.model
-    preset = encoder.find(config)
-    vocabulary = preset.tokenizer.get_vocab_size() if preset else model.vocabulary_size
-    draw = np.random.default_rng(config.seed).integers
-    shape = (_BATCHES, config.batch_size, length)
-    features = {
-        "token_ids": draw(vocabulary, size=shape, dtype="int32"),
-        "segment_ids": np.zeros(shape, "int32"),
-        "padding_mask": np.ones(shape, "int32"),
-    }
-    build, label = _TEXTS[config.task]
-    labels = label(draw, shape)
-    return tasks.Synthetic(
-        lambda: build(config, preset),
-        repeat(features, labels),
-        f"{encoder.describe(config)}; random token ids of full length, no padding",
-        unit="sequences",
-        **classification(),
-    )
-
-
-def _classifier(config, preset):
-    return bert.build_model(config, _CLASSES, preset)
-
-
-# Task -> how its model is built, and its labels drawn.
-_TEXTS: dict[str, tuple[Callable, Callable[..., Any]]] = {
-    "text_classification": (
-        _classifier,
-        lambda draw, shape: draw(_CLASSES, size=shape[:2], dtype="int32"),
-    ),
-    "question_answering": (
-        question_answering.build_model,
-        lambda draw, shape: draw(shape[2], size=(*shape[:2], 2), dtype="int32"),
-    ),
-}
 
 
 def _image_shape(config):
@@ -155,7 +103,7 @@ def _image_shape(config):
 def _images(config):
     shape, classes = _image_shape(config)
     draw = np.random.default_rng(config.seed).integers
-    count = (_BATCHES, config.batch_size)
+    count = (8, config.batch_size)  # Eight batches, again and again.
     return tasks.Synthetic(
         lambda: cnn.build_network(shape, classes, config.model),
         repeat(

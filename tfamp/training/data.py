@@ -144,9 +144,8 @@ def prepared_builder(name: str, data_dir: str | None, manual_dir: str | None):
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as e:
         raise errors.DataError(
             f"Unknown data set. Received: config.data.name={name!r}. Expected a name "
-            "from https://www.tensorflow.org/datasets/catalog, or of a set that "
-            "scripts/prepare_data.py wrote to --data_dir"
-            f"{f' ({data_dir} has none of that name)' if data_dir else ''}."
+            "from https://www.tensorflow.org/datasets/catalog, or of a set in "
+            f"--data_dir{f' ({data_dir} has none of that name)' if data_dir else ''}."
         ) from e
     if not builder.is_prepared():
         _prepare(tfds, builder, name, manual_dir)
@@ -166,8 +165,7 @@ def _prepare(tfds, builder, name, manual_dir):
         raise errors.DataError(
             f"Data set {name!r} is not prepared in {folder}, and {_TFDS_HOST} cannot "
             "be reached to download it. Pass --manual_dir with the original files, "
-            "or --data_dir with a folder prepared by TFDS on another host or by "
-            "scripts/prepare_data.py from local files."
+            "or --data_dir with a folder prepared by TFDS on another host."
         )
     from tensorflow_datasets.core.download import download_manager, extractor
 

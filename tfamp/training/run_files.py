@@ -25,6 +25,7 @@ _SUITE_SETTINGS = {"benchmark", "tasks", "time_to_accuracy"}
 # What a task's `score` may write into a run's folder.
 PREDICTIONS = (
     "columns.json",
+    "labels.json",
     "nbest_predictions.json",
     "predictions.json",
     "predictions.png",

@@ -76,11 +76,11 @@ class Synthetic(NamedTuple):
 # own optional dependencies.
 TASKS = {
     "image_classification": "tfamp.training.cnn",
-    "language_model": "tfamp.training.lm",
-    "question_answering": "tfamp.training.question_answering",
+    "language_model": "tfamp.training.tasks.language_model",
+    "question_answering": "tfamp.training.tasks.question_answering",
     "segmentation": "tfamp.training.unet",
     "tabular_regression": "tfamp.training.tabular",
-    "text_classification": "tfamp.training.bert",
+    "text_classification": "tfamp.training.tasks.text_classification",
 }
 
 

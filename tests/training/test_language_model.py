@@ -1,26 +1,28 @@
-"""The recurrent language model: perplexity, precision of its parts, whole runs."""
+"""The recurrent language model: text to windows, precision of its parts, whole runs."""
 
 import json
 import math
+import sys
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tfamp
-from tfamp import hardware
+from tfamp import errors, hardware
 from tfamp.precision import policy
 from tfamp.training import (
-    benchmark_inputs,
     callbacks,
     compare,
-    lm,
-    lm_config,
     run_files,
     run_records,
+    tasks,
     train_and_evaluate,
 )
+from tfamp.training.tasks import language_data, language_model
 
 TEXT = "".join(
     f"the {'red green blue'.split()[n % 3]} fox no {n * n % 31} sleeps\n"
@@ -35,8 +37,8 @@ def data_dir(tmp_path_factory):
     return str(folder)
 
 
-def make_config(data_dir, mode="float32"):
-    config = lm_config.get_text_file_config()
+def make_config(data_dir="", mode="float32"):
+    config = language_model.get_config("text_file")
     config.name = "foxes"
     config.data_dir = data_dir
     config.epochs, config.batch_size, config.eval_batch_size = 2, 32, 32
@@ -45,37 +47,124 @@ def make_config(data_dir, mode="float32"):
     config.data.unit = "character"
     config.data.sequence_length = 16
     config.model.embedding_dim, config.model.units = 16, (24,)
+    config.model.dropout, config.model.vocabulary_size = 0.0, 200
     return config
 
 
-# ---- Perplexity ----
+# ---- Text to windows ----
 
 
-def test_perplexity_is_of_all_tokens_of_all_batches():
-    generator = np.random.default_rng(0)
-    logits = generator.normal(size=(6, 5, 11)).astype("float32")
-    labels = generator.integers(11, size=(6, 5))
-    with policy.policy_scope("mixed_float16"):
-        metric = lm.Perplexity()
-    for part in (slice(0, 4), slice(4, 6)):
-        metric.update_state(labels[part], logits[part])
-    exact = logits.astype("float64")
-    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
-    losses = -np.take_along_axis(exact, labels[..., None], axis=-1)
-    assert float(metric.result()) == pytest.approx(np.exp(losses.mean()), rel=1e-5)
-    assert {v.dtype for v in metric.variables} == {"float32"}
-    assert metric.result().dtype == tf.float32
-    copy = lm.Perplexity.from_config(metric.get_config())
-    assert (copy.name, copy.dtype) == ("perplexity", "float32")
+@given(st.integers(0, 60), st.integers(1, 9))
+def test_windows_predict_each_token_once(tokens, length):
+    windows = language_data.cut(np.arange(tokens, dtype="int32"), length)
+    predicted = windows[:, 1:].reshape(-1)
+    assert predicted.tolist() == list(range(1, len(predicted) + 1))
+    assert tokens - 1 - len(predicted) < length
+    np.testing.assert_array_equal(windows[:, :-1].reshape(-1), predicted - 1)
 
 
-@pytest.mark.parametrize("logit", [math.nan, -1e30])
-def test_perplexity_of_a_diverged_model_is_no_number_in_json(logit):
-    logits = np.zeros((1, 2, 3), "float32")
-    logits[0, 0, 0] = logit
-    metric = lm.Perplexity()
-    metric.update_state(np.zeros((1, 2), "int32"), logits)
-    assert callbacks.json_number(metric.result()) is None
+@given(st.text(" \nab", max_size=99), st.floats(0, 0.5))
+def test_text_is_split_in_its_order_behind_white_space(text, validation):
+    parts = language_data.split(text, validation, 0.25)
+    assert "".join(parts.values()) == text
+    assert list(parts) == ["train", *["validation"] * (validation > 0), "test"]
+    longest = max(map(len, text.split()), default=0)
+    assert abs(len(parts["test"]) - 0.25 * len(text)) <= longest + 2
+    if text[-1:].isspace():
+        assert all(part[-1:].isspace() for part in parts.values() if part)
+
+
+def test_text_without_spaces_is_split_too():
+    parts = language_data.split("a" * 100, 0.25, 0.2)
+    assert [len(part) for part in parts.values()] == [60, 20, 20]
+
+
+@pytest.mark.parametrize("unit", ["character", "wordpiece"])
+def test_tokenizer_json_tells_what_ids_stand_for(tmp_path, unit):
+    """A file in two, read in the order of their names, comes back from its ids."""
+    half = TEXT.index("\n", len(TEXT) // 2) + 1
+    (tmp_path / "b.txt").write_text(TEXT[half:].replace("sleeps", "Schl\u00e4ft!"))
+    (tmp_path / "a.txt").write_text("\ufeff" + TEXT[:half], encoding="utf-8")
+    (tmp_path / "c.md").write_text("not this one")
+    config = make_config()
+    config.data.unit = unit
+    config.validation_fraction = 0.0
+    text = language_data.read(config, str(tmp_path))
+    assert "2 file(s)" in text.note and list(text.windows) == ["train", "test"]
+    assert text.vocabulary % 8 == 0
+    ids = text.windows["train"][:, :-1].reshape(-1)
+    assert 0 < ids.max() < text.vocabulary
+    if unit == "character":
+        characters = ["?", *json.loads(text.tokenizer)["characters"]]
+        assert TEXT.startswith("".join(characters[i] for i in ids[:3000]))
+        assert " test characters a token, 0.0" in text.note
+    else:
+        pieces = tokenizers.Tokenizer.from_str(text.tokenizer)
+        assert pieces.token_to_id("[CLS]") not in ids
+        read = pieces.decode(ids[:1000].tolist(), skip_special_tokens=False)
+        assert TEXT.startswith(read.replace(" [SEP] ", "\n").rstrip())
+        assert text.note.count("%") == 1
+
+
+def test_vocabulary_is_of_the_training_split(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT + "\u00e9" * 30 + "\n", encoding="utf-8")
+    text = language_data.read(make_config(), str(tmp_path))
+    assert ", 0.00% unknown" not in text.note
+    assert (text.windows["test"] == 0).any() and not (text.windows["train"] == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"caf\xe9 au lait\n", "a.txt: .*can't decode byte 0xe9 in position 3"),
+        (b"", "Too little text"),
+        (b"short\n", "Too little text: a window has 17 tokens"),
+        (None, "No file a.txt"),
+    ],
+    ids=["not UTF-8", "empty", "short", "none"],
+)
+def test_unusable_text_is_one_line(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "a.txt").write_bytes(content)
+    config = make_config()
+    config.data.text_files = "a.txt"
+    with pytest.raises(errors.DataError, match=message) as raised:
+        language_data.read(config, str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("field", "value"), [("unit", "word"), ("name", "wikitext")])
+def test_unknown_settings_are_refused(field, value):
+    config = make_config()
+    config.data[field] = value
+    with pytest.raises(ValueError, match=f"config.data.{field}. Received: '{value}'"):
+        language_data.read(config, None)
+
+
+def test_docstrings_of_a_file_are_in_one_split(tmp_path, monkeypatch):
+    (tmp_path / "lorem").mkdir()
+    (tmp_path / "lorem/__init__.py").write_text("")
+    for index in range(20):
+        word = chr(ord("a") + index) * 4
+        code = "".join(
+            f'def f{mark}():\n    """{f"{word}{mark} " * 9}"""\n' for mark in "yz"
+        )
+        (tmp_path / f"lorem/m{index}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = language_model.get_config("docstrings")
+    config.data.libraries = ("lorem",)
+    config.data.unit, config.data.sequence_length = "character", 1
+    config.data.test_fraction = config.validation_fraction = 0.2
+    text = language_data.read(config, None)
+    sys.modules.pop("lorem", None)
+    assert "40 docstrings of lorem; " in text.note
+    names = ["", *json.loads(text.tokenizer)["characters"]]
+    words = [
+        {names[i] for i in part.reshape(-1)} - {*" yz\n"}
+        for part in text.windows.values()
+    ]
+    assert list(text.windows) == ["train", "validation", "test"]
+    assert words[0].isdisjoint(words[1] | words[2]) and len(words[0]) == 12
 
 
 # ---- The model ----
@@ -84,10 +173,10 @@ def test_perplexity_of_a_diverged_model_is_no_number_in_json(logit):
 @pytest.mark.parametrize("mode", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("float32_head", [False, True])
 def test_loss_is_in_float32_and_the_head_as_asked(mode, float32_head):
-    config = make_config("")
+    config = make_config()
     config.model.units, config.model.float32_head = (8, 8), float32_head
     with policy.policy_scope(mode):
-        model = lm.build_model(config, 40)
+        model = language_model.build_model(config, 40)
     dtype = mode.removeprefix("mixed_")
     assert model.output.dtype == "float32" and model.output.shape == (None, 16, 40)
     head = "float32" if float32_head else dtype
@@ -97,37 +186,20 @@ def test_loss_is_in_float32_and_the_head_as_asked(mode, float32_head):
     assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
 
 
-def test_unrolled_model_is_the_same():
-    config = make_config("")
-    tokens = np.random.default_rng(0).integers(40, size=(4, 16))
-    outputs = []
-    for config.model.unroll in (False, True):
-        keras.utils.set_random_seed(3)
-        model = lm.build_model(config, 40)
-        outputs.append(model.predict_on_batch(tokens))
-    np.testing.assert_allclose(*outputs, atol=1e-6)
-
-
-@pytest.mark.parametrize(("embedding", "units"), [(0, (8,)), (8, ()), (8, (8, 0))])
-def test_widths_below_one_are_refused(embedding, units):
-    config = make_config("")
-    config.model.embedding_dim, config.model.units = embedding, units
-    for use in (benchmark_inputs.check, lm.create):
-        with pytest.raises(ValueError, match="width of at least 1"):
-            use(config)
-
-
 def test_synthetic_batches_fit_the_model():
-    config = make_config("")
-    config.model.vocabulary_size = 40
-    made = benchmark_inputs.create(config)
-    assert made.unit == benchmark_inputs.unit("language_model") == "sequences"
+    made = tasks.import_task("language_model").synthetic(make_config())
+    assert made.unit == "sequences"
     features, labels = next(iter(made.batches))
     assert features.shape == labels.shape == (32, 16)
     np.testing.assert_array_equal(features[:, 1:], labels[:, :-1])
-    model = made.build_model()
-    loss = float(made.loss(labels, model(features)))
-    assert loss == pytest.approx(math.log(40), rel=0.01)  # It knows nothing yet.
+    with policy.policy_scope("mixed_float16"):
+        logits = made.build_model()(features)
+        (perplexity,) = made.metrics()
+    loss = float(made.loss(labels, logits))
+    assert loss == pytest.approx(math.log(200), rel=0.01)  # It knows nothing yet.
+    for half in (slice(0, 8), slice(8, 32)):
+        perplexity.update_state(labels[half], logits[half])
+    assert float(perplexity.result()) == pytest.approx(math.exp(loss), rel=1e-4)
 
 
 def test_stateful_lstm_trains_in_float16():
@@ -188,14 +260,20 @@ def test_run_keeps_what_the_format_makes_of_its_gradients(compared):
         assert row["scaled"]["underflow"] <= row["unscaled"]["underflow"]
 
 
-def test_scale_that_is_too_small_loses_the_gradients(data_dir, tmp_path):
+def test_scale_that_is_too_small_loses_the_gradients(data_dir, tmp_path, monkeypatch):
     config = make_config(data_dir, "mixed_float16")
     config.epochs, config.limit_examples = 1, 32
     config.precision.loss_scale.dynamic = False
     config.precision.loss_scale.initial_scale = 2.0**-14
-    result = train_and_evaluate(config, tmp_path)
+    result = train_and_evaluate(config, tmp_path / "whole")
     kept = result.scores["kept_gradients"]
     assert kept is not None and kept < 0.2
+    # A quarter of the batch stands for the whole where memory is short.
+    monkeypatch.setattr(language_model, "_ELEMENTS", 8 * 16 * 32)
+    part = train_and_evaluate(config, tmp_path / "part")
+    assert part.scores["kept_gradients"] == pytest.approx(kept, abs=0.02)
+    stored = json.loads((tmp_path / "part/underflow.json").read_text())
+    assert {row["kind"] for row in stored["rows"]} == {"activation"}
 
 
 def test_diverged_run_ends_with_a_result_that_says_so(data_dir, tmp_path):
@@ -207,21 +285,6 @@ def test_diverged_run_ends_with_a_result_that_says_so(data_dir, tmp_path):
     assert result.scores == {"perplexity": None, "kept_gradients": None}
     assert result.test_loss is None
     json.loads((tmp_path / "underflow.json").read_text())
-
-
-def test_part_of_a_batch_stands_for_the_whole(data_dir, monkeypatch):
-    config = make_config(data_dir)
-    task = lm.create(config, data_dir)
-    model = task.build_model()
-    model.compile("adam")
-    whole = lm._measure_underflow(config, task.train, model)
-    monkeypatch.setattr(lm, "_ELEMENTS", 8 * 16 * model.output.shape[-1])
-    part = lm._measure_underflow(config, task.train, model)
-    assert part.row("logits").unscaled.values == 8 * 16 * model.output.shape[-1]
-    assert part.row("logits").largest == pytest.approx(
-        whole.row("logits").largest, rel=0.01
-    )
-    assert {row.kind for row in part.rows} == {"activation"}
 
 
 def test_interrupted_run_goes_on_with_the_same_losses(data_dir, tmp_path, monkeypatch):

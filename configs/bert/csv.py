@@ -1,0 +1,29 @@
+"""Classes of texts of your own, from a CSV file.
+
+    python scripts/train_bert.py --config=configs/bert/csv.py --data_dir=FOLDER \\
+        --config.data.train_file=reviews.csv --config.data.text_column=review \\
+        --config.data.label_column=stars --preset=PRESET
+
+FOLDER (default: the current one) holds the file, whose first row names the columns; a
+fifth of its rows is scored, unless --config.data.test_file names another file. Labels
+are any words or numbers. PRESET is a KerasHub name such as `bert_base_en_uncased`,
+`hf://org/name`, or a Hugging Face or KerasHub folder; without it a small encoder is
+trained from nothing.
+
+Also: --config.data.second_text_column for pairs of texts, --config.data.delimiter="\\t"
+for TSV, --config.data.on_bad_rows=skip for rows without a text or a label,
+--config.data.sequence_length for longer texts (the report says how many were cut), and
+--config.model.pooling=mean for sentence encoders such as MiniLM, which want a larger
+step: --config.optimizer.learning_rate=2e-4.
+"""
+
+from tfamp.training.tasks import text_classification
+
+
+def get_config():
+    """Returns the configuration of a CSV file."""
+    config = text_classification.get_config("csv")
+    config.name = "bert-csv"
+    config.data.sequence_length = config.model.max_sequence_length = 128
+    config.optimizer.learning_rate = 5e-5
+    return config

@@ -1,0 +1,230 @@
+"""A recurrent language model: embedding, LSTM layers, softmax over a vocabulary.
+
+After the LSTM models of Jozefowicz et al., "Exploring the Limits of Language Modeling",
+2016, https://arxiv.org/abs/1602.02410, whose largest is the "bigLSTM" that Micikevicius
+et al., "Mixed Precision Training", 2018, https://arxiv.org/abs/1710.03740, trained in
+float16 with and without loss scaling. They carry the state of the LSTM over from batch
+to batch; here each window starts from zeros, and windows are shuffled.
+"""
+
+import functools
+import json
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from ml_collections import config_dict
+
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.numerics import statistics
+from tfamp.training import base_config, pipeline, run_files, tasks
+from tfamp.training.tasks import language_data, presets
+
+_LOGITS = "logits"
+_ELEMENTS = 2**24  # Logits whose gradients are counted: 64 MiB of float32.
+
+
+def get_config(source: str) -> config_dict.ConfigDict:
+    """Returns the defaults.
+
+    Args:
+      source: `config.data.name`: "docstrings" of installed packages, or "text_file".
+    """
+    config = base_config.get_config()
+    config.task = "language_model"
+    config.batch_size = 128
+    config.eval_batch_size = 128
+    config.validation_fraction = 0.05
+    config.optimizer.schedule = "cosine"
+    config.optimizer.warmup_fraction = 0.05
+    config.optimizer.clip_global_norm = 1.0
+    config.data.name = source
+    config.data.unit = "wordpiece"  # Or "character".
+    config.data.sequence_length = 32  # Tokens that the state is carried over.
+    config.data.test_fraction = 0.05
+    config.model.name = "lstm"
+    # Most tokens of a trained WordPiece tokenizer; characters are as many as there are.
+    config.model.vocabulary_size = 8192
+    config.model.embedding_dim = 128
+    config.model.units = (128,)  # Of each LSTM layer.
+    config.model.dropout = 0.2
+    # True: the product with the vocabulary is in float32, too, not only the softmax.
+    config.model.float32_head = False
+    config.tiny.data = {"sequence_length": 8}
+    config.tiny.model = {"vocabulary_size": 512, "embedding_dim": 16, "units": (16,)}
+    if source == "docstrings":
+        config.data.libraries = (
+            *("keras", "matplotlib", "numpy", "scipy", "sklearn", "tensorflow"),
+        )
+        config.data.texts_per_library = 100_000  # All there are.
+        config.data.min_words = 8
+        config.data.split_seed = 0
+        config.tiny.data.libraries = ("keras",)
+    else:
+        config.data.text_files = "*.txt"  # In --data_dir; a name, or a pattern.
+    return config
+
+
+def create(
+    config: config_dict.ConfigDict,
+    data_dir: str | None = None,
+    manual_dir: str | None = None,
+) -> tasks.Task:
+    """Reads text and describes the model.
+
+    The scores are the perplexity of the test split, and `kept_gradients`: the share of
+    the gradient values at the logits that the format of their product does not round to
+    0, at the loss scale in force. Scoring writes into the run's folder `underflow.json`
+    and `underflow.md`, an `UnderflowReport`, and `tokenizer.json`, see
+    `language_data.Text`.
+
+    Args:
+      config: `config.data` has what `language_data.read` reads, `config.model` what
+        `build_model` does.
+      data_dir: Folder of text files.
+      manual_dir: Unused.
+
+    Returns:
+      A `Task`; features are token ids, int32 [length], labels the tokens after each.
+
+    Raises:
+      DataError: If there is no text, or too little.
+      ValueError: If a setting makes no sense.
+    """
+    text = language_data.read(config, data_dir)
+    parts = {
+        name: tf.data.Dataset.from_tensor_slices((windows[:, :-1], windows[:, 1:]))
+        for name, windows in text.windows.items()
+    }
+    description = (
+        f"Language model, {text.note}; {_describe(config, text.vocabulary)}; "
+        f"{config.batch_size} x {config.data.sequence_length} tokens a batch; "
+        "kept_gradients: share of the logits' nonzero gradient values that the format "
+        "of their product does not round to 0."
+    )
+    return tasks.Task(
+        train=parts["train"],
+        validation=parts.get("validation"),
+        test=parts["test"],
+        build_model=lambda: build_model(config, text.vocabulary),
+        loss=_loss(),
+        metrics=_metrics,
+        description=description,
+        score=functools.partial(_score, config, text.tokenizer, parts),
+        errors=frozenset({"perplexity"}),
+    )
+
+
+def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
+    """Describes the model, and makes batches of random tokens.
+
+    Args:
+      config: As in `create`; the vocabulary is `config.model.vocabulary_size`.
+
+    Returns:
+      A `tasks.Synthetic`.
+    """
+    vocabulary, length = config.model.vocabulary_size, config.data.sequence_length
+    draw = np.random.default_rng(config.seed).integers
+    shape = (8, config.batch_size, length + 1)  # Eight batches, again and again.
+    ids = draw(vocabulary, size=shape, dtype="int32")
+    batches = tf.data.Dataset.from_tensor_slices((ids[..., :-1], ids[..., 1:]))
+    return tasks.Synthetic(
+        lambda: build_model(config, vocabulary),
+        batches.repeat().prefetch(tf.data.AUTOTUNE),
+        f"{_describe(config, vocabulary)}; random tokens, {length} a sequence",
+        loss=_loss(),
+        metrics=_metrics,
+        unit="sequences",
+    )
+
+
+def build_model(config: config_dict.ConfigDict, vocabulary: int) -> keras.Model:
+    """Builds the model under the dtype policy in force.
+
+    Args:
+      config: `config.data.sequence_length`, and in `config.model`
+        embedding_dim, units: widths of the embedding and of each LSTM layer;
+        dropout: before and after each LSTM layer, as in Zaremba et al., 2014,
+          https://arxiv.org/abs/1409.2329;
+        float32_head: whether the product with the vocabulary is in float32. If not it
+          is in the policy's format, as in bigLSTM, and its logits are cast.
+      vocabulary: Number of token ids.
+
+    Returns:
+      A functional model: int32 [batch, length] to float32 logits
+      [batch, length, vocabulary].
+    """
+    model, layers = config.model, keras.layers
+    inputs = keras.Input((config.data.sequence_length,), dtype="int32", name="tokens")
+    x = layers.Embedding(vocabulary, model.embedding_dim, name="embedding")(inputs)
+    x = layers.Dropout(model.dropout, name="dropout0")(x)
+    for number, units in enumerate(model.units, 1):
+        x = layers.LSTM(units, return_sequences=True, name=f"lstm{number}")(x)
+        x = layers.Dropout(model.dropout, name=f"dropout{number}")(x)
+    dtype = "float32" if model.float32_head else None
+    logits = layers.Dense(vocabulary, dtype=dtype, name=_LOGITS)(x)
+    cast = layers.Activation("linear", dtype="float32", name="float32_logits")
+    return keras.Model(inputs, cast(logits), name="language_model")
+
+
+def _loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _metrics():
+    return [presets.require("keras_hub").metrics.Perplexity(from_logits=True)]
+
+
+def _describe(config, vocabulary):
+    """Returns the report's part on the model."""
+    model = config.model
+    head = "float32" if model.float32_head else "the mode's format"
+    return (
+        f"vocabulary {vocabulary}, embedding {model.embedding_dim}, LSTM "
+        f"{', '.join(map(str, model.units))}, product with the vocabulary in {head}"
+    )
+
+
+# ---- Scores ----
+
+
+def _score(config, tokenizer, parts, model, folder: pathlib.Path):
+    """Returns perplexity and the share of gradients kept; writes the report on them."""
+    test = pipeline.evaluation_batches(parts["test"], config.eval_batch_size)
+    scores = model.evaluate(test, verbose=0, return_dict=True)
+    report = _measure_underflow(config, parts["train"], model)
+    run_files.write_text(folder / "tokenizer.json", tokenizer)
+    shares = json.dumps(report.to_dict(), indent=2)
+    run_files.write_text(folder / "underflow.json", shares)
+    run_files.write_text(folder / "underflow.md", report.to_markdown())
+    kept = report.row(_LOGITS).scaled.kept
+    return {"perplexity": scores["perplexity"], "kept_gradients": kept}
+
+
+def _measure_underflow(config, train, model):
+    """Counts on a batch of training data, or on as much of it as memory is kept for.
+
+    The loss is a mean over the batch; of a part of it each token's gradient is made as
+    small as in the whole.
+    """
+    length, vocabulary = model.output.shape[1:]
+    count = min(config.batch_size, max(1, _ELEMENTS // (length * vocabulary)))
+    features, labels = next(iter(train.batch(count)))
+    loss, share = _loss(), count / config.batch_size
+    rewrite = graph_rewrite.active()
+    scale = getattr(model.optimizer, "dynamic_scale", 1.0)
+    report = statistics.gradient_underflow(
+        model,
+        lambda y, x: loss(y, x) * share,
+        features,
+        labels,
+        dtype=rewrite.dtype if rewrite else model.get_layer(_LOGITS).compute_dtype,
+        loss_scale=float(keras.ops.convert_to_numpy(scale)),
+    )
+    if share == 1.0:
+        return report
+    # A weight's gradient is a sum over the batch.
+    rows = tuple(row for row in report.rows if row.kind == "activation")
+    return report._replace(rows=rows)

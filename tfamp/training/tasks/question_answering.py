@@ -1,0 +1,309 @@
+"""Extractive question answering with BERT: a float32 span head, n-best answers."""
+
+import collections
+import functools
+import json
+import pathlib
+import re
+import statistics
+import string
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import keras
+import tensorflow as tf
+from ml_collections import config_dict
+
+from tfamp.training import pipeline, run_files, tasks
+from tfamp.training.tasks import presets, squad_data, squad_windows
+
+if TYPE_CHECKING:
+    import pandas
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def get_config(data: str = "squad") -> config_dict.ConfigDict:
+    """Returns the defaults of extractive questions; see `create`.
+
+    Lengths are those of Google's `run_squad.py`
+    (https://github.com/google-research/bert).
+
+    Args:
+      data: "squad", a name in TFDS of data like it, or "csv".
+    """
+    config = presets.get_config()
+    config.task = "question_answering"
+    # Position accuracy also counts windows without the answer: it selects poorly.
+    config.validation_fraction = 0.0
+    config.eval_batch_size = 32
+    config.data.name = data
+    config.data.train_file = "train-v1.1.json"
+    config.data.test_file = "dev-v1.1.json"  # "": a share of the other is held out.
+    config.data.sequence_length = 384
+    config.data.doc_stride = 128  # Tokens from one window's start to the next.
+    config.data.max_query_length = 64  # Tokens of the question.
+    config.data.max_answer_length = 30  # Tokens of a predicted answer.
+    config.data.n_best_size = 20  # Starts, ends and answers that are considered.
+    config.model.max_sequence_length = 384
+    config.tiny.data = {"sequence_length": 64, "doc_stride": 32, "max_query_length": 16}
+    if data == "csv":
+        config.data.train_file = "train.csv"
+        config.data.test_file = ""
+        config.data.delimiter = ","
+        config.data.header = True
+        config.data.quoted = True
+        config.data.context_column = "text"
+        config.data.question_column = "sentiment"
+        config.data.answer_column = "selected_text"
+    return config
+
+
+def create(
+    config: config_dict.ConfigDict,
+    data_dir: str | None = None,
+    manual_dir: str | None = None,
+) -> tasks.Task:
+    """Reads and tokenizes questions and their contexts, and describes the model.
+
+    The score is F1, with exact match, as SQuAD 1.1 has them; for CSV files Jaccard,
+    with both. Scoring writes `predictions.json`, {question id: text},
+    `nbest_predictions.json` and `tokenizer.json` into the run's folder.
+
+    Args:
+      config: `config.data` has what `squad_data.load` reads, and
+        sequence_length: tokens of question and window together;
+        doc_stride, max_query_length: see `squad_windows.cut`;
+        n_best_size, max_answer_length: see `squad_windows.decode`.
+        `config.model` has what `presets.load` reads.
+      data_dir: As for `squad_data.load`.
+      manual_dir: The same.
+
+    Returns:
+      A `Task`; features are {token_ids, segment_ids, padding_mask}, int32 [length],
+      a label is the first and the last token of the answer, int32 [2].
+
+    Raises:
+      DataError: If the data or the preset are missing or malformed.
+      ImportError: If an optional dependency is missing.
+      ValueError: If a length makes no sense.
+    """
+    data = config.data
+    if data.max_query_length >= data.sequence_length - squad_windows.SPECIAL:
+        raise ValueError(
+            "`config.data.max_query_length` must leave tokens for the context: below "
+            f"sequence_length - {squad_windows.SPECIAL}. Received: "
+            f"max_query_length={data.max_query_length}, "
+            f"sequence_length={data.sequence_length}."
+        )
+    encoder = presets.load(config)
+    splits = squad_data.load(config, data_dir, manual_dir)
+    parts = splits.train, splits.validation, splits.test
+    tokenizer = encoder.tokenizer
+    if tokenizer is None:
+        texts = [*splits.train.context.unique(), *splits.train.question]
+        tokenizer = presets.train_tokenizer(texts, config.model.vocabulary_size)
+    cut = [
+        squad_windows.cut(
+            tokenizer,
+            part,
+            length=data.sequence_length,
+            doc_stride=data.doc_stride,
+            max_query_length=data.max_query_length,
+        )
+        for part in parts
+    ]
+    train, validation, test = (
+        tf.data.Dataset.from_tensor_slices((windows.features, windows.labels))
+        for windows in cut
+    )
+    return tasks.Task(
+        train,
+        validation if len(splits.validation) else None,
+        test,
+        build_model=lambda: build_model(encoder),
+        **_spans(),
+        description=_describe(splits, cut, config, encoder),
+        score=functools.partial(_score, config, splits.test, cut[2], tokenizer),
+    )
+
+
+def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
+    """Describes the model, and makes batches of random tokens of full length.
+
+    Args:
+      config: As in `create`; `config.batch_size` is that of the batches.
+
+    Raises:
+      DataError: If the preset is missing or malformed.
+      ValueError: If texts are longer than its positions.
+    """
+    encoder, features, draw = presets.random_tokens(config)
+    shape = features["token_ids"].shape
+    labels = draw(shape[2], size=(*shape[:2], 2), dtype="int32")
+    batches = tf.data.Dataset.from_tensor_slices((features, labels))
+    return tasks.Synthetic(
+        lambda: build_model(encoder),
+        batches.repeat().prefetch(tf.data.AUTOTUNE),
+        f"{encoder.description}; random token ids of full length, no padding",
+        unit="sequences",
+        **_spans(),
+    )
+
+
+def build_model(encoder: presets.Encoder) -> keras.Model:
+    """Builds encoder and span head under the dtype policy in force.
+
+    The sparse cross-entropy of the output, averaged over both rows, is the mean of
+    those of the first and of the last token: BERT's loss.
+
+    Args:
+      encoder: From `presets.load`.
+
+    Returns:
+      An uncompiled model from the dictionary of features to float32 logits
+      [batch, 2, length]: scores of each token as an answer's first, and as its last.
+    """
+    backbone = encoder.build()
+    logits = keras.layers.Dense(
+        2,
+        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+        dtype="float32",
+        name="span_logits",
+    )(backbone.output["sequence_output"])
+    logits = keras.layers.Permute((2, 1), dtype="float32", name="spans")(logits)
+    return keras.Model(backbone.input, logits, name="question_answering")
+
+
+def _spans():
+    """Returns loss and metrics."""
+    metric = keras.metrics.SparseCategoricalAccuracy
+    return {
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": lambda: [metric(name="position_accuracy")],
+    }
+
+
+def _describe(splits, cut, config, encoder):
+    """Returns the report's line on data and encoder."""
+    data = config.data
+    questions = [len(part) for part in splits[:3]]
+    counts = [len(windows.question) for windows in cut]
+    without = [int((windows.labels[:, 0] == 0).sum()) for windows in cut]
+    parts = [
+        f"Extractive question answering, {data.name}",
+        "{} train / {} validation / {} test questions".format(*questions),
+        "{} / {} / {} windows".format(*counts)
+        + f" of up to {data.sequence_length} tokens, at most {data.doc_stride} apart "
+        f"({sum(counts) / sum(questions):.2f} a question)",
+        f"{without[0]} of {counts[0]} training windows without the whole answer",
+        f"{sum(windows.cut_questions for windows in cut)} of {sum(questions)} "
+        f"questions cut to {data.max_query_length} tokens",
+        *splits.notes,
+        encoder.description,
+    ]
+    if counts[1]:
+        parts.insert(
+            4,
+            f"{without[1]} of {counts[1]} validation windows without it, which "
+            "position accuracy counts",
+        )
+    return "; ".join(parts) + "."
+
+
+# ---- Scores ----
+
+
+def _score(config, questions, windows, tokenizer, model, folder: pathlib.Path):
+    """Writes predictions and tokenizer into the folder; returns the scores."""
+    batches = pipeline.evaluation_batches(
+        tf.data.Dataset.from_tensor_slices(windows.features), config.eval_batch_size
+    )
+    # A bar on a terminal; a file has the trainer's lines.
+    logits = model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
+    answers = squad_windows.decode(
+        logits,
+        windows,
+        questions.context,
+        n_best_size=config.data.n_best_size,
+        max_answer_length=config.data.max_answer_length,
+    )
+    best = {
+        name: nbest[0]["text"]
+        for name, nbest in zip(questions.id, answers, strict=True)
+    }
+    every = dict(zip(questions.id, answers, strict=True))
+    for name, content in (("predictions", best), ("nbest_predictions", every)):
+        text = json.dumps(content, indent=2) + "\n"
+        run_files.write_text(folder / f"{name}.json", text)
+    run_files.write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+    names = ("f1", "exact_match")
+    return score(
+        questions, best, ("jaccard", *names) if config.data.name == "csv" else names
+    )
+
+
+def score(
+    questions: "pandas.DataFrame",
+    predictions: Mapping[str, str],
+    names: Sequence[str] = ("f1", "exact_match"),
+) -> dict[str, float]:
+    """Scores predictions: the best over a question's answers, the mean over questions.
+
+    Args:
+      questions: Columns id and answers.
+      predictions: Question id -> text. A question without one scores 0.
+      names: Keys of `METRICS`.
+
+    Returns:
+      Fractions in [0, 1] by name.
+    """
+    pairs = [
+        (predictions.get(name), answers)
+        for name, answers in zip(questions.id, questions.answers, strict=True)
+    ]
+    return {
+        name: statistics.fmean(
+            0.0 if text is None else max(METRICS[name](text, gold) for gold in answers)
+            for text, answers in pairs
+        )
+        for name in names
+    }
+
+
+def exact_match(prediction: str, gold: str) -> float:
+    """Returns 1 if two answers are the same once normalized, else 0."""
+    return float(_words(prediction) == _words(gold))
+
+
+def f1(prediction: str, gold: str) -> float:
+    """Returns the F1 of the words of two normalized answers.
+
+    As in the official script of SQuAD 1.1, answers without a common word score 0, two
+    without any word too.
+    """
+    predicted, expected = _words(prediction), _words(gold)
+    common = (collections.Counter(predicted) & collections.Counter(expected)).total()
+    # The harmonic mean of common / predicted and common / expected.
+    return 2 * common / (len(predicted) + len(expected)) if common else 0.0
+
+
+def jaccard(prediction: str, gold: str) -> float:
+    """Returns the share of common words in all words, in lower case.
+
+    The score of Kaggle's "Tweet Sentiment Extraction": words are what spaces separate,
+    punctuation included, and a word counts once. Two empty texts score 1.
+    """
+    predicted, expected = (set(text.lower().split()) for text in (prediction, gold))
+    words = predicted | expected
+    return len(predicted & expected) / len(words) if words else 1.0
+
+
+METRICS = {"f1": f1, "exact_match": exact_match, "jaccard": jaccard}
+
+
+def _words(answer):
+    """Returns the words in lower case, without punctuation and articles."""
+    return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()

@@ -1,0 +1,257 @@
+"""Questions with windows of their contexts, and answers from the scores of tokens."""
+
+import unicodedata
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas
+
+SPECIAL = 3  # [CLS] question [SEP] window [SEP]
+
+
+class Windows(NamedTuple):
+    """Inputs of BERT, one for each window, and how to get back to the texts.
+
+    Attributes:
+      features: {token_ids, segment_ids, padding_mask}, each int32 [windows, length].
+      labels: int32 [windows, 2]: first and last token of the question's first answer.
+        (0, 0), which is [CLS], where the window does not hold all of it.
+      question: int32 [windows]: index of the window's question; never falls.
+      first: int32 [windows]: index in the context of the window's first token.
+      offsets: For each question int32 [tokens of its context, 2]: the characters
+        [start, end) of each token.
+      cut_questions: How many questions were cut.
+    """
+
+    features: dict[str, np.ndarray]
+    labels: np.ndarray
+    question: np.ndarray
+    first: np.ndarray
+    offsets: Sequence[np.ndarray]
+    cut_questions: int
+
+
+def cut(
+    tokenizer: Any,
+    questions: "pandas.DataFrame",
+    *,
+    length: int,
+    doc_stride: int,
+    max_query_length: int,
+) -> Windows:
+    """Cuts contexts into windows, each with its question before it.
+
+    As in Google's `run_squad.py`, `doc_stride` is how far the next window's start lies
+    behind that of the one before (Hugging Face's setting of that name is how far they
+    overlap), and a question's last tokens are left out, never the context's.
+
+        [CLS] question [SEP] window of the context [SEP] [PAD] ...
+        segment: 0 ... 0     1 ... 1                     0
+
+    Args:
+      tokenizer: A `tokenizers` tokenizer with BERT's special tokens; its truncation
+        and padding are set.
+      questions: Columns context, question, answers, starts as in `squad_data.Splits`.
+      length: Most tokens of an input, special ones included.
+      doc_stride: Tokens from one window's start to the next; no more than a window has
+        are moved, so that no token is left out.
+      max_query_length: Most tokens of a question; below `length` - `SPECIAL`.
+
+    Returns:
+      `Windows`, in the order of the questions. Inputs are padded to the longest,
+      rounded up to a multiple of 8 if `length` allows it.
+
+    References:
+      Devlin et al., "BERT", 2019, https://arxiv.org/abs/1810.04805
+      https://github.com/google-research/bert/blob/master/run_squad.py
+    """
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(texts):
+        return tokenizer.encode_batch(list(texts), add_special_tokens=False)
+
+    # Of the text: an encoding that is cut keeps the rest, which would be windows, too.
+    asked = [
+        text[: found.offsets[max_query_length - 1][1]]
+        if len(found) > max_query_length
+        else text
+        for text, found in zip(
+            questions.question, encode(questions.question), strict=True
+        )
+    ]
+    texts = questions.context.unique()
+    contexts = {
+        text: (found, np.array(found.offsets, "int32").reshape(-1, 2))
+        for text, found in zip(texts, encode(texts), strict=True)
+    }
+    rows: list[tuple] = []
+    pairs = zip(encode(asked), questions.itertuples(), strict=True)
+    for number, (query, item) in enumerate(pairs):
+        context, offsets = contexts[item.context]
+        room = length - len(query) - SPECIAL
+        step = min(doc_stride, room)
+        tokenizer.enable_truncation(length, stride=room - step, strategy="only_second")
+        window = tokenizer.post_process(query, context)
+        span = _token_span(offsets, item.starts[0], item.answers[0])
+        for place, found in enumerate([window, *window.overflowing]):
+            ids = np.array(found.ids, "int32")
+            rows.append((number, place * step, len(query) + 2, ids, span))
+    tokenizer.no_truncation()
+    longest = max((len(row[3]) for row in rows), default=1)
+    shape = (len(rows), min(-(-longest // 8) * 8, length))
+    ids = np.full(shape, tokenizer.token_to_id("[PAD]"), "int32")
+    segments, mask, labels = (
+        np.zeros(s, "int32") for s in (shape, shape, (len(rows), 2))
+    )
+    for row, (_, first, prefix, found, (begin, end)) in enumerate(rows):
+        size = len(found)
+        ids[row, :size], mask[row, :size], segments[row, prefix:size] = found, 1, 1
+        if first <= begin <= end < first + size - prefix - 1:
+            labels[row] = begin - first + prefix, end - first + prefix
+    return Windows(
+        {"token_ids": ids, "segment_ids": segments, "padding_mask": mask},
+        labels,
+        np.array([row[0] for row in rows], "int32"),
+        np.array([row[1] for row in rows], "int32"),
+        [contexts[text][1] for text in questions.context],
+        sum(map(str.__ne__, asked, questions.question)),
+    )
+
+
+def decode(
+    logits: np.ndarray,
+    windows: Windows,
+    contexts: Sequence[str],
+    *,
+    n_best_size: int,
+    max_answer_length: int,
+) -> list[list[dict[str, Any]]]:
+    """Finds the best answers of each question over all its windows.
+
+    In each window the `n_best_size` best starts meet as many best ends. A pair counts
+    if
+
+    * both tokens are of the context and have finite scores,
+    * no other window shows more of what is around the start,
+    * the end is not before the start,
+    * it has at most `max_answer_length` tokens.
+
+    The best pairs of all windows are the question's, of pairs with the same text the
+    best one. Of equal scores the earlier window, then the better and then the earlier
+    start comes first. `run_squad.py` of Google's BERT does the same, but lets tokens
+    that cannot be chosen take places among its best starts and ends.
+
+    Args:
+      logits: float32 [windows, 2, length]: scores of the first and the last token.
+      windows: Of `cut`.
+      contexts: The context of each question.
+      n_best_size: Starts, ends and answers that are considered.
+      max_answer_length: Most tokens of an answer.
+
+    Returns:
+      For each question up to `n_best_size` answers, one at least, the best first: text,
+      as the context has it ("" if no answer is possible), probability, the softmax of
+      start_logit + end_logit over the question's answers, start_logit and end_logit.
+    """
+    in_context = _in_context(windows)
+    shift = windows.first - in_context.argmax(axis=1)  # From place in the input.
+    starts, start_scores = _best(logits[:, 0], has_most_context(windows), n_best_size)
+    ends, end_scores = _best(logits[:, 1], in_context, n_best_size)
+    # In float64: sums of different float32 scores are not equal.
+    totals = start_scores[:, :, None] + end_scores[:, None, :]
+    size = ends[:, None, :] - starts[:, :, None] + 1
+    totals[(size < 1) | (size > max_answer_length)] = -np.inf
+    bounds = np.searchsorted(windows.question, np.arange(len(contexts) + 1))
+    answers = []
+    for number, context in enumerate(contexts):
+        rows = slice(bounds[number], bounds[number + 1])
+        found: dict[str, tuple[float, float]] = {}
+        for index in np.argsort(-totals[rows], axis=None, kind="stable"):
+            row, i, j = np.unravel_index(index, totals[rows].shape)
+            row += rows.start
+            if totals[row, i, j] == -np.inf or len(found) == n_best_size:
+                break
+            start, end = starts[row, i], ends[row, j]
+            places = windows.offsets[number][[start + shift[row], end + shift[row]]]
+            text = _text(context, places[0, 0], places[1, 1])
+            found.setdefault(text, (logits[row, 0, start], logits[row, 1, end]))
+        answers.append(_with_probabilities(found))
+    return answers
+
+
+def has_most_context(windows: Windows) -> np.ndarray:
+    """Tells for each token whether no other window shows more of what is around it.
+
+    A token in several windows is scored where the smaller of its left and right
+    contexts is largest (plus a hundredth of the window, which matters for the last,
+    shorter one); of equals in the first. This is the "max context" rule of
+    `run_squad.py`.
+
+    Args:
+      windows: Of `cut`.
+
+    Returns:
+      bool [windows, length]; false for what is not of the context.
+    """
+    in_context = _in_context(windows)
+    rows, columns = np.nonzero(in_context)
+    count = in_context.sum(axis=1)[rows]
+    left = columns - in_context.argmax(axis=1)[rows]
+    score = np.minimum(left, count - 1 - left) + 0.01 * count
+    # Of all places of a token the best comes first, of equals that of the first row.
+    token = windows.first[rows] + left
+    order = np.lexsort((rows, -score, token, windows.question[rows]))
+    keys = np.stack([windows.question[rows], token])[:, order]
+    new = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))[: len(order)]
+    best = order[new]
+    mask = np.zeros_like(in_context)
+    mask[rows[best], columns[best]] = True
+    return mask
+
+
+def _token_span(offsets, start, answer):
+    """Returns the first and the last token with a character of the answer."""
+    first = np.searchsorted(offsets[:, 1], start, side="right")
+    last = np.searchsorted(offsets[:, 0], start + len(answer), side="left") - 1
+    return first, last  # first > last: none of its characters is in a token.
+
+
+def _in_context(windows):
+    """Returns which tokens are of the context: of segment 1, but for its "[SEP]"."""
+    segments = windows.features["segment_ids"].astype(bool)
+    return segments & np.roll(segments, -1, axis=1)
+
+
+def _best(scores, allowed, count):
+    """Returns places and float64 scores of the best allowed tokens of each window."""
+    usable = allowed & np.isfinite(scores)
+    scores = np.where(usable, scores.astype("float64"), -np.inf)
+    places = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    return places, np.take_along_axis(scores, places, axis=1)
+
+
+def _text(context, start, stop):
+    """Returns some characters, and the accents on the last one.
+
+    Those that the tokenizer strips are of no token.
+    """
+    while stop < len(context) and unicodedata.category(context[stop]) == "Mn":
+        stop += 1
+    return context[start:stop]
+
+
+def _with_probabilities(found):
+    """Returns answers as plain data from {text: (start, end score)}."""
+    scores = np.array(list(found.values()) or [(0.0, 0.0)], "float64")
+    totals = scores.sum(axis=1)
+    weights = np.exp(totals - totals.max())
+    names = ("probability", "start_logit", "end_logit")
+    numbers = np.column_stack([weights / weights.sum(), scores]).tolist()
+    return [
+        {"text": text, **dict(zip(names, row, strict=True))}
+        for text, row in zip(found or ("",), numbers, strict=True)
+    ]

@@ -1,0 +1,265 @@
+"""Text classification with BERT: text in, classes out, a float32 head."""
+
+import functools
+import json
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from ml_collections import config_dict
+
+from tfamp.training import callbacks, pipeline, run_files, tasks
+from tfamp.training.tasks import presets, text_data
+
+if TYPE_CHECKING:
+    import pandas
+
+_CHUNK = 10_000  # Texts at a time: the tokenizer's objects are 100 times the ids.
+_CLASSES = 2  # Of synthetic texts; how many there are costs nothing.
+_FIELDS = {
+    "token_ids": "ids",
+    "segment_ids": "type_ids",
+    "padding_mask": "attention_mask",
+}
+
+
+def get_config(data: str = "docstrings") -> config_dict.ConfigDict:
+    """Returns the defaults of text classification; see `create`.
+
+    Args:
+      data: "docstrings", "csv", or a name in TFDS such as "glue/sst2".
+    """
+    config = presets.get_config()
+    config.task = "text_classification"
+    config.model.pooling = "cls"  # Or "mean": see `build_model`.
+    config.data.name = data
+    config.data.text_column = "text"
+    config.data.second_text_column = ""  # Of pairs of texts.
+    config.data.label_column = "label"
+    if data == "docstrings":
+        config.data.libraries = ("matplotlib", "scipy", "sklearn", "tensorflow")
+        config.data.texts_per_library = 2000
+        config.data.min_words = 10
+    elif data == "csv":
+        config.data.train_file = "train.csv"  # Or a pattern such as "*.txt".
+        config.data.test_file = ""  # "": a share of the training file is held out.
+        config.data.delimiter = ","
+        config.data.header = True
+        config.data.quoted = True
+    else:
+        config.data.sequence_length = config.model.max_sequence_length = 128
+        config.tiny.data = {"sequence_length": 32}
+    return config
+
+
+def create(
+    config: config_dict.ConfigDict,
+    data_dir: str | None = None,
+    manual_dir: str | None = None,
+) -> tasks.Task:
+    """Reads and tokenizes a corpus, and describes the model.
+
+    Scoring writes into the run's folder what turns text into features and logits into
+    classes, `tokenizer.json` (of the `tokenizers` library) and `labels.json`, and
+    `predictions.json`.
+
+    Args:
+      config: `config.data` has what `text_data.load` reads; `config.model` what
+        `presets.load` reads, and pooling: "cls" for BERT's pooled first token, "mean"
+        for the mean of the last hidden states.
+      data_dir: As for `text_data.load`; "docstrings" needs none.
+      manual_dir: The same.
+
+    Returns:
+      A `Task`; features are {token_ids, segment_ids, padding_mask}, int32 [length], as
+      long as the longest text needs, in multiples of 8. Its scores are accuracy and, of
+      two classes, the F1 of the second; of GLUE's CoLA first Matthews' correlation.
+
+    Raises:
+      DataError: If the data or the preset are missing or malformed.
+      ImportError: If an optional dependency is missing.
+      ValueError: If a length makes no sense.
+    """
+    encoder = presets.load(config)
+    corpus = text_data.load(config, data_dir, manual_dir)
+    parts = corpus.train, corpus.validation, corpus.test
+    tokenizer, length = encoder.tokenizer, config.data.sequence_length
+    if tokenizer is None:
+        columns = [corpus.train[n] for n in ("text", "second") if n in corpus.train]
+        texts = [text for column in columns for text in column]
+        tokenizer = presets.train_tokenizer(texts, config.model.vocabulary_size)
+    encoded = [encode(tokenizer, part, length) for part in parts]
+    longest = max(int(e["padding_mask"].sum(1).max(initial=1)) for e, _ in encoded)
+    width = -(-longest // 8) * 8  # Tensor Cores want dimensions of multiples of 8.
+    train, validation, test = (
+        tf.data.Dataset.from_tensor_slices(
+            (
+                {name: values[:, :width] for name, values in features.items()},
+                part.label.to_numpy("int32"),
+            )
+        )
+        for (features, _), part in zip(encoded, parts, strict=True)
+    )
+    cut = sum(count for _, count in encoded)
+    return tasks.Task(
+        train,
+        validation if len(corpus.validation) else None,
+        test,
+        build_model=lambda: build_model(config, len(corpus.classes), encoder),
+        **_classification(),
+        description=_describe(corpus, config, encoder, cut, min(width, length)),
+        score=functools.partial(_score, config, corpus, tokenizer, test),
+    )
+
+
+def build_model(
+    config: config_dict.ConfigDict, num_classes: int, encoder: presets.Encoder
+) -> keras.Model:
+    """Builds encoder, dropout and a dense layer under the dtype policy in force.
+
+    The layers are in one flat functional model, so that paths are short.
+
+    Args:
+      config: As in `create`.
+      num_classes: Width of the logits.
+      encoder: From `presets.load`.
+
+    Returns:
+      An uncompiled model from the dictionary of features to float32 logits
+      [batch, num_classes].
+    """
+    backbone = encoder.build()
+    pooled = backbone.output["pooled_output"]
+    if config.model.pooling == "mean":
+        # In float32: a sum over the tokens loses bits in 16.
+        mean = keras.layers.GlobalAveragePooling1D(dtype="float32", name="mean_pooling")
+        mask = backbone.input["padding_mask"]
+        pooled = mean(backbone.output["sequence_output"], mask=mask)
+    pooled = keras.layers.Dropout(config.model.dropout, name="pooled_dropout")(pooled)
+    logits = keras.layers.Dense(
+        num_classes,
+        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+        dtype="float32",
+        name="logits",
+    )(pooled)
+    return keras.Model(backbone.input, logits, name="text_classifier")
+
+
+def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
+    """Describes the model, and makes batches of random tokens of full length.
+
+    Args:
+      config: As in `create`; `config.batch_size` is that of the batches.
+
+    Raises:
+      DataError: If the preset is missing or malformed.
+      ValueError: If texts are longer than its positions.
+    """
+    encoder, features, draw = presets.random_tokens(config)
+    shape = features["token_ids"].shape[:2]
+    labels = draw(_CLASSES, size=shape, dtype="int32")
+    batches = tf.data.Dataset.from_tensor_slices((features, labels))
+    return tasks.Synthetic(
+        lambda: build_model(config, _CLASSES, encoder),
+        batches.repeat().prefetch(tf.data.AUTOTUNE),
+        f"{encoder.description}; random token ids of full length, no padding",
+        unit="sequences",
+        **_classification(),
+    )
+
+
+def encode(
+    tokenizer: Any, table: "pandas.DataFrame", length: int
+) -> tuple[dict[str, np.ndarray], int]:
+    """Turns texts, or pairs of texts, into BERT's inputs.
+
+    A pair that is too long loses tokens of its longer text first. "[SEP]" and the like
+    in a text are special tokens.
+
+    Args:
+      tokenizer: A `tokenizers` tokenizer with BERT's special tokens; its truncation
+        and padding are set.
+      table: Columns text and, of pairs, second.
+      length: Tokens of an example, special ones included.
+
+    Returns:
+      {token_ids, segment_ids, padding_mask}, int32 [rows, length], and how many rows
+      were cut.
+    """
+    tokenizer.enable_truncation(length, strategy="longest_first")
+    padding = tokenizer.token_to_id("[PAD]")
+    tokenizer.enable_padding(length=length, pad_id=padding, pad_token="[PAD]")
+    texts = table.text.tolist()
+    if "second" in table:
+        texts = list(zip(texts, table.second, strict=True))
+    features = {name: np.zeros((len(texts), length), "int32") for name in _FIELDS}
+    cut = 0
+    for start in range(0, len(texts), _CHUNK):
+        encodings = tokenizer.encode_batch(texts[start : start + _CHUNK])
+        for name, field in _FIELDS.items():
+            rows = [getattr(item, field) for item in encodings]
+            features[name][start : start + _CHUNK] = rows
+        cut += sum(bool(item.overflowing) for item in encodings)
+    return features, cut
+
+
+def _classification():
+    """Returns a classifier's loss and metrics."""
+    return {
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    }
+
+
+def _score(config, corpus, tokenizer, test, model, folder: pathlib.Path):
+    """Writes tokenizer, classes and predictions into the folder; returns the scores."""
+    from sklearn import metrics
+
+    batches = pipeline.evaluation_batches(test, config.eval_batch_size)
+    logits = model.predict(batches, verbose=0)
+    labels, predicted = corpus.test.label.to_numpy(), logits.argmax(axis=1)
+    # In float64: the same on every machine.
+    probabilities = tf.nn.softmax(logits.astype("float64")).numpy().max(axis=1)
+    rows = corpus.test.assign(
+        label=[corpus.classes[label] for label in labels],
+        prediction=[corpus.classes[label] for label in predicted],
+        # A run that diverged has none.
+        probability=[callbacks.json_number(round(float(p), 6)) for p in probabilities],
+    )
+    tokenizer.enable_padding(  # Of the longest text of a batch: all that serving needs.
+        pad_id=tokenizer.token_to_id("[PAD]"), pad_token="[PAD]"
+    )
+    written = {
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "labels.json": json.dumps(corpus.classes),
+        "predictions.json": json.dumps(
+            rows.reset_index(names="index").to_dict("records"), indent=1
+        ),
+    }
+    for name, content in written.items():
+        run_files.write_text(folder / name, content + "\n")
+    scores = {"accuracy": metrics.accuracy_score(labels, predicted)}
+    if len(corpus.classes) == 2:
+        scores["f1"] = metrics.f1_score(labels, predicted, zero_division=0.0)
+    if config.data.name.startswith("glue/cola"):  # As GLUE scores it.
+        scores = {"mcc": metrics.matthews_corrcoef(labels, predicted), **scores}
+    return scores
+
+
+def _describe(corpus, config, encoder, cut, width):
+    """Returns the report's line on data and encoder."""
+    sizes = [len(part) for part in (corpus.train, corpus.validation, corpus.test)]
+    chance = corpus.test.label.value_counts(normalize=True).max()
+    parts = [
+        f"Text classification, {len(corpus.classes)} classes "
+        f"({text_data.list_names(corpus.classes)})",
+        "{} train / {} validation / {} test texts".format(*sizes),
+        f"chance level {chance:.1%} (largest class of the test split)",
+        f"{cut} of {sum(sizes)} texts cut to {config.data.sequence_length} tokens, "
+        f"padded to {width} tokens",
+        *corpus.notes,
+        encoder.description,
+    ]
+    return "; ".join(parts) + "."

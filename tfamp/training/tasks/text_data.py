@@ -1,0 +1,613 @@
+"""Labeled texts in three splits: CSV and TSV files, GLUE, sets of TFDS, docstrings."""
+
+import ast
+import csv
+import glob
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ml_collections import config_dict
+
+from tfamp import errors
+from tfamp.training import data as data_sets
+from tfamp.training.tasks import presets
+
+if TYPE_CHECKING:
+    import pandas
+
+_LINES = 5  # Bad rows that an error lists.
+_COLUMNS = "Set config.data.text_column, second_text_column and label_column."
+_MANY = 20  # Classes that may have one text each.
+
+
+class Corpus(NamedTuple):
+    """Texts of three splits, each in a fixed, shuffled order.
+
+    Attributes:
+      train: Texts to train on: a table with columns text and, of pairs, second, and
+        label, the index of the class in `classes`.
+      validation: Texts split off the training data; they select the checkpoint.
+      test: Texts scored once.
+      classes: Class names, sorted, or in the order that the data set has.
+      notes: What was left out and why, for the report; never silently.
+    """
+
+    train: "pandas.DataFrame"
+    validation: "pandas.DataFrame"
+    test: "pandas.DataFrame"
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class Glue(NamedTuple):
+    """A task of GLUE, in TFDS and in its own TSV files.
+
+    Attributes:
+      texts: Features of TFDS.
+      columns: Columns of texts and label in the TSV files; positions where there is no
+        header.
+      classes: Class names; the TSV files have them, or their numbers.
+      scored: Split of TFDS with published labels.
+      dev: Its TSV file.
+    """
+
+    texts: tuple[str, ...]
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    scored: str = "validation"
+    dev: str = "dev.tsv"
+
+
+_ENTAILMENT = ("entailment", "not_entailment")
+_PAIR = ("sentence1", "sentence2")
+# https://gluebenchmark.com; stsb is a regression and not here.
+GLUE = {
+    "glue/cola": Glue(("sentence",), ("3", "1"), ("unacceptable", "acceptable")),
+    "glue/mnli": Glue(
+        ("premise", "hypothesis"),
+        (*_PAIR, "gold_label"),
+        ("entailment", "neutral", "contradiction"),
+        "validation_matched",
+        "dev_matched.tsv",
+    ),
+    "glue/mrpc": Glue(
+        _PAIR, ("#1 String", "#2 String", "Quality"), ("not_equivalent", "equivalent")
+    ),
+    "glue/qnli": Glue(
+        ("question", "sentence"), ("question", "sentence", "label"), _ENTAILMENT
+    ),
+    "glue/qqp": Glue(
+        ("question1", "question2"),
+        ("question1", "question2", "is_duplicate"),
+        ("not_duplicate", "duplicate"),
+    ),
+    "glue/rte": Glue(_PAIR, (*_PAIR, "label"), _ENTAILMENT),
+    "glue/sst2": Glue(("sentence",), ("sentence", "label"), ("negative", "positive")),
+    "glue/wnli": Glue(_PAIR, (*_PAIR, "label"), _ENTAILMENT[::-1]),
+}
+# The distribution of Dolan and Brockett, 2005; its test pairs are scored.
+_MSR = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
+
+
+def load(
+    config: config_dict.ConfigDict, data_dir: str | None, manual_dir: str | None
+) -> Corpus:
+    """Reads a corpus, shuffles it, and splits off what is not split yet.
+
+    Args:
+      config: `config.data` has
+        name: "csv", "docstrings", or a name in TFDS such as "glue/sst2", whose
+          validation split is then the test data; of other sets it is the split "test",
+          else "validation".
+        text_column, second_text_column, label_column: Columns, or features of TFDS;
+          without a header positions from "0"; no second one: single texts.
+        on_bad_rows: "raise", or "skip" to leave out rows without a text or a known
+          label, and say how many.
+        test_fraction: Share of the training texts that is held out where there is no
+          test data.
+        split_seed: Seed of the splits, apart from the seed of a run.
+        Of "csv" also train_file, test_file ("" for none), delimiter, header, quoted; of
+        "docstrings" libraries, texts_per_library, min_words.
+        `config.validation_fraction` is the share that selects; 0: none.
+        `config.limit_examples` are the most of each split; 0: all.
+      data_dir: Folder of local files, or of data prepared by TFDS.
+      manual_dir: Folder of GLUE's TSV files (train.tsv and dev.tsv, or MRPC's
+        msr_paraphrase_*.txt), or of another data set's original files.
+
+    Returns:
+      A `Corpus`. Rows of the same text, but for case and spaces, are in the same split
+      of one file, as are docstrings of the same source file.
+
+    Raises:
+      DataError: If data are missing, malformed, or teach nothing; bad rows are named.
+      ImportError: If an optional dependency is missing.
+    """
+    data = config.data
+    for module in ("pandas", "sklearn"):
+        presets.require(module)
+    classes, notes = None, []
+    if data.name == "csv":
+        train, test = _read_csv_files(data, data_dir or ".")
+    elif data.name == "docstrings":
+        train, test = _read_docstrings(data), None
+        notes.append(f"docstrings of {versions(data.libraries)}")
+    elif data.name in GLUE and manual_dir:
+        train, test, classes = _read_glue_files(data.name, manual_dir)
+    elif data.name:
+        train, test, classes = _read_tfds(data, data_dir, manual_dir)
+    else:
+        raise ValueError(
+            "Unknown text data. Received: config.data.name=''. Expected "
+            "'docstrings', 'csv' or a name in TFDS such as 'glue/sst2'."
+        )
+    classes = classes or tuple(sorted(set(train.label) - {""}))
+    parts = [train] if test is None else [train, test]
+    parts = _drop_bad_rows(parts, classes, data, notes)
+    _check(parts, classes, data)
+    return _split(parts, classes, config, notes)
+
+
+# ---- Local files ----
+
+
+def read_table(path: str | os.PathLike, columns: Sequence[str], **keywords: Any):
+    """Reads some columns of one CSV or TSV file as strings, "" where there is none.
+
+    Args:
+      path: The file.
+      columns: Names in the header; without one positions from "0".
+      **keywords: Of `pandas.read_csv`.
+
+    Returns:
+      A table of the columns, in this order, without spaces around their texts.
+
+    Raises:
+      DataError: If it cannot be read, or lacks a column.
+    """
+    import pandas
+
+    # Words such as "NA" and "null" are text. Where nothing is quoted, a line ends at
+    # "\n" alone: texts hold other separators, and quotes.
+    unquoted = keywords.get("quoting") == csv.QUOTE_NONE
+    try:
+        table = pandas.read_csv(
+            path,
+            dtype=str,
+            keep_default_na=False,
+            encoding="utf-8-sig",
+            lineterminator="\n" if unquoted else None,
+            **keywords,
+        )
+    except (OSError, ValueError, UnicodeError) as error:  # pandas' own are ValueErrors.
+        reason = " ".join(str(error).split())
+        raise errors.DataError(f"{path} cannot be read: {reason}.") from error
+    table.columns = [str(column).strip() for column in table.columns]
+    missing = [column for column in columns if column not in table.columns]
+    if missing:
+        raise errors.DataError(
+            f"{path} has no column {', '.join(map(repr, missing))}. Found: "
+            f"{', '.join(map(repr, table.columns))}. Correct the file, or set the "
+            "columns in config.data."
+        )
+    if not isinstance(table.index, pandas.RangeIndex):  # Else they shift by one.
+        raise errors.DataError(f"{path} has rows with more fields than its header.")
+    return table[list(columns)].fillna("").apply(lambda column: column.str.strip())
+
+
+def find_files(data_dir: str, pattern: str) -> list[str]:
+    """Returns the paths of a file, or of a pattern such as "*.txt", in a folder.
+
+    Raises:
+      DataError: If there is none.
+    """
+    names = [pattern] if os.path.isfile(os.path.join(data_dir, pattern)) else []
+    # Not of the joined path: a folder's name is no pattern.
+    names = names or sorted(glob.glob(pattern, root_dir=data_dir))
+    if not names:
+        raise errors.DataError(
+            f"No file {pattern} in the folder {data_dir!r}. Pass the folder that holds "
+            "it, --data_dir=FOLDER, or set the files in config.data."
+        )
+    return [os.path.join(data_dir, name) for name in names]
+
+
+def read_files(
+    data: config_dict.ConfigDict, folder: str, pattern: str, columns: Sequence[Any]
+) -> "pandas.DataFrame":
+    """Reads some columns of a CSV file, or of all files that match a pattern.
+
+    Args:
+      data: `delimiter`, `header` and `quoted` say how they are written.
+      folder: Folder of the files.
+      pattern: As in `find_files`.
+      columns: As in `read_table`.
+
+    Returns:
+      A table of the columns, and place: file and row.
+    """
+    import pandas
+
+    tables, first = [], 2 if data.header else 1
+    for path in find_files(folder, pattern):
+        table = read_table(
+            path,
+            columns,
+            sep=data.delimiter.replace(r"\t", "\t"),
+            header=0 if data.header else None,
+            quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
+        )
+        rows = [f"{path}, row {number + first}" for number in range(len(table))]
+        tables.append(table.assign(place=rows))
+    return pandas.concat(tables, ignore_index=True)
+
+
+def _read_csv_files(data, folder):
+    """Returns the training table and the test table, None if there is none."""
+    wanted = [data.text_column, data.second_text_column, data.label_column]
+    columns = [name for name in wanted if name]
+
+    def read(pattern):
+        table = read_files(data, folder, pattern, columns)
+        names = ["text", "second", "label"][: len(columns) - 1] + ["label"]
+        return table.set_axis([*names, "place"], axis=1)
+
+    return read(data.train_file), read(data.test_file) if data.test_file else None
+
+
+def _named(table, place, first=1):
+    """Names the columns of texts and label, and adds the place of each row."""
+    names = ["text", "second", "label"] if table.shape[1] == 3 else ["text", "label"]
+    table = table.set_axis(names, axis=1)
+    rows = [f"{place}, row {number + first}" for number in range(len(table))]
+    return table.assign(place=rows)
+
+
+def _read_glue_files(name, folder):
+    """Returns the tables of a GLUE task's own files, and its classes."""
+    task = GLUE[name]
+    layouts = [("train.tsv", task.dev)] + [_MSR] * (name == "glue/mrpc")
+    found = [
+        [pathlib.Path(folder, file) for file in files]
+        for files in layouts
+        if all(pathlib.Path(folder, file).is_file() for file in files)
+    ]
+    if not found:
+        looked = " or ".join(" and ".join(files) for files in layouts)
+        raise errors.DataError(
+            f"The folder --manual_dir={folder} lacks the files of {name!r}. Looked for "
+            f"{looked}, unpacked."
+        )
+    header = None if task.columns[0].isdigit() else 0
+    tables = []
+    for path in found[0]:
+        table = read_table(
+            path, task.columns, sep="\t", header=header, quoting=csv.QUOTE_NONE
+        )
+        table = _named(table, path, first=1 if header is None else 2)
+        numbers = {str(number): name for number, name in enumerate(task.classes)}
+        tables.append(table.replace({"label": numbers}))
+    return *tables, task.classes
+
+
+# ---- TFDS ----
+
+
+def _read_tfds(data, data_dir, manual_dir):
+    """Returns the tables of a TFDS set, and its classes, None if they have no names."""
+    builder = data_sets.prepared_builder(data.name, data_dir, manual_dir)
+    splits, features = set(builder.info.splits), builder.info.features
+    task = GLUE.get(data.name.split(":")[0])  # Without a version.
+    if task:
+        columns, test = (*task.texts, "label"), task.scored
+    else:
+        wanted = (data.text_column, data.second_text_column, data.label_column)
+        columns = tuple(name for name in wanted if name)
+        test = next((s for s in ("test", "validation") if s in splits), None)
+    missing = [f"feature {name!r}" for name in columns if name not in features]
+    missing += [f"split {s!r}" for s in {"train", test} - splits - {None}]
+    if missing:
+        raise errors.DataError(
+            f"The data set {data.name!r} in {builder.data_dir} has no "
+            f"{', '.join(missing)}. Found: {', '.join(features)}; "
+            f"{', '.join(sorted(splits))}. {_COLUMNS}"
+        )
+    *texts, label = columns
+    odd = [name for name in texts if not data_sets.is_text(features[name])]
+    odd += [label] if features[label].shape else []
+    if odd:
+        raise errors.DataError(
+            f"The feature {odd[0]!r} of {data.name!r} is not "
+            f"{'a class' if odd[0] == label else 'text'}. Received: "
+            f"{data_sets.describe_feature(features[odd[0]])}. {_COLUMNS}"
+        )
+    classes = getattr(features[label], "names", None)
+    train = _read_split(builder, "train", columns, classes)
+    scored = _read_split(builder, test, columns, classes) if test else None
+    return train, scored, classes and tuple(classes)
+
+
+def _read_split(builder, split, columns, classes):
+    """Returns a split as a table, with the names of classes, if they have any."""
+    import pandas
+    import tensorflow_datasets as tfds
+
+    rows = builder.as_dataset(
+        split=split,
+        shuffle_files=False,
+        batch_size=-1,
+        decoders=tfds.decode.PartialDecoding(dict.fromkeys(columns, True)),
+    )
+    place = f"{builder.info.full_name} {split}"
+    values = {name: rows[name].numpy() for name in columns}
+    try:
+        for name, found in values.items():
+            if found.dtype == object:
+                values[name] = [text.decode("utf-8").strip() for text in found]
+    except UnicodeDecodeError as error:
+        raise errors.DataError(f"{place}: {error}.") from error
+    table = _named(pandas.DataFrame(values), place)
+    names = dict(enumerate(classes or ()))  # A label that is hidden, -1, stays.
+    return table.replace({"label": names}) if names else table
+
+
+# ---- Rows, classes, splits ----
+
+
+def _drop_bad_rows(parts, classes, data, notes):
+    """Returns the tables without rows of no text or no known label."""
+    names = [name for name in ("text", "second", "label") if name in parts[0]]
+    kept, bad = [], []
+    for part in parts:
+        unknown = ~part.label.isin(classes)
+        empty = (part[names] == "").any(axis=1)
+        bad += [f"{place}: a field is empty" for place in part.place[empty]]
+        bad += [
+            f"{row.place}: label {row.label!r} is not one of {list_names(classes)}"
+            for row in part[unknown & ~empty].itertuples()
+        ]
+        kept.append(part[~unknown & ~empty])
+    report_bad_rows(bad, data.on_bad_rows, notes)
+    return kept
+
+
+def report_bad_rows(bad: Sequence[str], on_bad_rows: str, notes: list[str]) -> None:
+    """Raises for bad rows, or notes how many are left out.
+
+    Args:
+      bad: A line for each of them.
+      on_bad_rows: "raise" or "skip".
+      notes: Gets a line for the report.
+
+    Raises:
+      DataError: If there are any, for "raise".
+      ValueError: If `on_bad_rows` is neither.
+    """
+    if on_bad_rows not in ("raise", "skip"):
+        raise ValueError(
+            "`config.data.on_bad_rows` must be 'raise' or 'skip'. Received: "
+            f"{on_bad_rows!r}."
+        )
+    if bad and on_bad_rows == "raise":
+        more = f"; and {len(bad) - _LINES} more" if len(bad) > _LINES else ""
+        raise errors.DataError(
+            f"{len(bad)} bad row(s). {'; '.join(bad[:_LINES])}{more}. Correct the "
+            "file, or leave such rows out with config.data.on_bad_rows='skip'."
+        )
+    notes += [f"{len(bad)} bad row(s) skipped"] if bad else []
+
+
+def _check(parts, classes, data):
+    """Raises if nothing can be learned or scored."""
+    used = [name for name in classes if name in set(parts[0].label)]
+    if len(used) < 2 or len(used) > max(len(parts[0]) // 2, _MANY):
+        raise errors.DataError(
+            f"{data.get('train_file') or data.name} has {len(used)} class(es) in "
+            f"{len(parts[0])} usable training row(s), column {data.label_column!r}: "
+            f"{list_names(used)}. Expected at least 2, and several rows of each."
+        )
+    if not len(parts[-1]):
+        raise errors.DataError(
+            f"{data.get('test_file') or data.name} has no usable row to score: none "
+            f"has a text and one of the labels {list_names(classes)}."
+        )
+
+
+def _split(parts, classes, config, notes):
+    """Returns the corpus: shuffled, split where it is not, and limited."""
+    numbers = {name: i for i, name in enumerate(classes)}
+    parts = [
+        part.assign(label=part.label.map(numbers), key=_keys(part)) for part in parts
+    ]
+    names = [name for name in ("text", "second", "label") if name in parts[0]]
+    splits = (part[names] for part in split(parts, config, notes))
+    return Corpus(*splits, tuple(str(name) for name in classes), tuple(notes))
+
+
+def split(
+    parts: Sequence["pandas.DataFrame"],
+    config: config_dict.ConfigDict,
+    notes: list[str],
+) -> list["pandas.DataFrame"]:
+    """Shuffles rows, and splits off what is not split yet.
+
+    Args:
+      parts: The training table, and the test table if there is one. Rows that have the
+        same in the column `key` stay on one side of each split that is made here.
+      config: As in `load`.
+      notes: Gets a line where keys are in both tables.
+
+    Returns:
+      Train, validation and test table.
+
+    Raises:
+      DataError: If there are too few keys.
+    """
+    seed = config.data.split_seed
+    train, *rest = (part.sample(frac=1, random_state=seed) for part in parts)
+    test = rest[0] if rest else None
+    if test is None:
+        train, test = hold_out(train, config.data.test_fraction, seed)
+    # Before a part of `train` selects the checkpoint, which must not know the test.
+    if shared := len(set(train.key) & set(test.key)):
+        notes.append(f"{shared} text(s) are in both the train and the test file")
+    validation = train[:0]
+    if config.validation_fraction:
+        train, validation = hold_out(train, config.validation_fraction, seed + 1)
+    return [
+        part.head(config.limit_examples or len(part)).reset_index(drop=True)
+        for part in (train, validation, test)
+    ]
+
+
+def _keys(table):
+    """Returns what makes two rows the same: words without case, or a source file."""
+    if "file" in table:
+        return table.file
+    texts = table.text + ("\n" + table.second if "second" in table else "")
+    return texts.str.lower().str.split().str.join(" ")
+
+
+def hold_out(
+    table: "pandas.DataFrame", fraction: float, seed: int
+) -> tuple["pandas.DataFrame", "pandas.DataFrame"]:
+    """Returns the larger part and the held-out part, each in the table's order.
+
+    Args:
+      table: Rows that have the same in the column `key` stay on one side.
+      fraction: Share of the keys that is held out.
+      seed: Seed of the choice.
+
+    Raises:
+      DataError: If there are too few keys.
+    """
+    from sklearn import model_selection
+
+    splitter = model_selection.GroupShuffleSplit(
+        1, test_size=fraction, random_state=seed
+    )
+    try:
+        ((kept, held_out),) = splitter.split(table, groups=table.key)
+    except ValueError as error:
+        raise errors.DataError(
+            f"{table.key.nunique()} distinct text(s) cannot be split: {error}"
+        ) from error
+    return table.iloc[kept], table.iloc[held_out]
+
+
+def list_names(names: Sequence[object]) -> str:
+    """Returns up to twenty names, such as those of classes, and how many there are."""
+    more = f", ... ({len(names)})" if len(names) > _MANY else ""
+    return ", ".join(map(str, names[:_MANY])) + more
+
+
+# ---- Docstrings ----
+
+# TensorFlow carries an old copy of Keras, and wrappers generated from op descriptions.
+_SKIPPED = re.compile(
+    r"^tensorflow/python/keras/|/gen_[^/]*$|/test_[^/]*$|_test\.py$"
+    r"|/(tests?|testing|externals|vendored|_vendor)/"
+)
+_TEXTS_PER_FILE = 30  # No file dominates its class, or a split.
+_SECTION = re.compile(
+    r"^\s*(?:Arg(?:ument)?s|Parameters|Returns?|Raises|Yields?|Examples?|Usage|Notes?"
+    r"|References?|Attributes|See Also|Methods|Warnings?|Call arguments|Input shape"
+    r"|Output shapes?|Keyword Args|Other Parameters)\s*(?::.*)?$"
+    r"|^[^\n]*\n\s*[-=~]{3,}\s*$|^\s*(?:>>>|```|\.\. )",
+    re.MULTILINE | re.IGNORECASE,
+)
+_MARKUP = re.compile(r":[\w:]+:(?=`)|https?://\S+|%\(\w+\)s|[`*|]|<[^<>\s]*>")
+# Long names are masked wherever they occur ("KerasTensor"), short ones only as words
+# or at the start of a name ("TFRecord").
+_LONG = "tensorflow|keras|scikit[-_]?learn|scikit|sklearn|matplotlib|pyplot|pylab|numpy"
+_LONG += "|scipy|tflite"
+_SHORT = r"(?<![A-Za-z])(?i:tf|mpl|plt|np|tfds|sp)(?![a-z])"
+
+
+def docstrings(
+    libraries: Sequence[str] = ("matplotlib", "scipy", "sklearn", "tensorflow"),
+    texts_per_library: int = 100_000,
+    min_words: int = 8,
+) -> "pandas.DataFrame":
+    """Reads the docstrings of installed packages: text that every host has.
+
+    Source files are parsed, not imported. A text is the prose of a docstring up to its
+    first section or example. Files come in the order of a hash of their paths, the same
+    on every file system; another version of a package has other texts.
+
+    Args:
+      libraries: Import names.
+      texts_per_library: Reading a library stops at so many.
+      min_words: Shortest text.
+
+    Returns:
+      A table with the columns text, label (the library) and file, sorted by library,
+      without repeated texts.
+
+    Raises:
+      DataError: If a library is not installed or has no docstrings.
+    """
+    import pandas
+
+    rows = []
+    for library in sorted(libraries):
+        spec = importlib.util.find_spec(library)
+        if spec is None or not spec.submodule_search_locations:
+            raise errors.DataError(
+                f"The package {library!r} is not installed; its docstrings are text of "
+                'this task. `pip install "tfamp[all]"`, or set config.data.libraries.'
+            )
+        found: dict[str, str] = {}  # Text -> file.
+        for file, text in _prose(pathlib.Path(spec.submodule_search_locations[0])):
+            if len(found) >= texts_per_library:
+                break
+            if len(text.split()) >= min_words:
+                found.setdefault(text, file)
+        if not found:
+            raise errors.DataError(f"The package {library!r} has no docstrings.")
+        rows += [(text, library, file) for text, file in found.items()]
+    return pandas.DataFrame(rows, columns=["text", "label", "file"])
+
+
+def _prose(root) -> Iterator[tuple[str, str]]:
+    """Yields (file, text) of a package's classes and functions."""
+    files = [path.relative_to(root.parent).as_posix() for path in root.rglob("*.py")]
+    files = [file for file in files if not _SKIPPED.search(file)]
+    for file in sorted(files, key=lambda file: hashlib.sha256(file.encode()).digest()):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Invalid escapes.
+                tree = ast.parse((root.parent / file).read_bytes())
+        except SyntaxError:  # For another Python, or a template.
+            continue
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = (ast.get_docstring(n) for n in ast.walk(tree) if isinstance(n, kinds))
+        for doc in [doc for doc in docs if doc][:_TEXTS_PER_FILE]:
+            section = _SECTION.search(doc)
+            prose = doc[: section.start()] if section else doc
+            yield file, " ".join(_MARKUP.sub(" ", prose).split())
+
+
+def versions(libraries: Sequence[str]) -> str:
+    """Returns the names of packages, and the versions of those that are installed."""
+    known = importlib.metadata.packages_distributions()
+    return ", ".join(
+        " ".join([name, *map(importlib.metadata.version, known.get(name, [])[:1])])
+        for name in sorted(libraries)
+    )
+
+
+def _read_docstrings(data):
+    """Returns docstrings without the names that tell the class, as many of each."""
+    table = docstrings(data.libraries, data.texts_per_library, data.min_words)
+    names = "|".join([_LONG, *map(re.escape, data.libraries)])
+    text = table.text.str.replace(f"(?i:{names})|{_SHORT}", " ", regex=True)
+    table = table.assign(text=text.str.split().str.join(" "), place=table.file)
+    table = table[table.text.str.split().str.len() >= data.min_words]
+    return table.groupby("label").head(table.label.value_counts().min())
