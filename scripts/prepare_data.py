@@ -15,14 +15,12 @@ that is scored.
 """
 
 import dataclasses
-import os
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+from absl import flags
 
-from absl import flags  # noqa: E402
-
-from tfamp.training import app, prepare  # noqa: E402
+from tfamp.training import app, prepare
 
 
 def main(argv):
