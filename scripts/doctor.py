@@ -5,20 +5,17 @@
     python scripts/doctor.py --config=configs/cnn/digits.py --simulate=v100
     python scripts/doctor.py --output=doctor.md
 
-Nothing is trained. Data that a recipe lacks are prepared as for its training.
+Nothing is trained, and no data are read: a batch has random content.
 """
 
 import json
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+from absl import flags
 
-from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
-
-from tfamp.diagnostics import doctor as machine_doctor  # noqa: E402
-from tfamp.training import app, doctor  # noqa: E402
+from tfamp.diagnostics import doctor as machine_doctor
+from tfamp.training import app, doctor
 
 
 def main(argv):
@@ -28,8 +25,6 @@ def main(argv):
     config, mode, audit = values.config, "", None
     report = machine = machine_doctor.describe(values.simulate)
     if config is not None:
-        with config.unlocked():
-            config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
         mode, audit = doctor.audit_recipe(config, values.simulate)
         report = f"Mode of the recipe: {mode}\n{audit}"
     if values.output.endswith(".json"):
@@ -45,10 +40,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file(
-        "config", None, "A recipe to audit.", lock_config=True
-    )
+    app.define_config(None)
     flags.DEFINE_string("simulate", None, "Decide for another device, such as a100.")
-    flags.DEFINE_string("data_dir", "", "Folder of prepared (TFDS) or local data.")
     flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
     app.run(main)

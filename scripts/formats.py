@@ -4,14 +4,11 @@ python scripts/formats.py
 python scripts/formats.py --value=1e-7 --value=70000,-0.1,nan
 """
 
-import os
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
-
-from absl import flags  # noqa: E402
-
-from tfamp import formats  # noqa: E402
-from tfamp.training import app  # noqa: E402
+from tfamp import formats
+from tfamp.training import app
 
 
 def main(argv):

@@ -11,14 +11,12 @@ PRESET is a KerasHub name, `hf://...` or a local Hugging Face folder. The benchm
 time steps on random tokens of full length and need no data.
 """
 
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+from absl import flags
 
-from absl import flags  # noqa: E402
-
-from tfamp.training import app  # noqa: E402
+from tfamp.training import app
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "bert" / "docstrings.py"
 

@@ -7,12 +7,11 @@ python scripts/train_cnn.py --job=train_benchmark --benchmark_batch_sizes=32,256
 python scripts/train_cnn.py --find_batch_size --memory_limit_mb=1500
 """
 
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.training import app  # noqa: E402
+from tfamp.training import app
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "cnn" / "digits.py"
 

@@ -9,12 +9,11 @@ python scripts/train_lm.py --config.precision.mode=mixed_bfloat16 --job=train
 python scripts/train_lm.py --job=train_benchmark --benchmark_batch_sizes=32,128
 """
 
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.training import app  # noqa: E402
+from tfamp.training import app
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "lm" / "docstrings.py"
 

@@ -7,12 +7,11 @@ python scripts/train_tabular.py --config=configs/tabular/rossmann.py --data_dir=
 python scripts/train_tabular.py --job=train_benchmark --benchmark_batch_sizes=128,1024
 """
 
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.training import app  # noqa: E402
+from tfamp.training import app
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "tabular" / "diabetes.py"
 

@@ -6,12 +6,11 @@ python scripts/train_unet.py --config.precision.mode=mixed_float16 --job=train
 python scripts/train_unet.py --job=train_benchmark --benchmark_batch_sizes=8,32
 """
 
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.training import app  # noqa: E402
+from tfamp.training import app
 
 ROOT = pathlib.Path(__file__).parents[1]
 

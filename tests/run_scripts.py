@@ -37,6 +37,7 @@ def _become(case, files):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
         os.chdir(case["cwd"])
         sys.argv = [case["script"], *case["arguments"]]
+        sys.path.insert(0, os.path.dirname(case["script"]))
         runpy.run_path(case["script"], run_name="__main__")
         code = 0
     except SystemExit as e:

@@ -12,7 +12,11 @@ import tensorflow as tf
 
 import tfamp
 from tfamp.benchmark import records, time_to_accuracy
-from tfamp.training import base_config, run_result, tasks
+from tfamp.training import (
+    base_config,
+    run_files,
+    tasks,
+)
 
 
 @pytest.fixture
@@ -121,7 +125,7 @@ def test_run_is_timed_up_to_its_target_and_made_once(config, tmp_path, monkeypat
     time_to_accuracy.run(planned["mixed_bfloat16", 0], tmp_path)
     assert (tmp_path / "model.keras").stat().st_mtime_ns == stamp
     assert time_to_accuracy.read_metric(tmp_path) == ("accuracy", False)
-    best = run_result.read(tmp_path / "result.json").best_validation_score
+    best = run_files.read_result(tmp_path).best_validation_score
     run = time_to_accuracy.read_run(tmp_path, "points", "mixed_bfloat16", best)
     scores = [score for _, score in run.points]
     assert len(scores) == 4 and run.reached_epoch == scores.index(best) + 1
@@ -140,7 +144,7 @@ def write_run(folder, course, seconds, metric="accuracy", errors=(), **changes):
     rows[0]["first_step_seconds"] = 0.5
     for epoch, fields in changes.pop("rows", {}).items():
         rows[epoch - 1] |= fields
-    result = {name: None for name in run_result.RunResult._fields}
+    result = {name: None for name in run_files.RunResult._fields}
     result |= {"seed": 3, "score_name": metric, "errors": list(errors)}
     result |= {"scores": {metric: 0.5}, **changes}
     lines = [{"kind": "step", "step": 1, "loss": 1.0}, *rows]

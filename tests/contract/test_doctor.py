@@ -31,6 +31,10 @@ COMMANDS = {
         *(DIGITS, "--simulate=v100", f"{MODE}=mixed_float16"),
         "--config.precision.overrides=(('conv.*', 'float32'),)",
     ],
+    **{
+        name: [f"--config={ROOT}/configs/{name}.py", "--simulate=a100"]
+        for name in ("bert/docstrings", "lm/docstrings", "tabular/rossmann")
+    },
     "host": [DIGITS, f"{MODE}=float32", "--output=host.md"],
     "strategy": [DIGITS, "--simulate=a100", "--config.strategy=mirrored"],
 }
@@ -46,10 +50,7 @@ BAD = {
     "mode": ([DIGITS, f"{MODE}=x"], "Unknown precision mode"),
     "stray": (["stray"], "stray"),
     "output": (["--output=absent/x.md"], "absent/x.md"),
-    "data": (
-        [f"--config={ROOT}/configs/bert/tweets.py", "--data_dir=absent"],
-        "absent",
-    ),
+    "no file": (["--config=absent.py"], "absent.py"),
     "override": (
         [
             *(DIGITS, "--simulate=a100"),
@@ -108,6 +109,13 @@ def test_recipe(finished):
     audit = content["audit"]
     assert set(audit["formats"]) == {"bfloat16", "tf32"} and audit["jit_compile"]
     assert not [x for x in audit["findings"] if x["share"] is None]  # Accuracy is well.
+
+
+@pytest.mark.parametrize(
+    "name", ["bert/docstrings", "lm/docstrings", "tabular/rossmann"]
+)
+def test_recipe_of_each_kind_needs_no_data_on_disk(finished, name):
+    assert "# Audit of " in stdout_of(finished, name)
 
 
 def test_recipe_in_a_format_that_is_slow_there(finished):

@@ -12,6 +12,12 @@ KEPT = ["--tiny", "--workdir=kept", "--overwrite"]
 # Script, arguments, and what the one line says.
 BAD = [
     ("train_cnn.py", ["--config.epochz=3"], 'Did you mean "epochs"'),
+    ("train_cnn.py", ["--config=nope.py"], "no file for --config. Received: 'nope.py'"),
+    (
+        "train_cnn.py",
+        ["--config.data.name=mnisty", "--job=train"],
+        "config.data.name='mnisty'",
+    ),
     ("train_cnn.py", ["--config.precision.mode=mixed_fp16"], "'mixed_float16'"),
     (
         "train_cnn.py",
@@ -87,7 +93,7 @@ def finished(tmp_path_factory):
     """How each command ended: dict from its text; `--tiny` twice, in one folder."""
     folder = tmp_path_factory.mktemp("scripts")
     (folder / "kept").mkdir()
-    (folder / "kept/config.yaml").write_text("{task: a, optimizer: b, precision: c}")
+    (folder / "kept/.tfamp-comparison").write_text("")
     commands = [*((script, given) for script, given, _ in BAD), VERBOSE, TINY, TINY]
     cases = [(ROOT / "scripts" / script, given, folder) for script, given in commands]
     results = helpers.run_scripts(cases)
@@ -112,7 +118,7 @@ def test_bad_input_is_one_line_and_exit_code_1(script, arguments, phrase, finish
 
 
 def test_command_that_cannot_run_deletes_nothing(finished):
-    assert (finished[0] / "kept/config.yaml").exists()
+    assert (finished[0] / "kept/.tfamp-comparison").exists()
 
 
 def test_verbosity_shows_the_traceback(finished):
@@ -127,7 +133,7 @@ def test_tiny_comparison_prints_the_table_and_is_not_repeated(finished):
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("mode "))
-    assert "speed-up" in lines[head] and "skipped steps" in lines[head]
+    assert "steps/s" in lines[head] and "skipped steps" in lines[head]
     assert lines[head + 2].startswith("float32")
     assert lines[head + 3].startswith("mixed_")
     written = {path.name for path in (folder / "run").iterdir()}

@@ -1,18 +1,39 @@
-"""What the scripts share, without a process: folders and what is not shown."""
+"""What the scripts share, without a process: jobs, folders and what is not shown."""
 
+import points
 import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.training import app, base_config, bert_config, cnn_config
+from tfamp.training import app, run_files
+
+
+def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(tmp_path):
+    config = points.make_config(precision__mode="mixed_float16", epochs=1)
+    scaling = config.precision.loss_scale
+    scaling.schedule.name = "geometric"
+    scaling.schedule.min_interval, scaling.schedule.initial = 1, 4
+    scaling.initial_scale = 2.0**8  # Nothing overflows soon.
+    text = app.JOBS["train"].run(config, tmp_path, None)
+    rows = dict(line.split("  ", 1) for line in text.splitlines())
+    assert rows["mode"].strip().startswith("mixed_float16: ")
+    assert rows["data"].strip() == "points"
+    assert 0 <= float(rows["test accuracy"]) <= 1
+    assert rows["skipped steps"].strip() == "0"
+    assert "errors" not in text and "[" not in rows["test accuracy"]
+    rows = run_files.read_metrics(tmp_path, "step")
+    # Growth after 4, 3, 2, 1, 1, ... steps.
+    intervals = [row["growth_interval"] for row in rows[:10]]
+    assert intervals == [4, 4, 4, 3, 3, 3, 2, 2, 1, 1]
+    assert rows[9]["skipped_steps"] == 0 and rows[9]["loss_scale"] == 2.0**12
+    assert (tmp_path / "timeline.png").exists()
 
 
 def test_train_and_compare_have_folders_of_their_own():
-    config = cnn_config.get_cnn_config()
-    config.name = "digits"
-    folders = {job: app.default_workdir(config, job).name for job in app.JOBS[:2]}
-    assert folders["compare"].startswith("digits-")
-    assert folders["train"].startswith("digits-train-")
+    config = points.make_config()
+    folders = {job: app.default_workdir(config, job).name for job in app.JOBS}
+    assert folders["compare"].startswith("points-")
+    assert folders["train"].startswith("points-train-")
     config.epochs += 1
     assert app.default_workdir(config, "train").name != folders["train"]
 
@@ -30,52 +51,12 @@ def test_retracing_of_several_models_is_not_told(text, shown):
     assert app._is_of_interest(record) is shown
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ((("no_such_layer", "float32"),), tfamp.OverrideError),
-        ((("logits", "float32"),), None),
-    ],
-    ids=["no such layer", "right"],
-)
-def test_check_before_a_deletion_makes_the_model(overrides, expected):
-    config = cnn_config.get_cnn_config()
-    config.data.name, config.data.image_size = "digits", 8
-    config.limit_examples = 40
-    config = base_config.apply_tiny(config)
-    config.precision.mode = "mixed_bfloat16"
-    config.precision.overrides = overrides
-    if expected is None:
-        app.check(config)
-        return
-    with pytest.raises(expected, match="no_such_layer"):
-        app.check(config)
-
-
-def test_check_before_a_deletion_knows_the_columns_of_a_comparison():
-    config = cnn_config.get_cnn_config()
-    config.precision.mode, config.compare_unscaled = "mixed_bfloat16", True
+def test_check_before_a_deletion_makes_the_model_and_knows_the_columns():
+    config = points.make_config(precision__mode="mixed_bfloat16")
+    app.JOBS["compare"].check(config, 1)
+    config.precision.overrides = (("no_such_layer", "float32"),)
+    with pytest.raises(tfamp.OverrideError, match="no_such_layer"):
+        app.JOBS["train"].check(config, None)
+    config.compare_unscaled = True
     with pytest.raises(ValueError, match="compare_unscaled"):
-        app.check(config, "compare")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("pooling", "max"),
-        ("num_layers", 0),
-        ("hidden_dim", 0),
-        ("intermediate_dim", 0),
-        ("max_sequence_length", 2),
-        ("num_heads", 3),  # Of 128.
-    ],
-)
-def test_sizes_of_an_encoder_are_checked_before_any_text_is_read(field, value):
-    config = bert_config.get_bert_config()
-    base_config.validate(config)
-    config.model[field] = value
-    with pytest.raises(ValueError, match=rf"config\.model\..*{value}"):
-        base_config.validate(config)
-    if field == "num_heads":  # Those of a preset are its own.
-        config.model.preset = "bert_tiny_en_uncased"
-        base_config.validate(config)
+        app.JOBS["compare"].check(config, 1)

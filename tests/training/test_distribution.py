@@ -13,18 +13,17 @@ import sys
 import helpers
 import keras
 import numpy as np
+import points
 import pytest
 import tensorflow as tf
 import workers
 
 import tfamp
 from tfamp.training import (
-    base_config,
     callbacks,
     compare,
     distribution,
-    run_records,
-    tasks,
+    run_files,
     train_and_evaluate,
 )
 
@@ -45,43 +44,15 @@ SCRIPT = [
 
 def make_config(strategy, mode="float32", **settings):
     """Returns a run on a hundred points; an evaluation ends with one example alone."""
-    tasks.TASKS["points"] = __name__
-    config = base_config.get_config()
-    config.name = config.task = "points"
-    config.strategy, config.precision.mode = strategy, mode
-    config.epochs, config.batch_size, config.eval_batch_size = 3, 8, 19
-    config.optimizer.learning_rate = 0.05
+    config = points.make_config(strategy=strategy, precision__mode=mode, **settings)
+    config.epochs, config.eval_batch_size = 3, 19
     config.optimizer.clip_global_norm = 0.1  # Clips nearly every gradient.
     # Overflows twice, and by far: what overflows just so depends on the replicas.
     config.precision.loss_scale.initial_scale = 2.0**34
     config.precision.loss_scale.max_scale = 2.0**34
     config.precision.loss_scale.backoff_factor = 2.0**-10
     config.precision.loss_scale.growth_interval = 20
-    config.update_from_flattened_dict(settings)
     return config
-
-
-def create(config, data_dir, manual_dir):
-    """The task: on which side of a plane a point lies."""
-    generator = np.random.default_rng(0)
-    points = generator.normal(size=(120, 4)).astype("float32")
-    labels = (points @ [1, -2, 3, 1] > 0).astype("int32")
-    whole = tf.data.Dataset.from_tensor_slices((points, labels))
-    return tasks.Task(
-        train=whole.take(80),
-        validation=whole.skip(80).take(20),
-        test=whole.skip(100),
-        build_model=build_network,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-        description="points",
-    )
-
-
-def build_network(*layers):
-    hidden = keras.layers.Dense(8, "relu")
-    head = keras.layers.Dense(2, dtype="float32")
-    return keras.Sequential([keras.Input((4,)), hidden, *layers, head])
 
 
 def train_interrupted(config, folder):
@@ -107,9 +78,9 @@ def fit_replicas():
     assert strategy is not None
     with strategy.scope():
         normalization = keras.layers.BatchNormalization()
-        model = build_network(normalization, keras.layers.Dropout(0.5))
+        model = points.build_network(normalization, keras.layers.Dropout(0.5))
         model.compile("adam", "sparse_categorical_crossentropy")
-    data = create(None, None, None).train.batch(8)
+    data = points.create(points.make_config()).train.batch(8)
     averaged = callbacks.ReplicaStatistics(), callbacks.EpochSeeds(10)
     model.fit(data, validation_data=data, verbose=0, callbacks=[*averaged])
     (seed,) = [v for v in model.variables if v.name == "seed_generator_state"]
@@ -143,6 +114,7 @@ def find_error(function, *arguments):
 def run_script(folder, *arguments):
     """Runs the training script as a user does; returns its exit code, None for 0."""
     sys.argv = ["train_cnn.py", *SCRIPT, f"--workdir={folder}", *arguments]
+    sys.path.insert(0, str(ROOT / "scripts"))
     try:
         runpy.run_path(str(ROOT / "scripts/train_cnn.py"), run_name="__main__")
     except SystemExit as e:
@@ -222,8 +194,8 @@ def several(request):
 
 def losses(folder):
     """All losses of a run: of steps, of epochs and of validation; NaN for null."""
-    steps = run_records.read_metrics(folder, "step")
-    epochs = run_records.read_metrics(folder, "epoch")
+    steps = run_files.read_metrics(folder, "step")
+    epochs = run_files.read_metrics(folder, "epoch")
     found = [row["loss"] for row in steps]
     found += [row[key] for row in epochs for key in ("loss", "val_loss")]
     return np.array(found, "float64")
@@ -249,7 +221,7 @@ def test_losses_of_two_replicas_are_those_of_one(mode, several, one_replica):
 
 def test_loss_scale_of_two_replicas_moves_as_that_of_one(several, one_replica):
     actual, expected = (
-        [row["loss_scale"] for row in run_records.read_metrics(root / folder, "step")]
+        [row["loss_scale"] for row in run_files.read_metrics(root / folder, "step")]
         for folder in ["mixed_float16/seed0"]
         for root in (several[0], one_replica)
     )
@@ -276,7 +248,7 @@ def test_run_leaves_the_same_files_as_one_replica(several, one_replica):
 def test_model_of_several_replicas_loads_without_a_strategy(several):
     folder = several[0] / "float32/seed0"
     model = keras.models.load_model(folder / "model.keras")
-    test = create(None, None, None).test.batch(20)
+    test = points.create(points.make_config()).test.batch(20)
     loss = model.evaluate(test, verbose=0, return_dict=True)["loss"]
     expected = read_json(folder / "result.json")["test_loss"]
     np.testing.assert_allclose(loss, expected, rtol=0, atol=TOLERANCE["float32"])
@@ -327,6 +299,14 @@ def test_cluster_needs_its_environment_variable(monkeypatch):
             distribution.create(config)
 
 
+def test_index_out_of_range_is_told(monkeypatch):
+    task = {"type": "worker", "index": 7}
+    cluster = {"worker": ["localhost:1", "localhost:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    with pytest.raises(tfamp.RunError, match="TF_CONFIG does not describe.*7"):
+        distribution.create(make_config("multi_worker_mirrored"))
+
+
 def test_cluster_is_joined_before_tensorflow_starts(monkeypatch):
     tf.constant(0)
     task = {"type": "worker", "index": 0}
@@ -334,8 +314,3 @@ def test_cluster_is_joined_before_tensorflow_starts(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     with pytest.raises(tfamp.RunError, match="start of the program"):
         distribution.create(make_config("multi_worker_mirrored"))
-
-
-def test_unknown_strategy_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="config.strategy must be one of"):
-        train_and_evaluate(make_config("parameter_server"), tmp_path)

@@ -18,7 +18,6 @@ from tfamp.training import (
     callbacks,
     compare,
     run_files,
-    run_records,
     tasks,
     train_and_evaluate,
 )
@@ -303,7 +302,7 @@ def test_interrupted_run_goes_on_with_the_same_losses(data_dir, tmp_path, monkey
             train_and_evaluate(config, tmp_path / "killed")
     train_and_evaluate(config, tmp_path / "killed")
     whole, resumed = (
-        [row["loss"] for row in run_records.read_metrics(tmp_path / name, "step")]
+        [row["loss"] for row in run_files.read_metrics(tmp_path / name, "step")]
         for name in ("whole", "killed")
     )
     assert len(whole) == 4 and resumed == whole

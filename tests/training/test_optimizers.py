@@ -240,14 +240,6 @@ def test_accumulation_under_a_strategy_is_refused_even_with_one_device():
             optimizers.create(options(accumulation_steps=4), 8)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"name": "lamb"}, {"schedule": "step"}], ids=["name", "schedule"]
-)
-def test_unknown_names_are_refused(changes):
-    with pytest.raises(ValueError, match="Received: '(lamb|step)'"):
-        optimizers.create(options(**changes), 10)
-
-
 def test_options_are_locked():
     with pytest.raises(AttributeError, match="Did you mean"):
         config_dict.ConfigDict(options()).lock().learning_rat = 1

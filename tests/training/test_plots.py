@@ -2,10 +2,12 @@
 
 import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.image import imread
 
 from tfamp.training import plots
 
@@ -29,8 +31,6 @@ def make_rows(points=POINTS, without=(), loss: float | None = 2.0):
 
 
 UNSCALED = ("loss_scale", "growth_interval", "skipped_steps")
-# What runs wrote before the growth interval was recorded.
-OLDER = ("growth_interval",)
 
 
 def panels(figure):
@@ -68,8 +68,8 @@ def test_timeline_shows_scale_skips_and_interval_over_the_same_steps():
 
 @pytest.mark.parametrize(
     ("without", "titles"),
-    [((), [SCALE, INTERVAL]), (OLDER, [SCALE]), (UNSCALED, [])],
-    ids=["all", "older", "unscaled"],
+    [((), [SCALE, INTERVAL]), (UNSCALED, [])],
+    ids=["all", "unscaled"],
 )
 def test_timeline_leaves_out_what_was_not_recorded(without, titles):
     figure = plots.timeline_figure("digits", "any", make_rows(without=without))
@@ -98,12 +98,6 @@ def test_comparison_tells_modes_by_color_and_seeds_by_line():
     assert len(axes[INTERVAL].get_lines()) == 2
 
 
-def test_comparison_without_a_growth_interval_is_drawn_as_before():
-    curves = {("float32", 0): make_rows(without=UNSCALED)}
-    curves["mixed_float16", 0] = make_rows(without=OLDER)
-    assert INTERVAL not in panels(plots.comparison_figure("digits", curves))
-
-
 def test_comparison_without_a_loss_scale_says_so():
     curves = {
         (mode, 0): make_rows(without=UNSCALED) for mode in ("float32", "mixed_bfloat16")
@@ -119,7 +113,6 @@ def growth(intervals):
 
 ROWS = {
     "usual": make_rows(),
-    "constant": make_rows(growth([2000] * 5)),
     "constant_at_7": make_rows(growth([7] * 5)),
     "wide": make_rows(growth([1, 10, 2**14, 2**53])),
     "geometric": make_rows(growth([100, 2000, 2**14])),
@@ -222,3 +215,29 @@ def test_predictions_out_of_sight_leave_the_others_visible(far):
     figure = plots.regression_figure("sold", "sold", target, predicted, True)
     FigureCanvasAgg(figure).draw()
     assert figure.axes[0].get_ylim() == pytest.approx((0.8, 10.0))
+
+
+# ---- Files ----
+
+
+def test_timeline_of_a_run_is_written_once(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"kind": "step", "step": 1, "loss": 2.0, "loss_scale": 4.0, '
+        '"growth_interval": 3.0, "skipped_steps": 0.0}\n'
+    )
+    plots.write_timeline(tmp_path, "digits", "mixed_float16", 0)
+    picture = tmp_path / "timeline.png"
+    assert imread(picture).std() > 0.05  # Not blank.
+    stamp = picture.stat().st_mtime_ns
+    plots.write_timeline(tmp_path, "digits", "mixed_float16", 0)
+    assert picture.stat().st_mtime_ns == stamp
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("metrics.jsonl", "timeline.png")
+    }
+
+
+def test_without_matplotlib_a_warning_names_the_extra(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    plots.write_timeline(tmp_path, "digits", "float32", 0)
+    assert "tfamp[plot]" in caplog.text
+    assert list(tmp_path.iterdir()) == []

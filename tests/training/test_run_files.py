@@ -1,96 +1,100 @@
-"""A job's folder: one job's alone, and nobody else's files are deleted."""
+"""A job's folder: one job's alone, and nobody else's files are touched."""
 
+import subprocess
+import sys
+
+import points
 import pytest
 
-from tfamp import errors
-from tfamp.training import (
-    cnn_config,
-    compare,
-    run_files,
-    step_benchmark,
-    train_and_evaluate,
-)
+import tfamp
+from tfamp.training import compare, run_files, train_and_evaluate
 
-BENCHMARK = step_benchmark.Settings("train", modes=("float32",))
-
-
-def make_config():
-    config = cnn_config.get_cnn_config()
-    config.name, config.data.name = "tiny", "digits"
-    config.data.image_size = 8
-    config.precision.mode = "mixed_bfloat16"
-    return config
-
-
-def leave_run(folder):
-    """What a run leaves that was killed at its start."""
-    folder.mkdir(parents=True)
-    run_files.write_config(make_config(), folder)
-
-
-def leave_benchmark(folder):
-    """The same of a benchmark."""
-    folder.mkdir()
-    settings = step_benchmark.identity(make_config(), BENCHMARK)
-    run_files.write_config(settings, folder)
-    (folder / "cells").mkdir()
-    (folder / "cells/train-float32-batch8-xla_auto-repeat0.json.tmp").write_text("")
-
-
-def leave_comparison(folder):
-    """The same of a comparison."""
-    leave_run(folder / "float32/seed0")
-    (folder / "mixed_bfloat16/seed0").mkdir(parents=True)
-
-
-FOLDERS = {
-    "run": leave_run,
-    "benchmark": leave_benchmark,
-    "comparison": leave_comparison,
-}
 JOBS = {
-    "run": lambda folder: train_and_evaluate(make_config(), folder),
-    "benchmark": lambda folder: step_benchmark.run(make_config(), folder, BENCHMARK),
-    "comparison": lambda folder: compare.compare(make_config(), folder),
+    "run": lambda folder: train_and_evaluate(points.make_config(), folder),
+    "benchmark": lambda folder: run_files.open_folder(None, folder, "benchmark"),
+    "comparison": lambda folder: compare.compare(points.make_config(), folder),
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "job"), [(a, b) for a in FOLDERS for b in JOBS if a != b]
-)
-def test_folder_of_another_job_is_refused_and_left_as_it_is(kind, job, tmp_path):
-    folder = tmp_path / "run"
-    FOLDERS[kind](folder)
+@pytest.mark.parametrize("kind", JOBS)
+def test_folder_of_another_job_is_refused_and_overwrite_deletes_it(kind, tmp_path):
+    """Of one that was killed at its start."""
+    folder = run_files.open_folder(None, tmp_path / "run", kind)
     before = sorted(folder.rglob("*"))
-    with pytest.raises(errors.RunError, match=f"holds a {kind}; this job writes a"):
-        JOBS[job](folder)
+    for job in JOBS.keys() - {kind}:
+        with pytest.raises(
+            tfamp.RunError, match=f"holds a {kind}; this job writes a {job}"
+        ):
+            JOBS[job](folder)
     assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize("kind", FOLDERS)
-def test_overwrite_deletes_what_a_kill_left_of_a_job(kind, tmp_path):
-    FOLDERS[kind](tmp_path / "run")
-    run_files.delete_run(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    run_files.delete_run(folder)
+    run_files.delete_run(folder)  # There is none: nothing to do.
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(
-    "files",
-    [
-        ["report.md"],
-        ["report.md", "export/thesis.txt", "float32/seed0/"],
-        ["config.yaml", "backup/thesis.txt"],
-        ["float32/seed0/config.yaml", "float32/seed0/backup/thesis.txt"],
-        ["float32/seed0/result.json"],
-    ],
-    ids=" ".join,
+    "file", ["thesis.txt", "config.yaml", "float32/seed0/config.yaml", "backup/x"]
 )
-def test_overwrite_deletes_no_folder_whose_settings_are_not_a_runs(files, tmp_path):
-    for file in files:
-        path = tmp_path / "mine" / file
-        (path if file.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
-        if not file.endswith("/"):
-            path.write_text("task: thesis")
-    with pytest.raises(errors.RunError, match="deletes only folders of runs"):
+def test_folder_that_no_job_has_made_is_neither_written_nor_deleted(tmp_path, file):
+    path = tmp_path / "mine" / file
+    path.parent.mkdir(parents=True)
+    path.write_text("years of work")
+    for kind, job in JOBS.items():
+        with pytest.raises(tfamp.RunError, match="is not empty"):
+            job(tmp_path / "mine")
+        assert kind in run_files.KINDS
+    with pytest.raises(tfamp.RunError, match="deletes only folders of runs"):
         run_files.delete_run(tmp_path / "mine")
-    assert all((tmp_path / "mine" / file).exists() for file in files)
+    assert [p for p in (tmp_path / "mine").rglob("*") if p.is_file()] == [path]
+
+
+def test_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tfamp.RunError, match="--workdir"):
+        train_and_evaluate(points.make_config(), tmp_path / "file" / "run")
+
+
+def test_overwrite_deletes_a_whole_comparison(tmp_path):
+    config = points.make_config(precision__mode="mixed_bfloat16", epochs=1)
+    compare.compare(config, tmp_path / "comparison")
+    (tmp_path / "comparison/float32/seed0/notes.txt").write_text("")
+    run_files.delete_run(tmp_path / "comparison")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["current", "link"])
+def test_overwrite_spares_the_current_directory_and_links(tmp_path, monkeypatch, where):
+    folder = run_files.open_folder(None, tmp_path / "run")
+    if where == "link":
+        (tmp_path / "link").symlink_to(folder)
+        folder = tmp_path / "link"
+    else:
+        (folder / "tensorboard").mkdir()
+        monkeypatch.chdir(folder / "tensorboard")
+    with pytest.raises(tfamp.RunError, match="current directory, one above it, or a l"):
+        run_files.delete_run(folder)
+    assert (tmp_path / "run/.tfamp-run").exists()
+
+
+def test_folder_that_another_process_works_in_is_refused(tmp_path):
+    folder = run_files.open_folder(None, tmp_path / "run")
+    program = (
+        "import filelock, sys; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(folder / ".tfamp-lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == "locked\n"
+        for job in (JOBS["run"], run_files.delete_run):
+            with pytest.raises(tfamp.RunError, match="Another process is at work"):
+                job(folder)
+        assert {p.name for p in folder.iterdir()} == {".tfamp-lock", ".tfamp-run"}
+        other.communicate("")
+    assert JOBS["run"](folder).mode == "float32"
+
+
+def test_result_of_another_version_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "result.json").write_text('{"joules": 7}')
+    with pytest.raises(tfamp.RunError, match=r"result.json.*joules"):
+        run_files.read_result(tmp_path)

@@ -15,7 +15,6 @@ from tfamp.training import (
     compare,
     plots,
     run_files,
-    run_records,
     tabular,
     tabular_config,
     tabular_data,
@@ -200,7 +199,7 @@ def test_comparison_scores_both_modes_as_scikit_learn_does(compared):
             np.ones(positive.sum()), amounts[positive] / target[positive]
         )
         assert row.scores["rmspe"] == pytest.approx(error**0.5, rel=1e-5)
-        epochs = run_records.read_metrics(folder / row.mode / "seed0", "epoch")
+        epochs = run_files.read_metrics(folder / row.mode / "seed0", "epoch")
         lowest = min(epoch["val_log_rmse"] for epoch in epochs)
         assert row.best_validation_score == lowest
 

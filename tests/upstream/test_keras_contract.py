@@ -163,7 +163,7 @@ def test_seed_generator_state_is_a_variable_named_and_shaped_as_expected():
 
 
 def test_fit_builds_from_a_batch_in_a_method_of_its_own():
-    # training/distributed_fit.py calls it with a batch and then takes its place.
+    # training/distribution.py calls it with a batch and then takes its place.
     own = keras.Model._maybe_symbolic_build
     assert list(inspect.signature(own).parameters) == ["self", "iterator", "data_batch"]
     calls = []

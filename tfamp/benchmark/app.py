@@ -10,7 +10,7 @@ from ml_collections import config_flags
 
 from tfamp import errors
 from tfamp.benchmark import browser, plan, report_files, suite, suite_config
-from tfamp.training import app
+from tfamp.training import app, run_files
 
 _WINDOW = 1280, 2400  # Pixels of the screenshot.
 
@@ -56,7 +56,7 @@ def _run_flags():
         values.workdir or app.default_workdir(suite_config.identity(config))
     )
     if values.overwrite:
-        app.delete_folder(folder)
+        run_files.delete_run(folder)
     app.say(f"working directory: {folder}")
     made = suite.run(config, folder, report=app.say, command=_command())
     sys.stdout.write((folder / report_files.MARKDOWN).read_text())

@@ -14,9 +14,9 @@ from tfamp.benchmark import calibration, kernel_times, plan, records, source, st
 from tfamp.kernels import bias_gradient, switches
 from tfamp.precision import control, policy
 from tfamp.training import (
+    base_config,
     callbacks,
     memory_limit,
-    precision_config,
     tasks,
     timed_steps,
 )
@@ -96,8 +96,8 @@ def _in_force(cell, precision):
             yield lambda: "plain Keras: its policy set by hand, its own loss scaling"
         return
     with (
-        switches.scope(**precision_config.kernel_keywords(precision)),
-        control.enabled(precision.mode, **precision_config.enable_keywords(precision)),
+        switches.scope(**base_config.kernel_keywords(precision)),
+        control.enabled(precision.mode, **base_config.enable_keywords(precision)),
         bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
     ):
 

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 from tfamp import formats
 from tfamp.benchmark import records, words
-from tfamp.training import seed_statistics
+from tfamp.training import verdict as paired
 
 Figures = Mapping[int, Mapping[str, Any]]
-_EQUAL = 1e-6  # Losses are float32, rounded by up to 6e-8; as `seed_statistics` has it.
+_EQUAL = 1e-6  # Losses are float32, rounded by up to 6e-8; as `verdict` has it.
 # Roundings of float32 in another order, grown over some tens of steps.
 _GROWN = 1e-3
 _WIDEST = 0.1  # An interval that reaches further tells nothing of a mode.
@@ -49,7 +49,9 @@ class Masks(NamedTuple):
 
     def reach(self, seeds: int) -> float:
         """Returns how far a mean over so many seeds goes by chance, in 95 of 100."""
-        factor = seed_statistics.critical_t(self.freedom)
+        from scipy import stats
+
+        factor = float(stats.t.ppf((1 + paired.CONFIDENCE) / 2, self.freedom))
         return factor * self.deviation / math.sqrt(seeds)
 
 
@@ -139,9 +141,7 @@ def compare(
         text = "There is no finite loss of tfamp's float32 with this batch size."
         return nothing._replace(explanation=text)
     after = {seed: losses[seed] for seed in both}
-    lost = seed_statistics.compare(
-        "loss", ("float32", before), (cell.mode, after), True
-    )
+    lost = paired.compare("loss", ("float32", before), (cell.mode, after), True)
     metered = _metric_difference(cell, base, found, both, metric_name)
     verdict, text = _judge(cell, lost, found, masks)
     return nothing._replace(
@@ -173,7 +173,7 @@ def _metric_difference(cell, base, found, both, name):
     if not name or name != base_name:
         return None
     after = _metrics(found)[1]
-    return seed_statistics.compare(
+    return paired.compare(
         name, ("float32", before), (cell.mode, {seed: after[seed] for seed in both})
     )
 

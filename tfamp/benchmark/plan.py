@@ -7,7 +7,7 @@ from ml_collections import config_dict
 from tfamp import errors, hardware, modes
 from tfamp.benchmark import exchange, records, suite_config
 from tfamp.precision import settings
-from tfamp.training import base_config, benchmark_inputs, compare, optimizers
+from tfamp.training import base_config, benchmark_inputs, compare
 
 
 def make(config: config_dict.ConfigDict) -> list[records.Cell]:
@@ -88,7 +88,6 @@ def check_task(task: config_dict.ConfigDict) -> None:
     """
     config = task.config
     base_config.validate(config)
-    optimizers.check(config.optimizer)
     if config.strategy != "none":
         raise ValueError(
             "Benchmarks measure one device. Received: "

@@ -39,7 +39,6 @@ from tfamp.training import (
     benchmark_process,
     child_process,
     compare,
-    folder_lock,
     memory_limit,
     run_files,
 )
@@ -79,7 +78,7 @@ def run(
         cells = [cell for cell in cells if cell.framework != "torch"]
     shared = suite_config.identity(config)
     folder = run_files.open_folder(shared, workdir, "benchmark")
-    with folder_lock.locked(folder):
+    with run_files.locked(folder):
         run_files.write_config(shared, folder)
         (folder / "cells").mkdir(exist_ok=True)
         described = doctor.describe()

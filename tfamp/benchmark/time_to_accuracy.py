@@ -17,10 +17,9 @@ from tfamp.benchmark import accuracy_notes, records
 from tfamp.benchmark import plan as cell_plan
 from tfamp.training import (
     base_config,
-    run_records,
-    run_result,
-    seed_statistics,
+    run_files,
     trainer,
+    verdict,
 )
 
 # Their scores are errors: lower is better, in any unit.
@@ -119,7 +118,7 @@ def read_metric(folder: pathlib.Path) -> tuple[str, bool]:
       RunError: If the folder holds no finished run, or one without validation scores.
     """
     result = _result(folder)
-    name = _metric(result, run_records.read_metrics(folder, "epoch"), folder)
+    name = _metric(result, run_files.read_metrics(folder, "epoch"), folder)
     return name, name in result.errors
 
 
@@ -146,7 +145,7 @@ def read_run(
       RunError: As `read_metric`.
     """
     result = _result(folder)
-    rows = run_records.read_metrics(folder, "epoch")
+    rows = run_files.read_metrics(folder, "epoch")
     metric = _metric(result, rows, folder)
     made = records.AccuracyRun(task, mode, result.seed)
     if any(row.get("seconds") is None for row in rows):
@@ -166,13 +165,12 @@ def read_run(
 
 
 def _result(folder):
-    file = folder / "result.json"
-    if not file.exists():
+    if not (folder / "result.json").exists():
         raise errors.RunError(
             f"{str(folder)!r} holds no finished run. Expected `result.json`. Make the "
             "run first, by `time_to_accuracy.run`."
         )
-    return run_result.read(file)
+    return run_files.read_result(folder)
 
 
 def _metric(result, rows, folder):
@@ -242,7 +240,7 @@ def summarize(
       Benchmark and Competition", NIPS ML Systems Workshop, 2017. Geometric mean of
       ratios: Fleming and Wallace, "How not to lie with statistics: the correct way to
       summarize benchmark results", CACM 29 (1986), 218-221,
-      https://doi.org/10.1145/5666.5673. Paired t: `seed_statistics.compare`.
+      https://doi.org/10.1145/5666.5673. Paired t: `verdict.compare`.
     """
     groups: dict[tuple[str, str], dict[int, records.AccuracyRun]] = {}
     for each in runs:
@@ -312,6 +310,6 @@ def _ratio(pairs, seconds):
     before, after = (
         {seed: math.log(pair[i]) for seed, pair in times.items()} for i in (0, 1)
     )
-    found = seed_statistics.compare("log seconds", ("mode", after), (_BASE, before))
+    found = verdict.compare("log seconds", ("mode", after), (_BASE, before))
     low, high = map(math.exp, found.interval) if found.interval else (None, None)
     return math.exp(found.mean), low, high

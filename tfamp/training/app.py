@@ -1,21 +1,20 @@
 """What the training scripts share: flags, one library call, one-line errors."""
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from tfamp import errors
-from tfamp.precision import control
 from tfamp.training import (
     base_config,
     batch_size_finder,
@@ -23,17 +22,13 @@ from tfamp.training import (
     benchmark_flags,
     compare,
     distribution,
-    figures,
-    folder_lock,
-    pipeline,
-    precision_config,
+    plots,
     run_files,
     step_benchmark,
     tasks,
     trainer,
 )
 
-JOBS = ("compare", "train", *benchmark_flags.JOBS)
 # What a user can mend: reported in one line. Anything else is a bug: traceback.
 _USER_ERRORS = (
     errors.TfampError,
@@ -43,10 +38,110 @@ _USER_ERRORS = (
     OSError,
     tf.errors.OpError,  # A corrupt file of a prepared data set, say.
 )
-
-
 # The flags are not parsed yet where these are looked for.
 _VERBOSE = {"--verbosity=1", "--verbosity=2", "-v=1", "-v=2"}
+
+
+# ---- Jobs ----
+
+
+class Job(NamedTuple):
+    """What `--job` names.
+
+    Attributes:
+      run: Function of the configuration, the folder, and what else was asked for;
+        returns what a person wants to read of it.
+      check: Function of the configuration and what else was asked for; raises what is
+        wrong with settings or data, so that nothing is deleted for such a command.
+      identity: Function of the same; returns the configuration of the job's folder.
+    """
+
+    run: Callable[[Any, pathlib.Path, Any], str]
+    check: Callable[[Any, Any], object]
+    identity: Callable[[Any, Any], Any] = lambda config, asked: config
+
+
+def _compare(config, workdir, seeds):
+    compared = compare.compare(config, workdir, seeds, report=say)
+    exported = workdir / compared.export["path"]
+    written = [workdir / "report.md", workdir / plots.COMPARISON]
+    return (
+        f"{compared.to_text()}\n"
+        f"exported in float32, reloaded and verified: {exported}\n"
+        f"report and figure: {', '.join(str(p) for p in written if p.exists())}"
+    )
+
+
+def _check_comparison(config, seeds):
+    compare.plan(config, seeds)
+    _check_run(config)
+
+
+def _train(config, workdir, _):
+    result = trainer.train_and_evaluate(config, workdir, report=say)
+    if distribution.is_chief(distribution.create(config)):
+        plots.write_timeline(workdir, config.name, result.mode, result.seed)
+    rows = {
+        "data": result.description,
+        "mode": f"{result.variant}: {result.reason}",
+        "graph rewrite": result.graph_rewrite or None,
+        "seed": result.seed,
+        "batch size": result.batch_size,
+        "steps/s": result.steps_per_second,
+        "skipped steps": result.skipped_steps,
+        "final loss scale": result.loss_scale,
+        "final training loss": result.final_loss,
+        f"validation {result.score_name}": result.best_validation_score,
+        "test loss": result.test_loss,
+        **{f"test {name}": score for name, score in result.scores.items()},
+        "files": workdir,
+    }
+    width = max(map(len, rows))
+    return "\n".join(
+        f"{name:<{width}}  {_shown(value)}"
+        for name, value in rows.items()
+        if value is not None
+    )
+
+
+def _shown(value):
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _check_run(config, _=None):
+    strategy = distribution.create(config)
+    with trainer.enabled(config.precision):
+        task = tasks.from_config(config)
+        with distribution.scope(strategy):
+            trainer.build(task, config)
+
+
+def _benchmark(config, workdir, asked):
+    timed = step_benchmark.run(config, workdir, asked, report=say)
+    if all(row.failed for row in timed.rows):
+        raise errors.RunError(
+            f"Every cell of the benchmark failed, see {workdir}/report.md. Received "
+            f"of the first: {timed.rows[0].failed}"
+        )
+    return f"{timed.to_markdown()}\nfiles: {workdir}"
+
+
+def _find_batch_size(config, workdir, asked):
+    found = batch_size_finder.run(config, workdir, asked, report=say)
+    return f"{found.to_text()}\nfiles: {workdir}"
+
+
+_MEASURED = Job(_benchmark, step_benchmark.plan, step_benchmark.identity)
+JOBS = {
+    "compare": Job(_compare, _check_comparison),
+    "train": Job(_train, _check_run),
+    **dict.fromkeys(benchmark_flags.JOBS, _MEASURED),
+}
+# That of --find_batch_size.
+SEARCH = Job(_find_batch_size, batch_size_finder.plan, batch_size_finder.identity)
+
+
+# ---- The command line ----
 
 
 def define_flags(default_config: str) -> None:
@@ -64,7 +159,7 @@ def define_flags(default_config: str) -> None:
     flags.DEFINE_enum(
         "job",
         "compare",
-        JOBS,
+        list(JOBS),
         "compare: float32 and the mixed mode; train: one mode; train_benchmark and "
         "inference_benchmark: steps timed on synthetic data.",
     )
@@ -87,13 +182,16 @@ def show_in_help(*modules: str) -> None:
             flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
-def define_config(default: str) -> None:
+def define_config(default: str | None) -> None:
     """Defines `--config`.
 
     Args:
-      default: Path of the default configuration.
+      default: Path of the default configuration; None: there is none.
     """
     with _one_line_errors(sys.argv):  # Overrides are applied while it is defined.
+        for file in re.findall(r"^--?config=([^:]*)", "\n".join(sys.argv), re.M):
+            if not os.path.isfile(file):
+                raise ValueError(f"There is no file for --config. Received: {file!r}.")
         config_flags.DEFINE_config_file(
             "config", default, "Configuration file.", lock_config=True
         )
@@ -103,7 +201,7 @@ def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
     """Parses the flags, runs the job, and exits with 1 and one line on an error.
 
     Args:
-      main: Function of the command line; default: `run_job` with the flags.
+      main: Function of the command line; default: `run_flags`.
     """
     main = main or (lambda argv: run_flags())
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
@@ -158,8 +256,13 @@ def _exit(error):
     sys.exit(1)
 
 
+def say(line: str) -> None:
+    """Tells a user of progress, on standard error."""
+    sys.stderr.write(f"{line}\n")
+
+
 def run_flags() -> None:
-    """Runs the job that the flags describe and prints its table."""
+    """Runs the job that the flags describe and prints what it returns."""
     values = flags.FLAGS
     config = values.config
     if values.tiny:
@@ -171,160 +274,35 @@ def run_flags() -> None:
         config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
         config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
     base_config.validate(config)
-    _check_job(values.job, values.seeds)
-    benchmark = benchmark_flags.settings(values.job, values.tiny)
+    if values.job != "compare" and values.seeds != 1:
+        raise ValueError(
+            f"--seeds belongs to --job=compare. Received: --seeds={values.seeds}."
+        )
     given = [name for name in ("job", "seeds") if flags.FLAGS[name].present]
+    benchmark = benchmark_flags.settings(values.job, values.tiny)
     search = batch_size_flags.settings(given, values.tiny)
+    job, asked = JOBS[values.job], search or benchmark or values.seeds
+    if search:
+        job = SEARCH
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    asked = search or benchmark
-    owner: Any = batch_size_finder if search else step_benchmark
-    named = owner.identity(config, asked) if asked else config
+    named = job.identity(config, asked)
     workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))
     if values.overwrite:
-        # Nothing is deleted for a command whose settings or data are wrong.
-        plan = functools.partial(owner.plan, settings=asked)
-        ready = functools.partial(check, job=values.job, seeds=values.seeds)
-        _delete_run(config, workdir, strategy, plan if asked else ready)
+        if distribution.is_chief(strategy) and workdir.exists():
+            job.check(config, asked)
+            run_files.delete_run(workdir)
+        distribution.wait(strategy)
     say(f"working directory: {workdir}")
-    if search:
-        text = _find_batch_size(config, workdir, search)
-    else:
-        text = run_job(values.job, config, workdir, values.seeds, benchmark)
+    text = job.run(config, workdir, asked)
     if distribution.is_chief(strategy):
         print(text)
-
-
-def _delete_run(config, workdir, strategy, check_first):
-    if distribution.is_chief(strategy) and workdir.exists():
-        check_first(config)
-        delete_folder(workdir)
-    distribution.wait(strategy)
-
-
-def delete_folder(workdir: pathlib.Path) -> None:
-    """Deletes a job's folder, if it is there and no other process works in it.
-
-    Raises:
-      RunError: As `run_files.delete_run`.
-    """
-    if workdir.exists():
-        with folder_lock.locked(workdir):
-            run_files.delete_run(workdir)
-
-
-def say(line: str) -> None:
-    """Tells a user of progress, on standard error."""
-    sys.stderr.write(f"{line}\n")
-
-
-def check(config, job: str = "train", seeds: int = 1) -> None:
-    """Raises unless the settings make sense here, and data and model can be made.
-
-    Args:
-      config: The resolved configuration.
-      job: "train" or "compare".
-      seeds: Of a comparison.
-    """
-    base_config.validate(config)
-    if job == "compare":
-        compare.plan(config, seeds)
-    strategy = distribution.create(config)
-    keywords = precision_config.enable_keywords(config.precision)
-    with control.enabled(config.precision.mode, **keywords):
-        task = tasks.from_config(config)
-        steps = pipeline.steps_per_epoch(task.train, config.batch_size)
-        total = steps * config.epochs
-        with distribution.scope(strategy):
-            model, metrics = task.build_model(), task.metrics()
-            trainer.compile_model(model, config, total, task.loss, metrics)
-
-
-def run_job(
-    job: str,
-    config,
-    workdir: str | os.PathLike,
-    seeds: int = 1,
-    benchmark: step_benchmark.Settings | None = None,
-) -> str:
-    """Runs a job and returns what a person wants to read of it.
-
-    Args:
-      job: One of `JOBS`.
-      config: The resolved configuration.
-      workdir: Folder of the runs.
-      seeds: Seeds to compare over.
-      benchmark: What a benchmark measures; default: the configuration's sizes.
-
-    Returns:
-      A table and where the files are.
-
-    Raises:
-      RunError: If every cell of a benchmark failed; the report is there.
-      ValueError: If the job is unknown, or several seeds are asked of another job
-        than "compare".
-    """
-    _check_job(job, seeds)
-    if job in benchmark_flags.JOBS:
-        asked = benchmark or step_benchmark.Settings(benchmark_flags.JOBS[job])
-        return _benchmark(config, workdir, asked)
-    if job == "train":
-        return _train(config, workdir)
-    comparison = compare.compare(config, workdir, seeds, report=say)
-    exported, *written = (
-        pathlib.Path(workdir, name)
-        for name in (comparison.export["path"], "report.md", "comparison.png")
-    )
-    return "\n".join(
-        [
-            comparison.to_text(),
-            f"exported in float32, reloaded and verified: {exported}",
-            f"report and figure: {', '.join(str(p) for p in written if p.exists())}",
-        ]
-    )
-
-
-def _check_job(job, seeds):
-    if job not in JOBS:
-        raise ValueError(f"Unknown job. Received: {job!r}. Expected one of {JOBS}.")
-    if job != "compare" and seeds != 1:
-        raise ValueError(
-            f"--seeds belongs to --job=compare. Received: --seeds={seeds}."
-        )
-
-
-def _benchmark(config, workdir, asked):
-    """Times the cells; returns the report."""
-    timed = step_benchmark.run(config, workdir, asked, report=say)
-    if all(row.failed for row in timed.rows):
-        raise errors.RunError(
-            f"Every cell of the benchmark failed, see {workdir}/report.md. Received "
-            f"of the first: {timed.rows[0].failed}"
-        )
-    return f"{timed.to_markdown()}\nfiles: {workdir}"
-
-
-def _find_batch_size(config, workdir, asked):
-    """Searches for the largest batch sizes; returns the report."""
-    found = batch_size_finder.run(config, workdir, asked, report=say)
-    return f"{found.to_text()}\nfiles: {workdir}"
-
-
-def _train(config, workdir):
-    """Trains in one mode; returns the result, a field a line."""
-    result = trainer.train_and_evaluate(config, workdir)
-    if distribution.is_chief(distribution.create(config)):
-        figures.write_timeline(workdir, config.name, result.mode, result.seed)
-    scores = ", ".join(f"{name} {score}" for name, score in result.scores.items())
-    fields = {**result._asdict(), "scores": scores}
-    lines = [f"{key}: {value}" for key, value in fields.items()]
-    return "\n".join([*lines, f"files: {workdir}"])
 
 
 def default_workdir(config, job: str = "compare") -> pathlib.Path:
     """Returns runs/NAME-HASH: the same settings, the same folder, so runs resume.
 
     Args:
-      config: The resolved configuration; of a benchmark, its `identity`.
+      config: The configuration of the job's folder.
       job: One of `JOBS`. "train" has a folder of its own: runs/NAME-train-HASH.
     """
     settings = run_files.plain_config(config)

@@ -1,4 +1,7 @@
-"""The configuration that every task starts from; files in `configs/` are deltas."""
+"""The configuration that every task starts from; files in `configs/` are deltas.
+
+And what its `precision` part is to the library: keywords.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,7 +10,9 @@ from typing import Any
 from ml_collections import config_dict
 
 from tfamp import checks
-from tfamp.training import precision_config
+from tfamp.loss_scaling import growth_schedules, rule
+from tfamp.precision import settings as precision_settings
+from tfamp.training import optimizers
 
 STRATEGIES = ("none", "mirrored", "multi_worker_mirrored")
 
@@ -143,76 +148,63 @@ def _are_counts(values):
     return all(checks.is_integer(value) and value >= 1 for value in values)
 
 
-def _rise(values):
-    return _are_counts(values) and list(values) == sorted(set(values))
+def _one_of(names):
+    return f"one of {names}", lambda v: v in names
 
 
-# Of `precision.loss_scale.schedule`; as below.
-_SCHEDULE_RULES = {
-    "name": (
-        f"one of {precision_config.SCHEDULES}",
-        lambda v: v in precision_config.SCHEDULES,
+# What fields must satisfy, in words and as a predicate. A field is here if what is
+# wrong with it would be told late, after data were read or an epoch trained, or never.
+_GROUPS = (
+    (
+        ("at least 1", lambda v: v >= 1),
+        "epochs batch_size eval_batch_size float32.batch_size "
+        "optimizer.accumulation_steps data.doc_stride data.max_query_length "
+        "data.max_answer_length data.n_best_size model.num_layers model.num_heads "
+        "model.hidden_dim model.intermediate_dim",
     ),
-    "boundaries": ("a rising tuple of integers of at least 1", _rise),
-    "intervals": ("a tuple of integers of at least 1", _are_counts),
-    "initial": ("at least 1", lambda v: v >= 1),
-    "lengthen": ("in [1, 2**53]", lambda v: 1 <= v <= 2**53),
-    "shorten": ("in (0, 1]", lambda v: 0 < v <= 1),
-    "min_interval": ("at least 1", lambda v: v >= 1),
-    "max_interval": ("in [1, 2**53]", lambda v: 1 <= v <= 2**53),
-}
-# Field -> what it must satisfy, in words and as a predicate.
-_RULES = {
-    "epochs": ("at least 1", lambda v: v >= 1),
-    "batch_size": ("at least 1", lambda v: v >= 1),
-    "eval_batch_size": ("at least 1", lambda v: v >= 1),
-    "float32.batch_size": ("at least 1", lambda v: v >= 1),
-    "float32.learning_rate": ("positive and finite", lambda v: 0 < v < math.inf),
-    "strategy": (f"one of {STRATEGIES}", lambda v: v in STRATEGIES),
-    "limit_examples": ("0 (all) or at least 2", lambda v: v == 0 or v >= 2),
-    "seed": ("at least 0", lambda v: v >= 0),
-    "validation_fraction": ("in [0, 1)", lambda v: 0 <= v < 1),
-    "optimizer.learning_rate": ("positive and finite", lambda v: 0 < v < math.inf),
-    "optimizer.warmup_fraction": ("in [0, 1]", lambda v: 0 <= v <= 1),
-    "optimizer.weight_decay": ("finite, at least 0", lambda v: 0 <= v < math.inf),
-    "optimizer.momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
-    "optimizer.clip_global_norm": ("finite, at least 0", lambda v: 0 <= v < math.inf),
-    "optimizer.epsilon": ("positive and finite", lambda v: 0 < v < math.inf),
-    "optimizer.accumulation_steps": ("at least 1", lambda v: v >= 1),
-    "data.image_size": ("at least 4", lambda v: v >= 4),
-    "data.sequence_length": ("at least 3", lambda v: v >= 3),
-    "data.test_fraction": ("in (0, 1)", lambda v: 0 < v < 1),
-    "data.doc_stride": ("at least 1", lambda v: v >= 1),
-    "data.max_query_length": ("at least 1", lambda v: v >= 1),
-    "data.max_answer_length": ("at least 1", lambda v: v >= 1),
-    "data.n_best_size": ("at least 1", lambda v: v >= 1),
-    "model.dropout": ("in [0, 1)", lambda v: 0 <= v < 1),
-    "model.pooling": ("'cls' or 'mean'", lambda v: v in ("cls", "mean")),
-    "model.num_layers": ("at least 1", lambda v: v >= 1),
-    "model.num_heads": ("at least 1", lambda v: v >= 1),
-    "model.hidden_dim": ("at least 1", lambda v: v >= 1),
-    "model.intermediate_dim": ("at least 1", lambda v: v >= 1),
-    "model.max_sequence_length": ("at least 3", lambda v: v >= 3),
-    "model.vocabulary_size": ("at least 5, the special tokens", lambda v: v >= 5),
-    "model.dense": ("at least 0", lambda v: v >= 0),
-    "model.blocks": (
-        "a tuple of tuples of channels, each at least 1",
-        lambda v: all(isinstance(b, tuple) and min(b, default=0) >= 1 for b in v),
+    (
+        ("in [0, 1)", lambda v: 0 <= v < 1),
+        "validation_fraction label_smoothing model.dropout",
     ),
-    "model.widths": ("a tuple of integers of at least 1", _are_counts),
-    "model.blocks_per_stage": ("a tuple of integers of at least 1", _are_counts),
-    "label_smoothing": ("in [0, 1)", lambda v: 0 <= v < 1),
-    "precision.float16_accumulation": (
-        'None, "float32" or "float16"',
-        lambda v: v in ("float32", "float16"),
+    (
+        ("positive and finite", lambda v: 0 < v < math.inf),
+        "float32.learning_rate optimizer.learning_rate optimizer.epsilon",
     ),
-    "precision.overrides": (
-        "a tuple of pairs (pattern, mode), each pattern once",
-        _are_pairs,
+    (
+        ("finite, at least 0", lambda v: 0 <= v < math.inf),
+        "optimizer.weight_decay optimizer.clip_global_norm seed model.dense",
     ),
-    "precision.loss_scale.growth_interval": ("at least 1", lambda v: v >= 1),
-    **{f"precision.loss_scale.schedule.{k}": v for k, v in _SCHEDULE_RULES.items()},
-}
+    (("in [0, 1]", lambda v: 0 <= v <= 1), "optimizer.warmup_fraction"),
+    (("in (0, 1)", lambda v: 0 < v < 1), "data.test_fraction"),
+    (("0 (all) or at least 2", lambda v: v == 0 or v >= 2), "limit_examples"),
+    (
+        ("at least 3", lambda v: v >= 3),
+        "data.sequence_length model.max_sequence_length",
+    ),
+    (("at least 4", lambda v: v >= 4), "data.image_size"),
+    (("at least 5, the special tokens", lambda v: v >= 5), "model.vocabulary_size"),
+    (
+        ("a tuple of integers of at least 1", _are_counts),
+        "model.widths model.blocks_per_stage",
+    ),
+    (
+        (
+            "a tuple of tuples of integers of at least 1",
+            lambda v: all(map(_are_counts, v)),
+        ),
+        "model.blocks",
+    ),
+    (_one_of(STRATEGIES), "strategy"),
+    (_one_of(optimizers.NAMES), "optimizer.name"),
+    (_one_of(optimizers.SCHEDULES), "optimizer.schedule"),
+    (_one_of(("cls", "mean")), "model.pooling"),
+    (_one_of(("float32", "float16")), "precision.float16_accumulation"),
+    (
+        ("a tuple of pairs (pattern, mode), each pattern once", _are_pairs),
+        "precision.overrides",
+    ),
+)
+_RULES = {field: each for each, fields in _GROUPS for field in fields.split()}
 
 
 def validate(config: config_dict.ConfigDict) -> None:
@@ -223,7 +215,13 @@ def validate(config: config_dict.ConfigDict) -> None:
             f"config.float32 has {', '.join(sorted(unknown))}. Expected "
             f"{', '.join(get_config().float32)}."
         )
-    wrong += _encoder_errors(config.model) if not wrong else []
+    heads, width = config.model.get("num_heads"), config.model.get("hidden_dim")
+    if not wrong and heads and width and not config.model.get("preset"):
+        if width % heads:
+            wrong.append(
+                "config.model.hidden_dim must be a multiple of config.model.num_heads. "
+                f"Received: hidden_dim={width}, num_heads={heads}."
+            )
     if config.strategy in STRATEGIES[1:] and config.optimizer.accumulation_steps > 1:
         wrong.append(
             "Keras 3.15 cannot accumulate gradients under a strategy. Received: "
@@ -231,8 +229,11 @@ def validate(config: config_dict.ConfigDict) -> None:
             f"accumulation_steps={config.optimizer.accumulation_steps}. Expected "
             "accumulation_steps=1 or strategy='none'."
         )
-    if not any("loss_scale" in line for line in wrong):
-        wrong += _schedule_errors(config)
+    try:
+        keywords = loss_scale_keywords(config.precision.loss_scale)
+        rule.LossScaleConfig.from_keywords(keywords)
+    except (TypeError, ValueError) as e:
+        wrong.append(f"config.precision.loss_scale: {e}")
     if wrong:
         raise ValueError(" ".join(wrong))
 
@@ -259,26 +260,6 @@ def broken_rules(
     return wrong
 
 
-def _encoder_errors(model):
-    """What is wrong between the sizes of a new encoder."""
-    heads, width = model.get("num_heads"), model.get("hidden_dim")
-    if None in (heads, width) or model.get("preset") or width % heads == 0:
-        return []
-    return [
-        "config.model.hidden_dim must be a multiple of config.model.num_heads. "
-        f"Received: hidden_dim={width}, num_heads={heads}."
-    ]
-
-
-def _schedule_errors(config):
-    """What is wrong between the fields of the growth interval's schedule."""
-    try:
-        precision_config.loss_scale_keywords(config.precision.loss_scale)
-    except (TypeError, ValueError) as e:
-        return [f"config.precision.loss_scale.schedule: {e}"]
-    return []
-
-
 def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a copy with the overrides of `config.tiny`: a run of seconds."""
     small = config.copy_and_resolve_references()
@@ -286,3 +267,82 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     small.float32.batch_size = None  # A size of its own would not be tiny.
     small.name = f"{config.name}-tiny"
     return small
+
+
+# ---- The precision part ----
+
+
+def enable_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
+    """Returns the keywords of `tfamp.enable` beside the mode.
+
+    Args:
+      settings: The `precision` part of a configuration.
+    """
+    keywords = loss_scale_keywords(settings.loss_scale)
+    return {
+        "overrides": dict(settings.overrides),
+        "graph_rewrite": settings.graph_rewrite,
+        "fused_kernels": settings.fused_kernels,
+        "loss_scale": keywords if settings.loss_scale.enabled else False,
+    }
+
+
+def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+    """Returns a copy in which no graph rewrite is left to the environment.
+
+    So that a run's folder tells whether graphs were rewritten.
+
+    Args:
+      config: A configuration.
+
+    Raises:
+      ValueError: If the environment asks for a rewrite, and the mode for a policy.
+    """
+    settled = config.copy_and_resolve_references()
+    if settled.precision.graph_rewrite is None:
+        mode = settled.precision.mode
+        request = precision_settings.rewrite_request(False, mode, None)
+        settled.precision.graph_rewrite = request is not None
+    return settled
+
+
+def kernel_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
+    """Returns the keywords of `switches.scope`.
+
+    Args:
+      settings: The `precision` part of a configuration.
+    """
+    names = ("deterministic", "cudnn_autotune", "float16_accumulation")
+    return {name: settings[name] for name in names}
+
+
+def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
+    """Returns keywords of `LossScaleOptimizer`, the schedule as an object.
+
+    Args:
+      settings: The `precision.loss_scale` part of a configuration.
+
+    Raises:
+      ValueError: If the schedule makes no sense; TypeError if of another type.
+    """
+    keywords = settings.to_dict()
+    del keywords["enabled"]
+    given = keywords.pop("schedule")
+    if given["name"] == "piecewise":
+        keywords["growth_interval"] = growth_schedules.PiecewiseGrowthInterval(
+            given["boundaries"], given["intervals"]
+        )
+    elif given["name"] == "geometric":
+        bounds = given["min_interval"], given["max_interval"]
+        initial = given["initial"]
+        if initial is None:
+            initial = min(max(keywords["growth_interval"], bounds[0]), bounds[1])
+        keywords["growth_interval"] = growth_schedules.GeometricGrowthInterval(
+            initial, given["lengthen"], given["shorten"], *bounds
+        )
+    elif given["name"] != "constant":
+        raise ValueError(
+            "`schedule.name` must be 'constant', 'piecewise' or 'geometric'. Received: "
+            f"{given['name']!r}."
+        )
+    return keywords

@@ -23,7 +23,6 @@ from tfamp.training import (
     benchmark_inputs,
     benchmark_notes,
     compare,
-    folder_lock,
     memory_limit,
     run_files,
     step_benchmark,
@@ -171,7 +170,7 @@ def run(
     cells = plan(config, settings)
     shared = identity(config, settings)
     folder = run_files.open_folder(shared, workdir, "benchmark")
-    with folder_lock.locked(folder):
+    with run_files.locked(folder):
         return _search_modes(shared, cells, folder, settings, report, command)
 
 

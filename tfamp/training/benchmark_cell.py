@@ -22,7 +22,6 @@ from tfamp.training import (
     child_process,
     compare,
     memory_limit,
-    precision_config,
     run_files,
     timed_steps,
 )
@@ -92,8 +91,8 @@ def measure(config, cell: Cell, steps: int, warmup: int) -> dict[str, Any]:
     base_config.validate(config)
     precision = config.precision
     with (
-        switches.scope(**precision_config.kernel_keywords(precision)),
-        control.enabled(precision.mode, **precision_config.enable_keywords(precision)),
+        switches.scope(**base_config.kernel_keywords(precision)),
+        control.enabled(precision.mode, **base_config.enable_keywords(precision)),
         bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
     ):
         keras.utils.set_random_seed(config.seed)

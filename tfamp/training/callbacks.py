@@ -6,11 +6,13 @@ import os
 import pathlib
 import shutil
 import time
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from tfamp.training import run_records
+from tfamp import errors
+from tfamp.training import run_files
 
 
 class EpochSeeds(keras.callbacks.Callback):
@@ -96,12 +98,10 @@ class Recorder(keras.callbacks.Callback):
     "loss", the metrics, "steps_per_second", "seconds"}. Steps and epochs count from 1.
     Numbers that are not finite are written as null.
 
-    "seconds" is the time in training and validation up to the end of the epoch, since
-    the start of the run: tracing and compilation are in it, the writing of checkpoints,
-    backups and TensorBoard events is not. A resumed run goes on from the epoch it
-    resumes after; null if that one has no time, as of earlier versions. The first epoch
-    of a process has "first_step_seconds", too: the part of it up to the end of the
-    first step, which traces and compiles. A resumed run has one in each process.
+    "seconds" is the time in training and validation since the start of the run, writing
+    of files left out; a resumed run goes on from the epoch it resumes after. The first
+    epoch of a process has "first_step_seconds", too: its part up to the end of the
+    first step, which traces and compiles.
     """
 
     def __init__(self, path: pathlib.Path, steps_per_epoch: int, every: int):
@@ -112,8 +112,8 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Reads how long the epochs before a resumption took."""
-        rows = run_records.read_metrics(self.path.parent, "epoch")
-        self._seconds = rows[-1].get("seconds") if rows else 0.0
+        rows = run_files.read_metrics(self.path.parent, "epoch")
+        self._seconds = rows[-1]["seconds"] if rows else 0.0
         self._traced = False
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -145,8 +145,7 @@ class Recorder(keras.callbacks.Callback):
 
     def _clock(self):
         """Times up to now. The last step's loss has been read: the device is idle."""
-        if self._seconds is not None:
-            self._seconds += time.perf_counter() - self._start
+        self._seconds += time.perf_counter() - self._start
         clock = {"seconds": self._seconds}
         if not self._traced:
             clock["first_step_seconds"] = self._times[0] - self._start
@@ -185,58 +184,99 @@ def json_number(value):
     return value if abs(value) < float("inf") else None  # NaN compares false
 
 
-class BestCheckpoint(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch: highest score, then lowest loss.
+class ProgressLines(keras.callbacks.Callback):
+    """Tells of the progress every 15 seconds, for output that goes to a file.
 
-    Keras' `ModelCheckpoint` keeps the first of equal scores. On a small validation
-    split scores are often equal, and an early epoch would stay.
+    Args:
+      report: Function that takes a line.
+      steps_per_epoch: Batches of an epoch.
+      epochs: Epochs of the whole run.
+      every: Seconds from one line to the next; a line comes at the end of a step.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[str], object],
+        steps_per_epoch: int,
+        epochs: int,
+        every: float = 15.0,
+    ):
+        super().__init__()
+        self.report, self.every = report, every
+        self.steps_per_epoch, self.total = steps_per_epoch, steps_per_epoch * epochs
+        self._told, self._start = time.perf_counter(), None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Notes where the epoch starts."""
+        self._before = epoch * self.steps_per_epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Tells the step, the loss, the speed and the time left."""
+        step, now = self._before + batch + 1, time.perf_counter()
+        if self._start is None:  # After the first step, which traces and compiles.
+            self._start = step, now
+        elif self._is_due():
+            first, start = self._start
+            seconds = (now - start) / (step - first)  # Of a step, validation included.
+            self.report(
+                f"step {step} of {self.total}: loss {float(logs['loss']):.4g}, "
+                f"{1 / seconds:.3g} steps/s, {(self.total - step) * seconds / 60:.1f} "
+                "min left"
+            )
+
+    def on_test_batch_end(self, batch, logs=None):
+        """Tells the batch of a long evaluation."""
+        if self._is_due():
+            self.report(f"evaluation: batch {batch + 1}")
+
+    def _is_due(self):
+        due = time.perf_counter() - self._told >= self.every
+        if due:
+            self._told = time.perf_counter()
+        return due
+
+
+class BestWeights(keras.callbacks.ModelCheckpoint):
+    """Keras' checkpoint of the best epoch, safe against a kill at any instant.
 
     Args:
       path: File to write, ending in ".weights.h5"; replaced in one step.
-      metric: Name of the score. None: there is no validation, and the last epoch is the
-        best one.
+      metric: Name of the score of the validation split.
       epochs: Logs of the epochs before a resumption.
       lower: Whether a lower score is better.
     """
 
     def __init__(
-        self,
-        path: pathlib.Path,
-        metric: str | None,
-        epochs: list[dict],
-        lower: bool = False,
+        self, path: pathlib.Path, metric: str, epochs: list[dict], lower: bool = False
     ):
-        super().__init__()
+        monitor, best = f"val_{metric}", min if lower else max
+        worst = math.inf if lower else -math.inf
+        known = [row[monitor] for row in epochs if row[monitor] is not None]
+        super().__init__(
+            path.with_name(f"new-{path.name}"),
+            monitor=monitor,
+            mode=best.__name__,
+            save_best_only=True,
+            save_weights_only=True,
+            # Keras takes a first score that is no number for the best of all.
+            initial_value_threshold=best([worst, *known]),
+        )
         self.path = path
-        self.metric = metric
-        self.sign = -1 if lower else 1
-        self._best = max(map(self._rank, epochs), default=None) if metric else None
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the weights if the epoch is the best one."""
-        rank = self._rank(logs) if self.metric else None
-        if rank is None or self._best is None or rank > self._best:
-            new = self.path.with_name(f"new-{self.path.name}")
-            self.model.save_weights(new)
-            os.replace(new, self.path)
-            self._best = rank
-
-    def _rank(self, logs):
-        """Sorts epochs; what is not finite sorts first."""
-        score = json_number(logs[f"val_{self.metric}"])
-        loss = json_number(logs["val_loss"])
-        return (
-            -math.inf if score is None else self.sign * score,
-            -math.inf if loss is None else -loss,
-        )
+        run_files.check_room(self.model, self.path)
+        super().on_epoch_end(epoch, logs)
+        if os.path.exists(self.filepath):
+            os.replace(self.filepath, self.path)
 
 
 class AtomicBackup(keras.callbacks.Callback):
-    """Keras' `BackupAndRestore`, safe against a kill at any instant.
+    """The state after each epoch on disk, safe against a kill at any instant.
 
-    The stock callback writes the weights in place and the epoch after them, so a
-    kill in between leaves a torn file, or weights that do not belong to the epoch.
-    Here it writes into a new folder, which then takes the old one's place.
+    Keras' `BackupAndRestore` writes the weights in place and the epoch after them, so
+    a kill in between leaves a torn file, or weights that do not belong to the epoch.
+    Here a new folder is written, which then takes the old one's place.
 
     Args:
       folder: Where the backup is kept.
@@ -253,26 +293,32 @@ class AtomicBackup(keras.callbacks.Callback):
 
         Returns:
           The number of finished epochs; 0 if there is no backup.
+
+        Raises:
+          RunError: If the backup cannot be read.
         """
         if not self.folder.exists() and self._old.exists():
             os.replace(self._old, self.folder)  # Killed between two renames.
-        epoch = self.folder / "epoch.json"
-        if not epoch.exists():
+        if not self.folder.exists():
             return 0
-        stock = keras.callbacks.BackupAndRestore(str(self.folder))
-        stock.set_model(model)
-        stock.on_train_begin()
-        return json.loads(epoch.read_text())["finished_epochs"]
+        try:
+            finished = json.loads((self.folder / _EPOCH).read_text())
+            model.load_weights(self.folder / _WEIGHTS)
+            return finished["finished_epochs"]
+        except (KeyError, OSError, TypeError, ValueError) as e:
+            raise errors.RunError(
+                f"The backup in {str(self.folder)!r} is damaged. Received: {e}. Delete "
+                "that folder to train from the first epoch on, or pass --overwrite."
+            ) from e
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the backup and puts it in place."""
         shutil.rmtree(self._new, ignore_errors=True)
         self._new.mkdir(parents=True)
-        stock = keras.callbacks.BackupAndRestore(str(self._new))
-        stock.set_model(self.model)
-        stock.on_epoch_end(epoch)
+        run_files.check_room(self.model, self._new)
+        self.model.save_weights(self._new / _WEIGHTS)
         text = json.dumps({"finished_epochs": epoch + 1})
-        (self._new / "epoch.json").write_text(text)
+        (self._new / _EPOCH).write_text(text)
         shutil.rmtree(self._old, ignore_errors=True)
         if self.folder.exists():
             os.replace(self.folder, self._old)
@@ -283,3 +329,7 @@ class AtomicBackup(keras.callbacks.Callback):
         """Removes the backup once the run's result is on disk."""
         for folder in (self.folder, self._new, self._old):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+# Of a backup.
+_WEIGHTS, _EPOCH = "latest.weights.h5", "epoch.json"

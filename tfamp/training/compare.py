@@ -1,30 +1,43 @@
 """The same run in float32 and in a mixed mode, side by side."""
 
 import contextlib
+import functools
 import json
-import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 from absl import logging
 
-from tfamp import hardware
+from tfamp import errors, hardware, modes
 from tfamp.precision import settings
 from tfamp.serving import export
 from tfamp.training import (
     base_config,
-    comparison,
     distribution,
-    figures,
-    folder_lock,
-    precision_config,
+    plots,
     run_files,
-    run_result,
     tasks,
     trainer,
-    variants,
+    verdict,
 )
+
+
+class Variant(NamedTuple):
+    """A row of a comparison.
+
+    Attributes:
+      mode: A precision mode.
+      loss_scaling: Whether loss scaling is allowed where the mode needs it.
+    """
+
+    mode: str
+    loss_scaling: bool = True
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder with its runs."""
+        return self.mode if self.loss_scaling else f"{self.mode}_unscaled"
 
 
 def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
@@ -63,7 +76,7 @@ def compare(
     workdir,
     seeds: int = 1,
     report: Callable[[str], object] = logging.info,
-) -> comparison.Comparison:
+) -> verdict.Comparison:
     """Trains in float32 and in the mixed mode, and exports the mixed model.
 
     All have the same seeds, data order and epochs, but for what `config.float32` sets
@@ -77,32 +90,42 @@ def compare(
       workdir: Folder; the runs go to `MODE/seedN` inside, those without loss scaling to
         `MODE_unscaled/seedN`.
       seeds: How many seeds, from `config.seed` on.
-      report: Function that is told of each run before it starts.
+      report: Function that is told of each run before it starts, and of its progress.
 
     Returns:
-      A `comparison.Comparison`.
+      A `verdict.Comparison`.
 
     Raises:
       RunError: If the folder holds a run or a benchmark.
       ValueError: If `seeds` is below 1; else as `train_and_evaluate`.
     """
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    config = precision_config.settle_rewrite(config)
+    config = base_config.settle_rewrite(config)
     configs, note = plan(config, seeds)
-    folder = pathlib.Path(workdir)
-    run_files.check_kind(folder, "comparison")
-    folders = {
-        (column, seed): folder / column.folder / f"seed{seed}"
-        for column, seed in configs
-    }
+    folder = run_files.open_folder(None, workdir, "comparison")
+    folders = {key: folder / key[0].folder / f"seed{key[1]}" for key in configs}
     chief = distribution.is_chief(strategy)
-    if chief:
-        run_files.make_folder(folder)
-    with folder_lock.locked(folder) if chief else contextlib.nullcontext():
-        return _compare(config, configs, folders, folder, note, report)
+    with run_files.locked(folder) if chief else contextlib.nullcontext():
+        for key, run in folders.items():
+            run_files.open_folder(configs[key], run)  # Refuses other settings at once.
+        # Once, and only if it is needed: reading a corpus can take a while.
+        task = functools.cache(lambda: tasks.from_config(config))
+        results = []
+        for number, (key, run) in enumerate(folders.items(), 1):
+            done = (run / "result.json").exists()
+            text = f"{_label(key[0])}, seed {key[1]}{' (finished before)' * done}"
+            report(f"run {number} of {len(folders)}: {text}")
+            made = None if done else task()
+            results.append(trainer.run(configs[key], run, made, report))
+        compared = _read(folder, results)
+        if chief and compared is None:
+            report("exporting the mixed model in float32")
+            compared = _finish(config, task(), results, note, folders, folder)
+        distribution.wait(strategy)
+        return compared or _read(folder, results)
 
 
-def plan(config, seeds: int = 1) -> tuple[dict[tuple[variants.Variant, int], Any], str]:
+def plan(config, seeds: int = 1) -> tuple[dict[tuple[Variant, int], Any], str]:
     """Returns the configurations of a comparison's runs, all of them valid.
 
     Args:
@@ -110,7 +133,7 @@ def plan(config, seeds: int = 1) -> tuple[dict[tuple[variants.Variant, int], Any
       seeds: How many seeds.
 
     Returns:
-      ({(column, seed): configuration}, a note on the choice of the mode).
+      ({(variant, seed): configuration}, a note on the choice of the mode).
 
     Raises:
       ValueError: If a setting makes no sense, of one of the runs alone, too.
@@ -118,56 +141,27 @@ def plan(config, seeds: int = 1) -> tuple[dict[tuple[variants.Variant, int], Any
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")
     base_config.validate(config)
-    config = precision_config.settle_rewrite(config)
+    config = base_config.settle_rewrite(config)
     mixed, note = mixed_mode(config.precision.mode, config.precision.graph_rewrite)
-    scaled = config.precision.loss_scale.enabled
-    columns = variants.create(mixed, scaled, config.compare_unscaled)
+    needed = modes.get_mode(mixed).needs_loss_scale
+    if config.compare_unscaled and not needed:
+        raise ValueError(
+            "Only modes with loss scaling can be compared without it. Received: "
+            f"config.compare_unscaled=True and the mode {mixed!r}. Expected "
+            "config.precision.mode='mixed_float16'."
+        )
+    scaled = config.precision.loss_scale.enabled or not needed
+    variants = [Variant(mixed, scaled)]
+    if config.compare_unscaled and scaled:
+        variants.insert(0, Variant(mixed, False))
     configs = {
-        (column, seed): config_of(config, column.mode, seed, column.loss_scaling)
+        (each, seed): config_of(config, each.mode, seed, each.loss_scaling)
         for seed in range(config.seed, config.seed + seeds)
-        for column in columns
+        for each in [Variant("float32"), *variants]
     }
     for one in configs.values():
         distribution.create(one)  # Refuses batches that the replicas cannot share.
     return configs, note
-
-
-def _compare(config, configs, folders, folder, note, report):
-    """Makes the runs that there are not, and the comparison."""
-    strategy = distribution.create(config)
-    for key, run in folders.items():
-        run_files.open_folder(configs[key], run)  # Refuses other settings at once.
-    stored = _read(folder, folders)
-    if stored is not None:
-        return stored
-    task = tasks.from_config(config)  # Once: reading a corpus can take a while.
-    results = []
-    for (column, seed), run in folders.items():
-        done = " (finished before)" if (run / "result.json").exists() else ""
-        place = f"run {len(results) + 1} of {len(folders)}"
-        report(f"{place}: {column.label}, seed {seed}{done}")
-        result = trainer.train_and_evaluate(configs[column, seed], run, task)
-        results.append(result)
-    if distribution.is_chief(strategy):
-        report("exporting the mixed model in float32")
-        _finish(config, task, results, note, folders, folder)
-    distribution.wait(strategy)  # The others read what the chief has written.
-    return _read(folder, folders)
-
-
-def _finish(config, task, results, note, folders, folder):
-    """Exports the first mixed model and writes the comparison of finished runs."""
-    # From here on the other files are not those of an earlier comparison.
-    (folder / "comparison.json").unlink(missing_ok=True)
-    mixed = list(folders)[-1][0]
-    first = next(key for key in folders if key[0] == mixed)
-    exported = _export(task, folders[first], folder / "export")
-    environments = {key: _environment(run) for key, run in folders.items()}
-    note = "; ".join(filter(None, [note, *_other_environments(environments)]))
-    compared = comparison.Comparison(
-        config.name, results, note, exported, environments[first]
-    )
-    _write(compared, folder, folders)
 
 
 def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
@@ -195,62 +189,79 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     return one
 
 
+def _label(variant):
+    return variant.mode + ("" if variant.loss_scaling else ", no loss scaling")
+
+
+def _read(folder, results):
+    """Returns the comparison of just these runs if the folder holds it whole."""
+    figure = [plots.COMPARISON] if plots.can_draw() else []
+    if not all((folder / name).exists() for name in ("report.md", "export", *figure)):
+        return None
+    try:
+        stored = json.loads((folder / "comparison.json").read_text())
+    except (OSError, ValueError):
+        return None  # None yet, or damaged: made anew from the runs.
+    same = [result._asdict() for result in results]
+    made = stored["schema_version"], stored["results"]
+    if made != (verdict.SCHEMA_VERSION, same):
+        return None
+    given = (stored[name] for name in ("note", "export", "environment"))
+    return verdict.Comparison(stored["name"], results, *given)
+
+
+def _finish(config, task, results, note, folders, folder):
+    """Exports the first mixed model and writes the comparison of finished runs."""
+    # From here on the other files are not those of an earlier comparison.
+    (folder / "comparison.json").unlink(missing_ok=True)
+    mixed = list(folders)[-1][0]
+    first = next(key for key in folders if key[0] == mixed)
+    exported = _export(task, folders[first], folder / "export")
+    environments = {
+        f"{_label(variant)} seed {seed}": json.loads(
+            (run / "environment.json").read_text()
+        )
+        for (variant, seed), run in folders.items()
+    }
+    environment = environments[f"{_label(mixed)} seed {first[1]}"]
+    note = "; ".join(filter(None, [note, _other_environments(environments)]))
+    compared = verdict.Comparison(config.name, results, note, exported, environment)
+    runs = {(_label(each), seed): run for (each, seed), run in folders.items()}
+    plots.write_comparison(folder, compared.name, runs)
+    run_files.write_text(folder / "report.md", compared.to_markdown())
+    # The last: it says that the others are all there.
+    text = json.dumps(compared.to_dict(), indent=2)
+    run_files.write_text(folder / "comparison.json", text)
+    return compared
+
+
 def _export(task, run, path):
     """Exports a run's best model, verified on the task's own test examples."""
     sample = next(iter(task.test.batch(8)))[0]
-    model = keras.models.load_model(run / "model.keras", compile=False)
-    report = export.export_float32(model, path, sample_inputs=sample, overwrite=True)
-    return {**report.to_dict(), "path": path.name}  # Relative: folders get moved.
-
-
-def _environment(run):
-    return json.loads((run / "environment.json").read_text())
-
-
-def _other_environments(
-    environments: Mapping[tuple[variants.Variant, int], dict[str, Any]],
-) -> Iterator[str]:
-    """A note where runs are of other versions or devices: more seeds, a year later."""
-    found = {key: _facts(each) for key, each in environments.items()}
-    same = set.intersection(*found.values())
-    runs = [
-        f"{column.label} seed {seed}: {', '.join(sorted(facts - same)) or 'without'}"
-        for (column, seed), facts in found.items()
-    ]
-    if any(facts - same for facts in found.values()):
-        yield f"the runs' environments differ: {'; '.join(runs)}"
-
-
-def _facts(environment):
-    packages = {f"{k} {v}" for k, v in environment["packages"].items() if v}
-    return {environment["precision"]["device"], *packages}
-
-
-def _read(folder, folders):
-    """Returns the comparison of just these runs if the folder holds it whole."""
-    written = [run / "result.json" for run in folders.values()]
-    written += [folder / name for name in ("comparison.json", "report.md", "export")]
-    written += [folder / figures.COMPARISON] if figures.can_draw() else []
-    if not all(path.exists() for path in written):
-        return None
+    file = run / "model.keras"
     try:
-        fields = json.loads((folder / "comparison.json").read_text())
-        if fields.pop("schema_version") != comparison.SCHEMA_VERSION:
-            return None
-        del fields["statistics"]  # They follow from the results.
-        fields["results"] = [run_result.RunResult(**row) for row in fields["results"]]
-        stored = comparison.Comparison(**fields)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # Damaged, or of another version: made anew from the runs.
-    asked = [(column.label, seed) for column, seed in folders]
-    same = [(row.variant, row.seed) for row in stored.results] == asked
-    return stored if same else None
+        model = keras.models.load_model(file, compile=False)
+    except ValueError as e:  # Keras says "File not found" of a damaged one.
+        raise errors.RunError(
+            f"{str(file)!r} is no model that can be read. Received: {e} Delete "
+            f"{str(run)!r} and give the same command again, which repeats that run."
+        ) from e
+    report = export.export_float32(model, path, sample_inputs=sample, overwrite=True)
+    facts = {**report.to_dict(), "path": path.name}  # Relative: folders get moved.
+    return json.loads(json.dumps(facts))  # As it is read from `comparison.json`.
 
 
-def _write(compared, folder, folders):
-    """Writes the files; `comparison.json` last, which says that they are all there."""
-    runs = {(column.label, seed): run for (column, seed), run in folders.items()}
-    figures.write_comparison(folder, compared.name, runs)
-    run_files.write_text(folder / "report.md", compared.to_markdown())
-    text = json.dumps(compared.to_dict(), indent=2)
-    run_files.write_text(folder / "comparison.json", text)
+def _other_environments(environments):
+    """A note where runs are of other versions or devices: more seeds, a year later."""
+    found = {}
+    for run, each in environments.items():
+        packages = {f"{k} {v}" for k, v in each["packages"].items() if v}
+        found[run] = {each["precision"]["device"], *packages}
+    same = set.intersection(*found.values())
+    if all(facts == same for facts in found.values()):
+        return ""
+    runs = (
+        f"{run}: {', '.join(sorted(facts - same)) or 'without'}"
+        for run, facts in found.items()
+    )
+    return f"the runs' environments differ: {'; '.join(runs)}"

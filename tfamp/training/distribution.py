@@ -1,4 +1,4 @@
-"""Data-parallel training: the `tf.distribute` strategy of a run, and its workers."""
+"""Data-parallel training: the strategy of a run, its model, and its workers."""
 
 import contextlib
 import functools
@@ -79,6 +79,11 @@ def _join_cluster():
         )
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
+    except ValueError as e:
+        raise errors.RunError(
+            f"TF_CONFIG does not describe this process. Received: {text!r}: {e} "
+            f"Expected, with the index of each process: {_TF_CONFIG}."
+        ) from e
     except RuntimeError as e:
         raise errors.RunError(
             "config.strategy='multi_worker_mirrored' must be set up before anything "
@@ -231,19 +236,51 @@ def _copy(source, target):
             shutil.copy2(path, target)
 
 
-def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
+# Keras 3.15 builds the metrics and the loss from the first batch of a dataset that it
+# has distributed, and averages that batch over the replicas: an error if their parts
+# are not of one size, and always over several workers. Guarded by
+# tests/upstream/test_keras_contract.py.
+_BUILD = "_maybe_symbolic_build"
+
+
+def prepare(strategy: tf.distribute.Strategy, model: keras.Model, task) -> None:
+    """Does beforehand what Keras' `fit` and `evaluate` fail to do over replicas.
+
+    Gradients are summed before they are clipped. The metrics and the loss are built
+    from an example of this process. Over several workers each result of a step gets a
+    dimension, over which Keras 3.15 averages the replicas' results; it fails to average
+    scalars.
+
+    Args:
+      strategy: The run's strategy.
+      model: A compiled model; changed in place.
+      task: The run's `tasks.Task`.
+    """
+    _sum_gradients_first(model.optimizer)
+    with strategy.scope():
+        getattr(model, _BUILD)(data_batch=next(iter(task.train.batch(1))))
+    setattr(model, _BUILD, lambda iterator=None, data_batch=None: None)
+    if count_workers(strategy) > 1:
+        for name in ("train_step", "test_step"):
+            setattr(model, name, _with_dimension(getattr(model, name)))
+
+
+def _with_dimension(step):
+    def wrapped(data):
+        return keras.tree.map_structure(lambda v: tf.reshape(v, [1]), step(data))
+
+    return wrapped
+
+
+def _sum_gradients_first(optimizer):
     """Makes the optimizer clip the gradient of the whole batch.
 
     Keras 3.15 clips each replica's gradient before they are summed; each is of a
     part of the batch and has been divided by the number of replicas. With the sum
     first, the number of replicas does not change the training.
-
-    Args:
-      optimizer: That of a compiled model; changed in place. A `LossScaleOptimizer`
-        sums first by itself.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return
+        return  # Sums first by itself.
     apply = optimizer.apply
 
     def sum_and_apply(grads, trainable_variables):
@@ -251,4 +288,4 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
         with keras_optimizers.without_gradient_reduction(optimizer):
             return apply(summed, trainable_variables)
 
-    optimizer.apply = sum_and_apply  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer.apply = sum_and_apply

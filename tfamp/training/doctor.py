@@ -1,12 +1,10 @@
-"""Audits a recipe: its model, built in its mode, with a batch of its data."""
+"""Audits a recipe: its model, built in its mode, with a batch of random content."""
 
 import tfamp
 from tfamp import hardware, modes
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient
-from tfamp.training import base_config, tasks
-
-_EXAMPLES = 512  # Enough to know a recipe's classes and inputs; training reads all.
+from tfamp.training import base_config, benchmark_inputs, tasks
 
 
 def audit_recipe(
@@ -15,20 +13,22 @@ def audit_recipe(
     """Builds a recipe's model in its mode and audits it with its batch size.
 
     Args:
-      config: The resolved configuration.
+      config: The resolved configuration. Its data are not read.
       device: None for this host, or another as for `tfamp.audit`.
 
     Returns:
       The mode's name, and the `AuditReport`; nothing is trained or written.
 
     Raises:
-      DataError: If the recipe's data are missing.
       ValueError: If a setting makes no sense, or the device is not in the table.
     """
     base_config.validate(config)
     settings, found = config.precision, hardware.find_device(device)
-    mode = modes.get_mode(settings.mode if settings.mode != "auto" else _best(found))
-    task = tasks.from_config(_smaller(config))
+    best = hardware.choose_mode([found]).mode
+    mode = modes.get_mode(best if settings.mode == "auto" else settings.mode)
+    # Of tasks of which `benchmark_inputs` knows the shapes, it makes the batches.
+    task = tasks.import_task(config.task)
+    synthetic = getattr(task, "synthetic", benchmark_inputs.create)(config)
     rewrite = None
     if settings.graph_rewrite and settings.overrides:
         raise ValueError(
@@ -42,10 +42,10 @@ def audit_recipe(
     # As it trains: the trainer enables tfamp, which sums bias gradients rightly.
     scope = tfamp.policy_scope("float32" if rewrite else mode.name)
     with scope, bias_gradient.HOOKS.installed():
-        model = task.build_model()
+        model = synthetic.build_model()
         if settings.overrides:
             model = tfamp.set_precision(model, mode.name, dict(settings.overrides))
-        inputs, _ = next(iter(task.train.repeat().batch(config.batch_size)))
+        inputs, _ = next(iter(synthetic.batches))
         jit_compile = config.jit_compile
         if jit_compile is None and config.strategy != "none":
             jit_compile = False  # As Keras chooses under a strategy.
@@ -57,16 +57,3 @@ def audit_recipe(
             rewrite=rewrite,
         )
     return f"graph rewrite to {rewrite}" if rewrite else mode.name, report
-
-
-def _best(device):
-    return hardware.choose_mode([device]).mode
-
-
-def _smaller(config):
-    """A copy that reads fewer examples; nothing else of the model depends on them."""
-    small = config.copy_and_resolve_references()
-    least = max(_EXAMPLES, 2 * config.batch_size)
-    with small.unlocked():
-        small.limit_examples = min(config.limit_examples or least, least)
-    return small

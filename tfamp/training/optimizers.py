@@ -45,7 +45,6 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         decay="constant",
         batches_per_step=1,
     ):
-        _check_schedule(decay)
         self.peak = peak
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
@@ -96,24 +95,9 @@ def create(config, total_batches: int) -> keras.optimizers.Optimizer:
       A Keras optimizer. AdamW and SGD decay no bias and no normalization weight.
 
     Raises:
-      ValueError: If a name is unknown, the run is too short for one update, or
-        gradients are to be accumulated under a strategy.
+      ValueError: If the run is too short for one update, or gradients are to be
+        accumulated under a strategy.
     """
-    check(config)
-    return _create(config, _schedule(config, total_batches))
-
-
-def check(config) -> None:
-    """Raises ValueError if there is no such optimizer here; needs no device.
-
-    Args:
-      config: The `optimizer` part of the configuration.
-    """
-    if config.name not in NAMES:
-        raise ValueError(
-            f"Unknown optimizer. Received: {config.name!r}. Expected one of {NAMES}."
-        )
-    _check_schedule(config.schedule)
     # Also with one replica: Keras merges the replicas' gradients inside a `cond`.
     if tf.distribute.has_strategy() and config.accumulation_steps > 1:
         raise ValueError(
@@ -121,16 +105,7 @@ def check(config) -> None:
             f"config.optimizer.accumulation_steps={config.accumulation_steps}. "
             "Expected 1, or no strategy."
         )
-
-
-def _check_schedule(name):
-    if name not in SCHEDULES:
-        raise ValueError(
-            f"Unknown schedule. Received: {name!r}. Expected one of {SCHEDULES}."
-        )
-
-
-def _create(config, rate):
+    rate = _schedule(config, total_batches)
     keywords = {
         "global_clipnorm": config.clip_global_norm or None,
         # Keras takes None or at least 2.
@@ -140,21 +115,16 @@ def _create(config, rate):
     }
     if config.name == "sgd":
         keywords |= {"momentum": config.momentum, "nesterov": config.nesterov}
-        return _decayed(keras.optimizers.SGD, rate, config.weight_decay, keywords)
-    keywords["epsilon"] = config.epsilon
-    if config.name == "adam":
-        return keras.optimizers.Adam(rate, **keywords)
-    return _decayed(keras.optimizers.AdamW, rate, config.weight_decay, keywords)
-
-
-def _decayed(kind, rate, decay, keywords):
-    """An optimizer that decays no bias and no normalization weight."""
-    if kind is not keras.optimizers.AdamW:
-        decay = decay or None
-    optimizer = kind(rate, weight_decay=decay, **keywords)
+        kind, decay = keras.optimizers.SGD, config.weight_decay or None
+    else:
+        keywords["epsilon"] = config.epsilon
+        adamw = config.name == "adamw"
+        kind = keras.optimizers.AdamW if adamw else keras.optimizers.Adam
+        decay = config.weight_decay if adamw else None
+    made = kind(rate, weight_decay=decay, **keywords)
     if decay is not None:
-        optimizer.exclude_from_weight_decay(var_names=[_NO_DECAY])
-    return optimizer
+        made.exclude_from_weight_decay(var_names=[_NO_DECAY])
+    return made
 
 
 def _schedule(config, total_batches):

@@ -1,157 +1,81 @@
-"""A job's folder: its settings, what kind of job it is of, and its deletion."""
+"""A job's folder: its marker and lock, settings, versions, metrics and result."""
 
 import contextlib
+import importlib.metadata
 import json
+import math
 import os
 import pathlib
-import re
+import platform
 import shutil
-import tempfile
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+import keras
+import tensorflow as tf
 import yaml
 from ml_collections import config_dict
 
-from tfamp import errors
-from tfamp.training import variants
+from tfamp import errors, hardware
+from tfamp.kernels import switches
+from tfamp.precision import control
 
-_CELL = re.compile(
-    r"((train|inference)-.+-repeat\d+|accuracy-.+-seed\d+)\.json(\.tmp)?"
-)
-# In the settings of every run, and of every benchmark of one or of several tasks, of
-# all versions.
-_OWN_SETTINGS = {"task", "optimizer", "precision"}
-_SUITE_SETTINGS = {"benchmark", "tasks", "time_to_accuracy"}
-# What a task's `score` may write into a run's folder.
-PREDICTIONS = (
-    "columns.json",
-    "labels.json",
-    "nbest_predictions.json",
-    "predictions.json",
-    "predictions.png",
-    "tokenizer.json",
-    "underflow.json",
-    "underflow.md",
-)
-# What a run, a benchmark and a comparison write; nothing else is ever deleted.
-_RUN_FILES = {
-    *PREDICTIONS,
-    "backup",
-    "backup.new",
-    "backup.old",
-    "best.weights.h5",
-    "config.yaml",
-    "environment.json",
-    "metrics.jsonl",
-    "model.keras",
-    "new-best.weights.h5",
-    "result.json",
-    "tensorboard",
-    "timeline.png",
-}
-_BENCHMARK_FILES = {
-    *("batch_sizes.json", "benchmark.json", "cells", "config.yaml", "report.md"),
-    *("accuracy", "calibration.json", "exchange", "figures", "report.html"),
-    "screenshot.png",
-}
-_FIGURE = re.compile(r"[\w-]+\.(png|svg)(\.tmp)?")
-_EXCHANGED = re.compile(r"[\w-]+-batch\d+(-seed\d+)?\.(npz|json)(\.tmp)?")
-_COMPARISON_FILES = {"comparison.json", "comparison.png", "export", "report.md"}
+# An empty file `.tfamp-KIND` says that a job made the folder, and which kind of job. A
+# folder without one is somebody's: no job writes into it, and none deletes it.
+KINDS = ("run", "comparison", "benchmark")
+_MARKER = ".tfamp-"
+_PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
+_ROOM = 2**20  # Bytes to be left on a disk: HDF5's own, metrics and events.
+
+
+# ---- The folder ----
 
 
 def open_folder(
-    config: config_dict.ConfigDict, workdir: str | os.PathLike, kind: str = "run"
-):
-    """Creates a run's folder, or checks that it holds the same run.
+    config: config_dict.ConfigDict | None, workdir: str | os.PathLike, kind: str = "run"
+) -> pathlib.Path:
+    """Creates a job's folder, or checks that it holds the same job.
 
     The settings are written later, by `write_config`: a run whose settings or data
-    turn out to be wrong leaves no trace that the corrected one would stumble over.
+    turn out to be wrong leaves nothing that the corrected one would stumble over.
 
     Args:
-      config: The resolved configuration.
+      config: The resolved configuration; None for a job without one of its own.
       workdir: The folder.
-      kind: "run" or "benchmark".
-
-    Returns:
-      The folder as `pathlib.Path`.
+      kind: One of `KINDS`.
 
     Raises:
-      RunError: If the folder cannot be written, or holds a run with other settings,
-        or what another job wrote.
+      RunError: If the folder cannot be written, or holds a job of other settings or of
+        another kind, or what no job has written.
     """
     folder = pathlib.Path(workdir)
-    check_kind(folder, kind)
-    with _told_as_run_error(folder):
-        _make(folder)
-        if (folder / "config.yaml").exists():
-            _check_same(_read_config(folder), plain_config(config), folder)
-    return folder
-
-
-def make_folder(folder: pathlib.Path) -> None:
-    """Makes a job's folder, unless it is there.
-
-    Raises:
-      RunError: If it cannot be written.
-    """
-    with _told_as_run_error(folder):
-        _make(folder)
-
-
-def _make(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass  # The folder can be written.
-
-
-@contextlib.contextmanager
-def _told_as_run_error(folder):
     try:
-        yield
+        found = _kind(folder)
+        if found is None and folder.exists() and any(folder.iterdir()):
+            raise errors.RunError(
+                f"{str(folder)!r} is not empty, and no job of this version of tfamp "
+                "has made it. Pass --workdir with a new or empty folder."
+            )
+        if found not in (None, kind):
+            raise errors.RunError(
+                f"{str(folder)!r} holds a {found}; this job writes a {kind}. Pass "
+                "another --workdir, or --overwrite to delete what is there."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{_MARKER}{kind}").touch()
+        settings = folder / "config.yaml"
+        if config is not None and settings.exists():
+            _check_same(yaml.safe_load(settings.read_text()), config, folder)
     except OSError as e:
         raise errors.RunError(
             f"Cannot write the working directory. Received: {str(folder)!r}: "
             f"{e.strerror or e}. Pass --workdir with a folder that can be written."
         ) from e
+    return folder
 
 
-def check_kind(folder: pathlib.Path, kind: str) -> None:
-    """Raises RunError if a folder holds what another kind of job wrote.
-
-    Both would write files of the same names, and neither could be deleted afterwards.
-
-    Args:
-      folder: A job's folder; need not exist.
-      kind: What the job writes: "run", "benchmark" or "comparison".
-    """
-    others = sorted(_kinds(folder) - {kind})
-    if others:
-        raise errors.RunError(
-            f"{str(folder)!r} holds a {others[0]}; this job writes a {kind}. Pass "
-            "another --workdir, or --overwrite to delete what is there."
-        )
-
-
-def _kinds(folder):
-    """What a folder holds, by the files that each kind of job writes first."""
-    kinds = set()
-    if (folder / "config.yaml").exists():
-        benchmark = "benchmark" in (_own_settings(folder) or ())
-        kinds.add("benchmark" if benchmark else "run")
-    runs = (folder.glob(f"{name}/seed*") for name in variants.FOLDERS)
-    if (folder / "comparison.json").exists() or any(map(any, runs)):
-        kinds.add("comparison")
-    return kinds
-
-
-def _own_settings(folder):
-    """Returns the settings of a run or a benchmark; None if there are none."""
-    try:
-        settings = _read_config(folder)
-    except (errors.RunError, OSError):
-        return None
-    known = (_OWN_SETTINGS, _SUITE_SETTINGS)
-    return settings if any(settings.keys() >= names for names in known) else None
+def _kind(folder):
+    return next((k for k in KINDS if (folder / f"{_MARKER}{k}").exists()), None)
 
 
 def write_config(config: config_dict.ConfigDict, folder: pathlib.Path) -> None:
@@ -160,58 +84,87 @@ def write_config(config: config_dict.ConfigDict, folder: pathlib.Path) -> None:
     write_text(folder / "config.yaml", text)
 
 
-def _read_config(folder):
-    try:
-        settings = yaml.safe_load((folder / "config.yaml").read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        settings = str(e).splitlines()[0]
-    if not isinstance(settings, dict):
-        raise errors.RunError(
-            f"{str(folder / 'config.yaml')!r} is not the settings of a run. Received: "
-            f"{settings!r}. Pass another --workdir."
-        )
-    return settings
-
-
 def plain_config(config: config_dict.ConfigDict) -> dict[str, Any]:
     """Returns the configuration as dicts, lists, numbers and strings."""
     return json.loads(json.dumps(config.to_dict()))
 
 
-def _check_same(old, new, folder):
-    old, new = flatten(old), flatten(new)
+def _check_same(old, config, folder):
+    old, new = _flatten(old), _flatten(plain_config(config))
     keys = sorted(old.keys() | new.keys())
     changed = [key for key in keys if old.get(key) != new.get(key)]
     if not changed:
         return
-    shown = (f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in changed[:5])
-    both = all(key in old and key in new for key in changed)
+    none = "none such"
+    shown = (f"{k}: {old.get(k, none)!r} -> {new.get(k, none)!r}" for k in changed[:5])
     raise errors.RunError(
-        f"{str(folder)!r} holds a run with other settings ({'; '.join(shown)}). "
-        + ("" if both else _OTHER_VERSION)
-        + "Pass another --workdir, or --overwrite to delete that run."
+        f"{str(folder)!r} holds a run with other settings ({'; '.join(shown)}). Pass "
+        "another --workdir, or --overwrite to delete that run."
     )
 
 
-_OTHER_VERSION = (
-    "Where one side has no such setting, another version of tfamp or another task "
-    "wrote the folder; its runs cannot go on here. "
-)
-
-
-def _shown(settings, key):
-    return repr(settings[key]) if key in settings else "none such"
-
-
-def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested dicts as one dict with dotted keys."""
+def _flatten(settings, prefix=""):
+    """Nested dicts as one dict with dotted keys."""
     flat = {}
     for key, value in settings.items():
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
+        inner = isinstance(value, dict)
+        flat |= _flatten(value, f"{prefix}{key}.") if inner else {prefix + key: value}
     return flat
+
+
+def delete_run(workdir: str | os.PathLike) -> None:
+    """Deletes a job's folder with all that is in it; no other folder is ever deleted.
+
+    Raises:
+      RunError: If no job has made the folder, another process is at work in it, or it
+        is a link, the current directory or one above it.
+    """
+    folder = pathlib.Path(workdir).absolute()
+    if not folder.exists():
+        return
+    here = pathlib.Path.cwd()
+    current = folder.resolve() in (here, *here.parents) or folder.is_symlink()
+    if current or _kind(folder) is None:
+        what = "is the current directory, one above it, or a link" if current else ""
+        raise errors.RunError(
+            f"--overwrite deletes only folders of runs. Received: {str(workdir)!r}, "
+            f"which {what or 'no job of this version has made'}. Pass another "
+            "--workdir."
+        )
+    with locked(folder):
+        # The marker last: a kill on the way leaves what can be deleted.
+        paths = sorted(folder.iterdir(), key=lambda p: p.name.startswith(_MARKER))
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        folder.rmdir()
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes from writing a job's folder meanwhile.
+
+    Two of them, given the same command twice, would mix their metrics and backups. The
+    lock ends with the process.
+
+    Raises:
+      RunError: If another process holds the lock.
+    """
+    import filelock
+
+    try:
+        with filelock.FileLock(folder / f"{_MARKER}lock", timeout=0):
+            yield
+    except filelock.Timeout as e:
+        raise errors.RunError(
+            f"Another process is at work in {str(folder)!r}. Wait until it has ended, "
+            "or pass another --workdir."
+        ) from e
+
+
+# ---- Its files ----
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -221,77 +174,143 @@ def write_text(path: pathlib.Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def delete_run(workdir: str | os.PathLike) -> None:
-    """Deletes a run's or a comparison's folder, and never anything else.
+def check_room(model: keras.Model, path: pathlib.Path) -> None:
+    """Raises RunError unless a model's variables fit on the disk of a new file.
+
+    HDF5 ends the process with a segmentation fault where it cannot write.
+    """
+    variables = [*model.variables, *model.optimizer.variables]
+    sizes = (tf.as_dtype(v.dtype).size * math.prod(v.shape) for v in variables)
+    needed = _ROOM + sum(sizes)
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise errors.RunError(
+            f"The disk is full. Received: {free / 2**20:.1f} MiB free for "
+            f"{str(path)!r}, which needs {needed / 2**20:.1f} MiB. Make room and give "
+            "the same command again: the run goes on after its last whole epoch."
+        )
+
+
+def write_environment(
+    folder: pathlib.Path, status: control.Status, distribution: dict[str, Any]
+) -> None:
+    """Writes `environment.json`: versions, devices, precision asked for and got.
+
+    Args:
+      folder: The run's folder.
+      status: The precision.
+      distribution: What `distribution.describe` says of the strategy.
+    """
+    support = {
+        device: {name: each._asdict() for name, each in formats.items()}
+        for device, formats in hardware.detect_support().items()
+    }
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "precision": status._asdict(),
+        "kernel_switches": [each._asdict() for each in switches.describe()],
+        "distribution": distribution,
+        "support": support,
+    }
+    write_text(folder / "environment.json", json.dumps(environment, indent=2))
+
+
+def _version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def read_metrics(folder: pathlib.Path, kind: str) -> list[dict[str, Any]]:
+    """Returns the lines of one kind ("step" or "epoch") of `metrics.jsonl`."""
+    return [row for row in _rows(folder) if row["kind"] == kind]
+
+
+def _rows(folder):
+    file = folder / "metrics.jsonl"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):  # Cut short by a kill.
+            yield json.loads(line)
+
+
+def keep_metrics(folder: pathlib.Path, epochs: int, steps_per_epoch: int) -> None:
+    """Drops the lines after the last backup; the resumed run writes them again."""
+    limits = {"step": epochs * steps_per_epoch, "epoch": epochs}
+    kept = [row for row in _rows(folder) if row[row["kind"]] <= limits[row["kind"]]]
+    lines = "".join(json.dumps(row) + "\n" for row in kept)
+    write_text(folder / "metrics.jsonl", lines)
+
+
+# ---- The result ----
+
+
+class RunResult(NamedTuple):
+    """The outcome of one run; also `result.json`.
+
+    Attributes:
+      mode: Mode in force.
+      seed: The run's seed.
+      score: The task's score on the test split, best checkpoint; None if not finite.
+      score_name: Its name.
+      test_loss: Loss on the test split, best checkpoint, with label smoothing if that
+        trained; None if not finite.
+      final_loss: Training loss of the last epoch; None if not finite.
+      best_validation_score: What the best checkpoint was chosen by; None if by nothing.
+      steps_per_second: Median over the epochs, the first left out if there are
+        more; None for epochs of one step.
+      skipped_steps: Steps skipped; None without loss scaling.
+      loss_scale: Loss scale after the last step; None without loss scaling.
+      description: The task's line.
+      reason: Why this mode.
+      graph_rewrite: What was asked of the graph rewrite, and what the first training
+        step showed of it; empty without one.
+      scores: Every score on the test split by name, `score_name` first; None where
+        not finite.
+      errors: Those of them that are errors: lower is better, in any unit. The others
+        are fractions.
+      loss_scaling: Whether loss scaling was allowed where the mode needs it.
+      batch_size: Examples in a batch of all replicas.
+    """
+
+    mode: str
+    seed: int
+    score: float | None
+    score_name: str
+    test_loss: float | None
+    final_loss: float | None
+    best_validation_score: float | None
+    steps_per_second: float | None
+    skipped_steps: int | None
+    loss_scale: float | None
+    description: str
+    reason: str
+    graph_rewrite: str
+    scores: dict[str, float | None]
+    errors: list[str]
+    loss_scaling: bool
+    batch_size: int
+
+    @property
+    def variant(self) -> str:
+        """The mode, and that it ran without the loss scaling that it needs."""
+        return self.mode if self.loss_scaling else f"{self.mode}, no loss scaling"
+
+
+def read_result(folder: pathlib.Path) -> RunResult:
+    """Returns what a finished run wrote.
 
     Raises:
-      RunError: If the folder holds what no run has written, or is the current
-        directory or one above it.
+      RunError: If the file holds no such thing.
     """
-    folder = pathlib.Path(workdir).absolute()
-    if not folder.exists():
-        return
-    here = pathlib.Path.cwd()
-    if folder.resolve() in (here, *here.parents) or folder.is_symlink():
-        reason = "is the current directory, one above it, or a link"
-    else:
-        foreign = _foreign_files(folder)
-        reason = f"holds {', '.join(foreign[:5])}" if foreign else ""
-    if reason:
+    file = folder / "result.json"
+    try:
+        return RunResult(**json.loads(file.read_text()))
+    except (TypeError, ValueError) as e:
         raise errors.RunError(
-            "--overwrite deletes only folders of runs. Received: "
-            f"{str(workdir)!r}, which {reason}. Pass another --workdir."
-        )
-    shutil.rmtree(folder)
-
-
-def _foreign_files(folder):
-    """Names of what no job writes into its folder.
-
-    That is everything where no settings say that a job wrote there: others, too, have
-    a folder `cells` or a `report.md`.
-    """
-    if (folder / "config.yaml").exists():
-        benchmark = "benchmark" in (_own_settings(folder) or ())
-        return _foreign_in_benchmark(folder) if benchmark else _foreign_in_run(folder)
-    kept = {p.name for p in folder.iterdir() if p.is_dir()} & variants.FOLDERS
-    runs = [run for mode in kept for run in (folder / mode).iterdir()]
-    written = _COMPARISON_FILES if any(map(_own_settings, runs)) else set()
-    foreign = _others(folder, written | kept)
-    for run in runs:
-        name = f"{run.parent.name}/{run.name}"
-        if run.is_dir() and run.name.startswith("seed"):
-            foreign += [f"{name}/{each}" for each in _foreign_in_run(run)]
-        else:
-            foreign.append(name)
-    return sorted(foreign)
-
-
-def _foreign_in_run(folder):
-    return _others(folder, _RUN_FILES if _own_settings(folder) else set())
-
-
-def _foreign_in_benchmark(folder):
-    patterns = {"cells": _CELL, "figures": _FIGURE, "exchange": _EXCHANGED}
-    foreign = [
-        path.name
-        for name, pattern in patterns.items()
-        for path in folder.glob(f"{name}/*")
-        if path.is_dir() or not pattern.fullmatch(path.name)
-    ]
-    for path in folder.glob("accuracy/*/*/*"):  # TASK/MODE/seedN
-        name = path.relative_to(folder)
-        own = path.is_dir() and path.name.startswith("seed")
-        inner = _foreign_in_run(path) if own else ["no run"]
-        foreign += [f"{name}: {each}" for each in inner]
-    return _others(folder, _BENCHMARK_FILES) + sorted(foreign)
-
-
-def _others(folder, known):
-    """Names in a folder but for known ones, and what a kill left of writing those."""
-    names = (path.name for path in folder.iterdir())
-    return sorted(
-        name
-        for name in names
-        if name.removesuffix(".tmp") not in known and not name.startswith(".export.")
-    )
+            f"{str(file)!r} is no result that this version of tfamp reads. Received: "
+            f"{e}. Pass another --workdir, or delete the file to score the run again."
+        ) from e

@@ -24,9 +24,6 @@ from tfamp.training import (
     benchmark_process,
     benchmark_report,
     compare,
-    folder_lock,
-    optimizers,
-    precision_config,
     run_files,
 )
 
@@ -73,7 +70,7 @@ def identity(config, settings: Settings):
       settings: Its job, steps and warm-up count. Cells are files of the folder: more of
         them, and more repeats, go on from those that there are.
     """
-    one = precision_config.settle_rewrite(config)
+    one = base_config.settle_rewrite(config)
     defaults = base_config.get_config()
     with one.unlocked():
         one.update({name: defaults[name] for name in _UNUSED})
@@ -95,7 +92,7 @@ def plan(config, settings: Settings) -> list[benchmark_cell.Cell]:
       ValueError: If a setting makes no sense, or the mode is unknown.
     """
     base_config.validate(config)
-    config = precision_config.settle_rewrite(config)
+    config = base_config.settle_rewrite(config)
     text = benchmark_inputs.is_text(config.task)
     _check(config, settings, text)
     asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
@@ -162,7 +159,6 @@ def _check(config, settings, text):
 
 def _check_model(config, cells):
     """Finds what is wrong before any process starts; loads no weights."""
-    optimizers.check(config.optimizer)
     for length in dict.fromkeys(cell.sequence_length for cell in cells):
         if length:
             config = config.copy_and_resolve_references()
@@ -204,7 +200,7 @@ def run(
     shared = identity(config, settings)
     note = "" if settings.modes else _mixed(shared)[1]
     folder = run_files.open_folder(shared, workdir, "benchmark")
-    with folder_lock.locked(folder):
+    with run_files.locked(folder):
         run_files.write_config(shared, folder)
         (folder / "cells").mkdir(exist_ok=True)
         described = doctor.describe()

@@ -12,8 +12,8 @@ from ml_collections import config_dict
 
 from tfamp.training import (
     benchmark_inputs,
-    figures,
     pipeline,
+    plots,
     run_files,
     tabular_columns,
     tabular_data,
@@ -200,7 +200,7 @@ def _score(config, splits, encoder, model, folder: pathlib.Path):
     }
     text = json.dumps(encoder.to_dict(), indent=2) + "\n"
     run_files.write_text(folder / "columns.json", text)
-    figures.write_regression(
+    plots.write_regression(
         folder,
         f"{config.name}: test split, RMSLE {scores['rmsle']:.3f}",
         config.data.target_column,

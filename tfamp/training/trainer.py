@@ -7,6 +7,7 @@ import json
 import pathlib
 import statistics
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -21,15 +22,10 @@ from tfamp.precision import control
 from tfamp.training import (
     base_config,
     callbacks,
-    distributed_fit,
     distribution,
-    folder_lock,
     optimizers,
     pipeline,
-    precision_config,
     run_files,
-    run_records,
-    run_result,
     tasks,
 )
 
@@ -37,8 +33,11 @@ CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
 
 
 def train_and_evaluate(
-    config, workdir, task: tasks.Task | None = None
-) -> run_result.RunResult:
+    config,
+    workdir,
+    task: tasks.Task | None = None,
+    report: Callable[[str], object] = logging.info,
+) -> run_files.RunResult:
     """Trains, selects the best checkpoint, and scores it once on the test split.
 
     A killed run goes on after its last whole epoch, with the losses that the
@@ -58,75 +57,106 @@ def train_and_evaluate(
       workdir: The run's folder.
       task: The task of this configuration, if it was created before; default: it
         is created.
+      report: Function that is told where the run starts, and of its progress where no
+        terminal shows Keras' bar.
 
     Returns:
       A `RunResult`.
 
     Raises:
-      RunError: If the folder cannot be written, or holds another run or a result that
-        cannot be read.
+      RunError: If the folder cannot be written, or holds another run or what cannot be
+        read.
       DataError: If the data are missing or malformed.
       ValueError: If a setting makes no sense.
     """
     base_config.validate(config)
-    config = precision_config.settle_rewrite(config)
+    return run(config, workdir, task, report)
+
+
+def run(config, workdir, task, report) -> run_files.RunResult:
+    """Runs `train_and_evaluate` for settings that are known to make sense."""
+    config = base_config.settle_rewrite(config)
     strategy = distribution.create(config)
     shared = run_files.open_folder(config, workdir)
     chief = distribution.is_chief(strategy)
-    with folder_lock.locked(shared) if chief else contextlib.nullcontext():
-        return _train_unless_done(config, shared, task, strategy)
-
-
-def _train_unless_done(config, shared, task, strategy):
-    finished = shared / "result.json"
-    done = finished.exists()
-    distribution.check_same(strategy, "finished runs", int(done))
-    if done:
-        return run_result.read(finished)
-    task = task or tasks.from_config(config)
-    keywords = precision_config.enable_keywords(config.precision)
-    kernels = precision_config.kernel_keywords(config.precision)
-    with (
-        switches.scope(**kernels),
-        control.enabled(config.precision.mode, **keywords),
-        bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
-        distribution.worker_folder(strategy, shared) as folder,
-    ):
-        run = _Run(config, folder, task, strategy)
-        result = run.execute(control.status())
-        text = json.dumps(result._asdict(), indent=2)
-        run_files.write_text(folder / "result.json", text)
-        run.backup.delete()
+    with run_files.locked(shared) if chief else contextlib.nullcontext():
+        done = (shared / "result.json").exists()
+        distribution.check_same(strategy, "finished runs", int(done))
+        if done:
+            return run_files.read_result(shared)
+        task = task or tasks.from_config(config)
+        kernels = base_config.kernel_keywords(config.precision)
+        with (
+            switches.scope(**kernels),
+            enabled(config.precision),
+            distribution.worker_folder(strategy, shared) as folder,
+        ):
+            one = _Run(
+                config, folder, task, strategy, report if chief else lambda line: None
+            )
+            result = one.execute(control.status())
+            text = json.dumps(result._asdict(), indent=2)
+            run_files.write_text(folder / "result.json", text)
+            one.backup.delete()
     gc.collect()  # Models are reference cycles; the next run wants their memory.
     return result
 
 
-class _Run:
-    """The steps of `train_and_evaluate` over one task."""
+def _keep(line):
+    """A worker's report: the chief tells the same."""
 
-    def __init__(self, config, folder: pathlib.Path, task: tasks.Task, strategy):
+
+@contextlib.contextmanager
+def enabled(settings):
+    """Scopes tfamp as a run has it.
+
+    Args:
+      settings: The `precision` part of a configuration.
+    """
+    keywords = base_config.enable_keywords(settings)
+    # Bias gradients in float32, too: modes are compared.
+    with control.enabled(settings.mode, **keywords), bias_gradient.HOOKS.installed():
+        yield
+
+
+class _Run:
+    """The steps of a run over one task."""
+
+    def __init__(
+        self, config, folder: pathlib.Path, task: tasks.Task, strategy, report
+    ):
         self.config, self.folder, self.task = config, folder, task
-        self.strategy = strategy
+        self.strategy, self.report = strategy, report
         self.steps = pipeline.steps_per_epoch(task.train, config.batch_size)
-        self.total = self.steps * config.epochs
         self.backup = callbacks.AtomicBackup(folder / "backup")
         self.best = folder / "best.weights.h5"
+        bar = sys.stdout.isatty()
+        self.verbose = (1 if bar else 2) if distribution.is_chief(strategy) else 0
+        lines = callbacks.ProgressLines(report, self.steps, config.epochs)
+        self.progress = [] if bar else [lines]
 
-    def execute(self, status) -> run_result.RunResult:
+    def execute(self, status) -> run_files.RunResult:
         keras.utils.set_random_seed(self.config.seed)
         with distribution.scope(self.strategy):
-            model = self._compiled_model()
+            model, self.metric = build(self.task, self.config)
+        if self.strategy is not None:
+            distribution.prepare(self.strategy, model, self.task)
         # Only now: a pattern that matches no layer leaves the folder free.
         run_files.write_config(self.config, self.folder)
         described = distribution.describe(self.strategy)
-        run_records.write_environment(self.folder, status, described)
-        first = self.backup.restore(model)
+        run_files.write_environment(self.folder, status, described)
+        first, epochs = self.backup.restore(model), self.config.epochs
         distribution.check_same(self.strategy, "finished epochs", first)
-        run_records.keep_metrics(self.folder, first, self.steps)
-        if first < self.config.epochs:
+        run_files.keep_metrics(self.folder, first, self.steps)
+        start = f"resumed after epoch {first}" if first else "start"
+        self.report(
+            f"{start}: {epochs - first} of {epochs} epochs, {self.steps} steps each"
+        )
+        if first < epochs:
             self._fit(model, first)
         scaling = _scaling(model.optimizer)
-        model.load_weights(self.best)
+        if self.best.exists():  # None without validation or with a loss of no number.
+            model.load_weights(self.best)
         loss, scores = self._score(model)
         model.save(self.folder / "model.keras")
         return self._result(status, loss, scores, scaling)
@@ -134,25 +164,15 @@ class _Run:
     def _score(self, model):
         """Returns the loss and the scores on the test split, the task's score first."""
         test = pipeline.evaluation_batches(self.task.test, self.config.eval_batch_size)
-        scores = model.evaluate(test, verbose=0, return_dict=True)
+        scores = model.evaluate(
+            test, verbose=0, return_dict=True, callbacks=self.progress
+        )
         loss = scores.pop("loss")
         own = self.task.score(model, self.folder) if self.task.score else {}
         first = own or {self.metric: scores[self.metric]}
         scores = {**first, **scores, **own}
         found = {name: float(value) for name, value in scores.items()}
         return loss, {k: callbacks.json_number(value) for k, value in found.items()}
-
-    def _compiled_model(self):
-        model = self.task.build_model()
-        metrics = self.task.metrics()
-        self.metric = metrics[0].name
-        compile_model(model, self.config, self.total, self.task.loss, metrics)
-        if self.strategy is not None:
-            distribution.sum_gradients_first(model.optimizer)
-            batch = next(iter(self.task.train.batch(1)))
-            workers = distribution.count_workers(self.strategy)
-            distributed_fit.prepare(model, batch, workers)
-        return model
 
     def _fit(self, model, first):
         config = self.config
@@ -171,7 +191,7 @@ class _Run:
             validation_data=self._validation(),
             callbacks=self._callbacks(model.optimizer),
             shuffle=False,  # The pipeline has shuffled.
-            verbose=self._verbose(),
+            verbose=self.verbose,
         )
 
     def _validation(self):
@@ -180,35 +200,29 @@ class _Run:
         dataset = self._cached(self.task.validation)
         return pipeline.evaluation_batches(dataset, self.config.eval_batch_size)
 
-    def _verbose(self):
-        """A bar that moves on a terminal, a line for each epoch in a file."""
-        if not distribution.is_chief(self.strategy):
-            return 0
-        return 1 if sys.stdout.isatty() else 2
-
     def _cached(self, dataset):
         return dataset.cache() if self.config.data.cache else dataset
 
     def _callbacks(self, made):
+        every = max(1, self.steps * self.config.epochs // CURVE_POINTS)
+        found = [callbacks.EpochSeeds(self.steps), callbacks.ReplicaStatistics()]
+        if isinstance(made, optimizer.LossScaleOptimizer):
+            found.append(loss_scale_monitor.LossScaleMonitor(every=every))
         metrics = self.folder / "metrics.jsonl"
-        every = max(1, self.total // CURVE_POINTS)
-        return [
-            callbacks.EpochSeeds(self.steps),
-            callbacks.ReplicaStatistics(),
-            *_monitor(made, every),
-            callbacks.Recorder(metrics, self.steps, every),
-            callbacks.BestCheckpoint(
-                self.best,
-                self.metric if self.task.validation is not None else None,
-                run_records.read_metrics(self.folder, "epoch"),
-                lower=self.metric in self.task.errors,
-            ),
-            *_tensorboard(self.folder),
-            self.backup,  # Last: what it stores includes the epoch's other files.
-        ]
+        found += [callbacks.Recorder(metrics, self.steps, every), *self.progress]
+        if self.task.validation is not None:
+            before = run_files.read_metrics(self.folder, "epoch")
+            lower = self.metric in self.task.errors
+            found.append(callbacks.BestWeights(self.best, self.metric, before, lower))
+        if importlib.util.find_spec("tensorboard") is None:
+            logging.warning('No TensorBoard events: pip install "tfamp[plot]".')
+        else:
+            events = self.folder / "tensorboard"
+            found.append(keras.callbacks.TensorBoard(events, write_graph=False))
+        return [*found, self.backup]  # Last: what it stores includes the other files.
 
-    def _result(self, status, loss, scores, scaling) -> run_result.RunResult:
-        epochs = run_records.read_metrics(self.folder, "epoch")
+    def _result(self, status, loss, scores, scaling) -> run_files.RunResult:
+        epochs = run_files.read_metrics(self.folder, "epoch")
         speeds = [row["steps_per_second"] for row in epochs]
         speeds = [s for s in speeds[1:] or speeds if s]
         rewrite = graph_rewrite.active()
@@ -217,7 +231,7 @@ class _Run:
         score_name, score = next(iter(scores.items()))
         validation = [row.get(f"val_{self.metric}") for row in epochs]
         best = min if self.metric in self.task.errors else max
-        return run_result.RunResult(
+        return run_files.RunResult(
             mode=mode,
             seed=self.config.seed,
             score=score,
@@ -239,6 +253,14 @@ class _Run:
         )
 
 
+def build(task: tasks.Task, config) -> tuple[keras.Model, str]:
+    """Returns a task's model, compiled for a run, and the name of its first metric."""
+    model, metrics = task.build_model(), task.metrics()
+    total = pipeline.steps_per_epoch(task.train, config.batch_size) * config.epochs
+    compile_model(model, config, total, task.loss, metrics)
+    return model, metrics[0].name
+
+
 def compile_model(model, config, total_batches: int, loss, metrics) -> None:
     """Compiles a model as the runs do; the benchmarks time the same step.
 
@@ -255,19 +277,6 @@ def compile_model(model, config, total_batches: int, loss, metrics) -> None:
     jit = "auto" if config.jit_compile is None else config.jit_compile
     model.compile(made, loss=loss, metrics=metrics, jit_compile=jit)
     model.optimizer.build(model.trainable_variables)
-
-
-def _monitor(made, every):
-    if not isinstance(made, optimizer.LossScaleOptimizer):
-        return []
-    return [loss_scale_monitor.LossScaleMonitor(every=every)]
-
-
-def _tensorboard(folder):
-    if importlib.util.find_spec("tensorboard") is None:
-        logging.warning('No TensorBoard events: pip install "tfamp[plot]".')
-        return []
-    return [keras.callbacks.TensorBoard(folder / "tensorboard", write_graph=False)]
 
 
 def _scaling(made) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfamp.training import (
     benchmark_inputs,
     data,
-    figures,
+    plots,
     segmentation_data,
     segmentation_loss,
     segmentation_scores,
@@ -275,7 +275,7 @@ def _score(config, test, model, folder: pathlib.Path):
     images, masks = next(iter(test.batch(_SHOWN)))
     size = min(config.eval_batch_size, _SHOWN)
     probabilities = model.predict(images, batch_size=size, verbose=0)
-    figures.write_predictions(
+    plots.write_predictions(
         folder,
         config.name,
         images.numpy(),

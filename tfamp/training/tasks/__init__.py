@@ -27,7 +27,7 @@ class Task(NamedTuple):
         task's score, higher is better unless it is one of `errors`.
       description: One line for the report: sizes, classes, chance level.
       score: Scores the test split where Keras metrics cannot: called with the best
-        model and the run's folder, into which it may write `run_files.PREDICTIONS`.
+        model and the run's folder, into which it may write.
         Returns scores by name, the first of which is the task's; fractions, higher is
         better, but for those in `errors`. None: the first of the metrics is.
       errors: Names of metrics and scores that are errors, in any unit: lower is better.

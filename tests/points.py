@@ -1,0 +1,44 @@
+"""The toy task of the tests: on which side of a plane a point lies."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfamp.training import base_config, tasks
+
+
+def make_config(**settings):
+    """Returns a run of the task in float32; `__` for a dot."""
+    tasks.TASKS["points"] = __name__
+    config = base_config.get_config()
+    config.name = config.task = "points"
+    config.epochs, config.batch_size = 4, 8
+    config.optimizer.learning_rate = 0.05
+    config.precision.mode = "float32"
+    config.model.dropout = 0.0
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    config.update_from_flattened_dict(given)
+    return config
+
+
+def create(config, data_dir=None, manual_dir=None):
+    """Returns the task: 80 training, 20 validation and 20 test examples."""
+    points = np.random.default_rng(0).normal(size=(120, 4)).astype("float32")
+    labels = (points @ [1, -2, 3, 1] > 0).astype("int32")
+    whole = tf.data.Dataset.from_tensor_slices((points, labels))
+    return tasks.Task(
+        train=whole.take(80),
+        validation=whole.skip(80).take(20),
+        test=whole.skip(100),
+        build_model=lambda: build_network(keras.layers.Dropout(config.model.dropout)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        description="points",
+    )
+
+
+def build_network(*layers):
+    """Returns a model with layers between its two dense ones."""
+    hidden = keras.layers.Dense(8, "relu")
+    head = keras.layers.Dense(2, dtype="float32")
+    return keras.Sequential([keras.Input((4,)), hidden, *layers, head])
