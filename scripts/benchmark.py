@@ -1,6 +1,7 @@
 """Every precision mode beside float32, in one run, with a report for people.
 
 python scripts/benchmark.py
+python scripts/benchmark.py --workload=my_script:build
 python scripts/benchmark.py --tasks=digits --config.repeats=5
 python scripts/benchmark.py --config=configs/benchmark/gpu.py
 

@@ -18,6 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow start
 
 from absl import flags  # noqa: E402
 
+from tfamp.benchmark import jobs  # noqa: E402
 from tfamp.training import app  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "bert" / "docstrings.py"
@@ -34,6 +35,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.define_flags(str(CONFIG))
+    app.define_flags(str(CONFIG), jobs)
     flags.DEFINE_string("preset", "", "Pretrained weights for the encoder.")
     app.run(main)

@@ -14,10 +14,11 @@ import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
 
+from tfamp.benchmark import jobs  # noqa: E402
 from tfamp.training import app  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "lm" / "docstrings.py"
 
 if __name__ == "__main__":
-    app.define_flags(str(CONFIG))
+    app.define_flags(str(CONFIG), jobs)
     app.run()

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +19,7 @@ from tfamp import errors
 from tfamp.precision import control
 from tfamp.training import (
     base_config,
-    batch_size_finder,
-    batch_size_flags,
-    benchmark_flags,
+    batch_size,
     compare,
     distribution,
     figures,
@@ -28,12 +27,14 @@ from tfamp.training import (
     pipeline,
     precision_config,
     run_files,
-    step_benchmark,
     tasks,
     trainer,
 )
 
-JOBS = ("compare", "train", *benchmark_flags.JOBS)
+JOBS = ("compare", "train")
+# `tfamp.benchmark.jobs`, where the script has its jobs, too: training imports nothing
+# of the benchmarks, which import it.
+_benchmarks: types.ModuleType | None = None
 # What a user can mend: reported in one line. Anything else is a bug: traceback.
 _USER_ERRORS = (
     errors.TfampError,
@@ -49,12 +50,15 @@ _USER_ERRORS = (
 _VERBOSE = {"--verbosity=1", "--verbosity=2", "-v=1", "-v=2"}
 
 
-def define_flags(default_config: str) -> None:
+def define_flags(default_config: str, benchmarks: types.ModuleType) -> None:
     """Defines the flags of a training script.
 
     Args:
       default_config: Path of the default configuration; must work offline.
+      benchmarks: `tfamp.benchmark.jobs`.
     """
+    global _benchmarks
+    _benchmarks = benchmarks
     define_config(default_config)
     flags.DEFINE_string(
         "workdir", None, "Folder of the run; default: runs/NAME-HASH of the settings."
@@ -64,16 +68,16 @@ def define_flags(default_config: str) -> None:
     flags.DEFINE_enum(
         "job",
         "compare",
-        JOBS,
+        (*JOBS, *benchmarks.JOBS),
         "compare: float32 and the mixed mode; train: one mode; train_benchmark and "
         "inference_benchmark: steps timed on synthetic data.",
     )
     flags.DEFINE_integer("seeds", 1, "How many seeds to compare over.", lower_bound=1)
     flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
     flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
-    benchmark_flags.define()
-    batch_size_flags.define()
-    show_in_help(__name__, benchmark_flags.__name__, batch_size_flags.__name__)
+    benchmarks.define()
+    batch_size.define()
+    show_in_help(__name__, benchmarks.__name__, batch_size.__name__)
 
 
 def show_in_help(*modules: str) -> None:
@@ -172,12 +176,13 @@ def run_flags() -> None:
         config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
     base_config.validate(config)
     _check_job(values.job, values.seeds)
-    benchmark = benchmark_flags.settings(values.job, values.tiny)
+    benchmarks: Any = _benchmarks
+    benchmark = benchmarks.settings(values.job, values.tiny)
     given = [name for name in ("job", "seeds") if flags.FLAGS[name].present]
-    search = batch_size_flags.settings(given, values.tiny)
+    search = batch_size.settings(given, values.tiny)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
     asked = search or benchmark
-    owner: Any = batch_size_finder if search else step_benchmark
+    owner: Any = batch_size if search else benchmarks
     named = owner.identity(config, asked) if asked else config
     workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))
     if values.overwrite:
@@ -187,9 +192,12 @@ def run_flags() -> None:
         _delete_run(config, workdir, strategy, plan if asked else ready)
     say(f"working directory: {workdir}")
     if search:
-        text = _find_batch_size(config, workdir, search)
+        found = batch_size.run(config, workdir, search, report=say)
+        text = f"{found.to_text()}\nfiles: {workdir}"
+    elif benchmark:
+        text = _benchmark(benchmarks.run(config, workdir, benchmark, say), workdir)
     else:
-        text = run_job(values.job, config, workdir, values.seeds, benchmark)
+        text = run_job(values.job, config, workdir, values.seeds)
     if distribution.is_chief(strategy):
         print(text)
 
@@ -244,7 +252,6 @@ def run_job(
     config,
     workdir: str | os.PathLike,
     seeds: int = 1,
-    benchmark: step_benchmark.Settings | None = None,
 ) -> str:
     """Runs a job and returns what a person wants to read of it.
 
@@ -253,20 +260,15 @@ def run_job(
       config: The resolved configuration.
       workdir: Folder of the runs.
       seeds: Seeds to compare over.
-      benchmark: What a benchmark measures; default: the configuration's sizes.
 
     Returns:
       A table and where the files are.
 
     Raises:
-      RunError: If every cell of a benchmark failed; the report is there.
       ValueError: If the job is unknown, or several seeds are asked of another job
         than "compare".
     """
     _check_job(job, seeds)
-    if job in benchmark_flags.JOBS:
-        asked = benchmark or step_benchmark.Settings(benchmark_flags.JOBS[job])
-        return _benchmark(config, workdir, asked)
     if job == "train":
         return _train(config, workdir)
     comparison = compare.compare(config, workdir, seeds, report=say)
@@ -284,29 +286,23 @@ def run_job(
 
 
 def _check_job(job, seeds):
-    if job not in JOBS:
-        raise ValueError(f"Unknown job. Received: {job!r}. Expected one of {JOBS}.")
+    known = (*JOBS, *(_benchmarks.JOBS if _benchmarks else ()))
+    if job not in known:
+        raise ValueError(f"Unknown job. Received: {job!r}. Expected one of {known}.")
     if job != "compare" and seeds != 1:
         raise ValueError(
             f"--seeds belongs to --job=compare. Received: --seeds={seeds}."
         )
 
 
-def _benchmark(config, workdir, asked):
-    """Times the cells; returns the report."""
-    timed = step_benchmark.run(config, workdir, asked, report=say)
-    if all(row.failed for row in timed.rows):
+def _benchmark(result, workdir):
+    """The report of a benchmark's job, unless all failed."""
+    if result.failed:
         raise errors.RunError(
-            f"Every cell of the benchmark failed, see {workdir}/report.md. Received "
-            f"of the first: {timed.rows[0].failed}"
+            f"Every cell of the benchmark failed, see {workdir}/report.md. Received of "
+            f"the first: {result.failed}"
         )
-    return f"{timed.to_markdown()}\nfiles: {workdir}"
-
-
-def _find_batch_size(config, workdir, asked):
-    """Searches for the largest batch sizes; returns the report."""
-    found = batch_size_finder.run(config, workdir, asked, report=say)
-    return f"{found.to_text()}\nfiles: {workdir}"
+    return f"{result.to_markdown()}\nfiles: {workdir}"
 
 
 def _train(config, workdir):
