@@ -67,7 +67,7 @@ def measure(
                 callbacks=[watch],
             )
         else:
-            model.predict(workload.batches, count, verbose=0, callbacks=[watch])
+            model.predict(workload.batches, steps=count, verbose=0, callbacks=[watch])
         told, tf32 = note(), policy.read().tensor_float_32
     seconds = [sum(each) for each in _windows(watch.seconds, window)]
     losses = [sum(each) / window for each in _windows(watch.losses, window)]

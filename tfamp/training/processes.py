@@ -116,7 +116,7 @@ def call(
             "This process was started to measure something, and would start others "
             'without end. Put the call below `if __name__ == "__main__":`.'
         )
-    context = _context((function.__module__, *preload))
+    context = _context((__name__, function.__module__, *preload))
     with tempfile.TemporaryDirectory() as folder:
         words = pathlib.Path(folder, "words")
         receiver, sender = context.Pipe(duplex=False)
