@@ -16,5 +16,5 @@ from tfamp.training import app  # noqa: E402
 ROOT = pathlib.Path(__file__).parents[1]
 
 if __name__ == "__main__":
-    app.define_flags(str(ROOT / "configs/unet/digits_on_photographs.py"))
+    app.define_flags(str(ROOT / "configs/unet/digits_on_photographs.py"), jobs)
     app.run()

@@ -3,15 +3,15 @@
 import pytest
 
 from tfamp import errors
+from tfamp.benchmark import jobs
 from tfamp.training import (
     cnn_config,
     compare,
     run_files,
-    step_benchmark,
     train_and_evaluate,
 )
 
-BENCHMARK = step_benchmark.Settings("train", modes=("float32",))
+BENCHMARK = jobs.Settings("train", modes=("float32",))
 
 
 def make_config():
@@ -31,10 +31,10 @@ def leave_run(folder):
 def leave_benchmark(folder):
     """The same of a benchmark."""
     folder.mkdir()
-    settings = step_benchmark.identity(make_config(), BENCHMARK)
+    settings = jobs.identity(make_config(), BENCHMARK)
     run_files.write_config(settings, folder)
     (folder / "cells").mkdir()
-    (folder / "cells/train-float32-batch8-xla_auto-repeat0.json.tmp").write_text("")
+    (folder / "cells/train-tiny-tfamp-float32-xla_auto-repeat0.json.tmp").write_text("")
 
 
 def leave_comparison(folder):
@@ -50,7 +50,7 @@ FOLDERS = {
 }
 JOBS = {
     "run": lambda folder: train_and_evaluate(make_config(), folder),
-    "benchmark": lambda folder: step_benchmark.run(make_config(), folder, BENCHMARK),
+    "benchmark": lambda folder: jobs.run(make_config(), folder, BENCHMARK),
     "comparison": lambda folder: compare.compare(make_config(), folder),
 }
 

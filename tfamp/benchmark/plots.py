@@ -4,7 +4,8 @@ import io
 from typing import Any
 
 _GRAY, _GREEN, _RED = "#6b7280", "#0f766e", "#b91c1c"
-_WIDTH, _LINE = 6.4, 0.34  # Inches.
+# Inches: narrow, so that texts can be read on a phone.
+_WIDTH, _LINE = 4.4, 0.36
 # A bar beyond that would hide the others: it ends there, and the number says it.
 _FAR = 4.0
 
@@ -17,7 +18,7 @@ def draw(report: Any) -> dict[str, str]:
     """
     import matplotlib
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 8}):
         figures = {
             "Speed-up over float32, with its 95 % interval": _speed_ups(report),
             "Loss beside float32's, with its 95 % interval": _losses(report),
@@ -43,15 +44,17 @@ def _figure(height):
     return made, axes
 
 
-def _label(row, several):
-    names = [row.cell.task if several else "", row.cell.column, row.cell.shape]
-    return ", ".join(filter(None, names))
+def _label(report, row):
+    """The column; below it the task, or the shape, where there are several."""
+    shapes = {r.cell.shape for r in report.rows if r.cell.task == row.cell.task}
+    below = [row.cell.task] if len(report.tasks) > 1 else []
+    below += [row.cell.shape] if len(shapes) > 1 else []
+    return "\n".join(filter(None, [row.cell.column, ", ".join(below)]))
 
 
 def _intervals(report, rows, values, at, unit):
     """A line for each row: a point, its interval, and the number beside it."""
     made, axes = _figure(0.8 + _LINE * len(rows))
-    several = len(report.tasks) > 1
     limit = _FAR * max(1.0, sorted(map(abs, (v[0] for v in values)))[len(values) // 2])
     for y, (mean, low, high, text) in enumerate(values):
         surely = low is not None and (low > at or high < at)
@@ -71,7 +74,7 @@ def _intervals(report, rows, values, at, unit):
             textcoords="offset points",
         )
     axes.axvline(at, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [_label(row, several) for row in rows])
+    axes.set_yticks(range(len(rows)), [_label(report, row) for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     return made

@@ -350,7 +350,9 @@ def _answer(rows) -> str:
 
 
 def _is_safe(row):
-    if row.output_error is not None or row.loss_difference is None:
+    if row.loss is None and row.output_error is None:
+        return False  # Not finite.
+    if row.loss_difference is None:
         return True  # Of inference, or of other batches: the error column says it.
     kind = statistics.verdict(row.loss_difference)
     # Above the noise, and still less than a rounding of bfloat16.

@@ -90,7 +90,7 @@ def verdict(found: Estimate | None) -> str:
     """
     if found is None:
         return "not compared"
-    if abs(found.mean) < _EQUAL:
+    if all(x is None or abs(x) < _EQUAL for x in found[:3]):
         return "equal"
     if found.low is None or found.high is None:
         return "no interval"
