@@ -11,6 +11,7 @@ import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
 
+from tfamp.benchmark import jobs  # noqa: E402
 from tfamp.training import app  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[1]
