@@ -63,6 +63,7 @@ def measure(
             model.fit(
                 workload.batches,
                 steps_per_epoch=count * window,
+                shuffle=False,
                 verbose=0,
                 callbacks=[watch],
             )

@@ -406,7 +406,7 @@ def train(plain: dict[str, Any], steps: int) -> dict[str, Any]:
     with synthetic.in_precision(config):
         source = synthetic.create(config)
         model = synthetic.compile_model(source, config, batches)
-        model.fit(source.batches, steps_per_epoch=batches, verbose=0)
+        model.fit(source.batches, steps_per_epoch=batches, shuffle=False, verbose=0)
     host, device = processes.peak_host(), processes.peak_device()
     return {
         "host_bytes": host,
