@@ -1,18 +1,18 @@
 """Every precision mode beside float32, in one run, with a report for people.
 
 python scripts/benchmark.py
+python scripts/benchmark.py --workload=my_script:build
 python scripts/benchmark.py --tasks=digits --config.repeats=5
 python scripts/benchmark.py --config=configs/benchmark/gpu.py
 
 Needs no download. Interrupted, it goes on when the same command is given again.
 """
 
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow starts.
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.benchmark import app  # noqa: E402
+from tfamp.benchmark import app
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "benchmark" / "quick.py"
 

@@ -16,6 +16,7 @@ import pathlib
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 from absl import flags
 
+from tfamp.benchmark import jobs
 from tfamp.training import app
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "bert" / "docstrings.py"
@@ -32,6 +33,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.define_flags(str(CONFIG))
+    app.define_flags(str(CONFIG), jobs)
     flags.DEFINE_string("preset", "", "Pretrained weights for the encoder.")
     app.run(main)

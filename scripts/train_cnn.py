@@ -11,10 +11,11 @@ import pathlib
 
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
+from tfamp.benchmark import jobs
 from tfamp.training import app
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "cnn" / "digits.py"
 
 if __name__ == "__main__":
-    app.define_flags(str(CONFIG))
+    app.define_flags(str(CONFIG), jobs)
     app.run()

@@ -10,10 +10,11 @@ import pathlib
 
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
+from tfamp.benchmark import jobs
 from tfamp.training import app
 
 ROOT = pathlib.Path(__file__).parents[1]
 
 if __name__ == "__main__":
-    app.define_flags(str(ROOT / "configs/unet/digits_on_photographs.py"))
+    app.define_flags(str(ROOT / "configs/unet/digits_on_photographs.py"), jobs)
     app.run()

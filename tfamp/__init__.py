@@ -1,5 +1,8 @@
 """tfamp: mixed precision for TensorFlow and Keras 3, chosen, verified, explained."""
 
+import importlib
+from typing import Any
+
 from tfamp.diagnostics.audit import AuditReport, audit
 from tfamp.errors import (
     DataError,
@@ -56,6 +59,7 @@ __all__ = [
     "TfampError",
     "UnsupportedModeError",
     "audit",
+    "benchmark_model",
     "describe_layers",
     "detect_support",
     "disable",
@@ -74,3 +78,10 @@ __all__ = [
     "sync_thread",
     "wrap_optimizer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what stands above this package when it is asked for, and not before."""
+    if name == "benchmark_model":
+        return importlib.import_module("tfamp.benchmark").benchmark_model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,10 +11,9 @@ import tensorflow as tf
 from matplotlib.image import imread
 from sklearn import metrics
 
+from tfamp.benchmark import cells, measure
 from tfamp.precision import policy
 from tfamp.training import (
-    base_config,
-    benchmark_cell,
     compare,
     segmentation_loss,
     tasks,
@@ -243,13 +242,12 @@ def test_synthetic_batches_are_of_the_size_trained_on():
         unet.check_synthetic(config)
 
 
-@pytest.mark.parametrize("job", benchmark_cell.JOBS)
+@pytest.mark.parametrize("job", cells.JOBS)
 def test_benchmark_times_its_steps(job):
-    config = make_config()
-    base_config.validate(config)
-    cell = benchmark_cell.Cell(job, "mixed_bfloat16", 2, None, "off")
-    figures = benchmark_cell.measure(config, cell, steps=2, warmup=1)
-    assert len(figures["seconds"]) == 2 and figures["mode"] == "mixed_bfloat16"
+    task = cells.get_task(make_config()).to_dict()
+    cell = cells.Cell("unet", "tfamp", "mixed_bfloat16", 2, jit="off")
+    figures = measure.measure(task, cell, job, seed=0, steps=2, warmup=1)
+    assert len(figures["seconds"]) == 2 and "bfloat16" in figures["note"]
     assert "8x8" in figures["description"]
     json.dumps(figures)
 

@@ -14,7 +14,7 @@ left inside a branch. All ways to gate have the same result:
 | replicas in XLA, on GPUs | each its own branch | nothing merges there |
 
 The second and third are for dense gradients of Keras' own optimizers on one device;
-the figures behind them are those of `benchmarks/loss_scale_step.py`.
+the figures behind them are those of `results/loss_scale_step`.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Training: one trainer over Keras `fit`, tasks, comparison of precision modes."""
 
-from tfamp.training.batch_size_finder import find_batch_size
+from tfamp.training.batch_size import find_batch_size
 from tfamp.training.run_files import RunResult
 from tfamp.training.trainer import train_and_evaluate
 

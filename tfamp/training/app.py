@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,14 +18,11 @@ from ml_collections import config_flags
 from tfamp import errors
 from tfamp.training import (
     base_config,
-    batch_size_finder,
-    batch_size_flags,
-    benchmark_flags,
+    batch_size,
     compare,
     distribution,
     plots,
     run_files,
-    step_benchmark,
     tasks,
     trainer,
 )
@@ -116,40 +114,44 @@ def _check_run(config, _=None):
             trainer.build(task, config)
 
 
-def _benchmark(config, workdir, asked):
-    timed = step_benchmark.run(config, workdir, asked, report=say)
-    if all(row.failed for row in timed.rows):
-        raise errors.RunError(
-            f"Every cell of the benchmark failed, see {workdir}/report.md. Received "
-            f"of the first: {timed.rows[0].failed}"
-        )
-    return f"{timed.to_markdown()}\nfiles: {workdir}"
-
-
 def _find_batch_size(config, workdir, asked):
-    found = batch_size_finder.run(config, workdir, asked, report=say)
+    found = batch_size.run(config, workdir, asked, report=say)
     return f"{found.to_text()}\nfiles: {workdir}"
 
 
-_MEASURED = Job(_benchmark, step_benchmark.plan, step_benchmark.identity)
 JOBS = {
     "compare": Job(_compare, _check_comparison),
     "train": Job(_train, _check_run),
-    **dict.fromkeys(benchmark_flags.JOBS, _MEASURED),
 }
 # That of --find_batch_size.
-SEARCH = Job(_find_batch_size, batch_size_finder.plan, batch_size_finder.identity)
+_SEARCH = Job(_find_batch_size, batch_size.plan, batch_size.identity)
+# `tfamp.benchmark.jobs`, from the scripts: training imports nothing of the benchmarks,
+# which import it.
+_benchmarks: Any = None
+
+
+def _benchmark(config, workdir, asked):
+    result = _benchmarks.run(config, workdir, asked, say)
+    if result.failed:
+        raise errors.RunError(
+            f"Every cell of the benchmark failed, see {workdir}/report.md. Received of "
+            f"the first: {result.failed}"
+        )
+    return f"{result.to_markdown()}\nfiles: {workdir}"
 
 
 # ---- The command line ----
 
 
-def define_flags(default_config: str) -> None:
+def define_flags(default_config: str, benchmarks: types.ModuleType) -> None:
     """Defines the flags of a training script.
 
     Args:
       default_config: Path of the default configuration; must work offline.
+      benchmarks: `tfamp.benchmark.jobs`, the jobs besides those here.
     """
+    global _benchmarks
+    _benchmarks = benchmarks
     define_config(default_config)
     flags.DEFINE_string(
         "workdir", None, "Folder of the run; default: runs/NAME-HASH of the settings."
@@ -159,16 +161,16 @@ def define_flags(default_config: str) -> None:
     flags.DEFINE_enum(
         "job",
         "compare",
-        list(JOBS),
+        [*JOBS, *benchmarks.JOBS],
         "compare: float32 and the mixed mode; train: one mode; train_benchmark and "
         "inference_benchmark: steps timed on synthetic data.",
     )
     flags.DEFINE_integer("seeds", 1, "How many seeds to compare over.", lower_bound=1)
     flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
     flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
-    benchmark_flags.define()
-    batch_size_flags.define()
-    show_in_help(__name__, benchmark_flags.__name__, batch_size_flags.__name__)
+    benchmarks.define()
+    batch_size.define()
+    show_in_help(__name__, benchmarks.__name__, batch_size.__name__)
 
 
 def show_in_help(*modules: str) -> None:
@@ -279,11 +281,14 @@ def run_flags() -> None:
             f"--seeds belongs to --job=compare. Received: --seeds={values.seeds}."
         )
     given = [name for name in ("job", "seeds") if flags.FLAGS[name].present]
-    benchmark = benchmark_flags.settings(values.job, values.tiny)
-    search = batch_size_flags.settings(given, values.tiny)
-    job, asked = JOBS[values.job], search or benchmark or values.seeds
-    if search:
-        job = SEARCH
+    benchmark = _benchmarks.settings(values.job, values.tiny)
+    if search := batch_size.settings(given, values.tiny):
+        job, asked = _SEARCH, search
+    elif benchmark:
+        job = Job(_benchmark, _benchmarks.plan, _benchmarks.identity)
+        asked = benchmark
+    else:
+        job, asked = JOBS[values.job], values.seeds
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
     named = job.identity(config, asked)
     workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))

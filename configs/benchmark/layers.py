@@ -1,0 +1,24 @@
+"""Single layers in float32 and in 16 bits: which are slower?
+
+    python scripts/benchmark.py --config=configs/benchmark/layers.py
+
+`keras mixed_bfloat16` computes every layer in bfloat16; tfamp's keeps in float32 those
+that are slower so on this device (`tfamp.status().float32_layers`).
+"""
+
+import pathlib
+
+from tfamp.benchmark import cells, workloads
+
+MODELS = pathlib.Path(__file__).with_name("models.py")
+
+
+def get_config():
+    """Returns the configuration."""
+    config = cells.get_config()
+    config.name = "layers"
+    for name in workloads.find(f"{MODELS}:LAYERS"):
+        task = cells.get_task(f"{MODELS}:layer", name=name)
+        task.modes = ("float32", "mixed_bfloat16")
+        config.tasks[name] = task
+    return config

@@ -1,0 +1,139 @@
+"""The benchmark jobs of the training scripts: which cells, and NVIDIA's tables."""
+
+import pytest
+
+from tfamp.benchmark import cells, jobs, report
+from tfamp.training import bert_config, cnn_config
+
+MACHINE = {"machine": "a CPU", "versions": {}, "date": "2026-11-22"}
+
+
+def make_config():
+    config = cnn_config.get_cnn_config()
+    config.name, config.data.name, config.data.image_size = "tiny", "digits", 8
+    config.precision.mode = "mixed_bfloat16"
+    return config
+
+
+def make_texts():
+    config = bert_config.get_bert_config()
+    config.name, config.data.sequence_length = "texts", 16
+    config.model.update(config.tiny.model)
+    return config
+
+
+def plan(config, **fields):
+    return [cell[2:] for cell in jobs.plan(config, jobs.Settings("train", **fields))]
+
+
+def test_cells_by_default_are_those_of_the_configuration():
+    config = make_config()
+    config.float32.batch_size = 24
+    assert plan(config) == [
+        ("float32", 24, None, "auto"),
+        ("mixed_bfloat16", 32, None, "auto"),
+    ]
+
+
+def test_cells_are_all_combinations_with_the_modes_next_to_each_other():
+    found = plan(
+        make_texts(),
+        modes=("float32", "mixed_float16"),
+        batch_sizes=(8, 16),
+        sequence_lengths=(16, 32),
+        jit=("off", "on"),
+    )
+    assert found[:2] == [("float32", 8, 16, "off"), ("mixed_float16", 8, 16, "off")]
+    assert len(found) == len(set(found)) == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"modes": ("fp16",)}, "some of float32"),
+        ({"jit": ("maybe",)}, "some of auto"),
+        ({"batch_sizes": (0,)}, "at least 1"),
+        ({"sequence_lengths": (8,)}, "Only texts have a sequence length"),
+        ({"steps": 0}, "steps must be at least 1"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        plan(make_config(), **fields)
+
+
+def test_model_that_no_cell_could_build_is_refused_before_any_work():
+    config = make_config()
+    config.data.name = "unheard_of"
+    with pytest.raises(ValueError, match="unheard_of"):
+        plan(config)
+
+
+def test_folder_does_not_depend_on_what_no_cell_uses():
+    one, other = make_config(), make_config()
+    other.epochs, other.data_dir = 7, "/elsewhere"
+    few = jobs.Settings("train")
+    many = few._replace(batch_sizes=(8,), modes=("tf32",), repeats=5)
+    assert jobs.identity(one, few) == jobs.identity(other, many)
+    assert jobs.identity(one, few) != jobs.identity(one, few._replace(steps=7))
+
+
+# ---- The tables ----
+
+
+def figures(seconds, **changes):
+    fields = {"examples": 8, "first_step_seconds": 1.5, "skipped_steps": None}
+    fields |= {"loss_scale": None, "host_bytes": 2**30, "device_bytes": None}
+    fields |= {"xla": False, "tensor_float_32": False, "note": "", "unit": "images"}
+    fields |= {"description": "net", "parameters": 7, "outputs": None}
+    return {"seconds": seconds, "losses": [2.0] * len(seconds), **fields, **changes}
+
+
+def result(job, found):
+    settings = jobs.Settings(job, modes=("float32", "tf32", "mixed_bfloat16"))
+    config = jobs._benchmark(make_config(), settings)
+    measured = {
+        cells.Cell("tiny", "tfamp", mode, size): {r: each for r in range(3)}
+        for (mode, size), each in found.items()
+    }
+    made = report.make(config, measured, {}, (), MACHINE, ())
+    return jobs.Result(made, job).to_markdown()
+
+
+def test_training_table_is_laid_out_as_the_published_ones():
+    text = result(
+        "train",
+        {
+            ("float32", 8): figures([0.1] * 3),
+            ("tf32", 8): figures([0.08] * 3),
+            ("mixed_bfloat16", 16): figures([0.1] * 3, examples=16),
+        },
+    )
+    heads, _, *rows = (x.split("|")[1:-1] for x in text.splitlines() if x[:1] == "|")
+    heads = [head.strip() for head in heads]
+    mixed = dict(zip(heads, (cell.strip() for cell in rows[1]), strict=False))
+    assert mixed["batch size (mode, FP32)"] == "16, 8" and mixed["GPU/CPU"] == "a CPU"
+    assert mixed["throughput mode (images/s)"] == "160.00"
+    assert mixed["throughput FP32 (images/s)"] == "80.00"
+    assert mixed["throughput TF32 (images/s)"] == "100.00"
+    assert mixed["speed-up"] == "2.00x (2.00 to 2.00)"
+    assert mixed["speed-up over TF32"] == "1.60x (1.60 to 1.60)"
+    assert mixed["loss - FP32's"] == "not compared"  # Batches of other sizes.
+
+
+def test_inference_table_has_the_averages_and_the_percentiles():
+    slow = [0.1] * 9 + [1.0]
+    text = result(
+        "inference",
+        {
+            ("float32", 8): figures(slow, losses=[], outputs=[1.0, 4.0]),
+            ("mixed_bfloat16", 8): figures([0.1] * 10, losses=[], outputs=[1.0, 4.1]),
+        },
+    )
+    lines = text.splitlines()
+    head = next(line for line in lines if line.startswith("| batch size"))
+    for name in ("throughput avg", "latency avg", "90 %", "95 %", "99 %"):
+        assert name in head
+    row = next(line for line in lines if "mixed_bfloat16" in line and "| 80.00" in line)
+    assert "1.90x" in row and "0.025 of the largest output" in row

@@ -1,0 +1,275 @@
+"""The report: rows and answers from figures, and the same as tables, page and JSON."""
+
+import html.parser
+import json
+
+import pytest
+
+from tfamp.benchmark import accuracy, cells, report, statistics
+
+REPEATS = range(3)
+NOISE = {0: 0.99, 1: 1.0, 2: 1.01}
+MACHINE = {
+    "date": "2026-11-22",
+    "command": "python scripts/benchmark.py",
+    "commit": "a1",
+}
+MACHINE |= {"machine": "a <b> CPU", "cpu_cores": 2, "versions": {"keras": "3.15.1"}}
+
+
+def figures(seconds=0.1, loss=2.0, **changes):
+    """What one process measured."""
+    return {
+        "seconds": [seconds] * 4,
+        "examples": 8,
+        "first_step_seconds": 1.5,
+        "losses": [loss + 1, loss, loss, loss, loss],
+        "outputs": None,
+        "skipped_steps": None,
+        "loss_scale": None,
+        "host_bytes": 2**30,
+        "device_bytes": None,
+        "xla": False,
+        "tensor_float_32": False,
+        "note": "asked for",
+        "unit": "images",
+        "description": "a <net>",
+        "parameters": 1234,
+        **changes,
+    }
+
+
+def repeats(seconds, loss=2.0, wobble=0.0, **changes):
+    """A cell's repeats: all cells of a repeat are slow together."""
+    return {
+        r: figures(seconds * NOISE[r] ** 3, loss * (1 + wobble * (r - 1)), **changes)
+        for r in REPEATS
+    }
+
+
+def make(measured, failures=(), job="train", times=(), **task):
+    """A report of {cell: repeats} of one task."""
+    config = cells.get_config()
+    config.name, config.job = "some", job
+    config.tasks.net = cells.get_task("configs/benchmark/models.py:mlp")
+    config.tasks.net.update(task)
+    failures = dict(failures)
+    found = {**{cell: {} for cell in failures}, **measured}
+    return report.make(config, found, failures, times, MACHINE, ["a note"])
+
+
+def cell(mode, framework="tfamp", **fields):
+    return cells.Cell("net", framework, mode, **fields)
+
+
+BASE, FAST = cell("float32"), cell("mixed_bfloat16")
+SLOW, PEER = cell("mixed_float16"), cell("float32", "keras")
+ALL = {
+    BASE: repeats(0.1),
+    FAST: repeats(0.05, wobble=0.01, host_bytes=2**29),
+    SLOW: repeats(1.0, loss_scale=32768.0, skipped_steps=1),
+    PEER: repeats(0.11),
+}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make(ALL, {cell("tf32"): "no <GPU>"})
+
+
+def row_of(made, wanted):
+    return next(row for row in made.rows if row.cell == wanted)
+
+
+def test_speed_up_is_paired_by_repeat(made):
+    found = row_of(made, FAST)
+    assert found.speed_up.mean == pytest.approx(2.0)
+    assert found.speed_up.low == pytest.approx(2.0)  # What slows all is no noise.
+    assert found.rate == pytest.approx(160) and found.step_ms[1] == pytest.approx(50)
+    assert row_of(made, BASE).is_base and not row_of(made, PEER).is_base
+
+
+def test_loss_is_of_the_timed_steps_and_has_its_interval(made):
+    found = row_of(made, FAST)
+    assert found.loss == pytest.approx(2.0)
+    assert found.loss_difference.low < 0 < found.loss_difference.high
+    assert found.error == "+0.00 % (-2.48 to +2.48), within noise"
+    assert row_of(made, PEER).error == "+0.00 % (+0.00 to +0.00), equal"
+
+
+def test_answer_says_mode_speed_memory_and_loss(made):
+    assert made.answers() == {
+        "net": "mixed_bfloat16 is 2.00x (2.00 to 2.00) as fast as float32, peak memory "
+        "0.50 GiB instead of 1.00, loss +0.00 % (-2.48 to +2.48), within noise."
+    }
+
+
+@pytest.mark.parametrize(
+    ("fast", "words"),
+    [
+        ({FAST: repeats(0.2)}, "stay in float32: no mode is surely faster"),
+        ({FAST: repeats(0.05, 2.2)}, "stay in float32"),  # Another loss.
+        ({FAST: repeats(0.05, 1.8)}, "mixed_bfloat16 is 2.00x"),  # A lower one.
+        ({}, "no other mode has figures"),
+        ({PEER: repeats(0.01)}, "no other mode has figures"),  # Not ours to set.
+    ],
+)
+def test_answer_is_float32_unless_a_mode_is_faster_with_the_same_loss(fast, words):
+    assert words in make({BASE: repeats(0.1), **fast}).answers()["net"]
+
+
+def test_without_float32_there_is_no_speed_up_and_the_column_says_so():
+    made = make({FAST: repeats(0.1)}, {BASE: "OOM"})
+    (found,) = [row for row in made.rows if not row.failed]
+    assert found.speed_up is None and found.error == "no float32"
+    assert "nothing to compare with" in made.answers()["net"]
+
+
+def test_loss_that_is_not_finite_is_told_and_is_no_answer():
+    losses = {r: figures(0.05, losses=[3.0, None, 2.0, 2.0, 2.0]) for r in REPEATS}
+    made = make({BASE: repeats(0.1), FAST: losses})
+    assert row_of(made, FAST).error == "not finite"
+    assert "stay in float32" in made.answers()["net"]
+
+
+def test_batches_of_other_sizes_are_compared_by_examples_and_not_by_loss():
+    base, other = BASE._replace(batch_size=8), FAST._replace(batch_size=16)
+    made = make({base: repeats(0.1), other: repeats(0.1, examples=16)})
+    assert row_of(made, other).speed_up.mean == pytest.approx(2.0)
+    assert row_of(made, other).error == "not compared"
+
+
+def test_inference_has_the_error_of_the_outputs():
+    base = repeats(0.1, losses=[], outputs=[1.0, -4.0])
+    other = repeats(0.05, losses=[], outputs=[1.1, -4.0])
+    made = make({BASE: base, FAST: other}, job="inference")
+    assert row_of(made, FAST).output_error == pytest.approx(0.1 / 4)
+    assert "0.025 of the largest output" in made.answers()["net"]
+
+
+def test_repeats_before_a_failure_count_and_the_reason_is_told():
+    made = make({BASE: repeats(0.1), FAST: {0: figures(0.05)}}, {FAST: "OOM"})
+    assert row_of(made, FAST).speed_up.low is None
+    assert "net: mixed_bfloat16: 1 of 3 repeats, then: OOM" in made.notes
+
+
+def test_markdown_has_a_row_for_each_cell_and_the_reasons(made):
+    text = made.to_markdown()
+    assert text.startswith("# some\n\n- **net**: mixed_bfloat16 is 2.00x")
+    assert "| mixed_float16  | batch 8 | 0.10x (0.10 to 0.10)" in text
+    assert "- net: tf32: no <GPU>" in text and "- commit: a1" in text
+    assert "32,768" in text and "a note" in text
+
+
+def test_no_speed_up_is_without_its_error(made):
+    for table in made.tables().values():
+        for line in table:
+            assert line["speed-up"] == "-" or line["loss - float32's"] != "-"
+
+
+def test_json_has_every_figure(made):
+    stored = json.loads(json.dumps(made.to_dict()))
+    assert stored["schema_version"] == report.SCHEMA_VERSION
+    assert stored["rows"][2]["mode"] == "mixed_bfloat16"
+    assert stored["rows"][2]["speed_up"]["mean"] == pytest.approx(2.0)
+    assert stored["rows"][0]["failed"] == "no <GPU>"
+
+
+# ---- Time to accuracy ----
+
+
+def run(reached, failed=""):
+    points = ((1.0, 0.5), (2.0, 0.9))
+    return accuracy.Run(points, reached, 0.9, failed)
+
+
+TIMES = {
+    "float32": {0: run(4.0), 1: run(6.0), 2: run(8.0)},
+    "mixed_bfloat16": {0: run(2.0), 1: run(3.0), 2: run(4.0)},
+}
+
+
+def test_time_to_accuracy_is_compared_by_seed():
+    base, mixed = accuracy.summarize("net", TIMES, 0.9)
+    assert base.ratio is None and base.seconds == 6.0
+    assert mixed.ratio == (2.0, 2.0, 2.0, 3) and mixed.reached == 3
+
+
+def test_ratio_of_less_than_half_of_the_seeds_is_withheld():
+    runs = {**TIMES, "mixed_bfloat16": {0: run(2.0), 1: run(None), 2: run(None, "x")}}
+    _, mixed = accuracy.summarize("net", runs, 0.9)
+    assert mixed.ratio is None and mixed.reached == 1 and mixed.failed == "x"
+
+
+@pytest.mark.parametrize(
+    ("scores", "target", "lower", "reached"),
+    [
+        ([0.5, 0.9, 0.95], 0.9, False, 2.0),
+        ([0.5, 0.9 - 5e-8, 0.7], 0.9, False, 2.0),  # Its own rounding.
+        ([0.5, 0.6, 0.7], 0.9, False, None),
+        ([3.0, 2.0, 1.0], 2.5, True, 2.0),
+    ],
+)
+def test_target_is_reached_by_the_first_score_that_is_as_good(
+    scores, target, lower, reached
+):
+    points = [[float(i), score] for i, score in enumerate(scores, 1)]
+    found = {"points": points, "lower": lower, "test_score": 0.5}
+    assert accuracy.read(found, target).reached == reached
+
+
+# ---- The page ----
+
+
+class Page(html.parser.HTMLParser):
+    """Tags and visible text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self._open = [], "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def page():
+    times = accuracy.summarize("net", TIMES, 0.9)
+    return make(ALL, {cell("tf32"): "no <GPU>"}, times=times).to_html()
+
+
+def test_page_begins_with_the_answer_and_escapes_texts(page):
+    text = Page(page).text
+    assert text.index("mixed_bfloat16 is 2.00x") < text.index("Speed-up over float32")
+    assert "a <net>" in text and "<net>" not in page and "no <GPU>" in text
+
+
+def test_page_has_three_figures_and_fetches_nothing(page):
+    tags = Page(page).tags
+    assert [tag for tag, _ in tags].count("svg") == 3
+    assert {tag for tag, _ in tags}.isdisjoint({"script", "link", "img", "iframe"})
+    assert not any("http" in (a.get("src") or "") for _, a in tags)
+
+
+def test_page_suits_a_phone(page):
+    assert 'name="viewport"' in page and "max-width: 40rem" in page
+    labels = [a["data-name"] for tag, a in Page(page).tags if tag == "td"]
+    assert "speed-up" in labels and "loss - float32's" in labels
+    columns = [a for tag, a in Page(page).tags if tag == "td"]
+    assert len(columns) == len(labels)
+
+
+def test_page_of_failures_alone_is_still_a_page():
+    text = Page(make({}, {BASE: "OOM"}).to_html()).text
+    assert "OOM" in text and "nothing to compare with" in text
+
+
+def test_times_are_said_in_few_digits():
+    assert report.times(statistics.Estimate(0.0333, 0.03, 0.04, 3)) == (
+        "0.033x (0.030 to 0.040)"
+    )
+    assert report.times(None) == "-"

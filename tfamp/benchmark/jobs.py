@@ -1,0 +1,290 @@
+"""`--job=train_benchmark` and `inference_benchmark` of the training scripts.
+
+The harness of every benchmark, over batch sizes, lengths, modes and XLA of one training
+configuration; tables in the layout of NVIDIA's DeepLearningExamples.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from absl import flags, logging
+
+from tfamp.benchmark import cells, report, runner
+from tfamp.training import base_config, compare, run_files
+
+# Value of --job -> job of a benchmark.
+JOBS = {"train_benchmark": "train", "inference_benchmark": "inference"}
+_TINY = {"steps": 2, "warmup": 1, "repeats": 1}
+_PREFIX = "benchmark_"
+_GIB = 2**30
+# Fields of a configuration that no cell depends on.
+_UNUSED = (
+    *("data_dir", "manual_dir", "epochs", "eval_batch_size"),
+    *("validation_fraction", "limit_examples"),
+)
+
+
+class Settings(NamedTuple):
+    """What a job measures; cells are all combinations.
+
+    Attributes:
+      job: "train" or "inference".
+      batch_sizes: Examples in a batch; empty: the configuration's, of float32 and tf32
+        that of `config.float32` where it has one.
+      sequence_lengths: Tokens of an example; empty: the configuration's.
+      modes: Precision modes; empty: float32 and the configuration's mixed one, as a
+        comparison chooses it.
+      jit: "auto", "on", "off"; empty: as the configuration says.
+      steps: Timed steps of each process.
+      warmup: Steps before them, the first one included.
+      repeats: Processes of each cell.
+    """
+
+    job: str
+    batch_sizes: tuple[int, ...] = ()
+    sequence_lengths: tuple[int, ...] = ()
+    modes: tuple[str, ...] = ()
+    jit: tuple[str, ...] = ()
+    steps: int = 20
+    warmup: int = 5
+    repeats: int = 3
+
+
+def define() -> None:
+    """Defines the flags; each is a field of `Settings`."""
+    defaults = Settings._field_defaults
+    for name, text in (
+        ("batch_sizes", "Batch sizes; default: the configuration's."),
+        ("sequence_lengths", "Lengths; default: the configuration's."),
+        ("modes", "Modes; default: float32 and the configuration's."),
+        ("jit", "XLA: auto, on, off; default: as the configuration says."),
+    ):
+        flags.DEFINE_list(_PREFIX + name, [], text)
+    for name, text in (
+        ("steps", "Timed steps of each process; with accumulation, whole windows."),
+        ("warmup", "Steps before them, the first one included."),
+        ("repeats", "Processes of each cell, interleaved."),
+    ):
+        flags.DEFINE_integer(_PREFIX + name, defaults[name], text, lower_bound=1)
+
+
+def settings(job: str, tiny: bool = False) -> Settings | None:
+    """Returns what the flags ask for; None if the job is no benchmark.
+
+    Args:
+      job: Value of --job.
+      tiny: Whether a run of seconds is wanted; numbers that were given still count.
+
+    Raises:
+      ValueError: If a flag makes no sense, or belongs to another job.
+    """
+    found = {name: flags.FLAGS[_PREFIX + name] for name in Settings._fields[1:]}
+    given = [flag.name for flag in found.values() if flag.present]
+    if job not in JOBS:
+        if given:
+            raise ValueError(
+                f"--{given[0]} belongs to --job={' and --job='.join(JOBS)}. "
+                f"Received: --job={job}."
+            )
+        return None
+    values: dict[str, Any] = {name: flag.value for name, flag in found.items()}
+    if tiny:
+        values |= {k: v for k, v in _TINY.items() if not found[k].present}
+    for name in ("modes", "jit"):
+        values[name] = tuple(values[name])
+    for name in ("batch_sizes", "sequence_lengths"):
+        try:
+            values[name] = tuple(map(int, values[name]))
+        except ValueError as error:
+            raise ValueError(
+                f"--{_PREFIX}{name} must be whole numbers with commas between them. "
+                f"Received: {','.join(values[name])!r}."
+            ) from error
+    return Settings(JOBS[job], **values)
+
+
+def _benchmark(config, settings):
+    """The configuration of the benchmark that a job is."""
+    config = base_config.settle_rewrite(config)
+    defaults = base_config.get_config()
+    with config.unlocked():
+        config.update({name: defaults[name] for name in _UNUSED})
+    made = cells.get_config()
+    made.name = f"{config.name}-{settings.job}-benchmark"
+    made.job, made.seed = settings.job, config.seed
+    for name in ("steps", "warmup", "repeats"):
+        made[name] = getattr(settings, name)
+    task = cells.get_task(config)
+    precision = config.precision
+    mixed, _ = compare.mixed_mode(precision.mode, precision.graph_rewrite)
+    if precision.graph_rewrite:
+        mixed = mixed.replace("mixed", "rewrite")
+    task.modes = settings.modes or ("float32", mixed)
+    asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
+    task.jit = settings.jit or (asked,)
+    task.frameworks = ("tfamp",)
+    task.batch_sizes, lengths = settings.batch_sizes, settings.sequence_lengths
+    if lengths and not config.data.get("sequence_length"):
+        raise ValueError(
+            "Only texts have a sequence length. Received: sequence lengths "
+            f"{lengths} for config.task={config.task!r}."
+        )
+    own = config.data.get("sequence_length")
+    task.sequence_lengths = lengths or ((own,) if own else ())
+    made.tasks[config.name] = task
+    return made
+
+
+def identity(config, settings: Settings):
+    """Returns the configuration of a job's folder: what its cells share.
+
+    Args:
+      config: The configuration of the model.
+      settings: What to measure; more cells and more repeats go on from those there are.
+    """
+    return cells.identity(_benchmark(config, settings))
+
+
+def plan(config, settings: Settings) -> list[cells.Cell]:
+    """Returns the cells.
+
+    Args:
+      config: The configuration of the model.
+      settings: What to measure.
+
+    Raises:
+      DataError: If the preset is missing or malformed.
+      ValueError: If a setting makes no sense, or a mode is unknown.
+    """
+    made = _benchmark(config, settings)
+    planned = cells.plan(made)
+    runner.check(made, planned)
+    return planned
+
+
+def run(
+    config,
+    workdir: str | os.PathLike,
+    settings: Settings,
+    say: Callable[[str], object] = logging.info,
+) -> "Result":
+    """Measures every cell and writes `report.md`, `report.html` and `benchmark.json`.
+
+    Args:
+      config: The configuration; its data are not used.
+      workdir: The benchmark's folder.
+      settings: What to measure.
+      say: Function that is told of each process.
+
+    Returns:
+      A `Result`.
+
+    Raises:
+      DataError, RunError, ValueError: As `runner.run`.
+    """
+    made = runner.run(_benchmark(config, settings), workdir, say)
+    result = Result(made, settings.job)
+    run_files.write_text(pathlib.Path(workdir, "report.md"), result.to_markdown())
+    return result
+
+
+class Result(NamedTuple):
+    """A benchmark in the layout of the published ones."""
+
+    report: report.Report
+    job: str
+
+    @property
+    def failed(self) -> str:
+        """Why the first cell failed, if all of them did; else ""."""
+        rows = self.report.rows
+        return rows[0].failed if all(row.failed for row in rows) else ""
+
+    def to_markdown(self) -> str:
+        """Returns the tables and the notes."""
+        measured = [row for row in self.report.rows if not row.failed]
+        if self.job == "train":
+            first = [self._pair(r) for r in measured if r.cell.mode != "float32"]
+        else:
+            first = [self._inference(row) for row in measured]
+        tables = [first, [self._detail(row) for row in measured]]
+        lines = [f"# {self.report.name} on {self.report.machine['machine']}", ""]
+        for table in filter(None, tables):
+            lines += [*report.markdown(table), ""]
+        failed = [f"failed: {line}" for line in self.report.failures()]
+        described = [task["description"] for task in self.report.tasks.values()]
+        notes = (*described, *self.report.explanations(), *self.report.notes, *failed)
+        facts = [f"{name}: {value}" for name, value in self.report.facts().items()]
+        return "\n".join([*lines, *(f"- {line}" for line in (*notes, *facts)), ""])
+
+    def _find(self, cell):
+        return next((r for r in self.report.rows if r.cell == cell and cell), None)
+
+    def _pair(self, row):
+        """Training in a mode beside float32 and, where measured, TF32."""
+        base = self._find(row.base)
+        unit = next(iter(self.report.tasks.values()))["unit"]
+        rate = row.speed_up_over_tf32
+        tf32 = row.rate / rate.mean if rate and row.cell.mode != "tf32" else None
+        return {
+            "GPU/CPU": self.report.machine["machine"],
+            "sequence length": _text(row.cell.sequence_length, "d"),
+            "batch size (mode, FP32)": f"{row.cell.batch_size}, "
+            + _text(base and base.cell.batch_size, "d"),
+            "mode": row.cell.mode,
+            "XLA": "on" if row.xla else "off",
+            f"throughput mode ({unit}/s)": f"{row.rate:.2f}",
+            f"throughput FP32 ({unit}/s)": _text(base and base.rate, ".2f"),
+            f"throughput TF32 ({unit}/s)": _text(tf32, ".2f"),
+            "speed-up": report.times(row.speed_up),
+            "speed-up over TF32": report.times(row.speed_up_over_tf32),
+            "loss - FP32's": row.error,
+        }
+
+    def _inference(self, row):
+        points = ("average", *report.PERCENTILES[:-1])
+        return {
+            **_place(row),
+            "throughput avg": f"{row.rate_average:.2f}",
+            **_latencies(row, points),
+            "speed-up": report.times(row.speed_up),
+            "speed-up over TF32": report.times(row.speed_up_over_tf32),
+            "output error": row.error,
+        }
+
+    def _detail(self, row):
+        """What the published tables leave out."""
+        training = self.job == "train"
+        points = ("average", *report.PERCENTILES) if training else (100,)
+        return {
+            **_place(row),
+            "throughput median": f"{row.rate:.2f}",
+            "avg": f"{row.rate_average:.2f}",
+            **_latencies(row, points),
+            "first step (s)": f"{row.first_step_seconds:.1f}",
+            "memory (GiB)": _text(row.memory and row.memory / _GIB, ".2f"),
+            "mean loss": _text(row.loss, ".4f"),
+            "skipped steps": _text(row.skipped_steps, "d"),
+            "loss scale": _text(row.loss_scale, ".0f"),
+            "TF32 allowed": "on" if row.tensor_float_32 else "off",
+        }
+
+
+def _place(row):
+    return {
+        "sequence length": _text(row.cell.sequence_length, "d"),
+        "batch size": f"{row.cell.batch_size}",
+        "precision": row.cell.mode,
+        "XLA": "on" if row.xla else "off",
+    }
+
+
+def _latencies(row, points):
+    names = {p: "avg" if p == "average" else f"{p} %" for p in points}
+    return {f"latency {names[p]} (ms)": f"{row.latency_ms[str(p)]:.1f}" for p in points}
+
+
+def _text(value, form):
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,369 @@
+"""Runs the cells of a benchmark, each in a fresh process, and resumes.
+
+The repeats are interleaved: every cell once, then every cell again, so that a machine
+that is busy for a while slows all modes and not one.
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+import tfamp
+from tfamp import errors
+from tfamp.benchmark import accuracy, cells, measure, report, torch_peer, workloads
+from tfamp.benchmark.torch_peer import exchange
+from tfamp.diagnostics import doctor
+from tfamp.training import processes, run_files, synthetic
+
+_SCHEMA_VERSION = 2  # Of the files of cells.
+# Facts that are the calling process' own; each cell sets them for itself.
+_OWN_FACTS = ("TF32 flag", "dtype policy", "graph rewrite")
+
+
+def benchmark_model(
+    workload: str | Callable[..., Any],
+    modes: tuple[str, ...] | None = None,
+    *,
+    frameworks: tuple[str, ...] = ("tfamp", "keras"),
+    batch_sizes: tuple[int, ...] = (),
+    repeats: int = 3,
+    steps: int = 20,
+    warmup: int = 10,
+    memory_limit_mb: int | None = None,
+    workdir: str | os.PathLike | None = None,
+    say: Callable[[str], object] = logging.info,
+) -> report.Report:
+    """Measures which precision mode is fastest for a model here, and what it costs.
+
+    Each cell (mode, batch size) is measured in a fresh process, under
+    `tfamp.enable(mode)`, by the step of `fit`: time, examples a second, peak memory,
+    and the loss over equal steps from the same seed. A cell that fails is a row with
+    its reason.
+
+    Args:
+      workload: A function at the top level of a file, or its name: "module:function" or
+        "file.py:function". It returns a compiled Keras model and a `tf.data.Dataset` of
+        batches, and is called in each process; layers that it makes with a dtype of
+        their own keep it.
+      modes: Precision modes; "rewrite_bfloat16" and "rewrite_float16" for the graph
+        rewrite. None: float32 and those that are fast on this host.
+      frameworks: "tfamp", and "keras" for plain Keras with its dtype policy.
+      batch_sizes: Given to the function as `batch_size`; empty: it is called without.
+      repeats: Processes of each cell; of one there is no interval.
+      steps: Timed steps of each.
+      warmup: Steps before them, the first one included.
+      memory_limit_mb: What a process may hold, in MiB, of the host's or GPU's memory.
+      workdir: Folder for `report.html`, `report.md`, `benchmark.json` and what was
+        measured, which a second call does not repeat. None: nothing is kept.
+      say: Function that is told of each process.
+
+    Returns:
+      A `report.Report`; `print` it.
+
+    Raises:
+      RunError: If the folder cannot be written or holds anything but this benchmark.
+      ValueError: If there is no such function, or a setting makes no sense.
+
+    Example:
+      print(tfamp.benchmark_model("my_script:build"))
+    """
+    config = cells.get_config()
+    task = cells.get_task(workload)
+    task.modes, task.frameworks = tuple(modes or ()), tuple(frameworks)
+    task.batch_sizes = tuple(batch_sizes)
+    config.name = name = task.function.rpartition(":")[2]
+    config.tasks[name] = task
+    config.repeats, config.steps, config.warmup = repeats, steps, warmup
+    config.memory_limit_mb = memory_limit_mb
+    if workdir is not None:
+        return run(config, workdir, say)
+    with tempfile.TemporaryDirectory() as folder:
+        return run(config, folder, say)
+
+
+def run(
+    config,
+    workdir: str | os.PathLike,
+    say: Callable[[str], object] = logging.info,
+    command: str = "",
+) -> report.Report:
+    """Measures what is missing, and writes the report.
+
+    What a cell's process measured stays in `cells/`, and is not measured again on the
+    same machine with the same versions and switches. A cell that fails is a row with
+    its reason; the next call tries it again.
+
+    Args:
+      config: The configuration, see `cells.get_config`.
+      workdir: The benchmark's folder.
+      say: Function that is told of each process.
+      command: The command that a user gave, for the report.
+
+    Returns:
+      A `report.Report`.
+
+    Raises:
+      DataError: If a preset is missing or malformed.
+      RunError: If the folder cannot be written or holds anything but this benchmark.
+      ValueError: If a setting makes no sense.
+    """
+    planned = cells.plan(config)
+    runs = accuracy.plan(config)
+    versions, no_torch = _find_torch(config, planned)
+    if no_torch:
+        say(f"without PyTorch: {no_torch}")
+        planned = [cell for cell in planned if cell.framework != "torch"]
+    check(config, planned)
+    shared = cells.identity(config)
+    folder = run_files.open_folder(shared, workdir, "benchmark")
+    with run_files.locked(folder):
+        run_files.write_config(shared, folder)
+        (folder / "cells").mkdir(exist_ok=True)
+        described = doctor.describe()
+        harness = _Harness(config, folder, described, versions, say)
+        harness.total = config.repeats * len(planned) + len(runs)
+        measured, failures = harness.measure(planned)
+        rows = harness.train(runs)
+        made = report.make(
+            config,
+            measured,
+            failures,
+            rows,
+            {
+                "date": datetime.date.today().isoformat(),
+                "command": command,
+                "commit": commit(),
+                "machine": described.device,
+                "platform": platform.platform(),
+                "cpu_cores": os.cpu_count(),
+                "versions": {**_versions(described), **versions},
+            },
+            [f"without PyTorch: {no_torch}"] if no_torch else [],
+        )
+        made.write(folder)
+    return made
+
+
+def _versions(described):
+    names = ("python", "tensorflow", "keras")
+    return {
+        "tfamp": tfamp.__version__,
+        **{name: described.facts[name] for name in names if name in described.facts},
+    }
+
+
+def commit() -> str:
+    """Returns the commit of this package's checkout; "" where there is none."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=pathlib.Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _find_torch(config, planned):
+    """Returns PyTorch's versions, and why its cells are left out."""
+    if not any(cell.framework == "torch" for cell in planned):
+        return {}, ""
+    python = config.torch_python or sys.executable
+    versions, why = torch_peer.versions(python)
+    if why and config.torch_python:
+        raise errors.RunError(
+            "The interpreter has no PyTorch and transformers. Received: "
+            f"config.torch_python={python!r}: {why}. Leave it empty to measure without "
+            "PyTorch."
+        )
+    return versions, why
+
+
+def check(config, planned) -> None:
+    """Raises what is wrong with a training configuration before anything is timed.
+
+    Args:
+      config: The configuration of the benchmark.
+      planned: Its cells.
+    """
+    first: dict[Any, Any] = {}
+    for cell in planned:
+        task = config.tasks[cell.task]
+        if task.config is not None:
+            made = cells.config_of(task, cell, config.seed)
+            first.setdefault((cell.task, cell.sequence_length), made)
+    if first:
+        synthetic.check(first.values())
+
+
+class _Harness:
+    """The processes of one benchmark over its folder."""
+
+    def __init__(self, config, folder, described, versions, say):
+        self.config, self.folder, self.say = config, folder, say
+        self.peers = versions
+        plain = described.to_dict()
+        self.place = {
+            "schema_version": _SCHEMA_VERSION,
+            "device": plain["device"],
+            "platform": platform.platform(),
+            "facts": {k: v for k, v in plain["facts"].items() if k not in _OWN_FACTS},
+            "switches": {each["name"]: each["requested"] for each in plain["switches"]},
+        }
+        limit = config.memory_limit_mb
+        self.memory = processes.limits(limit)[0] if limit else processes.Memory()
+        parts = (*config.tasks.values(), *config.time_to_accuracy.values())
+        self.preload = synthetic.preload(
+            part.config for part in parts if part.config is not None
+        )
+        self.total, self._number, self._seconds = 0, 0, []
+
+    def measure(self, planned) -> tuple[dict, dict]:
+        """Returns {cell: {repeat: figures}} and {cell: why it failed}."""
+        measured: dict[cells.Cell, dict[int, Any]] = {cell: {} for cell in planned}
+        failures: dict[cells.Cell, str] = {}
+        for repeat in range(self.config.repeats):
+            # Each repeat begins elsewhere: no cell is always the first one.
+            start = repeat * len(planned) // self.config.repeats
+            for cell in (*planned[start:], *planned[:start]):
+                if cell in failures:
+                    self._number += 1
+                    continue
+                figures, why = self._cell(cell, repeat)
+                if figures is None:
+                    failures[cell] = why
+                else:
+                    measured[cell][repeat] = figures
+        return measured, failures
+
+    def _cell(self, cell, repeat):
+        file = (
+            self.folder / "cells" / f"{self.config.job}-{cell.key}-repeat{repeat}.json"
+        )
+        task = self.config.tasks[cell.task]
+        seed = self.config.seed + repeat
+        torch = cell.framework == "torch"
+        # A user's function may have changed: its file is part of what was measured.
+        place = self.place | {"peers": self.peers if torch else {}}
+        place |= {"function": _fingerprint(task.function)}
+
+        def work():
+            counts = self.config.steps, self.config.warmup
+            plain = workloads.plain_config(task)
+            if torch:
+                return self._torch(plain, cell, seed, *counts)
+            job = self.config.job
+            return self._call(measure.measure, plain, cell, job, seed, *counts)
+
+        return self._do(file, f"{cell.label}, repeat {repeat + 1}", place, work)
+
+    def _call(self, function, *arguments, limited=True):
+        return processes.call(
+            function,
+            *arguments,
+            timeout=self.config.time_limit,
+            memory=self.memory if limited else processes.Memory(),
+            preload=(measure.__name__, accuracy.__name__, *self.preload),
+        )
+
+    def _torch(self, plain, cell, seed, steps, warmup):
+        """The twin in PyTorch, after Keras has written its weights and batches."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "exchange.safetensors")
+            asked = (str(file), plain, cell, seed, warmup + steps)
+            written = self._call(exchange.write, *asked)
+            if written.failure:
+                return written
+            request = {"mode": cell.mode, "exchange": str(file)}
+            request |= {"steps": steps, "warmup": warmup, "threads": os.cpu_count()}
+            python = self.config.torch_python or sys.executable
+            return torch_peer.call(python, request, self.config.time_limit)
+
+    def train(self, runs) -> list[accuracy.Row]:
+        """Makes the runs up to an accuracy that there are not; returns their rows."""
+        made: dict[str, dict[str, dict[int, accuracy.Run]]] = {}
+        for (task, mode, seed), config in runs.items():
+            target = self.config.time_to_accuracy[task].target
+            place = f"{task}-{mode}-seed{seed}"
+            folder = self.folder / "accuracy" / task / mode / f"seed{seed}"
+
+            def work(config=config, folder=folder):
+                # A killed one would add the seconds of two tracings.
+                run_files.delete_run(folder)
+                plain = workloads.plain_config(config)
+                return self._call(accuracy.train, plain, str(folder), limited=False)
+
+            file = self.folder / "cells" / f"accuracy-{place}.json"
+            label = f"{task}: {mode} up to an accuracy, seed {seed}"
+            found, why = self._do(file, label, self.place, work)
+            run = accuracy.read(found, target) if found else accuracy.Run(failed=why)
+            made.setdefault(task, {}).setdefault(mode, {})[seed] = run
+        return [
+            row
+            for task, modes in made.items()
+            for row in accuracy.summarize(
+                task, modes, self.config.time_to_accuracy[task].target
+            )
+        ]
+
+    def _do(self, file, label, place, work) -> tuple[Any, str]:
+        """Returns (figures, "") of a process, or (None, why it failed)."""
+        self._number += 1
+        found = _read(file, place)
+        done = " (measured before)" if found else self._left()
+        self.say(f"{self._number} of {self.total}: {label}{done}")
+        if found is not None:
+            return found, ""
+        start = time.monotonic()
+        outcome = work()
+        self._seconds.append(time.monotonic() - start)
+        if outcome.failure:
+            self.say(f"  failed: {outcome.lack or outcome.failure}")
+            return None, outcome.lack or outcome.failure
+        text = json.dumps({"identity": place, **outcome.value})
+        run_files.write_text(file, text)
+        return outcome.value, ""
+
+    def _left(self):
+        """How long the rest will take, going by what was measured so far."""
+        if not self._seconds:
+            return ""
+        each = sum(self._seconds) / len(self._seconds)
+        minutes = each * (self.total - self._number + 1) / 60
+        return f" (about {max(1, round(minutes))} min left)"
+
+
+def _fingerprint(function):
+    """A user's file as it was when measured; "" for a configuration."""
+    module = function.rpartition(":")[0]
+    file = pathlib.Path(module if module.endswith(".py") else "")
+    if module and not file.name:
+        import importlib.util
+
+        spec = importlib.util.find_spec(module)
+        file = pathlib.Path(spec.origin if spec and spec.origin else "")
+    return file.read_text() if file.is_file() else ""
+
+
+def _read(file, expected) -> Mapping[str, Any] | None:
+    """A cell's figures; None where another machine or version measured them."""
+    try:
+        figures = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    same = isinstance(figures, dict) and figures.pop("identity", None) == expected
+    return figures if same else None

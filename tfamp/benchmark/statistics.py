@@ -1,0 +1,99 @@
+"""Means over repeats that share a seed, with the interval that tells noise."""
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import NamedTuple
+
+CONFIDENCE = 0.95
+# A loss is a float32, rounded by up to 6e-8.
+_EQUAL = 1e-6
+_ENOUGH = 3  # An interval of two values is twelve times as wide as they differ.
+
+
+class Estimate(NamedTuple):
+    """A mean over repeats.
+
+    Attributes:
+      mean: The mean.
+      low, high: Its 95 % interval by Student's t; None of less than three repeats.
+      repeats: How many pairs there were.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    repeats: int
+
+
+def ratio(base: Mapping[int, float], other: Mapping[int, float]) -> Estimate | None:
+    """Returns the geometric mean of `other / base`, pair by pair.
+
+    The mean of a ratio and that of its inverse must tell the same, so the logarithms
+    are averaged. Repeats are interleaved: what slows one slows its pair.
+
+    Args:
+      base: {repeat: value above 0}.
+      other: The same of what is compared.
+
+    Returns:
+      None if no repeat is in both.
+
+    References:
+      Fleming and Wallace, "How not to lie with statistics: the correct way to summarize
+      benchmark results", CACM 29 (1986), https://doi.org/10.1145/5666.5673.
+    """
+    found = _estimate(
+        [math.log(other[k] / base[k]) for k in base.keys() & other.keys()]
+    )
+    if found is None:
+        return None
+    low, high = (None if x is None else math.exp(x) for x in (found.low, found.high))
+    return Estimate(math.exp(found.mean), low, high, found.repeats)
+
+
+def difference(
+    base: Mapping[int, float], other: Mapping[int, float]
+) -> Estimate | None:
+    """Returns the mean of `other / base - 1`, pair by pair.
+
+    Args:
+      base: {repeat: loss}; a repeat fixes first weights and batches.
+      other: The same of what is compared.
+
+    Returns:
+      None if no repeat is in both.
+    """
+    return _estimate([other[k] / base[k] - 1 for k in base.keys() & other.keys()])
+
+
+def _estimate(values):
+    if not values:
+        return None
+    mean, count = statistics.fmean(values), len(values)
+    if count < _ENOUGH:
+        return Estimate(mean, None, None, count)
+    error = statistics.stdev(values) / math.sqrt(count)
+    if error == 0:
+        return Estimate(mean, mean, mean, count)
+    from scipy import stats
+
+    low, high = stats.t.interval(CONFIDENCE, count - 1, mean, error)
+    return Estimate(mean, float(low), float(high), count)
+
+
+def verdict(found: Estimate | None) -> str:
+    """Returns what a difference of losses means, in a word or two.
+
+    Args:
+      found: From `difference`; None where there is none.
+    """
+    if found is None:
+        return "not compared"
+    if all(x is None or abs(x) < _EQUAL for x in found[:3]):
+        return "equal"
+    if found.low is None or found.high is None:
+        return "no interval"
+    if found.low <= 0 <= found.high:
+        return "within noise"
+    return "higher" if found.mean > 0 else "lower"

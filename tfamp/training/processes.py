@@ -1,0 +1,327 @@
+"""Fresh processes: forked off a server that has the imports, under a limit of memory.
+
+What measures must find no memory, switch or traced function of another: a process for
+each call. The server imports TensorFlow and never starts it, so that what is forked off
+is as new as an interpreter of its own, without the seconds of its imports.
+
+A process is held to its limit by its resident memory, as a container is by Linux.
+`RLIMIT_DATA` and `RLIMIT_AS` would not do: where an allocation fails, TensorFlow 2.21
+often crashes on a CPU with nothing said.
+"""
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pathlib
+import re
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfamp import errors, hardware
+
+MIB = 2**20
+TIME_LIMIT = 3600  # Seconds; compilation can take many minutes.
+# Of what the host has available: the rest is for what others take meanwhile.
+SHARE = 0.8
+_PAUSE = 0.005  # Seconds; between two looks a step can take some tens of MiB.
+_KILLED = "killed (SIGKILL), as Linux does with a process when memory runs out"
+# How a process' last words tell that memory ran out, and what of them is shown.
+_SIGNS = (
+    r"^killed \(SIGKILL\).*",
+    r"OOM when allocating tensor.*? by allocator \w+",
+    r"Out of memory while trying to allocate [\d.]+ ?\w+",  # XLA.
+    # A full disk, or too many files, are errors of the same name.
+    r"^ResourceExhaustedError: (?!.*(No space left|Too many open files|quota)).*",
+    r"RESOURCE_EXHAUSTED.*",
+    # 1 is `dnnl_out_of_memory` of oneDNN's `dnnl_status_t`.
+    r"received an exception: ?Status: ?1\b[^\[]*",
+    r"std::bad_alloc",
+    r"^\w*MemoryError\b.*",  # Python's, NumPy's, and that of `_watch`.
+    r"CUDA_ERROR_OUT_OF_MEMORY.*",
+    r"Dst tensor is not initialized.*",  # A copy to a GPU without room for it.
+    r"failed to allocate the scratch space.*",  # cuDNN's.
+    r"Failed to allocate \d+ bytes.*",
+    r"(CUDNN|CUBLAS)_STATUS_ALLOC_FAILED.*",
+)
+# What a crash prints below its reason.
+_FRAME = re.compile(r"\s*($|@|\*\*\*|PC:)")
+
+
+class Memory(NamedTuple):
+    """What a process may hold.
+
+    Attributes:
+      host: Bytes of resident memory, programs included; None: no limit.
+      device: Bytes of the first GPU; None: all, or there is none.
+    """
+
+    host: int | None = None
+    device: int | None = None
+
+
+class Outcome(NamedTuple):
+    """How a call ended.
+
+    Attributes:
+      value: What the function returned; None where it failed.
+      failure: Why it failed, in a line; "" if it did not.
+    """
+
+    value: Any
+    failure: str = ""
+
+    @property
+    def lack(self) -> str:
+        """The part of `failure` that tells of a lack of memory; "" if none does."""
+        for sign in _SIGNS:
+            if found := re.search(sign, self.failure):
+                return found.group().strip()[:200]
+        return ""
+
+
+def call(
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout: float = TIME_LIMIT,
+    memory: Memory = Memory(),  # noqa: B008 (immutable)
+    preload: Sequence[str] = (),
+) -> Outcome:
+    """Calls a function in a process of its own, which ends with this one.
+
+    Args:
+      function: Of a module; what it returns, and its arguments, can be pickled.
+      *arguments: Its arguments.
+      timeout: Seconds.
+      memory: What the process may hold.
+      preload: Modules that the server imports beside the function's, if they are
+        installed; those of the first call count.
+
+    Returns:
+      An `Outcome`: whatever happens in the process is no error here.
+
+    Raises:
+      RuntimeError: In a process of `call` itself.
+    """
+    if multiprocessing.parent_process() is not None:
+        raise RuntimeError(
+            "This process was started to measure something, and would start others "
+            'without end. Put the call below `if __name__ == "__main__":`.'
+        )
+    context = _context((__name__, function.__module__, *preload))
+    with tempfile.TemporaryDirectory() as folder:
+        words = pathlib.Path(folder, "words")
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_serve, args=(sender, words, memory, function, arguments)
+        )
+        try:
+            with _without_main(), _quiet():
+                process.start()
+            sender.close()
+            ended = receiver.poll(timeout)
+            with contextlib.suppress(EOFError):
+                if ended:
+                    return Outcome(*receiver.recv())
+            process.join(5 if ended else 0)
+            if process.exitcode is None:
+                return Outcome(None, f"ended after {timeout:.0f} s without figures")
+            text = words.read_text(errors="replace") if words.exists() else ""
+            return Outcome(None, reason(process.exitcode, text))
+        finally:
+            receiver.close()
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def _context(preload):
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")  # Windows.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    return context
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Has `multiprocessing` not run the user's script again in the new process."""
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Starts the server without what TensorFlow says of itself when it is imported."""
+    before, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nothing)
+
+
+def _serve(sender, words, memory, function, arguments):
+    """Calls the function and sends what came of it."""
+    file = os.open(words, os.O_WRONLY | os.O_CREAT)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    with contextlib.suppress(OSError):
+        # Where memory runs out Linux is to end this process, not the one that waits.
+        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+    gpus = tf.config.list_physical_devices("GPU")
+    if memory.device is not None and gpus:
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory.device // MIB)
+        tf.config.set_logical_device_configuration(gpus[0], [limit])
+    threading.Thread(target=_watch, args=(memory.host,), daemon=True).start()
+    try:
+        sender.send((function(*arguments), ""))
+    except Exception as error:  # Whatever it is becomes the reason.
+        sender.send((None, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+    # At once: TensorFlow 2.21's XLA, out of memory, crashes where it is taken down.
+    os._exit(0)
+
+
+def _watch(limit):
+    """Ends this process when the one that asked ends, or where it exceeds its limit."""
+    import psutil
+
+    parent = multiprocessing.parent_process()
+    own, waiting = psutil.Process(), [parent.sentinel] if parent else []
+    while not multiprocessing.connection.wait(waiting, _PAUSE if limit else None):
+        held = own.memory_info().rss
+        if limit and held > limit:
+            # Not through `sys.stderr`, which another thread may have locked.
+            os.write(2, f"\nMemoryError: {over(held, limit)}\n".encode())
+            break
+    os._exit(1)  # At once: the next allocation is on its way.
+
+
+def over(held: int, limit: int) -> str:
+    """Returns what is told of a process that exceeds its limit, both in bytes."""
+    return f"{mib(held)} resident, the limit is {mib(limit)}"
+
+
+def mib(count: float) -> str:
+    """Returns a number of bytes in MiB as text."""
+    return f"{count / MIB:,.0f} MiB"
+
+
+def reason(code: int, words: str) -> str:
+    """Returns why a process ended without figures, in a line.
+
+    Args:
+      code: Its exit code; below 0 the number of a signal.
+      words: What it wrote to standard error.
+    """
+    lines = [line for line in words.splitlines() if not _FRAME.match(line)]
+    last = lines[-1].strip() if lines else "no reason was given"
+    if code >= 0:
+        return last
+    name = signal.Signals(-code).name
+    return _KILLED if name == "SIGKILL" else f"ended by {name}: {last}"
+
+
+# ---- Memory ----
+
+
+def available() -> int:
+    """Returns how many bytes a process may still take without harm to others.
+
+    The least of what the host has available, and what the control group of this process
+    (a container's, say) has left, files in memory that can be dropped not counted.
+    """
+    import psutil
+
+    return min([psutil.virtual_memory().available, *_left_to_group()])
+
+
+def _left_to_group(root=pathlib.Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """What a container leaves; psutil 7 knows the host alone."""
+    for names in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # "max", or the other version.
+            limit, used = (int((root / name).read_text()) for name in names[:2])
+            stat = re.search(rf"^{names[3]} (\d+)", (root / names[2]).read_text(), re.M)
+            yield max(0, limit - used + int(stat[1] if stat else 0))
+
+
+def limits(asked_mib: int | None) -> tuple[Memory, str]:
+    """Returns what a process may hold on this host, and the limit in words.
+
+    Args:
+      asked_mib: Of a process, in MiB: of the first GPU where there is one, else of the
+        host. None: all of the GPU, or `SHARE` of what the host has available.
+
+    Raises:
+      RunError: If a limit of the shell makes allocations fail.
+      ValueError: If that is more than the host can spare.
+    """
+    _check_allocations()
+    spare = available()
+    share = int(SHARE * spare)
+    shared = f"{SHARE:.0%} of the {mib(spare)} available at the start"
+    asked = asked_mib and asked_mib * MIB
+    source = "as asked for (--memory_limit_mb)"
+    if any(device.kind == "GPU" for device in hardware.read_devices()):
+        text = f"{mib(asked)}, {source}" if asked else "all, no limit set"
+        return Memory(share, asked), f"memory of the GPU: {text}"
+    if asked and asked > share:
+        raise ValueError(
+            "The limit is more than this host can spare. Received: memory_limit_mb="
+            f"{asked_mib}. Expected at most {share // MIB}, {shared}."
+        )
+    text = f"{mib(asked or share)}, {source if asked else shared}"
+    return Memory(asked or share), f"memory of the CPU: {text}"
+
+
+def _check_allocations():
+    kinds = {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}
+    for flag, kind in kinds.items():
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            raise errors.RunError(
+                "TensorFlow crashes where such a limit is reached, and a crash tells "
+                f"nothing. Received: `ulimit {flag} {limit // 1024}`. Expected `ulimit "
+                f"{flag} unlimited` and --memory_limit_mb instead."
+            )
+
+
+def peak_host() -> int:
+    """Returns the peak resident memory of this process, in bytes.
+
+    `getrusage` would not do: Linux starts it from what the parent process had.
+    """
+    status = pathlib.Path("/proc/self/status")
+    found = status.exists() and re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
+    if found:
+        return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_device() -> int | None:
+    """Returns the peak memory that TensorFlow took of the first GPU, in bytes."""
+    if not tf.config.list_physical_devices("GPU"):
+        return None
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
