@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -191,8 +190,10 @@ def define_config(default: str | None) -> None:
       default: Path of the default configuration; None: there is none.
     """
     with _one_line_errors(sys.argv):  # Overrides are applied while it is defined.
-        for file in re.findall(r"^--?config=([^:]*)", "\n".join(sys.argv), re.M):
-            if not os.path.isfile(file):
+        for argument in sys.argv:
+            name, _, file = argument.partition("=")
+            file = file.split(":")[0]  # An argument of the file's function may follow.
+            if name.lstrip("-") == "config" and file and not os.path.isfile(file):
                 raise ValueError(f"There is no file for --config. Received: {file!r}.")
         config_flags.DEFINE_config_file(
             "config", default, "Configuration file.", lock_config=True
