@@ -6,7 +6,8 @@ import pytest
 
 from tfamp import hardware
 from tfamp.benchmark import plan, records, suite_config
-from tfamp.training import bert_config, cnn_config
+from tfamp.training import bert_config
+from tfamp.training.tasks import images
 
 CPU = hardware.DeviceDescription(
     kind="CPU", name="AMD EPYC", cpu_flags=("avx512_bf16",), onednn=True
@@ -18,7 +19,7 @@ FLOAT32, BFLOAT16 = MODES = ("float32", "mixed_bfloat16")
 
 
 def make_config(**fields):
-    training = cnn_config.get_cnn_config()
+    training = images.get_config()
     training.name, training.data.name = "tiny", "digits"
     config = suite_config.get_config()
     config.name = "suite"

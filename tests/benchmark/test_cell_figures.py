@@ -15,13 +15,14 @@ from tfamp.benchmark import (
     time_to_accuracy,
     worker,
 )
-from tfamp.training import bert_config, cnn_config, run_files
+from tfamp.training import bert_config, run_files
+from tfamp.training.tasks import images
 
 STEPS, WARMUP = 3, 2
 
 
 def make_task(synthetic=False, **model):
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name, config.data.name = "tiny", "digits"
     config.data.image_size, config.batch_size, config.limit_examples = 8, 8, 40
     config.model.update(config.tiny.model)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from tfamp.benchmark import exchange, twin_weights
-from tfamp.training import base_config, benchmark_inputs, bert_config, cnn_config
+from tfamp.training import base_config, benchmark_inputs, bert_config
+from tfamp.training.tasks import images
 
 
 def make_images():
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.data.name, config.data.image_size = "digits", 8
     config.model.update(config.tiny.model)
     config.batch_size = 4
@@ -147,8 +148,8 @@ def test_batches_are_the_first_of_the_source(tmp_path):
     config = make_images()
     _, arrays = written(tmp_path, config, steps=3)
     source = benchmark_inputs.create(config).batches.take(3).as_numpy_iterator()
-    for number, (images, labels) in enumerate(source):
-        np.testing.assert_array_equal(arrays[f"batches/{number}/image"], images)
+    for number, (pixels, labels) in enumerate(source):
+        np.testing.assert_array_equal(arrays[f"batches/{number}/image"], pixels)
         np.testing.assert_array_equal(arrays[f"batches/{number}/labels"], labels)
     assert "batches/3/labels" not in arrays
     source = benchmark_inputs.create(config)

@@ -16,14 +16,15 @@ from tfamp.benchmark import (
     suite,
     suite_config,
 )
-from tfamp.training import cnn_config, run_files
+from tfamp.training import run_files
+from tfamp.training.tasks import images
 
 PROGRAM = (sys.executable, "-S", stand_in.__file__)
 MODES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def make_config(batch_sizes=(8,), frameworks=("tfamp", "keras"), seeds=0):
-    training = cnn_config.get_cnn_config()
+    training = images.get_config()
     training.name, training.data.name = "tiny", "digits"
     config = suite_config.get_config()
     config.name, config.repeats, config.steps, config.warmup = "suite", 2, 4, 2

@@ -21,10 +21,10 @@ from tfamp.training import (
     benchmark_process,
     bert_config,
     child_process,
-    cnn_config,
     memory_limit,
     timed_steps,
 )
+from tfamp.training.tasks import images
 
 PYTHON = os.environ.get("TFAMP_TORCH_PYTHON", sys.executable)
 STEPS = 5
@@ -48,7 +48,7 @@ def torch_interpreter():
 
 
 def make_images(**model):
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.data.name, config.data.image_size = "digits", 9  # Pooling drops a row.
     config.model.update({"blocks": ((8, 8), (16,)), "dense": 32, "dropout": 0.0})
     config.model.update(model)

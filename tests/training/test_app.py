@@ -4,11 +4,12 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.training import app, base_config, bert_config, cnn_config
+from tfamp.training import app, base_config, bert_config
+from tfamp.training.tasks import images
 
 
 def test_train_and_compare_have_folders_of_their_own():
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name = "digits"
     folders = {job: app.default_workdir(config, job).name for job in app.JOBS[:2]}
     assert folders["compare"].startswith("digits-")
@@ -39,7 +40,7 @@ def test_retracing_of_several_models_is_not_told(text, shown):
     ids=["no such layer", "right"],
 )
 def test_check_before_a_deletion_makes_the_model(overrides, expected):
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.data.name, config.data.image_size = "digits", 8
     config.limit_examples = 40
     config = base_config.apply_tiny(config)
@@ -53,7 +54,7 @@ def test_check_before_a_deletion_makes_the_model(overrides, expected):
 
 
 def test_check_before_a_deletion_knows_the_columns_of_a_comparison():
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.precision.mode, config.compare_unscaled = "mixed_bfloat16", True
     with pytest.raises(ValueError, match="compare_unscaled"):
         app.check(config, "compare")

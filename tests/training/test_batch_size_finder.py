@@ -16,12 +16,12 @@ from tfamp.training import (
     batch_size_report,
     batch_size_search,
     batch_size_trials,
-    cnn_config,
     find_batch_size,
     memory_limit,
     run_files,
     step_benchmark,
 )
+from tfamp.training.tasks import images
 
 MIB = memory_limit.MIB
 # Stands for the process of a trial: takes 100 MiB, and of an example 2 MiB in float32
@@ -54,7 +54,7 @@ def way_to_die(monkeypatch):
 
 
 def make_config():
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name, config.data.name, config.data.image_size = "tiny", "digits", 8
     return config
 

@@ -4,18 +4,18 @@ import pytest
 
 from tfamp import errors
 from tfamp.training import (
-    cnn_config,
     compare,
     run_files,
     step_benchmark,
     train_and_evaluate,
 )
+from tfamp.training.tasks import images
 
 BENCHMARK = step_benchmark.Settings("train", modes=("float32",))
 
 
 def make_config():
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name, config.data.name = "tiny", "digits"
     config.data.image_size = 8
     config.precision.mode = "mixed_bfloat16"

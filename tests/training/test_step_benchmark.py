@@ -19,11 +19,11 @@ from tfamp.training import (
     benchmark_process,
     bert_config,
     child_process,
-    cnn_config,
     run_files,
     step_benchmark,
     trainer,
 )
+from tfamp.training.tasks import images
 
 LENGTH = 16
 MODES = ("float32", "mixed_bfloat16")
@@ -59,7 +59,7 @@ def make_texts(task="text_classification"):
 
 
 def make_images():
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name, config.data.name = "tiny", "digits"
     config.data.image_size = 8
     config.model.update(config.tiny.model)

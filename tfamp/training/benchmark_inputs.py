@@ -5,26 +5,22 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from tfamp.training import bert, cnn, encoder, question_answering, tasks
+from tfamp.training import bert, data, encoder, question_answering, tasks
 
-_IMAGE_TASK = "image_classification"
-_BATCHES = 8  # Different ones, again and again.
+_BATCHES = data.BATCHES
 _CLASSES = 2  # Of a text classifier; how many there are costs nothing.
-# Shape and classes of the data sets that are not read here.
-_IMAGES = {
-    "mnist": ((28, 28, 1), 10),
-    "fashion_mnist": ((28, 28, 1), 10),
-    "cifar10": ((32, 32, 3), 10),
+_UNITS = {
+    "image_classification": "images",
+    "segmentation": "images",
+    "tabular_regression": "rows",
 }
+repeat = data.repeat
 
 
 def unit(task: str) -> str:
     """Returns what a batch of a task holds: "sequences", "images", "rows"."""
-    if task in _TEXTS:
-        return "sequences"
-    return "images" if task == _IMAGE_TASK else tasks.import_task(task).UNIT
+    return _UNITS.get(task, "sequences")
 
 
 def is_text(task: str) -> bool:
@@ -45,11 +41,9 @@ def check(config) -> None:
     """
     if config.task in _TEXTS:
         encoder.find(_with_positions(config))
-    elif config.task == _IMAGE_TASK:
-        cnn.check(config)
-        _image_shape(config)
     else:
-        tasks.import_task(config.task).check_synthetic(config)
+        module = tasks.import_task(config.task)
+        getattr(module, "check_synthetic", module.synthetic)(config)
 
 
 def create(config) -> tasks.Synthetic:
@@ -72,8 +66,6 @@ def create(config) -> tasks.Synthetic:
     """
     if config.task in _TEXTS:
         return _texts(config)
-    if config.task == _IMAGE_TASK:
-        return _images(config)
     return tasks.import_task(config.task).synthetic(config)
 
 
@@ -132,48 +124,3 @@ _TEXTS: dict[str, tuple[Callable, Callable[..., Any]]] = {
         lambda draw, shape: draw(shape[2], size=(*shape[:2], 2), dtype="int32"),
     ),
 }
-
-
-def _image_shape(config):
-    """Returns the shape and the classes of the images."""
-    name = config.data.name
-    known = dict(_IMAGES)
-    if name == "digits":
-        known[name] = ((config.data.image_size, config.data.image_size, 1), 10)
-    if config.data.get("image_shape"):
-        known[name] = (tuple(config.data.image_shape), config.data.classes)
-    if name not in known:
-        raise ValueError(
-            f"The images' shape is not known without reading them. Received: "
-            f"config.data.name={name!r}. Expected 'digits' or one of "
-            f"{', '.join(map(repr, _IMAGES))}; or set config.data.image_shape="
-            "(height, width, channels) and config.data.classes."
-        )
-    return known[name]
-
-
-def _images(config):
-    shape, classes = _image_shape(config)
-    draw = np.random.default_rng(config.seed).integers
-    count = (_BATCHES, config.batch_size)
-    return tasks.Synthetic(
-        lambda: cnn.build_network(shape, classes, config.model),
-        repeat(
-            draw(256, size=(*count, *shape), dtype="uint8"),
-            draw(classes, size=count, dtype="int64"),
-        ),
-        f"{config.model.name}: images {shape}, {classes} classes; random pixels",
-        unit="images",
-        **classification() | {"loss": cnn.make_loss(config)},
-    )
-
-
-def repeat(features, labels) -> tf.data.Dataset:
-    """Returns an endless dataset of batches.
-
-    Args:
-      features: Arrays [batches, batch, ...], or a dict of such.
-      labels: The same.
-    """
-    batches = tf.data.Dataset.from_tensor_slices((features, labels))
-    return batches.repeat().prefetch(tf.data.AUTOTUNE)
