@@ -6,12 +6,12 @@ Meant for a GPU. No result is recorded yet: the data could not be downloaded on 
 hosts that this was developed on.
 """
 
-from tfamp.training import cnn_config
+from tfamp.training.tasks import images
 
 
 def get_config():
     """Returns the configuration."""
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name = "cifar10"
     config.epochs = 30
     config.batch_size = 256

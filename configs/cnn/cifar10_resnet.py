@@ -25,12 +25,13 @@ References:
   https://arxiv.org/abs/1512.00567 (label smoothing).
 """
 
-from tfamp.training import cnn_config
+from tfamp.training.tasks import images
 
 
 def get_config():
     """Returns the configuration."""
-    config = cnn_config.get_cnn_config("resnet")
+    config = images.get_config()
+    config.model.name = "resnet"
     config.name = "cifar10_resnet"
     config.epochs = 50
     config.batch_size = 128

@@ -9,12 +9,12 @@ bfloat16. The network is wider than the task needs, so that the gain of native b
 shows on a CPU: a demonstration, not a benchmark.
 """
 
-from tfamp.training import cnn_config
+from tfamp.training.tasks import images
 
 
 def get_config():
     """Returns the configuration."""
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name = "digits"
     config.epochs = 10
     config.data.name = "digits"

@@ -8,12 +8,12 @@ mixed_float16. Time: two minutes for float32 and mixed_bfloat16, five with mixed
 (slow on CPUs), on 2 cores of an AMD EPYC with native bfloat16.
 """
 
-from tfamp.training import cnn_config
+from tfamp.training.tasks import images
 
 
 def get_config():
     """Returns the configuration."""
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name = "mnist"
     config.epochs = 6
     config.batch_size = 128

@@ -15,12 +15,12 @@ a second, peak memory 3.4 GiB) and 25 s in mixed_bfloat16 (40 images a second, 3
 for batches 1.7 times as large).
 """
 
-from tfamp.training import cnn_config
+from tfamp.training.tasks import images
 
 
 def get_config():
     """Returns the configuration."""
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name = "mnist_wide"
     config.epochs = 3
     config.batch_size = 1000

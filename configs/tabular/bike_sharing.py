@@ -16,12 +16,12 @@ deviate by more than 1 %. The mean log count of an hour on working and other day
 bfloat16 that had much other work, three minutes of CPU time.
 """
 
-from tfamp.training import tabular_config
+from tfamp.training.tasks import tabular
 
 
 def get_config():
     """Returns the configuration."""
-    config = tabular_config.get_tabular_config()
+    config = tabular.get_config()
     config.name = "bike_sharing"
     config.epochs = 20
     config.optimizer.schedule = "cosine"

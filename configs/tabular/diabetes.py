@@ -8,12 +8,12 @@ the mean log target has 0.537 (seeds deviate by 0.01). Time: half a minute for b
 drawn. The network is too small for its mode to save time; `bike_sharing.py` shows that.
 """
 
-from tfamp.training import tabular_config
+from tfamp.training.tasks import tabular
 
 
 def get_config():
     """Returns the configuration."""
-    config = tabular_config.get_tabular_config()
+    config = tabular.get_config()
     config.name = "diabetes"
     config.epochs = 60
     config.batch_size = 32

@@ -16,12 +16,12 @@ files. Nothing is recorded here yet. On a GPU raise `--config.batch_size`: rows 
 small, and at 128 a step is too short for its mode to matter.
 """
 
-from tfamp.training import tabular_config
+from tfamp.training.tasks import tabular
 
 
 def get_config():
     """Returns the configuration."""
-    config = tabular_config.get_tabular_config()
+    config = tabular.get_config()
     config.name = "rossmann"
     config.validation_fraction = 0.03
     config.data.table_file = "train.csv"

@@ -10,12 +10,12 @@ other digits and other parts of the photographs. Time: three minutes for both wi
 much other work beside it, on 2 cores of an AMD EPYC with native bfloat16.
 """
 
-from tfamp.training import unet_config
+from tfamp.training.tasks import segmentation
 
 
 def get_config():
     """Returns the configuration."""
-    config = unet_config.get_unet_config()
+    config = segmentation.get_config()
     config.name = "digits_on_photographs"
     config.epochs = 8
     config.batch_size = 32

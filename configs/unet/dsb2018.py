@@ -13,12 +13,12 @@ train; whole images are scored. Time: 11 minutes for both with much other work b
 it, on 2 cores of an AMD EPYC with native bfloat16.
 """
 
-from tfamp.training import unet_config
+from tfamp.training.tasks import segmentation
 
 
 def get_config():
     """Returns the configuration."""
-    config = unet_config.get_unet_config()
+    config = segmentation.get_config()
     config.name = "dsb2018"
     config.epochs = 12
     config.batch_size = 8

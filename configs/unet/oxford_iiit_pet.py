@@ -8,12 +8,12 @@ Images are squeezed to 128x128. Meant for a GPU. No result is recorded yet: the 
 could not be downloaded on the hosts that this was developed on.
 """
 
-from tfamp.training import unet_config
+from tfamp.training.tasks import segmentation
 
 
 def get_config():
     """Returns the configuration."""
-    config = unet_config.get_unet_config()
+    config = segmentation.get_config()
     config.name = "oxford_iiit_pet"
     config.epochs = 30
     config.batch_size = 64

@@ -1,15 +1,15 @@
-"""Data sets by name: scikit-learn's bundled digits, and anything in TFDS."""
+"""What tasks share of their data: parts of a data set, and TFDS."""
 
 import os
 import pathlib
 import socket
 
-import numpy as np
 import tensorflow as tf
 
 from tfamp import errors
 
 _TFDS_HOST = "storage.googleapis.com"
+BATCHES = 8  # Different ones of a `tasks.Synthetic`, again and again.
 
 
 def hold_out(dataset: tf.data.Dataset, fraction: float):
@@ -45,36 +45,15 @@ def limit(dataset: tf.data.Dataset, examples: int) -> tf.data.Dataset:
     return dataset.take(examples) if examples else dataset
 
 
-def load_digits(image_size: int):
-    """Loads the 1797 real 8x8 digits that scikit-learn bundles; no download.
+def repeat(features, labels) -> tf.data.Dataset:
+    """Returns an endless dataset of batches, for a `tasks.Synthetic`.
 
     Args:
-      image_size: Side of the images, resized bilinearly.
-
-    Returns:
-      (train, test): datasets of (uint8 image [size, size, 1] in 0..255, int64
-      label), a stratified 80 : 20 split with a fixed seed.
-
-    References:
-      Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
+      features: Arrays [batches, batch, ...], or a dict of such.
+      labels: The same.
     """
-    try:
-        from sklearn import datasets, model_selection
-    except ImportError as e:
-        raise ImportError('Install scikit-learn: pip install "tfamp[data]".') from e
-    digits = datasets.load_digits()
-    images = digits.images[..., None] * (255 / digits.images.max())
-    images = tf.image.resize(images, (image_size, image_size))
-    images = np.clip(np.rint(images.numpy()), 0, 255).astype("uint8")
-    parts = model_selection.train_test_split(
-        images,
-        digits.target.astype("int64"),
-        test_size=0.2,
-        random_state=0,
-        stratify=digits.target,
-    )
-    train = tf.data.Dataset.from_tensor_slices((parts[0], parts[2]))
-    return train, tf.data.Dataset.from_tensor_slices((parts[1], parts[3]))
+    batches = tf.data.Dataset.from_tensor_slices((features, labels))
+    return batches.repeat().prefetch(tf.data.AUTOTUNE)
 
 
 def load_tfds(

@@ -4,7 +4,7 @@ import tfamp
 from tfamp import hardware, modes
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient
-from tfamp.training import base_config, benchmark_inputs, tasks
+from tfamp.training import base_config, tasks
 
 
 def audit_recipe(
@@ -26,9 +26,7 @@ def audit_recipe(
     settings, found = config.precision, hardware.find_device(device)
     best = hardware.choose_mode([found]).mode
     mode = modes.get_mode(best if settings.mode == "auto" else settings.mode)
-    # Of tasks of which `benchmark_inputs` knows the shapes, it makes the batches.
-    task = tasks.import_task(config.task)
-    synthetic = getattr(task, "synthetic", benchmark_inputs.create)(config)
+    synthetic = tasks.import_task(config.task).synthetic(config)
     rewrite = None
     if settings.graph_rewrite and settings.overrides:
         raise ValueError(

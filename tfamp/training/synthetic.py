@@ -13,7 +13,6 @@ from tfamp.kernels import bias_gradient, switches
 from tfamp.precision import control
 from tfamp.training import (
     base_config,
-    benchmark_inputs,
     processes,
     tasks,
     trainer,
@@ -33,7 +32,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Synthetic:
       ValueError: If a setting makes no sense.
     """
     base_config.validate(config)
-    return benchmark_inputs.create(config)
+    return tasks.import_task(config.task).synthetic(config)
 
 
 def check(configs: Iterable[config_dict.ConfigDict]) -> None:

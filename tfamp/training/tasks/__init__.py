@@ -69,17 +69,16 @@ class Synthetic(NamedTuple):
     unit: str
 
 
-# Task name -> module with `create(config, data_dir, manual_dir) -> Task`. For what is
-# timed without data it has `UNIT`, `check_synthetic(config)`, which raises what is
-# wrong with the settings, and `synthetic(config) -> Synthetic`; those of texts and of
-# image classification are in `benchmark_inputs`. Imported on use, since each needs its
+# Task name -> module with `create(config, data_dir, manual_dir) -> Task`; `get_config`,
+# its defaults; and `synthetic(config) -> Synthetic`, for what is timed without data,
+# which raises what is wrong with the settings. Imported on use, since each needs its
 # own optional dependencies.
 TASKS = {
-    "image_classification": "tfamp.training.cnn",
+    "image_classification": "tfamp.training.tasks.images",
     "language_model": "tfamp.training.tasks.language_model",
     "question_answering": "tfamp.training.tasks.question_answering",
-    "segmentation": "tfamp.training.unet",
-    "tabular_regression": "tfamp.training.tabular",
+    "segmentation": "tfamp.training.tasks.segmentation",
+    "tabular_regression": "tfamp.training.tasks.tabular",
     "text_classification": "tfamp.training.tasks.text_classification",
 }
 

@@ -6,21 +6,41 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
+from ml_collections import config_dict
 
-from tfamp.training import (
-    benchmark_inputs,
-    data,
-    plots,
-    segmentation_data,
-    segmentation_loss,
-    segmentation_scores,
-    tasks,
-)
+from tfamp.training import base_config, data, plots, tasks
+from tfamp.training.tasks import segmentation_data, segmentation_scores
 
-UNIT = "images"
-AUGMENTATIONS = ("none", "flips")
 _SHOWN = 6  # Test images in the grid.
-_BATCHES = 8  # Different synthetic ones, again and again.
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Returns the defaults of `configs/unet/`; see `create` and `build_network`."""
+    config = base_config.get_config()
+    config.task = "segmentation"
+    config.batch_size = 16
+    config.eval_batch_size = 16  # Whole images: their activations take memory.
+    config.optimizer.schedule = "cosine"
+    config.data.name = "folder"
+    # With the background: 2 have a sigmoid, more have a softmax.
+    config.data.classes = 2
+    # Side that images and masks are resized to; None: as they are, all of one size.
+    config.data.image_size = config_dict.placeholder(int)
+    # Side of the random part of an image that trains; None: the whole image.
+    config.data.crop_size = config_dict.placeholder(int)
+    config.data.augment = "flips"  # Or "none".
+    # A folder's images are in memory already; this is for what is decoded from TFDS.
+    config.data.cache = False
+    config.data.test_fraction = 0.2  # Of a folder without splits of its own.
+    config.data.mask_feature = "segmentation_mask"  # Of a TFDS data set.
+    config.data.first_class = 0  # The number in such a mask that is class 0.
+    config.model.name = "unet"
+    config.model.widths = (16, 32, 64, 128)
+    config.model.batch_norm = True
+    config.model.dropout = 0.0
+    config.tiny.eval_batch_size = 8
+    config.tiny.model = {"widths": (4, 8)}
+    return config
 
 
 def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
@@ -59,7 +79,7 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
         validation=validation,
         test=splits.test,
         build_model=lambda: build_network(settings.classes, config.model),
-        loss=segmentation_loss.CrossEntropyAndDice(),
+        loss=segmentation_scores.CrossEntropyAndDice(),
         metrics=lambda: segmentation_scores.create(settings.classes),
         description=_describe(config, shape, (train, validation, splits.test), splits),
         score=functools.partial(_score, config, splits.test),
@@ -67,6 +87,109 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
             augment, crop_size=settings.crop_size, flips=settings.augment == "flips"
         ),
     )
+
+
+def synthetic(config) -> tasks.Synthetic:
+    """Returns the model and batches of random pixels and masks, of the size trained on.
+
+    Args:
+      config: `config.data.crop_size` or `image_size`, `config.data.classes`,
+        `config.model`, `config.batch_size` and `config.seed`.
+
+    Raises:
+      ValueError: If a setting makes no sense, or the images' size is not known.
+    """
+    size, classes = config.data.crop_size or config.data.image_size, config.data.classes
+    if size is None:
+        raise ValueError(
+            "The images' size is not known without reading them. Received: "
+            "config.data.crop_size=None, config.data.image_size=None. Set one."
+        )
+    _check(config)
+    _check_sides(config, (size, size))
+    draw = np.random.default_rng(config.seed).integers
+    shape = (data.BATCHES, config.batch_size, size, size)
+    return tasks.Synthetic(
+        lambda: build_network(classes, config.model),
+        data.repeat(
+            draw(256, size=(*shape, 3), dtype="uint8"),
+            draw(classes, size=(*shape, 1), dtype="uint8"),
+        ),
+        f"{_describe_model(config)}: images of {size}x{size}, {classes} classes; "
+        "random pixels",
+        loss=segmentation_scores.CrossEntropyAndDice(),
+        metrics=lambda: segmentation_scores.create(classes),
+        unit="images",
+    )
+
+
+def _check(config):
+    """Refuses settings that make no sense, before any data are read."""
+    settings, widths = config.data, config.model.widths
+    if len(widths) < 2 or not 2 <= settings.classes <= 256:
+        raise ValueError(
+            "config.model.widths must have 2 or more channels, and config.data.classes "
+            f"be in 2..256. Received: {widths!r} and {settings.classes}."
+        )
+    if settings.augment not in ("none", "flips"):
+        raise ValueError(
+            "config.data.augment must be 'none' or 'flips'. Received: "
+            f"{settings.augment!r}."
+        )
+
+
+def _check_sides(config, shape):
+    """Refuses sides that the poolings do not divide, and crops that do not fit in."""
+    crop, factor = config.data.crop_size, 2 ** (len(config.model.widths) - 1)
+    if crop is not None and not 1 <= crop <= min(shape[:2]):
+        raise ValueError(
+            "config.data.crop_size must fit into the images. Received: "
+            f"crop_size={crop}, images of {shape[0]}x{shape[1]}."
+        )
+    for name, side in (("crop_size", crop), *(("image_size", s) for s in shape[:2])):
+        if side is not None and side % factor:
+            raise ValueError(
+                f"The {len(config.model.widths) - 1} poolings of config.model.widths="
+                f"{tuple(config.model.widths)} need sides that are multiples of "
+                f"{factor}. Received: {side}. Set config.data.{name}="
+                f"{max(factor, side - side % factor)}, or use fewer widths."
+            )
+
+
+def _describe_model(config):
+    kind = "with" if config.model.batch_norm else "without"
+    widths = ", ".join(map(str, config.model.widths))
+    return f"U-Net of widths {widths} {kind} batch normalization"
+
+
+def _describe(config, shape, parts, splits):
+    """Returns the report's line on data and network."""
+    settings = config.data
+    sizes = [int(part.cardinality()) if part else 0 for part in parts]
+    crops = f", crops of {settings.crop_size}" if settings.crop_size else ""
+    lines = [
+        f"{settings.name}: images {shape}{crops}, {settings.classes} classes",
+        "{} training, {} validation, {} test examples".format(*sizes),
+        splits.note,
+        _describe_model(config),
+    ]
+    return "; ".join(filter(None, lines))
+
+
+def _score(config, test, model, folder: pathlib.Path):
+    """Draws predictions for some test images; the metrics are the scores."""
+    images, masks = next(iter(test.batch(_SHOWN)))
+    size = min(config.eval_batch_size, _SHOWN)
+    probabilities = model.predict(images, batch_size=size, verbose=0)
+    plots.write_predictions(
+        folder,
+        config.name,
+        images.numpy(),
+        masks.numpy()[..., 0],
+        keras.ops.convert_to_numpy(segmentation_scores.to_classes(probabilities)),
+        config.data.classes,
+    )
+    return {}
 
 
 def build_network(classes: int, model) -> keras.Model:
@@ -161,126 +284,3 @@ def augment(image, mask, seed, crop_size: int | None = None, flips: bool = True)
         both = tf.image.rot90(both, quarters % 4)
     both = tf.ensure_shape(both, (*size, channels))
     return both[..., :-1], both[..., -1:]
-
-
-def check_synthetic(config) -> None:
-    """Raises ValueError if the settings make no sense or do not say the images' size.
-
-    Args:
-      config: As for `synthetic`.
-    """
-    _check(config)
-    size = _training_size(config)
-    if size is None:
-        raise ValueError(
-            "The images' size is not known without reading them. Received: "
-            "config.data.crop_size=None, config.data.image_size=None. Set one."
-        )
-    _check_sides(config, (size, size))
-
-
-def synthetic(config) -> tasks.Synthetic:
-    """Returns the model and batches of random pixels and masks, of the size trained on.
-
-    Args:
-      config: `config.data.crop_size` or `image_size`, `config.data.classes`,
-        `config.model`, `config.batch_size` and `config.seed`.
-
-    Raises:
-      ValueError: As `check_synthetic` does.
-    """
-    check_synthetic(config)
-    size, classes = _training_size(config), config.data.classes
-    draw = np.random.default_rng(config.seed).integers
-    shape = (_BATCHES, config.batch_size, size, size)
-    return tasks.Synthetic(
-        lambda: build_network(classes, config.model),
-        benchmark_inputs.repeat(
-            draw(256, size=(*shape, 3), dtype="uint8"),
-            draw(classes, size=(*shape, 1), dtype="uint8"),
-        ),
-        f"{_describe_model(config)}; random pixels, {size}x{size}",
-        loss=segmentation_loss.CrossEntropyAndDice(),
-        metrics=lambda: segmentation_scores.create(classes),
-        unit=UNIT,
-    )
-
-
-def _training_size(config):
-    return config.data.crop_size or config.data.image_size
-
-
-def _check(config):
-    """Refuses settings that make no sense, before any data are read."""
-    widths, settings = config.model.widths, config.data
-    wrong = []
-    if len(widths) < 2 or min(widths) < 1:
-        wrong.append(
-            "config.model.widths must be a tuple of 2 or more channels, each at least "
-            f"1. Received: {widths!r}."
-        )
-    if not 2 <= settings.classes <= 256:
-        wrong.append(
-            f"config.data.classes must be in 2..256. Received: {settings.classes}."
-        )
-    if settings.augment not in AUGMENTATIONS:
-        wrong.append(
-            f"config.data.augment must be one of {AUGMENTATIONS}. Received: "
-            f"{settings.augment!r}."
-        )
-    if wrong:
-        raise ValueError(" ".join(wrong))
-
-
-def _check_sides(config, shape):
-    """Refuses sides that the poolings do not divide, and crops that do not fit in."""
-    crop, factor = config.data.crop_size, 2 ** (len(config.model.widths) - 1)
-    if crop is not None and not 1 <= crop <= min(shape[:2]):
-        raise ValueError(
-            "config.data.crop_size must fit into the images. Received: "
-            f"crop_size={crop}, images of {shape[0]}x{shape[1]}."
-        )
-    for name, side in (("crop_size", crop), *(("image_size", s) for s in shape[:2])):
-        if side is not None and side % factor:
-            raise ValueError(
-                f"The {len(config.model.widths) - 1} poolings of config.model.widths="
-                f"{tuple(config.model.widths)} need sides that are multiples of "
-                f"{factor}. Received: {side}. Set config.data.{name}="
-                f"{max(factor, side - side % factor)}, or use fewer widths."
-            )
-
-
-def _describe_model(config):
-    kind = "with" if config.model.batch_norm else "without"
-    widths = ", ".join(map(str, config.model.widths))
-    return f"U-Net of widths {widths} {kind} batch normalization"
-
-
-def _describe(config, shape, parts, splits):
-    """Returns the report's line on data and network."""
-    settings = config.data
-    sizes = [int(part.cardinality()) if part else 0 for part in parts]
-    crops = f", crops of {settings.crop_size}" if settings.crop_size else ""
-    lines = [
-        f"{settings.name}: images {shape}{crops}, {settings.classes} classes",
-        "{} training, {} validation, {} test examples".format(*sizes),
-        splits.note,
-        _describe_model(config),
-    ]
-    return "; ".join(filter(None, lines))
-
-
-def _score(config, test, model, folder: pathlib.Path):
-    """Draws predictions for some test images; the metrics are the scores."""
-    images, masks = next(iter(test.batch(_SHOWN)))
-    size = min(config.eval_batch_size, _SHOWN)
-    probabilities = model.predict(images, batch_size=size, verbose=0)
-    plots.write_predictions(
-        folder,
-        config.name,
-        images.numpy(),
-        masks.numpy()[..., 0],
-        keras.ops.convert_to_numpy(segmentation_scores.to_classes(probabilities)),
-        config.data.classes,
-    )
-    return {}

@@ -1,4 +1,4 @@
-"""The U-Net and its whole runs: on tiny folders of images, in each precision."""
+"""The U-Net, its scores and loss, and whole runs on tiny folders of images."""
 
 import json
 import logging
@@ -11,15 +11,10 @@ import tensorflow as tf
 from matplotlib.image import imread
 from sklearn import metrics
 
+import tfamp
 from tfamp.benchmark import cells, measure
-from tfamp.precision import policy
-from tfamp.training import (
-    compare,
-    segmentation_loss,
-    tasks,
-    unet,
-    unet_config,
-)
+from tfamp.training import compare, tasks
+from tfamp.training.tasks import segmentation, segmentation_scores
 
 SIDE = 16
 
@@ -43,7 +38,7 @@ def draw_folder(folder, classes, count=20):
 
 
 def make_config(classes=2):
-    config = unet_config.get_unet_config()
+    config = segmentation.get_config()
     config.name = "rectangles"
     config.epochs, config.batch_size, config.eval_batch_size = 6, 4, 4
     config.optimizer.learning_rate = 0.01
@@ -87,31 +82,24 @@ def test_run_learns_and_its_scores_are_those_of_scikit_learn(compared):
     assert picture.std() > 0.05 and height > width  # Four rows of three.
 
 
-@pytest.fixture(scope="module")
-def several(tmp_path_factory):
-    """A task of four classes, and its untrained network."""
-    config = make_config(4)
-    folder = draw_folder(tmp_path_factory.mktemp("data"), 4, 10)
-    task = unet.create(config, folder)
-    return task, task.build_model()
-
-
-def test_grid_shows_several_classes(several, tmp_path):
-    task, model = several
+@pytest.mark.parametrize("matplotlib", [True, False])
+def test_grid_shows_several_classes_where_it_can_be_drawn(
+    tmp_path, matplotlib, monkeypatch, caplog
+):
+    task = segmentation.create(make_config(4), draw_folder(tmp_path, 4, 10))
     assert "foreground" not in task.description
-    assert task.score(model, tmp_path) == {}  # The metrics are the scores.
-    assert imread(tmp_path / "predictions.png").std() > 0.05
-
-
-def test_grid_is_left_out_without_matplotlib(several, tmp_path, monkeypatch, caplog):
-    task, model = several
-    monkeypatch.delitem(sys.modules, "tfamp.training.plots", raising=False)
-    monkeypatch.delattr("tfamp.training.plots", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    if not matplotlib:
+        monkeypatch.delitem(sys.modules, "tfamp.training.plots", raising=False)
+        monkeypatch.delattr("tfamp.training.plots", raising=False)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = tmp_path / "run"
+    run.mkdir()
     with caplog.at_level(logging.WARNING, logger="absl"):
-        assert task.score(model, tmp_path) == {}
-    assert "pip install" in caplog.text
-    assert list(tmp_path.iterdir()) == []
+        assert task.score(task.build_model(), run) == {}  # The metrics are the scores.
+    if matplotlib:
+        assert imread(run / "predictions.png").std() > 0.05
+    else:
+        assert "pip install" in caplog.text and list(run.iterdir()) == []
 
 
 def test_comparison_exports_float32_and_goes_on(compared):
@@ -135,8 +123,8 @@ def test_comparison_exports_float32_and_goes_on(compared):
 def test_network_computes_in_16_bits_and_ends_in_float32(mode, classes):
     config = make_config(classes)
     config.model.widths = (4, 8, 16)
-    with policy.policy_scope(mode):
-        model = unet.build_network(classes, config.model)
+    with tfamp.policy_scope(mode):
+        model = segmentation.build_network(classes, config.model)
     pinned = {"rescaling", "logits", "probabilities"}
     computed = {layer.name: layer.compute_dtype for layer in model.layers[1:]}
     assert {name for name, dtype in computed.items() if dtype == "float32"} == pinned
@@ -152,7 +140,7 @@ def test_network_computes_in_16_bits_and_ends_in_float32(mode, classes):
 def test_network_has_the_published_layers():
     config = make_config()
     config.model.widths, config.model.batch_norm = (64, 128, 256, 512, 1024), False
-    model = unet.build_network(2, config.model)
+    model = segmentation.build_network(2, config.model)
     kinds = [type(layer).__name__ for layer in model.layers]
     # https://arxiv.org/abs/1505.04597: 23 convolutional layers, counting those up.
     assert kinds.count("Conv2D") + kinds.count("Conv2DTranspose") == 23
@@ -169,7 +157,9 @@ def picture(height=8, width=8):
 def augmented(image, mask, count=60, **keywords):
     found = []
     for index in range(count):
-        pair = unet.augment(image, mask, tf.constant([3, index], "int64"), **keywords)
+        pair = segmentation.augment(
+            image, mask, tf.constant([3, index], "int64"), **keywords
+        )
         np.testing.assert_array_equal(pair[0][..., :1], pair[1])  # Moved alike.
         found.append(pair[1].numpy()[..., 0])
     return found
@@ -212,8 +202,8 @@ BAD = {
         {"model.widths": (4,) * 6, "data.crop_size": None},
         "5 poolings .* multiples of 32. Received: 16. Set config.data.image_size=32",
     ),
-    "widths": ({"model.widths": (4,)}, "config.model.widths must be .* 2 or more"),
-    "classes": ({"data.classes": 1}, "config.data.classes must be in 2..256"),
+    "widths": ({"model.widths": (4,)}, "config.model.widths must have 2 or more"),
+    "classes": ({"data.classes": 1}, "classes be in 2..256. Received: .* 1"),
     "augment": ({"data.augment": "turns"}, "config.data.augment .*'turns'"),
 }
 
@@ -224,22 +214,22 @@ def test_settings_that_make_no_sense_are_errors(case, tmp_path):
     config = make_config()
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
-        unet.create(config, draw_folder(tmp_path, 2, 2))
+        segmentation.create(config, draw_folder(tmp_path, 2, 2))
 
 
 def test_synthetic_batches_are_of_the_size_trained_on():
     config = make_config(4)
-    made = unet.synthetic(config)
+    made = segmentation.synthetic(config)
     images, masks = next(iter(made.batches))
     assert (images.shape, masks.shape) == ((4, 8, 8, 3), (4, 8, 8, 1))
-    assert images.dtype == masks.dtype == tf.uint8
+    assert images.dtype == masks.dtype == tf.uint8 and made.unit == "images"
     assert set(np.unique(masks)) == {0, 1, 2, 3}
     config.data.crop_size = None
     with pytest.raises(ValueError, match="size is not known"):
-        unet.check_synthetic(config)
+        segmentation.synthetic(config)
     config.data.image_size = 9
     with pytest.raises(ValueError, match="multiples of 2"):
-        unet.check_synthetic(config)
+        segmentation.synthetic(config)
 
 
 @pytest.mark.parametrize("job", cells.JOBS)
@@ -255,9 +245,149 @@ def test_benchmark_times_its_steps(job):
 def test_loss_of_a_whole_step_is_finite_in_float16():
     """Sums of 2**18 pixels leave float16's range; the loss is summed in float32."""
     config = make_config()
-    with policy.policy_scope("mixed_float16"):
-        model = unet.build_network(2, config.model)
+    with tfamp.policy_scope("mixed_float16"):
+        model = segmentation.build_network(2, config.model)
     images = np.full((1, 512, 512, 3), 255, "uint8")
     masks = np.ones((1, 512, 512, 1), "uint8")
-    loss = segmentation_loss.CrossEntropyAndDice()(masks, model(images))
+    loss = segmentation_scores.CrossEntropyAndDice()(masks, model(images))
     assert np.isfinite(float(loss)) and loss.dtype == "float32"
+
+
+# ---- Scores and loss, against scikit-learn and float64 ----
+
+
+def draw(classes, count=6, side=9):
+    """Random masks, and probabilities that are right more often than not."""
+    rng = np.random.default_rng(classes)
+    truth = rng.integers(classes, size=(count, side, side, 1)).astype("uint8")
+    truth[0] = 0  # An image without foreground.
+    scores = (
+        rng.normal(size=(count, side, side, classes)) + np.eye(classes)[truth[..., 0]]
+    )
+    odds = np.exp(scores)
+    probabilities = (odds / odds.sum(-1, keepdims=True)).astype("float32")
+    return truth, probabilities[..., 1:] if classes == 2 else probabilities
+
+
+def score(metric, truth, probabilities):
+    for half in (slice(0, 2), slice(2, None)):
+        metric.update_state(truth[half], probabilities[half])
+    return float(metric.result())
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_scores_are_those_of_scikit_learn(classes):
+    truth, probabilities = draw(classes)
+    if classes == 2:
+        found, average = probabilities[..., 0] > 0.5, "binary"
+    else:
+        found, average = probabilities.argmax(-1), "macro"
+    pair = truth.ravel(), found.ravel()
+    dice = segmentation_scores.Dice(classes)
+    iou = segmentation_scores.IoU(classes)
+    expected = metrics.f1_score(*pair, average=average)
+    assert score(dice, truth, probabilities) == pytest.approx(expected, rel=1e-6)
+    expected = metrics.jaccard_score(*pair, average=average)
+    assert score(iou, truth, probabilities) == pytest.approx(expected, rel=1e-6)
+    dice.reset_state()
+    assert score(dice, truth[:2], probabilities[:2]) != pytest.approx(expected)
+    each = segmentation_scores.image_dice(truth, probabilities)
+    expected = [
+        metrics.f1_score(t.ravel(), f.ravel(), average=average)
+        for t, f in zip(truth, found, strict=True)
+    ]
+    np.testing.assert_allclose(each, expected, rtol=1e-6)
+
+
+def test_class_that_does_not_occur_is_left_out():
+    truth = np.array([0, 0, 2, 2]).reshape(1, 2, 2, 1)
+    found = np.eye(4, dtype="float32")[[[[0, 2], [2, 2]]]]
+    pair = truth.ravel(), found.argmax(-1).ravel()
+    expected = metrics.f1_score(*pair, labels=[0, 2], average="macro")
+    dice = segmentation_scores.Dice(4)
+    assert score(dice, truth, found) == pytest.approx(expected)
+
+
+def test_nothing_to_find_and_nothing_found_is_right():
+    empty = np.zeros((2, 3, 3, 1), "float32")
+    for metric in segmentation_scores.create(2):
+        assert score(metric, empty, empty) == 1.0
+    for metric in segmentation_scores.create(2):
+        assert score(metric, empty, empty + 1) == 0.0
+
+
+def test_pixels_are_counted_beyond_float32():
+    dice = segmentation_scores.Dice(2)
+    dice.counts.assign([[2**24], [0], [0]])
+    dice.update_state(np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 1), "float32"))
+    assert int(dice.counts.numpy()[0, 0]) == 2**24 + 1
+
+
+def test_scores_are_those_of_keras():
+    for classes in (2, 3):
+        truth, probabilities = draw(classes)
+        own = keras.metrics.MeanIoU(classes, sparse_y_pred=False)
+        if classes == 2:
+            own = keras.metrics.BinaryIoU([1])
+        expected = score(own, truth, probabilities)
+        found = score(segmentation_scores.IoU(classes), truth, probabilities)
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [segmentation_scores.Dice, segmentation_scores.IoU])
+def test_metric_round_trips(kind):
+    metric = kind(5, name="other")
+    again = keras.metrics.deserialize(keras.metrics.serialize(metric))
+    assert type(again) is kind
+    assert again.get_config() == metric.get_config() and again.classes == 5
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_loss_is_cross_entropy_and_soft_dice(classes):
+    truth, probabilities = draw(classes)
+    weight, smooth = 0.5, 2.0
+    loss = segmentation_scores.CrossEntropyAndDice(weight, smooth)
+    p, labels = probabilities.astype("float64"), truth[..., 0]
+    if classes == 2:
+        p, t = p[..., 0], labels
+        entropy = -np.log(np.where(t, p, 1 - p))
+        p, t = p[..., None], t[..., None]
+    else:
+        t = np.eye(classes)[labels]
+        entropy = -np.log(np.sum(p * t, -1))
+    both, either = (p * t).sum((1, 2)), p.sum((1, 2)) + t.sum((1, 2))
+    dice = 1 - np.mean((2 * both + smooth) / (either + smooth), -1)
+    expected = np.mean(entropy.mean((1, 2)) + weight * dice)
+    assert float(loss(truth, probabilities)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_loss_round_trips_and_refuses_what_makes_no_sense():
+    loss = segmentation_scores.CrossEntropyAndDice(0.25, 3.0, "other")
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert again.get_config() == loss.get_config()
+    assert (again.dice_weight, again.smooth, again.name) == (0.25, 3.0, "other")
+    with pytest.raises(ValueError, match="smooth=0"):
+        segmentation_scores.CrossEntropyAndDice(smooth=0)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_loss_does_not_saturate(classes, eager):
+    """A probability of exactly 1 for the wrong class still has a gradient of 1."""
+    channels, activation = (1, "sigmoid") if classes == 2 else (3, "softmax")
+    logits = keras.layers.Conv2D(channels, 1, dtype="float32", name="logits")
+    head = keras.layers.Activation(activation, dtype="float32")
+    model = keras.Sequential([keras.Input((2, 2, 1)), logits, head])
+    bias = np.full(1, 200.0) if classes == 2 else np.array([0.0, 200.0, 0.0])
+    logits.set_weights([np.zeros((1, 1, 1, channels)), bias])
+    x, y = np.zeros((1, 2, 2, 1), "float32"), np.zeros((1, 2, 2, 1), "uint8")
+    assert model.predict(x, verbose=0).max() == 1.0
+    model.compile(
+        keras.optimizers.SGD(1.0),
+        segmentation_scores.CrossEntropyAndDice(),
+        run_eagerly=eager,
+    )
+    model.fit(x, y, verbose=0)
+    change = bias - keras.ops.convert_to_numpy(logits.bias)
+    expected = [1.0] if classes == 2 else [-1.0, 1.0, 0.0]
+    np.testing.assert_allclose(change, expected, atol=1e-4)

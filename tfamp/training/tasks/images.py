@@ -1,0 +1,344 @@
+"""Image classification: a plain network, a ResNet and EfficientNet, by name."""
+
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+from ml_collections import config_dict
+
+from tfamp.training import base_config, data, tasks
+from tfamp.training.tasks import images_data
+
+AUGMENTATIONS = ("none", "crop_flip")
+_PADDING = 4  # Pixels by which `crop_and_flip` shifts.
+# Shape and classes of the data sets that `synthetic` knows.
+_IMAGES = {
+    "mnist": ((28, 28, 1), 10),
+    "fashion_mnist": ((28, 28, 1), 10),
+    "cifar10": ((32, 32, 3), 10),
+}
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Returns the defaults of `configs/cnn/`; see `create`."""
+    config = base_config.get_config()
+    config.task = "image_classification"
+    config.optimizer.schedule = "cosine"
+    config.data.augment = "none"  # Or "crop_flip".
+    # Of images that are timed without being read, where their data set is not known.
+    config.data.image_shape = ()  # (height, width, channels).
+    config.data.classes = 10
+    # Share of the target that is spread evenly over all classes.
+    config.label_smoothing = 0.0
+    config.model.name = "cnn"  # A key of `NETWORKS`; each reads some of the fields.
+    config.model.blocks = ((16,), (32,))
+    config.model.batch_norm = False
+    config.model.dense = 128
+    config.model.dropout = 0.3
+    config.model.widths = (64, 128, 256, 512)
+    config.model.blocks_per_stage = (2, 2, 2, 2)
+    config.tiny.model = {
+        **{"blocks": ((4,), (8,)), "dense": 16},
+        **{"widths": (8, 16), "blocks_per_stage": (1, 1)},
+    }
+    return config
+
+
+def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
+    """Loads the images and describes the network.
+
+    Args:
+      config: `config.data.name` is "digits" or as `images_data.load` takes it;
+        `config.model` is that of `build_network`, `config.data.augment` one of
+        `AUGMENTATIONS`, and `config.label_smoothing` counts in training.
+      data_dir: Folder of data prepared by TFDS.
+      manual_dir: Folder with the data set's original files, or with images by class.
+
+    Returns:
+      A `tasks.Task`.
+
+    Raises:
+      DataError: If the data are missing or malformed.
+      ValueError: If a setting makes no sense.
+    """
+    _check(config)
+    name = config.data.name
+    splits = images_data.load(name, config.data.get("image_size"), data_dir, manual_dir)
+    classes = splits.classes
+    train, test = (
+        data.limit(part, config.limit_examples) for part in (splits.train, splits.test)
+    )
+    if config.label_smoothing:
+        train, test = (part.map(_to_one_hot(classes)) for part in (train, test))
+    shape, validation = tuple(train.element_spec[0].shape), None
+    if config.validation_fraction:
+        train, validation = data.hold_out(train, config.validation_fraction)
+    sizes = [
+        int(part.cardinality()) if part else 0 for part in (train, validation, test)
+    ]
+    return tasks.Task(
+        train=train,
+        validation=validation,
+        test=test,
+        build_model=lambda: build_network(shape, classes, config.model),
+        augment=crop_and_flip if config.data.augment == "crop_flip" else None,
+        description=(
+            f"{name}: images {shape}, {classes} classes (chance {1 / classes:.2f}); "
+            "{} training, {} validation, {} test examples".format(*sizes)
+        ),
+        **_objective(config),
+    )
+
+
+def synthetic(config) -> tasks.Synthetic:
+    """Describes the model and makes batches of random pixels for it.
+
+    Args:
+      config: As for `create`; `config.data.image_shape` and `config.data.classes`
+        where the data set is not known. `config.seed` alone decides on the content.
+
+    Raises:
+      ValueError: If a setting makes no sense, or the images' shape is not known.
+    """
+    _check(config)
+    settings, known = config.data, dict(_IMAGES)
+    if settings.name == "digits":
+        known["digits"] = ((settings.image_size, settings.image_size, 1), 10)
+    if settings.image_shape:
+        known[settings.name] = (tuple(settings.image_shape), settings.classes)
+    if settings.name not in known:
+        raise ValueError(
+            f"The images' shape is not known without reading them. Received: "
+            f"config.data.name={settings.name!r}. Expected 'digits' or one of "
+            f"{', '.join(map(repr, _IMAGES))}; or set config.data.image_shape="
+            "(height, width, channels) and config.data.classes."
+        )
+    shape, classes = known[settings.name]
+    draw = np.random.default_rng(config.seed).integers
+    count = (data.BATCHES, config.batch_size)
+    pixels = draw(256, size=(*count, *shape), dtype="uint8")
+    batches = data.repeat(pixels, draw(classes, size=count, dtype="int64"))
+    if config.label_smoothing:
+        batches = batches.map(_to_one_hot(classes))
+    return tasks.Synthetic(
+        lambda: build_network(shape, classes, config.model),
+        batches,
+        f"{config.model.name}: images {shape}, {classes} classes; random pixels",
+        unit="images",
+        **_objective(config),
+    )
+
+
+def _check(config):
+    """Refuses settings that make no sense, before any data are read."""
+    model = config.model
+    for field, value, expected in (
+        ("model.name", model.name, tuple(NETWORKS)),
+        ("data.augment", config.data.augment, AUGMENTATIONS),
+    ):
+        if value not in expected:
+            raise ValueError(
+                f"config.{field} must be one of {expected}. Received: {value!r}."
+            )
+    if model.name == "resnet" and len(model.widths) != len(model.blocks_per_stage):
+        raise ValueError(
+            "config.model.widths and config.model.blocks_per_stage must have one "
+            f"number each for every stage. Received: {model.widths} and "
+            f"{model.blocks_per_stage}."
+        )
+
+
+def _to_one_hot(classes):
+    """Keras smooths one-hot labels alone."""
+    return lambda image, label: (image, tf.one_hot(label, classes))
+
+
+def _objective(config):
+    """Returns a task's loss and metrics; smoothed labels are one-hot."""
+    if config.label_smoothing:
+        loss = keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=config.label_smoothing
+        )
+        kind = keras.metrics.CategoricalAccuracy
+    else:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        kind = keras.metrics.SparseCategoricalAccuracy
+    return {"loss": loss, "metrics": lambda: [kind(name="accuracy")]}
+
+
+def crop_and_flip(image, label, seed):
+    """Shifts an image by up to 4 pixels and mirrors every second one.
+
+    A random crop, as large as the image, out of the image with 4 black pixels on each
+    side; then a horizontal flip with probability 1/2. Runs in tf.data, on 8 bits.
+
+    Args:
+      image: [height, width, channels], any dtype.
+      label: Returned as it is.
+      seed: int64 [2]; the outcome depends on nothing else.
+
+    Returns:
+      (image, label); shape and dtype as they were.
+
+    References:
+      He et al., "Deep Residual Learning for Image Recognition", 2016, section 4.2,
+      https://arxiv.org/abs/1512.03385.
+    """
+    crop, flip = tf.unstack(tf.random.split(tf.convert_to_tensor(seed), 2))
+    sides = ((_PADDING, _PADDING), (_PADDING, _PADDING), (0, 0))
+    image = tf.image.stateless_random_crop(tf.pad(image, sides), image.shape, crop)
+    return tf.image.stateless_random_flip_left_right(image, flip), label
+
+
+def build_network(shape, classes: int, model) -> keras.Model:
+    """Builds a network under the dtype policy in force.
+
+    Args:
+      shape: Shape of an image, (height, width, channels); values in 0..255.
+      classes: Number of classes.
+      model: Config with `name`, one of `NETWORKS`, and what that network reads.
+
+    Returns:
+      A functional model: [batch, *shape] to float32 logits [batch, classes].
+    """
+    inputs = keras.Input(shape, name="image")
+    x = NETWORKS[model.name](inputs, model)
+    logits = keras.layers.Dense(classes, dtype="float32", name="logits")(x)
+    return keras.Model(inputs, logits, name=model.name)
+
+
+# The layers are named, as Keras' own numbers go on from one run of a process to the
+# next.
+
+
+def _scaled(inputs):
+    """Pixels as -1..1; in float32: 8-bit steps do not survive bfloat16's 8 bits."""
+    layer = keras.layers.Rescaling(1 / 127.5, -1.0, dtype="float32", name="rescaling")
+    return layer(inputs)
+
+
+def plain_features(inputs, model):
+    """A plain network up to its last layer.
+
+    Blocks of 3x3 convolutions with ReLU, each ending in 2x2 pooling; then one dense
+    layer, unless it has 0 units, and dropout. With batch normalization the convolutions
+    carry no bias.
+
+    Args:
+      inputs: Symbolic images, [batch, height, width, channels]; values in 0..255.
+      model: Config with `blocks` (tuple of tuples of channels), `batch_norm`,
+        `dense` (units) and `dropout`.
+
+    Returns:
+      Symbolic [batch, features].
+    """
+    layers, x = keras.layers, _scaled(inputs)
+    for i, block in enumerate(model.blocks, 1):
+        for j, channels in enumerate(block, 1):
+            name = f"conv{i}_{j}"
+            made = functools.partial(layers.Conv2D, channels, 3, padding="same")
+            if model.batch_norm:
+                x = made(use_bias=False, name=name)(x)
+                x = layers.BatchNormalization(name=f"{name}_norm")(x)
+                x = layers.ReLU(name=f"{name}_relu")(x)
+            else:
+                x = made(activation="relu", name=name)(x)
+        x = layers.MaxPooling2D(name=f"pool{i}")(x)
+    x = layers.Flatten(name="flatten")(x)
+    if model.dense:
+        x = layers.Dense(model.dense, activation="relu", name="dense")(x)
+    return layers.Dropout(model.dropout, name="dropout")(x)
+
+
+def resnet_features(inputs, model):
+    """Stages of basic blocks; each stage but the first halves the image.
+
+    A 3x3 stem without pooling, since the images are small; blocks of two 3x3
+    convolutions with batch normalization around an identity, or around a 1x1
+    convolution where the shape changes; the mean over the pixels. With the default
+    widths and blocks this is the ResNet-18 of CIFAR-10: 11.2 million parameters.
+
+    Args:
+      inputs: As for `plain_features`.
+      model: Config with `widths`, the channels of each stage, and `blocks_per_stage`.
+
+    Returns:
+      Symbolic [batch, widths[-1]].
+
+    References:
+      He et al., "Deep Residual Learning for Image Recognition", 2016,
+      https://arxiv.org/abs/1512.03385; the shape for 32x32 images:
+      https://github.com/kuangliu/pytorch-cifar.
+    """
+    x = _normalized(_scaled(inputs), model.widths[0], 3, 1, "stem")
+    x = keras.layers.ReLU(name="stem_relu")(x)
+    stages = zip(model.widths, model.blocks_per_stage, strict=True)
+    for i, (width, count) in enumerate(stages, 1):
+        for j in range(1, count + 1):
+            stride = 2 if i > 1 and j == 1 else 1
+            x = _block(x, width, stride, f"stage{i}_block{j}")
+    return keras.layers.GlobalAveragePooling2D(name="pool")(x)
+
+
+def _block(x, width, stride, name):
+    """Two convolutions around a shortcut."""
+    shortcut = x
+    if stride != 1 or x.shape[-1] != width:
+        shortcut = _normalized(x, width, 1, stride, f"{name}_shortcut")
+    x = _normalized(x, width, 3, stride, f"{name}_conv1")
+    x = keras.layers.ReLU(name=f"{name}_relu1")(x)
+    x = _normalized(x, width, 3, 1, f"{name}_conv2")
+    x = keras.layers.Add(name=f"{name}_add")([x, shortcut])
+    return keras.layers.ReLU(name=f"{name}_relu2")(x)
+
+
+def _normalized(x, channels, size, stride, name):
+    """A convolution without bias, and batch normalization."""
+    settings = {"kernel_initializer": "he_normal", "use_bias": False, "name": name}
+    x = keras.layers.Conv2D(channels, size, stride, padding="same", **settings)(x)
+    # Of the recipe's implementations; Keras' own defaults (0.99, 1e-3) are slower to
+    # follow in runs of few steps. PyTorch counts momentum the other way round: 0.1.
+    settings = {"momentum": 0.9, "epsilon": 1e-5, "name": f"{name}_norm"}
+    return keras.layers.BatchNormalization(**settings)(x)
+
+
+def efficientnet_features(inputs, model):
+    """EfficientNet-B0 of `keras.applications`, from scratch, without its last layer.
+
+    Keras' network scales the pixels itself. Those layers are pinned to float32: 8-bit
+    steps do not survive bfloat16's 8 bits of precision.
+
+    Args:
+      inputs: As for `plain_features`.
+      model: Config with `dropout`, before the last layer.
+
+    Returns:
+      Symbolic [batch, 1280].
+
+    References:
+      Tan and Le, "EfficientNet", 2019, https://arxiv.org/abs/1905.11946.
+    """
+    pinned = {
+        keras.layers.Rescaling: "rescaling",
+        keras.layers.Normalization: "scaling",
+    }
+
+    def copy(layer):
+        settings, name = layer.get_config(), pinned.get(type(layer))
+        settings |= {"dtype": "float32", "name": name} if name else {}
+        return type(layer).from_config(settings)
+
+    made = keras.applications.EfficientNetB0(
+        include_top=False, weights=None, input_tensor=inputs, pooling="avg"
+    )
+    made = keras.models.clone_model(made, [inputs], clone_function=copy)
+    return keras.layers.Dropout(model.dropout, name="dropout")(made.outputs[0])
+
+
+# Network -> its function of symbolic images and `config.model`.
+NETWORKS = {
+    "cnn": plain_features,
+    "resnet": resnet_features,
+    "efficientnet": efficientnet_features,
+}

@@ -1,0 +1,169 @@
+"""Images with classes: scikit-learn's digits, TFDS, and folders of images by class."""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfamp import errors
+from tfamp.training import data
+
+_SUFFIXES = [".jpeg", ".jpg", ".png", ".JPEG", ".JPG", ".PNG"]
+_HELD_OUT = 0.2  # Of digits, and of a folder without splits of its own.
+_LAYOUT = "images in train/CLASS and test/CLASS, or in CLASS"
+
+
+class Splits(NamedTuple):
+    """Examples in a fixed order that does not depend on the class.
+
+    Attributes:
+      train: Unbatched (uint8 image [height, width, channels], integer class), of known
+        cardinality.
+      test: The same.
+      classes: Number of classes.
+    """
+
+    train: tf.data.Dataset
+    test: tf.data.Dataset
+    classes: int
+
+
+def load(name: str, image_size: int | None, data_dir=None, manual_dir=None) -> Splits:
+    """Loads a data set by its name.
+
+    Args:
+      name: "digits"; any name, if `manual_dir` has folders of images, see
+        `read_folder`; or a name in TFDS.
+      image_size: Side of the digits.
+      data_dir: Folder of data prepared by TFDS.
+      manual_dir: Folder with the original files, or with images by class.
+
+    Raises:
+      DataError: If the data are missing or malformed.
+    """
+    if name == "digits":
+        return load_digits(image_size)
+    if manual_dir and _has_images(pathlib.Path(manual_dir)):
+        return read_folder(pathlib.Path(manual_dir))
+    try:
+        return Splits(*data.load_tfds(name, data_dir, manual_dir))
+    except errors.DataError as e:
+        raise errors.DataError(f"{e} --manual_dir may also have {_LAYOUT}.") from e
+
+
+def load_digits(image_size: int) -> Splits:
+    """Loads the 1797 real 8x8 digits that scikit-learn bundles; no download.
+
+    Args:
+      image_size: Side of the images, resized bilinearly.
+
+    Returns:
+      Images of one channel: a stratified 80 : 20 split with a fixed seed.
+
+    References:
+      Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
+    """
+    from sklearn import datasets
+
+    digits = datasets.load_digits()
+    images = digits.images[..., None] * (255 / digits.images.max())
+    images = tf.image.resize(images, (image_size, image_size))
+    images = np.clip(np.rint(images.numpy()), 0, 255).astype("uint8")
+    parts = _hold_out(images, digits.target.astype("int64"))
+    return Splits(*map(tf.data.Dataset.from_tensor_slices, parts), 10)
+
+
+def _hold_out(examples, labels):
+    """Returns (examples, labels) of train and test."""
+    from sklearn import model_selection
+
+    x, x_test, y, y_test = model_selection.train_test_split(
+        examples, labels, test_size=_HELD_OUT, random_state=0, stratify=labels
+    )
+    return (x, y), (x_test, y_test)
+
+
+def _has_images(root):
+    found = (path for pattern in ("*/*", "*/*/*") for path in root.glob(pattern))
+    return any(path.suffix in _SUFFIXES for path in found)
+
+
+def read_folder(root: pathlib.Path) -> Splits:
+    """Reads ROOT/train/CLASS/*.png and ROOT/test/CLASS/*.png, or ROOT/CLASS/*.png.
+
+    Of the latter a fifth of each class is held out, the same in every run. PNG or JPEG,
+    all of one size; in color if one is. Hidden files and other endings are no images.
+
+    Args:
+      root: The folder.
+
+    Raises:
+      DataError: If a class has no image, the splits have other classes, or a file is
+        no image or of another size.
+    """
+    if (root / "train").is_dir():
+        train, test = _list_images(root / "train"), _list_images(root / "test")
+        if train.target_names != test.target_names:
+            raise errors.DataError(
+                f"{root} has other classes in train than in test. Received: "
+                f"{train.target_names} and {test.target_names}."
+            )
+        parts = [(part.filenames, part.target) for part in (train, test)]
+    else:
+        train = _list_images(root)
+        parts = _hold_out(train.filenames, train.target)
+    shape = _measure([path for paths, _ in parts for path in paths])
+
+    def decode(path, label):
+        contents = tf.io.read_file(path)
+        image = tf.io.decode_image(contents, shape[-1], expand_animations=False)
+        return tf.ensure_shape(image, shape), label
+
+    splits = (
+        tf.data.Dataset.from_tensor_slices(part).map(decode, tf.data.AUTOTUNE)
+        for part in parts
+    )
+    return Splits(*splits, len(train.target_names))
+
+
+def _list_images(folder):
+    """Returns `filenames`, `target` and `target_names` of one split, shuffled."""
+    from sklearn import datasets
+
+    classes = [path.name for path in folder.glob("[!.]*") if path.is_dir()]
+    found = datasets.load_files(
+        folder,
+        categories=classes,
+        load_content=False,
+        random_state=0,
+        allowed_extensions=_SUFFIXES,
+    )
+    counts = np.bincount(found.target, minlength=len(classes)) if classes else []
+    if len(classes) < 2 or min(counts) < 1:
+        raise errors.DataError(
+            f"{folder} has, by class, {dict(zip(sorted(classes), counts, strict=True))}"
+            f" images. Expected {_LAYOUT}, of each of 2 or more classes."
+        )
+    return found
+
+
+def _measure(paths):
+    """Returns (height, width, channels) of all images, from the files' headers."""
+    from PIL import Image
+
+    sizes, modes = {}, set()
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                sizes.setdefault(image.size, path)
+                modes.add(image.mode)
+        except OSError as e:
+            raise errors.DataError(f"{path} is no image: {e}") from e
+    if len(sizes) > 1:
+        shown = "; ".join(f"{p}: {w}x{h}" for (w, h), p in list(sizes.items())[:5])
+        raise errors.DataError(
+            f"Images of {len(sizes)} sizes: {shown}. Expected one size: resize them."
+        )
+    ((width, height),) = sizes
+    return height, width, 1 if modes <= {"1", "L"} else 3

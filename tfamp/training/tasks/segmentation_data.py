@@ -1,0 +1,299 @@
+"""Images with masks: of a folder, of TFDS, or digits on photographs offline."""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfamp import errors
+from tfamp.training import data
+from tfamp.training.tasks import images_data
+
+_SEED = 0  # Of what is held out: the same examples in every run.
+_TRAIN_SHARE = 0.8  # Of the photographs' width, from the left.
+_LAYOUT = (
+    "images/NAME.png and masks/NAME.png, or in folders train and test such folders"
+)
+
+
+class Splits(NamedTuple):
+    """Examples in a fixed order.
+
+    Attributes:
+      train: Unbatched (image, mask): uint8 [height, width, 3] and the classes, uint8
+        [height, width, 1]; of known cardinality.
+      test: The same.
+      note: What a reader should know of the masks; may be empty.
+    """
+
+    train: tf.data.Dataset
+    test: tf.data.Dataset
+    note: str
+
+
+def load(config, data_dir: str | None = None, manual_dir: str | None = None) -> Splits:
+    """Loads the examples that a configuration names.
+
+    Args:
+      config: `config.data` has
+        name: "folder", see `read_folder`; "digits", see `load_digits`; or a name in
+        TFDS; and what `segmentation.get_config` says of images and masks.
+        `config.limit_examples` are taken of each split.
+      data_dir: The folder, or that of data prepared by TFDS.
+      manual_dir: Folder with a TFDS data set's original files, or with `images` and
+        `masks` as `read_folder` has them.
+
+    Raises:
+      DataError: If the data are missing or malformed.
+      ValueError: If a setting makes no sense.
+    """
+    settings, limit = config.data, config.limit_examples
+    if settings.name == "digits":
+        parts = load_digits(settings.image_size, settings.classes, limit)
+    elif settings.name == "folder":
+        parts = read_folder(settings, data_dir, limit)
+    elif manual_dir and any(
+        pathlib.Path(manual_dir, name).is_dir() for name in ("masks", "train/masks")
+    ):
+        parts = read_folder(settings, manual_dir, limit)
+    else:
+        return _load_tfds(config, data_dir, manual_dir)
+    note = ""
+    if settings.classes == 2:
+        share = float(np.mean(parts[1][1]))
+        dice = 2 * share / (1 + share)
+        note = f"foreground {share:.3f} of the test pixels (all foreground: Dice "
+        note += f"{dice:.2f})"
+    return Splits(*map(tf.data.Dataset.from_tensor_slices, parts), note)
+
+
+def load_digits(image_size: int | None, classes: int, limit: int = 0):
+    """Writes scikit-learn's real digits on patches of its two photographs.
+
+    Each of the 1797 digits is enlarged to half the image's side and set at a random
+    place of a random patch, in white on a dark patch and in black on a bright one. The
+    mask is where the ink covers more than half. The test split has other digits, and
+    patches of other parts of the photographs. The same in every run; no download.
+
+    Args:
+      image_size: Side of the images, 8 to 128.
+      classes: 2: ink or none. 11: none, or the digit and 1.
+      limit: Examples of each split; 0: all.
+
+    Returns:
+      (train, test), each (images, masks): uint8 [examples, size, size, 3 and 1].
+
+    Raises:
+      ValueError: If the size or the number of classes is another.
+
+    References:
+      Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
+    """
+    if classes not in (2, 11) or image_size is None or not 8 <= image_size <= 128:
+        raise ValueError(
+            "Digits on photographs have 2 or 11 classes and a side of 8 to 128. "
+            f"Received: config.data.classes={classes}, config.data.image_size="
+            f"{image_size}."
+        )
+    digits = images_data.load_digits(image_size // 2)
+    from sklearn import datasets
+
+    photographs = datasets.load_sample_images().images
+    border = round(photographs[0].shape[1] * _TRAIN_SHARE)
+    areas = ([p[:, :border] for p in photographs], [p[:, border:] for p in photographs])
+    rng = np.random.default_rng(0)
+    return [
+        _write_digits(rng, data.limit(part, limit), area, image_size, classes)
+        for part, area in zip((digits.train, digits.test), areas, strict=True)
+    ]
+
+
+def _write_digits(rng, digits, photographs, size, classes):
+    """Returns (images, masks), one for each digit."""
+    images, masks = [], []
+    for digit, label in digits.as_numpy_iterator():
+        photograph = photographs[rng.integers(len(photographs))]
+        patch = _cut(rng, photograph, size).astype("float32")
+        ink = np.zeros((size, size, 1), "float32")
+        _cut(rng, ink, len(digit))[:] = digit / 255
+        color = 255 if patch.mean() < 128 else 0
+        images.append(np.rint(patch + ink * (color - patch)).astype("uint8"))
+        number = 1 if classes == 2 else 1 + label
+        masks.append(np.where(ink > 0.5, number, 0).astype("uint8"))
+    return np.stack(images), np.stack(masks)
+
+
+def _cut(rng, image, size):
+    """Returns a random square of an image, not copied."""
+    row, column = (rng.integers(side - size + 1) for side in image.shape[:2])
+    return image[row : row + size, column : column + size]
+
+
+def read_folder(settings, folder: str | None, limit: int = 0):
+    """Reads images/NAME.png and masks/NAME.png, or .jpg or what else Pillow reads.
+
+    A share of the names is held out, the same in every run; or FOLDER/train and
+    FOLDER/test each have folders of images and masks. A mask of two classes has the
+    values 0 and 255, or 0 and 1; one of several has the numbers of the classes as gray
+    levels or of a palette. Images are turned as their Exif data say.
+
+    Args:
+      settings: `config.data`, as in `load`.
+      folder: The folder.
+      limit: Examples of each split; 0: all.
+
+    Returns:
+      (train, test), each (images, masks): uint8 [examples, height, width, 3 and 1], in
+      an order that does not depend on the names.
+
+    Raises:
+      DataError: If there is no such folder, or a file has no partner, is no image or
+        no such mask, or has another size. Nothing is left out.
+    """
+    if not folder or not pathlib.Path(folder).is_dir():
+        raise errors.DataError(
+            "This task reads a folder of images and masks. Pass --data_dir=FOLDER with "
+            f"{_LAYOUT}. Received: {folder!r}."
+        )
+    root = pathlib.Path(folder)
+    order = np.random.default_rng(_SEED).permutation
+    own_splits = not (root / "images").is_dir() and (root / "train").is_dir()
+    found = [
+        _find_pairs(root / x) for x in (("train", "test") if own_splits else ("",))
+    ]
+    parts = [[pairs[i] for i in order(len(pairs))] for pairs in found]
+    if not own_splits:
+        (pairs,) = parts
+        held = max(round(settings.test_fraction * len(pairs)), 1)
+        parts = [pairs[held:], pairs[:held]]
+    if not all(parts):
+        raise errors.DataError(f"{root} has too few images to hold some out.")
+    examples = [[_read(*p, settings) for p in part[: limit or None]] for part in parts]
+    shapes = {image.shape for part in examples for image, _ in part}
+    if len(shapes) > 1:
+        raise errors.DataError(
+            f"{root} has images of {len(shapes)} sizes: {sorted(shapes)[:5]}. Set "
+            "config.data.image_size=256, for example, to resize them."
+        )
+    return [tuple(map(np.stack, zip(*part, strict=True))) for part in examples]
+
+
+def _find_pairs(folder):
+    """Returns (image, mask) of one folder, by name."""
+    images, masks = (
+        {path.stem: path for path in sorted((folder / name).glob("[!.]*"))}
+        for name in ("images", "masks")
+    )
+    alone = sorted(images.keys() ^ masks.keys())
+    if alone or not images:
+        raise errors.DataError(
+            f"{folder} has {len(images)} images and {len(masks)} masks; without a "
+            f"partner: {', '.join(alone[:5]) or '-'}. Expected {_LAYOUT}."
+        )
+    return [(path, masks[stem]) for stem, path in images.items()]
+
+
+def _read(image_path, mask_path, settings):
+    """Returns an image and its mask as they train."""
+    image, mask = _open(image_path), _open(mask_path)
+    if image.mode[0] in "IF":
+        raise errors.DataError(f"{image_path} has 16 bits a channel. Expected 8.")
+    if image.size != mask.size:
+        raise errors.DataError(f"{mask_path} is {mask.size}, its image {image.size}.")
+    classes = settings.classes
+    # Of several classes the levels are numbers, which JPEG and colors do not keep.
+    modes = ("1", "L", "P", "RGB") if classes == 2 else ("L", "P")
+    lossy = classes > 2 and mask_path.suffix.lower() in (".jpg", ".jpeg")
+    if mask.mode not in modes or lossy:
+        raise errors.DataError(
+            f"{mask_path} is no mask. Received: mode {mask.mode} of Pillow. Expected "
+            "8-bit gray levels, as PNG, without an alpha channel."
+        )
+    levels = np.asarray(mask.convert("L") if classes == 2 else mask).astype("int32")
+    found, allowed = {*np.unique(levels).tolist()}, [{0, 1}, {0, 255}]
+    if classes > 2:
+        allowed = [{*range(settings.first_class, settings.first_class + classes)}]
+        levels = levels - settings.first_class
+    if not any(found <= values for values in allowed):
+        raise errors.DataError(
+            f"{mask_path} has the values {sorted(found)[:20]}. Expected "
+            f"{' or '.join(map(str, allowed))}; see config.data.classes."
+        )
+    levels = np.minimum(levels, classes - 1).astype("uint8")[..., None]
+    return resize(np.asarray(image.convert("RGB")), levels, settings.image_size)
+
+
+def _open(path):
+    """Returns a picture as a viewer shows it, turned."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image)
+    except (OSError, SyntaxError, ValueError) as e:  # As Pillow's readers raise.
+        raise errors.DataError(f"{path} is no image: {e}") from e
+
+
+def resize(image, mask, size: int | None):
+    """Returns an image and its mask as squares of a size; None: as they are.
+
+    Args:
+      image: uint8 [height, width, channels]; resized bilinearly.
+      mask: [height, width, 1]; resized to the nearest pixel, which mixes no classes.
+      size: Side.
+
+    Returns:
+      (image, mask) of the same dtypes: tensors, or what was given.
+    """
+    if size is None or tuple(image.shape[:2]) == (size, size):
+        return image, mask
+    image = tf.image.resize(image, (size, size), antialias=True)
+    image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
+    return image, tf.image.resize(mask, (size, size), method="nearest")
+
+
+def _load_tfds(config, data_dir, manual_dir):
+    """Returns the splits train and test of a TFDS data set, resized."""
+    settings, side = config.data, config.data.image_size
+    if side is None:
+        raise ValueError(
+            "Images of a TFDS data set differ in size. Received: config.data.image_size"
+            f"=None, config.data.name={settings.name!r}. Set it: 128, for example."
+        )
+    try:
+        builder = data.prepared_builder(settings.name, data_dir, manual_dir)
+    except errors.DataError as e:
+        raise errors.DataError(f"{e} --manual_dir may also have {_LAYOUT}.") from e
+    features, splits = builder.info.features, builder.info.splits
+    wanted = {"image", settings.mask_feature}
+    if not wanted <= set(features) or not {"train", "test"} <= set(splits):
+        raise errors.DataError(
+            f"Data set {settings.name!r} lacks an image, a mask or a split. Received: "
+            f"features {', '.join(features)}; splits {', '.join(splits)}. Expected "
+            f"image, {settings.mask_feature} (config.data.mask_feature); train, test."
+        )
+    expected = (
+        f"Masks have classes {settings.first_class} and on, {settings.classes} of "
+        "them: see config.data.first_class and config.data.classes."
+    )
+
+    def prepare(example):
+        mask = tf.cast(example[settings.mask_feature], tf.int32) - settings.first_class
+        checks = [
+            tf.debugging.assert_non_negative(mask, expected),
+            tf.debugging.assert_less(mask, settings.classes, expected),
+        ]
+        with tf.control_dependencies(checks):
+            mask = tf.cast(mask, tf.uint8)
+        image, mask = resize(example["image"], mask, side)
+        image = tf.ensure_shape(image, (side, side, 3))
+        return image, tf.ensure_shape(mask, (side, side, 1))
+
+    train, test = (
+        data.limit(
+            builder.as_dataset(split=split, shuffle_files=False), config.limit_examples
+        ).map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+        for split in ("train", "test")
+    )
+    return Splits(train, test, "")

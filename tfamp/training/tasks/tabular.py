@@ -1,0 +1,355 @@
+"""Regression on a table with entity embeddings, as of Rossmann's sales."""
+
+import functools
+import json
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from ml_collections import config_dict
+
+from tfamp.training import base_config, data, pipeline, plots, run_files, tasks
+from tfamp.training.tasks import tabular_data
+
+LOSSES = {
+    "mean_squared_error": keras.losses.MeanSquaredError,
+    "mean_absolute_error": keras.losses.MeanAbsoluteError,
+}
+_CATEGORIES = 100  # Of a column whose categories are counted nowhere, for timing.
+# "log_rmse", which selects the checkpoint, is "rmsle" before predictions below 0
+# become 0.
+ERRORS = frozenset({"rmsle", "rmspe", "log_rmse"})
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Returns the defaults of `configs/tabular/`; see `create`.
+
+    The network and its optimizer are those of Guo and Berkhahn, "Entity Embeddings of
+    Categorical Variables", 2016 (https://arxiv.org/abs/1604.06737): embeddings, dense
+    layers of 1000 and 500 with ReLU, Adam; see
+    https://github.com/entron/entity-embedding-rossmann.
+    """
+    config = base_config.get_config()
+    config.task = "tabular_regression"
+    config.epochs = 10
+    config.batch_size = 128
+    config.eval_batch_size = 4096
+    config.data = _get_data_config()
+    config.model.name = "entity_embeddings"
+    config.model.dense_layers = (1000, 500)
+    config.model.dropout = 0.0  # After each dense layer.
+    config.model.embedding_dropout = 0.0
+    # Pairs (column, size); see `embedding_size` for other columns.
+    config.model.embedding_sizes = ()
+    config.model.loss = "mean_squared_error"  # Or "mean_absolute_error"; of log1p.
+    config.tiny.model = {"dense_layers": (16, 8)}
+    return config
+
+
+def _get_data_config():
+    """Returns what says how a table is read; see `tabular_data.load`."""
+    data = config_dict.ConfigDict()
+    data.name = "table"  # Local files; or "diabetes", which scikit-learn has.
+    data.cache = False  # The table is in memory as it is.
+    data.table_file = ""  # File or pattern in `data_dir`; Parquet by its ending.
+    data.delimiter = ","
+    data.header = True
+    data.quoted = True
+    # A second file with one row for each value of a column, as of stores for sales.
+    data.join_file = ""
+    data.join_key = ""
+    data.join_columns = ()  # What is taken from it.
+    data.on_bad_rows = "raise"  # Or "skip": left out and counted.
+    data.target_column = ""
+    data.categorical_columns = ()
+    data.continuous_columns = ()
+    data.date_column = ""
+    data.date_format = "%Y-%m-%d"
+    # Categorical columns made of the date: "year", "month", "week", "day",
+    # "day_of_week", "day_of_year", "hour".
+    data.date_parts = ()
+    # Order of the rows, for the split; the date or numbers. None: shuffled.
+    data.time_columns = ()
+    # Pairs (column, value as written): rows that have it are left out and counted.
+    data.leave_out = ()
+    data.missing_values = ("NA", "NaN", "nan", "null")  # Beside the empty field.
+    # Of continuous columns: a missing value is a bad row, or "median": that of the
+    # training rows, and a column missingindicator_NAME of 0 and 1.
+    data.fill_missing = "raise"
+    # The score of the mean log target of these categorical columns' combinations is
+    # reported beside the model's.
+    data.baseline_columns = ()
+    data.split_seed = 0  # Of the order of the training rows.
+    data.test_fraction = 0.2
+    # Categories, the unseen one included, for `--job=train_benchmark`, which reads no
+    # data: pairs (column, number). 100 of other columns.
+    data.categories = ()
+    return data
+
+
+def create(
+    config: config_dict.ConfigDict,
+    data_dir: str | None = None,
+    manual_dir: str | None = None,
+) -> tasks.Task:
+    """Reads and encodes a table, and describes the network.
+
+    The score is the root mean squared log error of the amounts (RMSLE), with the root
+    mean squared percentage error (RMSPE); predictions below 0 count as 0. Scoring
+    writes `predictions.png`, and `columns.json`, how rows become the model's inputs,
+    into the run's folder.
+
+    Args:
+      config: `config.data` has what `tabular_data.load` reads, and
+        baseline_columns: see `tabular_data.baseline`, whose score is reported.
+        `config.model` has what `build_model` reads, and
+        loss: one of `LOSSES`, of log(1 + target).
+      data_dir: Folder of the files.
+      manual_dir: The same, if there is no `data_dir`.
+
+    Returns:
+      A `Task`; features are those of `tabular_data.encode`, a label is
+      log(1 + target), float32 [1].
+
+    Raises:
+      DataError: If the data are missing or malformed.
+      ImportError: If an optional dependency is missing.
+      ValueError: If a setting makes no sense.
+    """
+    _check(config)
+    splits = tabular_data.load(config, data_dir or manual_dir)
+    encoder = tabular_data.fit(config.data, splits.train)
+
+    def encoded(rows):
+        labels = np.log1p(rows[[config.data.target_column]].to_numpy())
+        inputs = tabular_data.encode(encoder, rows)
+        return tf.data.Dataset.from_tensor_slices((inputs, labels.astype("float32")))
+
+    return tasks.Task(
+        train=encoded(splits.train),
+        validation=encoded(splits.validation) if len(splits.validation) else None,
+        test=encoded(splits.test),
+        build_model=lambda: build_model(config.model, encoder),
+        loss=LOSSES[config.model.loss](),
+        metrics=_metrics,
+        description=_describe(config, splits, encoder),
+        score=functools.partial(_score, config, splits, encoder),
+        errors=ERRORS,
+    )
+
+
+def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
+    """Describes the model and makes batches of random rows for it.
+
+    Args:
+      config: As for `create`; `config.data.categories` has the numbers of categories,
+        100 where a column is not there. `config.seed` alone decides on the content.
+
+    Raises:
+      ValueError: If a setting makes no sense.
+    """
+    _check(config)
+    columns = tabular_data.categorical_columns(config.data)
+    given, numbers = dict(config.data.categories), config.data.continuous_columns
+    counts = {name: given.get(name, _CATEGORIES) for name in columns}
+    encoder = tabular_data.Encoder(
+        transformer=None,
+        categories={n: [str(i) for i in range(1, c)] for n, c in counts.items()},
+        medians={},
+        mean=dict.fromkeys(numbers, 0.0),
+        variance=dict.fromkeys(numbers, 1.0),
+    )
+    rng = np.random.default_rng(config.seed)
+    shape = data.BATCHES, config.batch_size
+    inputs = {
+        tabular_data.feature_name(name): rng.integers(count, size=shape, dtype="int32")
+        for name, count in counts.items()
+    }
+    if numbers:
+        values = rng.standard_normal((*shape, len(numbers)), "float32")
+        inputs[tabular_data.CONTINUOUS] = values
+    return tasks.Synthetic(
+        build_model=lambda: build_model(config.model, encoder),
+        batches=data.repeat(inputs, rng.standard_normal((*shape, 1), "float32")),
+        description=f"{_describe_model(config, encoder)}; random rows",
+        loss=LOSSES[config.model.loss](),
+        metrics=_metrics,
+        unit="rows",
+    )
+
+
+def _check(config):
+    """Refuses settings that make no sense, before any data are read."""
+    tabular_data.check_settings(config.data)
+    if config.model.loss not in LOSSES:
+        raise ValueError(
+            f"config.model.loss must be of {tuple(LOSSES)}. Received: "
+            f"{config.model.loss!r}."
+        )
+    columns = tabular_data.categorical_columns(config.data)
+    for name, pairs in (
+        ("model.embedding_sizes", config.model.embedding_sizes),
+        ("data.categories", config.data.categories),
+    ):
+        if unknown := set(dict(pairs)) - set(columns):
+            raise ValueError(
+                f"config.{name} must be of categorical columns, {columns}. Received: "
+                f"{sorted(unknown)}."
+            )
+
+
+def _metrics() -> list[keras.metrics.Metric]:
+    return [keras.metrics.RootMeanSquaredError(name="log_rmse")]
+
+
+def build_model(
+    model: config_dict.ConfigDict, encoder: tabular_data.Encoder
+) -> keras.Model:
+    """Builds the network under the dtype policy in force.
+
+    Every categorical column has an embedding; they and the normalized continuous
+    columns go through dense layers with ReLU. Normalization and the output are in
+    float32 in every mode: a distance in meters overflows float16, and the steps of a
+    year do not survive bfloat16's 8 bits of precision.
+
+    Args:
+      model: Config with `dense_layers` (units), `dropout` after each of them,
+        `embedding_dropout`, and `embedding_sizes`, pairs of a column and its size; see
+        `embedding_size` for the others.
+      encoder: Categories and scales.
+
+    Returns:
+      A functional model from `tabular_data.encode`'s inputs to float32 [batch, 1]:
+      log(1 + target).
+
+    References:
+      Guo and Berkhahn, "Entity Embeddings of Categorical Variables", 2016,
+      https://arxiv.org/abs/1604.06737.
+    """
+    layers, given, inputs, parts = keras.layers, dict(model.embedding_sizes), {}, []
+    for column, count in encoder.sizes.items():
+        name = tabular_data.feature_name(column)
+        inputs[name] = keras.Input((), dtype="int32", name=name)
+        size = given.get(column) or embedding_size(count)
+        x = layers.Embedding(count, size, name=f"embedding_{name}")(inputs[name])
+        if model.embedding_dropout:
+            rate = model.embedding_dropout
+            x = layers.Dropout(rate, name=f"embedding_dropout_{name}")(x)
+        parts.append(x)
+    if encoder.mean:
+        name = tabular_data.CONTINUOUS
+        inputs[name] = keras.Input((len(encoder.mean),), dtype="float32", name=name)
+        normalize = layers.Normalization(
+            mean=list(encoder.mean.values()),
+            variance=list(encoder.variance.values()),
+            dtype="float32",
+            name="normalization",
+        )
+        parts.append(normalize(inputs[name]))
+    x = layers.Concatenate(name="features")(parts) if parts[1:] else parts[0]
+    for number, units in enumerate(model.dense_layers, 1):
+        x = layers.Dense(units, activation="relu", name=f"dense{number}")(x)
+        if model.dropout:
+            x = layers.Dropout(model.dropout, name=f"dropout{number}")(x)
+    x = layers.Dense(1, dtype="float32", name="standardized")(x)
+    rescale = layers.Rescaling(
+        encoder.target_scale, encoder.target_mean, dtype="float32", name="log_target"
+    )
+    return keras.Model(inputs, rescale(x), name="entity_embeddings")
+
+
+def embedding_size(categories: int) -> int:
+    """Returns the default size of an embedding: min(600, round(1.6 n^0.56)).
+
+    Args:
+      categories: Number of categories, the unseen one included.
+
+    References:
+      fast.ai, `emb_sz_rule`, https://docs.fast.ai/tabular.model.html.
+    """
+    return min(600, round(1.6 * categories**0.56))
+
+
+def rmsle(target: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the root mean squared error of log(1 + amount), of amounts from 0 on."""
+    from sklearn import metrics
+
+    return float(metrics.root_mean_squared_log_error(target, predicted))
+
+
+def rmspe(target: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the root mean squared error as a fraction of the amount.
+
+    Rows whose target is 0 are left out, as in Kaggle's Rossmann competition; NaN if
+    that leaves none. https://www.kaggle.com/c/rossmann-store-sales, "Evaluation".
+    """
+    counts = target > 0
+    if not counts.any():
+        return float("nan")
+    ratio = predicted[counts] / target[counts]
+    return float(np.sqrt(np.mean((ratio - 1) ** 2)))
+
+
+def _score(config, splits, encoder, model, folder: pathlib.Path):
+    """Writes figure and columns, and returns the scores on the test split."""
+    target = splits.test[config.data.target_column].to_numpy()
+    inputs = tabular_data.encode(encoder, splits.test)
+    batches = pipeline.evaluation_batches(
+        tf.data.Dataset.from_tensor_slices(inputs), config.eval_batch_size
+    )
+    # A bar on a terminal; a file has the trainer's lines.
+    logs = model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
+    predicted = np.expm1(np.maximum(logs[:, 0].astype("float64"), 0.0))
+    scores = {"rmsle": rmsle(target, predicted), "rmspe": rmspe(target, predicted)}
+    text = json.dumps(encoder.to_dict(), indent=2) + "\n"
+    run_files.write_text(folder / "columns.json", text)
+    plots.write_regression(
+        folder,
+        f"{config.name}: test split, RMSLE {scores['rmsle']:.3f}",
+        config.data.target_column,
+        target,
+        predicted,
+        bool(splits.starts),
+    )
+    return scores
+
+
+def _describe(config, splits, encoder):
+    """Returns the report's line on table and network."""
+    sizes = [len(rows) for rows in (splits.train, splits.validation, splits.test)]
+    times = f"from {' and '.join(splits.starts)} on" if splits.starts else "drawn"
+    target = splits.test[config.data.target_column].to_numpy()
+    simple = tabular_data.baseline(config.data, splits.train, splits.test)
+    grouped = f" by {', '.join(config.data.baseline_columns)}"
+    inputs = tabular_data.encode(encoder, splits.test)
+    unseen = {
+        name: (inputs[tabular_data.feature_name(name)] == tabular_data.UNSEEN).sum()
+        for name in encoder.categories
+    }
+    zeros = int((target == 0).sum())
+    parts = [
+        f"Regression of {config.data.target_column}, {config.data.name}",
+        "{} train / {} validation / {} test rows, ".format(*sizes) + times,
+        f"mean log target{grouped if config.data.baseline_columns else ''}: RMSLE "
+        f"{rmsle(target, simple):.4f}",
+        *(f"{n} test rows with a new {name}" for name, n in unseen.items() if n),
+        *([f"RMSPE without {zeros} test rows of target 0"] if zeros else []),
+        *splits.notes,
+        _describe_model(config, encoder),
+    ]
+    return "; ".join(parts) + "."
+
+
+def _describe_model(config, encoder):
+    given = dict(config.model.embedding_sizes)
+    sizes = [
+        given.get(name) or embedding_size(count)
+        for name, count in encoder.sizes.items()
+    ]
+    units = "-".join(map(str, (*config.model.dense_layers, 1)))
+    return (
+        f"{len(sizes)} embeddings of {sum(sizes)} units and {len(encoder.mean)} "
+        f"continuous columns, dense layers {units}"
+    )
