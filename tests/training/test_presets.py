@@ -86,16 +86,6 @@ def approximate_gelu(x):
     return keras.activations.gelu(x, approximate=True)
 
 
-def test_bfloat16_outputs_are_the_references_to_its_precision(minilm):
-    with tfamp.policy_scope("mixed_bfloat16"):
-        backbone = minilm.build()
-    assert backbone.output["sequence_output"].dtype == "bfloat16"
-    hidden, pooled = distances(minilm, backbone)
-    # Hidden states are up to 6, pooled outputs up to 1; a rounding is half an epsilon.
-    epsilon = tfamp.float_format("bfloat16").epsilon
-    assert 0 < hidden < 16 * epsilon and 0 < pooled < 2 * epsilon
-
-
 # ---- Hugging Face folders ----
 
 
