@@ -143,7 +143,7 @@ def run_in_cluster(folder):
     strategy = "multi_worker_mirrored"
     config = make_config(strategy, "mixed_float16")
     return {
-        "code": run_script(folder + "/script", f"--config.strategy={strategy}"),
+        "code": run_script(folder + "_script", f"--config.strategy={strategy}"),
         "comparison": compare.compare(config, folder).to_text(),
         "error": find_error(check_other_folders, config),
     }
@@ -176,14 +176,14 @@ def mirrored(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cluster")
-    with workers.Group(run_killed_script, (folder / "script",)) as group:
+    with workers.Group(run_killed_script, (f"{folder}_script",)) as group:
         with pytest.raises(workers.WorkersError):
             group.wait(LIMIT)
         codes = [process.returncode for process in group.processes]
         output = group.outputs()
     assert codes == [-signal.SIGKILL, 0], output
     assert "error: Another worker of the cluster has ended" in output, output
-    assert not (folder / "script/result.json").exists()
+    assert not pathlib.Path(f"{folder}_script/result.json").exists()
     return folder, workers.run(run_in_cluster, (folder,), timeout=LIMIT)
 
 
@@ -282,7 +282,8 @@ def test_killed_workers_go_on_with_the_losses_of_one_replica(cluster, tmp_path):
     case = ROOT / "scripts/train_cnn.py", [*SCRIPT, "--workdir=script"], tmp_path
     (done,) = helpers.run_scripts([case])
     assert done.returncode == 0, done.stderr
-    actual, expected = losses(folder / "script"), losses(tmp_path / "script")
+    resumed = pathlib.Path(f"{folder}_script")
+    actual, expected = losses(resumed), losses(tmp_path / "script")
     np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE["float32"])
 
 
