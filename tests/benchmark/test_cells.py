@@ -99,7 +99,7 @@ def test_a_task_can_be_compared_with_another():
     [
         ("repeats", 0, "config.repeats must be at least 1"),
         ("job", "serve", "one of train, inference"),
-        ("tasks.digits.modes", ("fp16",), "some of float32, tf32"),
+        ("tasks.digits.modes", ("fp16",), "some of 'float32', 'tf32'"),
         ("tasks.digits.batch_sizes", (0,), "integers of at least 1"),
         ("tasks.digits.beside", "absent", "must name a task"),
         ("tasks.digits.config.strategy", "mirrored", "one device"),

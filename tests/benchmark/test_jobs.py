@@ -50,8 +50,8 @@ def test_cells_are_all_combinations_with_the_modes_next_to_each_other():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"modes": ("fp16",)}, "some of float32"),
-        ({"jit": ("maybe",)}, "some of auto"),
+        ({"modes": ("fp16",)}, "some of 'float32'"),
+        ({"jit": ("maybe",)}, "some of 'auto'"),
         ({"batch_sizes": (0,)}, "at least 1"),
         ({"sequence_lengths": (8,)}, "Only texts have a sequence length"),
         ({"steps": 0}, "steps must be at least 1"),

@@ -11,7 +11,7 @@ import pytest
 from tfamp.training import base_config, tasks, train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Those of benchmarks are not of a run: tests/benchmark/test_benchmark_configs.py.
+# Those of benchmarks are not of a run: tests/benchmark/test_cells.py.
 FILES = sorted(
     path for path in (ROOT / "configs").rglob("*.py") if path.parent.name != "benchmark"
 )

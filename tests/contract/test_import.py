@@ -59,6 +59,7 @@ hardware.detect_support()
 print("RESULT" + json.dumps({
     "before": before, "after": after, "added": added, "configurable": configurable,
     "configurable after detect_support": can_configure(),
+    "above": [n for n in sys.modules if n.startswith(("tfamp.t", "tfamp.b"))],
 }))
 """
 
@@ -107,6 +108,10 @@ def test_import_loads_no_optional_package(probe):
     # Keras itself loads some of them; test_layering.py reads tfamp's own imports.
     optional = {"keras_hub", "matplotlib", "sklearn", "tensorflow_datasets"}
     assert optional.isdisjoint(probe["added"])
+
+
+def test_import_loads_no_training_and_no_benchmark(probe):
+    assert probe["above"] == []
 
 
 def test_import_prints_nothing(probe):

@@ -321,7 +321,10 @@ _NAME_WORDS = "a name of letters, digits, '_' and '-'"
 
 
 def _some_of(known):
-    return f"some of {', '.join(known)}", lambda values: set(values) <= set(known)
+    return (
+        f"some of {', '.join(map(repr, known))}",
+        lambda values: set(values) <= set(known),
+    )
 
 
 def _are_counts(values):

@@ -5,6 +5,8 @@ that is busy for a while slows all modes and not one.
 """
 
 import datetime
+import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -348,15 +350,13 @@ class _Harness:
 
 
 def _fingerprint(function):
-    """A user's file as it was when measured; "" for a configuration."""
+    """Tells a user's file as it was when measured; "" for a configuration."""
     module = function.rpartition(":")[0]
-    file = pathlib.Path(module if module.endswith(".py") else "")
-    if module and not file.name:
-        import importlib.util
-
-        spec = importlib.util.find_spec(module)
-        file = pathlib.Path(spec.origin if spec and spec.origin else "")
-    return file.read_text() if file.is_file() else ""
+    if not module:
+        return ""
+    spec = None if module.endswith(".py") else importlib.util.find_spec(module)
+    file = pathlib.Path(spec.origin or "" if spec else module)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _read(file, expected) -> Mapping[str, Any] | None:
