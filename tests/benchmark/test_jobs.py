@@ -3,20 +3,20 @@
 import pytest
 
 from tfamp.benchmark import cells, jobs, report
-from tfamp.training import bert_config, cnn_config
+from tfamp.training.tasks import images, text_classification
 
 MACHINE = {"machine": "a CPU", "versions": {}, "date": "2026-11-22"}
 
 
 def make_config():
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name, config.data.name, config.data.image_size = "tiny", "digits", 8
     config.precision.mode = "mixed_bfloat16"
     return config
 
 
 def make_texts():
-    config = bert_config.get_bert_config()
+    config = text_classification.get_config()
     config.name, config.data.sequence_length = "texts", 16
     config.model.update(config.tiny.model)
     return config

@@ -14,7 +14,7 @@ import pytest
 from tfamp import formats
 from tfamp.benchmark import cells, measure, torch_peer
 from tfamp.benchmark.torch_peer import exchange
-from tfamp.training import bert_config, cnn_config
+from tfamp.training.tasks import images, text_classification
 
 PYTHON = os.environ.get("TFAMP_TORCH_PYTHON", sys.executable)
 STEPS = 5
@@ -37,7 +37,7 @@ def torch_interpreter():
 
 
 def make_images(**model):
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.data.name, config.data.image_size = "digits", 9  # Pooling drops a row.
     config.model.update({"blocks": ((8, 8), (16,)), "dense": 32, "dropout": 0.0})
     config.model.update(model)
@@ -45,7 +45,7 @@ def make_images(**model):
 
 
 def make_texts(**model):
-    config = bert_config.get_bert_config()
+    config = text_classification.get_config()
     config.model.update(config.tiny.model)
     # Few words: each occurs often, the first one, transformers' padding, too.
     config.model.update({"num_layers": 2, "dropout": 0.0, "vocabulary_size": 16})

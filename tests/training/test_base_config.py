@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 
 from tfamp.loss_scaling import growth_schedules, rule
-from tfamp.training import base_config, bert_config
+from tfamp.training import base_config
+from tfamp.training.tasks import text_classification
 
 SCALE = "precision.loss_scale"
 
 
 def make_config(changes):
-    config = bert_config.get_bert_config()
+    config = text_classification.get_config()
     with config.unlocked():
         config.update_from_flattened_dict(changes)
     return config

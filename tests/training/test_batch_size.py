@@ -10,19 +10,19 @@ from hypothesis import strategies
 from tfamp import errors
 from tfamp.training import (
     batch_size,
-    cnn_config,
     find_batch_size,
     processes,
     run_files,
     synthetic,
 )
+from tfamp.training.tasks import images
 
 MIB = processes.MIB
 MODES = ("float32", "mixed_bfloat16")
 
 
 def make_config():
-    config = cnn_config.get_cnn_config()
+    config = images.get_config()
     config.name, config.data.name, config.data.image_size = "tiny", "digits", 8
     return config
 
