@@ -32,7 +32,7 @@ OWNERS = {
 }
 # Optional: imported inside the functions that need them.
 LATE = {"keras_hub", "pandas", "pyarrow", "sklearn", "tensorflow_datasets"}
-LATE |= {"tokenizers", "matplotlib"}
+LATE |= {"tokenizers", "matplotlib", "scipy", "psutil", "filelock", "jinja2", "PIL"}
 FILES = sorted([*(ROOT / "tfamp").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
 
 
