@@ -151,7 +151,7 @@ def test_a_function_is_named_by_its_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "function", ["own", "absent:build", "absent.py:build", lambda: 0, ":build"], ids=str
+    "function", ["own", "absent:build", "absent.py:build", lambda: 0, ":build"]
 )
 def test_a_function_that_no_process_could_import_is_refused(function, tmp_path):
     with pytest.raises(ValueError, match="module:function"):
