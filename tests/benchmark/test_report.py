@@ -118,6 +118,23 @@ def test_answer_is_float32_unless_a_mode_is_faster_with_the_same_loss(fast, word
     assert words in make({BASE: repeats(0.1), **fast}).answers()["net"]
 
 
+def test_answer_compares_with_one_base_and_names_that_of_another_task():
+    compiled = {
+        BASE._replace(jit="on"): repeats(0.4),
+        FAST._replace(jit="on"): repeats(0.1),  # 4 times as fast, of the slow base.
+    }
+    made = make({**ALL, **compiled}, jit=("auto", "on"))
+    assert made.answers()["net"].startswith("mixed_bfloat16 is 2.00x")
+    config = cells.get_config()
+    config.name = "some"
+    for name in ("net", "other"):
+        config.tasks[name] = cells.get_task("configs/benchmark/models.py:mlp")
+    config.tasks.other.beside = "net"
+    found = {BASE: repeats(0.1), BASE._replace(task="other"): repeats(0.2)}
+    answers = report.make(config, found, {}, (), MACHINE, ()).answers()
+    assert answers["other"].startswith("float32 is 0.50x (0.50 to 0.50) as fast as net")
+
+
 def test_without_float32_there_is_no_speed_up_and_the_column_says_so():
     made = make({FAST: repeats(0.1)}, {BASE: "OOM"})
     (found,) = [row for row in made.rows if not row.failed]
