@@ -83,7 +83,7 @@ BAD = [
     (
         "train_unet.py",
         [f"--config={ROOT}/configs/unet/dsb2018.py", "--data_dir=absent"],
-        "with the folders images and masks",
+        "a folder of images and masks",
     ),
 ]
 

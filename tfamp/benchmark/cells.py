@@ -15,7 +15,7 @@ from tfamp import checks, errors, hardware, modes
 from tfamp.benchmark import workloads
 from tfamp.benchmark.torch_peer import exchange
 from tfamp.precision import settings
-from tfamp.training import base_config, compare, optimizers
+from tfamp.training import base_config, compare
 
 JOBS = ("train", "inference")
 FRAMEWORKS = ("tfamp", "keras", "torch")
@@ -385,7 +385,6 @@ def validate(config: config_dict.ConfigDict) -> None:
 
 def _check_config(config):
     base_config.validate(config)
-    optimizers.check(config.optimizer)
     if config.strategy != "none":
         raise ValueError(
             "Benchmarks measure one device. Received: "

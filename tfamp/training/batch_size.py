@@ -18,7 +18,6 @@ from tfamp.diagnostics import doctor
 from tfamp.training import (
     base_config,
     compare,
-    optimizers,
     processes,
     run_files,
     synthetic,
@@ -249,7 +248,6 @@ def plan(config, settings: Settings) -> tuple[str, ...]:
             f"{config.strategy!r}. Expected 'none'."
         )
     processes.limits(settings.memory_limit_mb)
-    optimizers.check(config.optimizer)
     modes = settings.modes or ("float32", _mixed(config)[0])
     synthetic.check(_config_of(config, mode, MULTIPLE) for mode in modes)
     return modes
