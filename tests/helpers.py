@@ -62,7 +62,7 @@ def read_globals() -> Globals:
             for base in keras.Model.__mro__
             for name in HOOKED
         }
-        | {(owner, name): vars(owner)[name] for owner, name in _PATCHED},
+        | {(owner, name): vars(owner)[name] for owner, name in _PATCHED if owner},
     )
 
 

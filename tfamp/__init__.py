@@ -3,6 +3,11 @@
 import importlib
 from typing import Any
 
+from tfamp import versions
+
+versions.check()  # Before what a release that is too old has no names for.
+
+# ruff: noqa: E402
 from tfamp.diagnostics.audit import AuditReport, audit
 from tfamp.errors import (
     DataError,
@@ -39,7 +44,7 @@ from tfamp.precision.plan import LayerPrecision, describe_layers
 from tfamp.precision.policy import policy_scope
 from tfamp.serving.export import export_float32
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AuditReport",

@@ -1,20 +1,17 @@
-"""What is being traced, and for which device; TensorFlow's private names for it.
+"""What is being traced, and for which device.
 
-Each name was read in 2.21, is guarded by tests/upstream, and is looked up when it is
-used: where a release moved one, the answer is the one that turns a shortcut off.
+Where a release lacks a private name, the answer is the one that turns a shortcut off.
 """
 
-import pkgutil
 from collections.abc import Callable, Container, Iterable
 
 import tensorflow as tf
 
+from tfamp import patches
+
 
 def _private(name: str, otherwise: Callable) -> Callable:
-    try:
-        return pkgutil.resolve_name(f"tensorflow.python.{name}")
-    except (AttributeError, ImportError):
-        return otherwise
+    return patches.resolve(f"tensorflow.python.{name}", otherwise)
 
 
 def _context():

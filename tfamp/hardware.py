@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfamp import patches
+
 FP16_TENSOR_CORES = (7, 0)  # NVIDIA Volta; Keras 2's compatibility check, too.
 BF16_TENSOR_CORES = (8, 0)  # NVIDIA Ampere, which also brought TF32.
 FAST_BF16_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
@@ -265,10 +267,5 @@ def _read_cpu():
 
 
 def _onednn_is_on():
-    try:
-        # TensorFlow 2.21 has no public reader of this switch.
-        from tensorflow.python.util import _pywrap_util_port
-
-        return bool(_pywrap_util_port.IsMklEnabled())
-    except (AttributeError, ImportError):
-        return os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"
+    ask = patches.resolve("tensorflow.python.util._pywrap_util_port:IsMklEnabled")
+    return bool(ask()) if ask else os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"

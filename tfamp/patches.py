@@ -1,7 +1,9 @@
-"""Every function of Keras and TensorFlow that tfamp replaces, and the one way to.
+"""Every private name of Keras and TensorFlow that tfamp uses, or replaces.
 
-`UPSTREAM` is the list, read in TensorFlow 2.21 and Keras 3.15; tests/upstream guards
-each row, and fails when the reason for one is gone.
+`UPSTREAM` lists what is replaced, `NAMES` what is only called, both as read in
+TensorFlow 2.21 and Keras 3.15. They are looked up when they are used: where a release
+lacks one, what needs it is off, and `status()` says so. tests/upstream guards each row,
+and fails when the reason for a patch is gone.
 """
 
 import contextlib
@@ -35,12 +37,10 @@ class Place(NamedTuple):
 
     def find(self) -> Any:
         """Returns the owner; None if this release does not have all the names."""
-        try:
-            owner, *_ = map(pkgutil.resolve_name, (self.owner, *self.needs))
-        except (AttributeError, ImportError):
-            return None
+        owner, *needed = map(resolve, (self.owner, *self.needs))
         bases = getattr(owner, "__mro__", [owner])
-        return next((base for base in bases if self.name in vars(base)), None)
+        found = next((base for base in bases if self.name in vars(base)), None)
+        return found if owner and all(needed) else None
 
 
 _TRAINS = ("keras.src.backend.common.global_state:get_global_attribute",)
@@ -124,6 +124,61 @@ UPSTREAM = {
     ),
 }
 PLACES = {place.name: place for places in UPSTREAM.values() for place in places}
+_CONFIG = "tensorflow.python.framework.config"
+# What is only called, and what is off, or guessed, without it.
+NAMES = {
+    "keras:Layer._flatten_layers": "layers held by layers of one's own",
+    "tensorflow.python.eager.context:context": "kernels of one's own in graphs",
+    "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext": (
+        "loss scaling made for XLA"
+    ),
+    "tensorflow.python.distribute.merge_call_interim:strategy_supports_no_merge_call": (
+        "loss scaling made for several GPUs under XLA"
+    ),
+    f"{_CONFIG}:is_op_determinism_enabled": "compiled updates outside of XLA",
+    f"{_CONFIG}:disable_op_determinism": "the way back from op determinism",
+    "tensorflow.python.grappler.tf_optimizer:OptimizeGraph": "previews of the rewrite",
+    "tensorflow.python.util._pywrap_util_port:IsMklEnabled": (
+        "asking TensorFlow whether oneDNN is on"
+    ),
+}
+
+
+def resolve(name: str, otherwise: Any = None) -> Any:
+    """Returns what a name stands for, as `pkgutil.resolve_name`; else `otherwise`."""
+    try:
+        return pkgutil.resolve_name(name)
+    except (AttributeError, ImportError):
+        return otherwise
+
+
+def flatten_layers(layer: keras.layers.Layer, **keywords) -> list[keras.layers.Layer]:
+    """Returns a layer and those in it: Keras' own, else those that models list.
+
+    Args:
+      layer: The layer.
+      **keywords: include_self and recursive, both True unless given.
+    """
+    keras_own = resolve("keras:Layer._flatten_layers", _listed_layers)
+    return list(keras_own(layer, **keywords))
+
+
+def _listed_layers(layer, include_self=True, recursive=True):
+    found = {id(layer): layer} if include_self else {}
+    for each in getattr(layer, "layers", ()):
+        inner = _listed_layers(each) if recursive else [each]
+        found |= {id(x): x for x in inner}
+    return found.values()
+
+
+def missing() -> dict[str, str]:
+    """Returns {what is off: the names that this release lacks for it}."""
+    used = [(what, (name,)) for name, what in NAMES.items()]
+    for place in PLACES.values():
+        joint = "." if ":" in place.owner else ":"
+        used.append((place.what, (f"{place.owner}{joint}{place.name}", *place.needs)))
+    lacking = ((what, [n for n in names if not resolve(n)]) for what, names in used)
+    return {what: ", ".join(names) for what, names in lacking if names}
 
 
 class Hook:
@@ -194,10 +249,6 @@ class HookGroup:
     def in_force(self) -> list[str]:
         """What is replaced now."""
         return [PLACES[hook.name].what for hook in self._hooks]
-
-    def missing(self) -> list[str]:
-        """Returns what this release has no place for."""
-        return [place.what for place in self.places if not place.find()]
 
 
 def trainer_class(name: str = "compile") -> type:

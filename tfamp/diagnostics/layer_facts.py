@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfamp import patches
 from tfamp.precision import assign, float32_layers, model_inputs
 
 _KINDS = keras.layers
@@ -133,7 +134,7 @@ def _is_cast(tensor):
 
 def _facts(place, calls, output_dtype) -> LayerFacts:
     layer = place.layer
-    inner = layer._flatten_layers(include_self=False)
+    inner = patches.flatten_layers(layer, include_self=False)
     if isinstance(layer, _KINDS.RNN):
         inner = []  # Its cells count as its own.
     theirs = {id(w) for each in inner for w in each.weights}

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from google.protobuf import message
 
+from tfamp import patches
 from tfamp.graph_rewrite import switch
 
 _LOG_PATH = switch.PREFIX + "LOG_PATH"
@@ -270,13 +271,13 @@ def _preview(concrete):
 
 def _optimize(graph, definition):
     """Optimizes a copy of a function's graph; nothing is executed."""
-    # TensorFlow 2.21; guarded by tests/upstream/test_rewrite_contract.py.
-    from tensorflow.python.eager import context
-    from tensorflow.python.grappler import tf_optimizer
-
+    names = "eager.context:context", "grappler.tf_optimizer:OptimizeGraph"
+    context, optimize = (patches.resolve(f"tensorflow.python.{n}") for n in names)
+    if not context or not optimize:
+        raise ImportError("this release of TensorFlow gives no way to preview it")
     meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
     meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
     fetches = meta.collection_def["train_op"].node_list.value
     fetches.extend(tensor.name for tensor in graph.outputs)
     fetches.extend(operation.name for operation in graph.control_outputs)
-    tf_optimizer.OptimizeGraph(context.context().config, meta, verbose=False)
+    optimize(context().config, meta, verbose=False)

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import graph_context, hardware
+from tfamp import graph_context, hardware, patches
 
 DETERMINISM = "op determinism"
 AUTOTUNE = "TF_CUDNN_USE_AUTOTUNE"  # Read whenever a convolution's kernel is created.
@@ -116,7 +116,5 @@ def _set_determinism(enabled):
     if enabled:
         tf.config.experimental.enable_op_determinism()
     else:
-        # TensorFlow 2.21 has no public way back.
-        from tensorflow.python.framework import config
-
-        config.disable_op_determinism()
+        back = "tensorflow.python.framework.config:disable_op_determinism"
+        patches.resolve(back, lambda: None)()  # There is no public way.

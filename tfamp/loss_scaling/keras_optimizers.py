@@ -1,7 +1,4 @@
-"""Private names of Keras' optimizers, each with the version it was read in.
-
-Guarded by tests/upstream/test_keras_contract.py.
-"""
+"""What Keras' optimizers are inside, and what is replaced while one is traced."""
 
 import contextlib
 import threading
@@ -25,8 +22,8 @@ def native(variables: Sequence) -> list[tf.Variable]:
 
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers that apply gradients: a `MultiOptimizer`'s, or itself."""
-    several = isinstance(optimizer, keras.optimizers.MultiOptimizer)
-    return list(optimizer.optimizers) if several else [optimizer]
+    several = getattr(keras.optimizers, "MultiOptimizer", ())  # From Keras 3.15 on.
+    return list(optimizer.optimizers) if isinstance(optimizer, several) else [optimizer]
 
 
 def is_stock(optimizer, variables: Sequence) -> bool:
@@ -34,7 +31,7 @@ def is_stock(optimizer, variables: Sequence) -> bool:
 
     That is: the optimizer, its schedule, and the constraints of the variables.
     """
-    rate = optimizer._learning_rate  # Keras 3.15
+    rate = vars(optimizer).get("_learning_rate", is_stock)  # Keras 3.15; else: no.
     parts = [optimizer, *(getattr(v, "constraint", None) for v in variables)]
     if not isinstance(rate, keras.Variable):
         parts.append(rate)
@@ -97,7 +94,7 @@ def held_iterations(optimizer) -> Iterator[list[keras.Variable]]:
     not possible in a branch of a replica's own. Yields the counters.
     """
     members = {id(each): each for each in [optimizer, *member_optimizers(optimizer)]}
-    counters = [member._iterations for member in members.values()]  # Keras 3.15
+    counters = [member.iterations for member in members.values()]
     with _replaced([(each, "assign_add", lambda value: None) for each in counters]):
         yield counters
 

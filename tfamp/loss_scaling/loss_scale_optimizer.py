@@ -1,6 +1,7 @@
 """An optimizer that scales the loss: a Keras shell of variables around the rule."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 import keras
@@ -85,6 +86,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         **kwargs,
     ):
         _check_inner(inner_optimizer)
+        _check_defaults(kwargs)
         keywords = dict(
             initial_scale=initial_scale,
             growth_interval=growth_interval,
@@ -100,8 +102,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         config = config or rule.LossScaleConfig.from_keywords(keywords)
         # Before Keras' constructor, which assigns what are properties of it here.
         object.__setattr__(self, "config", config)
-        stock = inner_optimizer, config.initial_scale, config.growth_interval, name
-        super().__init__(*stock, **kwargs)
+        stock = inner_optimizer, config.initial_scale, config.growth_interval
+        super().__init__(*stock, name=name)
         self._create_state()
         # Not a list: TensorFlow would make it a part of its checkpoints.
         self._unbuilt_inner = frozenset(
@@ -321,3 +323,17 @@ def _check_inner(optimizer):
             "`inner_optimizer` must be a Keras optimizer. Received: "
             f"{optimizer!r}. For a name use `tfamp.wrap_optimizer`."
         )
+
+
+def _check_defaults(keywords):
+    """Raises unless these are settings of any optimizer, at their defaults.
+
+    Configurations of older releases of Keras hold them.
+    """
+    known = inspect.signature(keras.optimizers.Optimizer.__init__).parameters
+    for name, value in keywords.items():
+        if name not in known or value != known[name].default:
+            raise ValueError(
+                f"LossScaleOptimizer does not support `{name}`. Received: {name}="
+                f"{value!r}. What Keras' optimizers have is set on `inner_optimizer`."
+            )

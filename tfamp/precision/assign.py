@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfamp import patches
 from tfamp.precision import policy
 
 LOW = ("bfloat16", "float16")
@@ -85,8 +86,14 @@ def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Returns the layers that a layer holds itself, each once."""
     # A sequential model keeps a functional one of the same layers (Keras <= 3.15).
     twin = getattr(layer, "_functional", None)
-    held = layer._flatten_layers(include_self=False, recursive=False)
+    held = patches.flatten_layers(layer, include_self=False, recursive=False)
     return [each for each in held if each is not twin]
+
+
+def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Returns the weights of a layer that no layer in it has."""
+    theirs = {id(weight) for each in children(layer) for weight in each.weights}
+    return [weight for weight in layer.weights if id(weight) not in theirs]
 
 
 def is_assignable(layer: keras.layers.Layer) -> bool:
@@ -152,7 +159,7 @@ def _assign_layer(undo, layer, name):
     is_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
     held = "_dtype_policy" if is_map else "dtype_policy"
     _set(undo, layer, held, keras.dtype_policies.get(name))
-    for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
+    for variable in own_weights(layer):
         _widen_variable(undo, variable)
     for state in keras.tree.flatten(getattr(layer, "states", None) or ()):
         _widen_variable(undo, state)

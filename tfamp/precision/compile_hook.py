@@ -203,8 +203,8 @@ def _is_built(model):
 
     `build` of a model that defines none marks the model alone as built.
     """
-    used = model._called or all(each.built for each in model._flatten_layers())
-    return model.built and used
+    called, flat = getattr(model, "_called", False), patches.flatten_layers(model)
+    return model.built and (called or all(x.built for x in flat))
 
 
 def _is_being_made(model):
@@ -228,7 +228,8 @@ def _build_by_tracing(model, iterator):
         batches = list(iterator)
         data, iterator = batches[0], iter(batches)
     # An absent input is `None` in a step, and an empty Optional in a graph.
-    step = model._autoconvert_optionals(model.train_step)
+    convert = getattr(model, "_autoconvert_optionals", lambda step: step)
+    step = convert(model.train_step)
     with borders.widening(model):
         tf.function(step, autograph=False).get_concrete_function(data)
     return iterator

@@ -117,7 +117,7 @@ def mostly_slow(model: keras.Model, format_name: str) -> list[str]:
     found, in_slow, others, inside = [], 0, 0, set()
     for place in assign.walk(model):
         layer = place.layer
-        size = sum(math.prod(v.shape) for v in layer._trainable_variables)
+        size = sum(math.prod(v.shape) for v in assign.own_weights(layer))
         why = layer.compute_dtype == "float32" and slow_here(layer, format_name)
         if why:
             found.append(f"{layer.name}: {why}")
@@ -194,4 +194,4 @@ def _computes(layer):
     inner = assign.children(layer)
     if any(follows(each, layer) for each in inner):
         return not isinstance(layer, _ATTENTION)
-    return bool(layer._trainable_variables or layer._non_trainable_variables)
+    return bool(assign.own_weights(layer))

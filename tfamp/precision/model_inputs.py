@@ -1,6 +1,7 @@
 """What a model takes: specs, a batch that fits them, and a trace with them."""
 
 import contextlib
+import copy
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -251,7 +252,8 @@ def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     # Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
     # guarded by tests/contract/test_audit.py.
     for layer, *_ in kept:
-        vars(layer).update(_losses=list(layer._losses), _loss_ids=set(layer._loss_ids))
+        held = {name: vars(layer).get(name) for name in ("_losses", "_loss_ids")}
+        vars(layer).update({name: copy.copy(x) for name, x in held.items() if x})
     try:
         yield
     finally:

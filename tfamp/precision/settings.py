@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-import keras
 from absl import logging
 
 from tfamp import errors, hardware, modes
@@ -63,12 +62,6 @@ def parse(
     `own_rewrite`: whether a graph rewrite in force is an earlier `enable`'s. All
     others, and what is raised, as of `enable`.
     """
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise errors.UnsupportedModeError(
-            f"tfamp works with Keras' tensorflow backend. Received: {backend!r}. "
-            "Set KERAS_BACKEND=tensorflow before Keras is imported."
-        )
     if on_unsupported not in _ON_UNSUPPORTED:
         raise ValueError(
             f"`on_unsupported` must be one of {_ON_UNSUPPORTED}. "

@@ -3,7 +3,7 @@
 import threading
 from typing import NamedTuple
 
-from tfamp import hardware, modes
+from tfamp import hardware, modes, patches, versions
 from tfamp.graph_rewrite import switch
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule
@@ -28,6 +28,8 @@ class Status(NamedTuple):
       embedding_gradients: Whether rows of one index are summed before they are squared.
       fused_kernels: What runs as fused kernels in 16-bit training on a CPU.
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
+      versions: TensorFlow and Keras, whether the pair was tested, and what is off
+        since they lack the private names it needs.
     """
 
     requested: str | None
@@ -43,6 +45,7 @@ class Status(NamedTuple):
     embedding_gradients: str
     fused_kernels: str
     float32_layers: str
+    versions: str
 
     def __str__(self):
         rows = [
@@ -102,6 +105,7 @@ def describe(
         ),
         fused_kernels=_describe_kernels(),
         float32_layers=_describe_float32(asked),
+        versions=_describe_versions(),
     )
 
 
@@ -130,11 +134,10 @@ def _describe_overrides(asked):
 
 
 def _describe_kernels():
-    names, missing = install.HOOKS.in_force(), install.HOOKS.missing()
+    names = install.HOOKS.in_force()
     if not names or not install.usable():
         return "none: for graphs on one CPU" if names else "off"
-    none_for = f"; this Keras has no place for {', '.join(missing)}" if missing else ""
-    return f"{', '.join(names)} (in graphs without XLA){none_for}"
+    return f"{', '.join(names)} (in graphs without XLA)"
 
 
 def _describe_scaling(asked, active):
@@ -160,3 +163,9 @@ def _describe_float32(asked):
         return kinds
     slow = ", ".join(f"{x.what} ({x.ratio} times)" for x in float32_layers.SLOW)
     return f"{kinds}; slower in bfloat16 on this CPU: {slow}"
+
+
+def _describe_versions():
+    missing = [f"{what} ({names})" for what, names in patches.missing().items()]
+    off = f"; off, as they lack names: {', '.join(missing)}" if missing else ""
+    return versions.describe() + off
