@@ -1,7 +1,6 @@
 """An optimizer that scales the loss: a Keras shell of variables around the rule."""
 
 import dataclasses
-import inspect
 from typing import Any
 
 import keras
@@ -10,6 +9,13 @@ import tensorflow as tf
 from absl import logging
 
 from tfamp.loss_scaling import growth_schedules, rule, saved_state, update
+
+# Of an optimizer of Keras; here they belong to the inner one.
+_DEFAULTS = {
+    **dict.fromkeys(("weight_decay", "clipnorm", "clipvalue", "global_clipnorm")),
+    **dict.fromkeys(("loss_scale_factor", "gradient_accumulation_steps")),
+    **{"use_ema": False, "ema_momentum": 0.99, "ema_overwrite_frequency": None},
+}
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
@@ -326,13 +332,9 @@ def _check_inner(optimizer):
 
 
 def _check_defaults(keywords):
-    """Raises unless these are settings of any optimizer, at their defaults.
-
-    Configurations of older releases of Keras hold them.
-    """
-    known = inspect.signature(keras.optimizers.Optimizer.__init__).parameters
+    """Raises unless these are Keras' defaults, which files of older releases hold."""
     for name, value in keywords.items():
-        if name not in known or value != known[name].default:
+        if name not in _DEFAULTS or value != _DEFAULTS[name]:
             raise ValueError(
                 f"LossScaleOptimizer does not support `{name}`. Received: {name}="
                 f"{value!r}. What Keras' optimizers have is set on `inner_optimizer`."
