@@ -35,12 +35,18 @@ class Place(NamedTuple):
     name: str
     needs: tuple[str, ...] = ()
 
+    def lacks(self) -> list[str]:
+        """Returns the names that this release does not have."""
+        whole = f"{self.owner}{'.' if ':' in self.owner else ':'}{self.name}"
+        return [name for name in (whole, *self.needs) if resolve(name) is None]
+
     def find(self) -> Any:
         """Returns the owner; None if this release does not have all the names."""
-        owner, *needed = map(resolve, (self.owner, *self.needs))
+        if self.lacks():
+            return None
+        owner = resolve(self.owner)
         bases = getattr(owner, "__mro__", [owner])
-        found = next((base for base in bases if self.name in vars(base)), None)
-        return found if owner and all(needed) else None
+        return next((base for base in bases if self.name in vars(base)), None)
 
 
 _TRAINS = ("keras.src.backend.common.global_state:get_global_attribute",)
@@ -173,12 +179,9 @@ def _listed_layers(layer, include_self=True, recursive=True):
 
 def missing() -> dict[str, str]:
     """Returns {what is off: the names that this release lacks for it}."""
-    used = [(what, (name,)) for name, what in NAMES.items()]
-    for place in PLACES.values():
-        joint = "." if ":" in place.owner else ":"
-        used.append((place.what, (f"{place.owner}{joint}{place.name}", *place.needs)))
-    lacking = ((what, [n for n in names if not resolve(n)]) for what, names in used)
-    return {what: ", ".join(names) for what, names in lacking if names}
+    found = {what: [name] for name, what in NAMES.items() if resolve(name) is None}
+    found |= {place.what: place.lacks() for place in PLACES.values() if place.lacks()}
+    return {what: ", ".join(names) for what, names in found.items()}
 
 
 class Hook:

@@ -1,0 +1,95 @@
+"""Which releases are refused, which work untested, and what one lacks."""
+
+import pkgutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+from tfamp import patches, versions
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "keras_release", "backend", "says"),
+    [
+        ("2.18.1", "3.15.1", "tensorflow", "Upgrade TensorFlow."),
+        ("2.21.0", "3.9.2", "tensorflow", "Upgrade Keras."),
+        ("1.15.0", "2.15.0", "tensorflow", "Upgrade TensorFlow and Keras."),
+        ("2.21.0", "3.15.1", "jax", "Set KERAS_BACKEND=tensorflow"),
+    ],
+)
+def test_what_cannot_work_is_one_error(
+    monkeypatch, tensorflow, keras_release, backend, says
+):
+    monkeypatch.setattr(tf, "__version__", tensorflow)
+    monkeypatch.setattr(keras, "__version__", keras_release)
+    monkeypatch.setattr(keras.backend, "backend", lambda: backend)
+    with pytest.raises(ImportError) as error:
+        versions.check()
+    wanted = (tensorflow, keras_release, backend, "2.19 or newer", "3.10 or newer")
+    for words in (*wanted, says):
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "keras_release", "tested"),
+    [
+        *((*pair, True) for pair in versions.TESTED),
+        ("2.21.2", "3.15.0", True),  # Patch releases.
+        ("2.20.0", "3.15.1", False),
+        ("2.22.0", "3.16.0.dev2026112303", False),
+        ("3.0.0rc1", "4.0", False),
+    ],
+)
+def test_status_tells_of_releases_that_were_not_tested(
+    monkeypatch, tensorflow, keras_release, tested
+):
+    monkeypatch.setattr(tf, "__version__", tensorflow)
+    monkeypatch.setattr(keras, "__version__", keras_release)
+    versions.check()
+    told = tfamp.status().versions
+    assert f"TensorFlow {tensorflow}, Keras {keras_release}" in told
+    assert ("untested" in told) != tested
+
+
+def every_name():
+    """Every private name that tfamp uses, as the table has it."""
+    places = patches.PLACES.values()
+    needed = {name for place in places for name in place.needs}
+    replaced = {f"{p.owner}{'.' if ':' in p.owner else ':'}{p.name}" for p in places}
+    return sorted(needed | replaced | {*patches.NAMES})
+
+
+@pytest.mark.parametrize("name", every_name())
+@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+def test_a_release_without_a_name_trains_and_exports(name, mode, monkeypatch, tmp_path):
+    whole = pkgutil.resolve_name
+
+    def lacking(asked):
+        if asked == name:
+            raise AttributeError(asked)
+        return whole(asked)
+
+    known = patches.missing()
+    monkeypatch.setattr(patches.pkgutil, "resolve_name", lacking)
+    try:
+        status = tfamp.enable(mode, on_unsupported="warn")
+        (what, *_) = patches.missing().keys() - known.keys() or known
+        assert what in status.versions
+        model = keras.Sequential(
+            [
+                keras.layers.Dense(4, "gelu"),
+                keras.layers.LayerNormalization(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile("adam", "mse")
+        x = np.ones((4, 3), "float32")
+        history = model.fit(x, x[:, :1], epochs=2, verbose=0)
+        assert np.isfinite(history.history["loss"]).all()
+        tfamp.export_float32(model, tmp_path / "model", sample_inputs=x)
+    finally:
+        tfamp.disable()
