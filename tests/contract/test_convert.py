@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import keras
-import keras_hub
 import models
 import numpy as np
 import pytest
@@ -184,18 +183,6 @@ def test_layers_of_float64_of_integers_and_of_files_keep_what_they_are(tmp_path)
     model(data)
     tfamp.set_precision(model, F32)
     assert bits(model(data)) == expected
-
-
-def test_keras_hub_backbones():
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 4, "intermediate_dim": 4}
-    model = keras_hub.models.BertBackbone(9, max_sequence_length=3, **sizes)
-    layer = "transformer_layer_0"
-    asked = {f"{layer}/self_attention_layer": F16}
-    found = rows(tfamp.set_precision(model, BF16, asked))
-    assert found[f"{layer}/self_attention_layer/query"].policy == F16
-    assert found[f"{layer}/feedforward_output_dense"].policy == BF16
-    assert found[f"{layer}/feedforward_layer_norm"].reason == OUTPUT
-    assert found["pooled_dense"].policy == F32
 
 
 def test_constants_of_normalization_are_as_precise_as_its_layer():

@@ -111,7 +111,9 @@ def dtypes(model):
 
 
 def policies(model):
-    return {row.path: row.policy for row in tfamp.describe_layers(model)[1:]}
+    """Without a sequential model's own, which Keras 3.15 does not save."""
+    rows = tfamp.describe_layers(model)[1:]
+    return {row.path: row.policy for row in rows if row.path != "net"}
 
 
 def fit(model, **keywords):

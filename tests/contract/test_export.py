@@ -101,18 +101,6 @@ def test_every_model_is_exported_in_float32_and_stays_as_it_was(name, mode, targ
         assert_close(served(target, **given), twin(x, training=False))
 
 
-def test_weights_stored_in_16_bits_are_widened_exactly_and_put_back(target):
-    model = built(models.per_layer_dtypes)
-    tfamp.export_float32(model, target)
-    assert {w.dtype for w in model.weights} == {"float32", "bfloat16"}
-    x = np.ones((1, 4), np.float32)
-    for layer in model.layers[1:]:
-        kernel, bias = (np.float32(w) for w in layer.get_weights())
-        x = x @ kernel + bias
-    found = served(target, np.ones((1, 4), np.float32))["output_0"]
-    np.testing.assert_allclose(found, x, rtol=1e-5)
-
-
 class IdsAndScale(keras.Model):
     def __init__(self):
         super().__init__()

@@ -12,23 +12,6 @@ TINY = tfamp.float_format("float32").smallest_normal
 HALF, BFLOAT16 = tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64"])
-def test_low_precision_is_found_in_nested_functions(name, tmp_path):
-    @tf.function
-    def inner(x):
-        return tf.cast(tf.cast(x, name) * 2, tf.float32)
-
-    @tf.function(input_signature=[tf.TensorSpec((None,), tf.float32)])
-    def outer(x):
-        return tf.cond(tf.reduce_sum(x) > 0, lambda: inner(x), lambda: x)
-
-    tf.saved_model.save(tf.Module(), str(tmp_path), signatures=outer)
-    nodes, low = verification.read_graph(tmp_path)
-    products = [line for line in low if line.startswith("Mul ")]
-    assert nodes > 10 and bool(products) == bool(low) == (name != "float64")
-    assert all("inner" in line and name in line for line in products)
-
-
 def node(meta, op):
     return meta.graph_def.node.add(name="c", op=op).attr
 
