@@ -79,7 +79,8 @@ class Outputs(keras.Model):
         self.seen["loss"] = [y_pred[key].dtype.name for key in sorted(y_pred)]
         # Keras casts what a loss function gets, and not what this method gets.
         low = y_pred["low"]
-        return tf.reduce_mean(low - tf.cast(y + y_pred["wide"], low.dtype))
+        wide = tf.cast(y_pred["wide"], low.dtype)
+        return tf.reduce_mean(low + wide - tf.cast(y, low.dtype))
 
 
 @pytest.mark.issue("keras#15012")
@@ -90,7 +91,7 @@ def test_only_the_outermost_models_outputs_of_16_bits_are_cast(mode, cast):
     tfamp.enable(mode, float32_outputs=cast, loss_scale=False)
     model, x = Outputs(), np.ones((4, 2), "float32")
     model.compile("sgd")
-    model.fit(x, np.ones((4, 1), "float64"), verbose=0)
+    model.fit(x, np.ones((4, 1)), verbose=0)
     dtype = "float32" if cast else LOW[mode]
     assert model.seen == {"inner": LOW[mode], "loss": [dtype, "float64"]}
     found = model.predict_on_batch(x)

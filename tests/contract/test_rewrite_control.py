@@ -84,7 +84,7 @@ def test_the_first_step_shows_what_was_rewritten():
     assert "effective: bfloat16" in shown() != first
     # What was seen is known when the rewrite comes back.
     tfamp.disable()
-    model.train_on_batch(X, Y)  # Warns of nothing.
+    model.train_on_batch(X, Y)
     enable()
     assert "no training step seen yet" in shown()
     model.train_on_batch(X, Y)
@@ -199,6 +199,14 @@ def test_what_bypasses_the_rewrite_is_reported(keywords, at_compile, at_step, be
     assert tfamp.status().effective == "float32"
     if not model.run_eagerly:
         model.train_on_batch(X, Y)  # Once is enough.
+
+
+def test_a_step_after_the_rewrite_ended_warns_of_nothing():
+    enable()
+    model = compiled()
+    model.make_train_function()
+    tfamp.disable()
+    model.train_on_batch(X, Y)  # Warnings are errors.
 
 
 # ---- Before and after ----
