@@ -244,6 +244,14 @@ def test_what_was_traced_is_traced_again_also_in_the_middle_of_fit():
     assert len(seen) > 2 and set(seen) == {tf.bfloat16}
 
 
+def test_a_call_that_is_a_function_of_tensorflow_is_traced_again():
+    model = models.MODELS["tf.function"]()
+    x = models.batch(model)
+    for mode in (BF16, F32, BF16):  # The head gets the same from the layer before it.
+        tfamp.set_precision(model, BF16, {"net/head": mode})
+        assert model(x).dtype == mode.removeprefix("mixed_")
+
+
 def test_a_compiled_model_that_trains_float16_scales_its_loss_from_then_on(tmp_path):
     model = compiled()
     x = models.batch(model)
