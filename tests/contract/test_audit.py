@@ -53,62 +53,6 @@ def check(report, found, phrase):
 
 # ---- What the rules find ----
 
-STOCK, XLA, REWRITE = {"stock": True}, {"jit_compile": True}, {"rewrite": "float16"}
-
-
-@pytest.mark.parametrize(
-    ("mode", "device", "keywords", "found", "phrase"),
-    [
-        (BF16, CPU, {}, "", ""),
-        (BF16, "a100", {}, "", ""),
-        (BF16, "tpu", {}, "", ""),
-        (BF16, "v100", {}, "fast_unit", "tfamp.enable('mixed_float16')"),
-        (BF16, "cpu-avx2", {}, "fast_unit", "tfamp.enable('float32')"),
-        (FP16, "p100", {}, "fast_unit", "tfamp.enable('float32')"),
-        (FP16, "gtx1660", {}, "fast_unit", "tfamp.enable('float32')"),
-        (FP16, "tpu", {}, "fast_unit", "tfamp.enable('mixed_bfloat16')"),
-        (FP16, "v100", {}, "", ""),  # Not compiled: no word on loss scaling.
-        (FP32, "a100", {}, "fast_unit", "tfamp.enable('mixed_bfloat16')"),
-        (FP32, "v100", {}, "fast_unit", "tfamp.enable('mixed_float16')"),
-        (FP32, "p100", {}, "", ""),
-        (FP32, "gtx1660", {}, "", ""),
-        (FP32, "cpu-avx2", {}, "", ""),
-        (FP32, "a100", STOCK, "fast_unit tf32", "mode 'tf32'"),
-        (FP32, "v100", STOCK, "fast_unit", ""),
-        (FP32, "a100", REWRITE, "", ""),
-        (FP32, "a100", {**REWRITE, **XLA}, "xla", "bypasses the graph rewrite"),
-        (BF16, CPU, XLA, "xla", "jit_compile=False"),
-        (BF16, CPU, {"batch_size": 2}, "batch", "1 to 4 rows"),
-        (BF16, "a100", {"batch_size": 2}, "batch alignment", "1 to 4 rows"),
-        (BF16, CPU, {"batch_size": 64}, "", ""),
-        (BF16, CPU, STOCK, "bias_gradients", "net/body (256 rows)"),
-        (BF16, CPU, {**STOCK, "batch_size": 64}, "", ""),
-        (BF16, CPU, {**STOCK, **XLA}, "xla", ""),
-        (BF16, "a100", {**STOCK, **XLA}, "", ""),
-    ],
-)
-def test_dense_layers(mode, device, keywords, found, phrase):
-    check(audit(mlp(mode), device, **keywords), found, phrase)
-
-
-@pytest.mark.parametrize(
-    ("mode", "device", "body", "more"),
-    [
-        (BF16, "a100", 1001, 1008),
-        (FP16, "v100", 1001, 1008),
-        (FP16, "t4", 1004, 1008),
-        (FP32, "a100", 1001, 1004),
-        (BF16, "a100", 1008, None),
-        (FP32, "a100", 1004, None),
-        (BF16, CPU, 1001, None),
-        (FP32, "v100", 1001, None),
-    ],
-)
-def test_alignment(mode, device, body, more):
-    found = ["fast_unit"] * (mode == FP32) + ["alignment"] * bool(more)
-    phrase = more and f"net/body (units {body} -> {more})"
-    check(audit(mlp(mode, body=body), device), " ".join(found), phrase)
-
 
 def end():
     return L.Activation("linear", **WIDE)
@@ -132,14 +76,37 @@ def between():
     return [L.Dense(1024), wide, L.Dense(1024, name="back"), end()]
 
 
+def attention():
+    with policy_scope(BF16):
+        ids = keras.Input((64,), dtype="int32")
+        x = L.Embedding(1000, 256)(ids)
+        x = L.MultiHeadAttention(4, 15, name="attention")(x, x)
+        return keras.Model(ids, end()(x))
+
+
+def cast_outputs(activation):
+    """They were rounded before the cast."""
+    with policy_scope(BF16):
+        x = keras.Input((1024,))
+        y = L.Dense(1024, activation=activation, name="head")(x)
+        return keras.Model(x, keras.ops.cast(y, "float32"))
+
+
+def compiled(mode, **keywords):
+    model = mlp(mode)
+    model.compile(keras.optimizers.SGD(), "mse", **keywords)
+    return model
+
+
 ROW, IMAGE = (1024,), (32, 32, 8)
-MODELS = {
+# Shape, layers, and the mode they are made in.
+STACKS = {
     "normal": (ROW, lambda: [L.Dense(1024), L.LayerNormalization(), end()]),
     "conv": (IMAGE, convolutions),
     "depthwise": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3, name="x"))),
     "separable": (IMAGE, lambda: convolutions(L.SeparableConv2D(9, 3, name="x"))),
     "wide": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3, name="x", **WIDE))),
-    "float32": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3)), FP32),
+    "all wide": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3)), FP32),
     "island": (ROW, island),
     "no island": (ROW, lambda: [L.Dense(4096, **WIDE)]),
     "between": (ROW, between),
@@ -151,100 +118,93 @@ MODELS = {
     "float64": (ROW, lambda: [L.Dense(1024), L.Dense(8, dtype="float64"), end()]),
     "conv1d": ((512, 64), lambda: [L.Conv1D(64, 3, name="conv"), end()]),
 }
+MODELS = {
+    **{name: lambda each=each: build(*each) for name, each in STACKS.items()},
+    **{mode: lambda mode=mode: mlp(mode) for mode in (BF16, FP16, FP32)},
+    "1001": lambda: mlp(body=1001),
+    "1001 in float16": lambda: mlp(FP16, body=1001),
+    "1004 in float16": lambda: mlp(FP16, body=1004),
+    "1001 in float32": lambda: mlp(FP32, body=1001),
+    "1004 in float32": lambda: mlp(FP32, body=1004),
+    "small": lambda: mlp(units=128),
+    "smaller": lambda: mlp(units=64),
+    "logits": lambda: mlp(dtype=None),
+    "softmax": lambda: mlp(dtype=None, activation="softmax"),
+    "float32 softmax": lambda: mlp(activation="softmax"),
+    "attention": attention,
+    "cast softmax": lambda: cast_outputs("softmax"),
+    "cast logits": lambda: cast_outputs(None),
+    "eager": lambda: compiled(BF16, run_eagerly=True),
+    "compiled": lambda: compiled(FP16),
+    "unscaled": lambda: compiled(FP16, auto_scale_loss=False),
+}
+STOCK, XLA, REWRITE = {"stock": True}, {"jit_compile": True}, {"rewrite": "float16"}
+OFF = {"jit_compile": False}
+FOUND = [
+    *((BF16, device, {}, "", "") for device in (CPU, "a100", "tpu")),
+    (BF16, "v100", {}, "fast_unit", "tfamp.enable('mixed_float16')"),
+    (BF16, "cpu-avx2", {}, "fast_unit", "tfamp.enable('float32')"),
+    (FP16, "p100", {}, "fast_unit", "tfamp.enable('float32')"),
+    (FP16, "tpu", {}, "fast_unit", "tfamp.enable('mixed_bfloat16')"),
+    (FP16, "v100", {}, "", ""),  # Not compiled: no word on loss scaling.
+    (FP32, "a100", {}, "fast_unit", "tfamp.enable('mixed_bfloat16')"),
+    (FP32, "v100", STOCK, "fast_unit", "tfamp.enable('mixed_float16')"),
+    *((FP32, device, {}, "", "") for device in ("p100", "gtx1660", "cpu-avx2")),
+    (FP32, "a100", STOCK, "fast_unit tf32", "mode 'tf32'"),
+    (FP32, "a100", REWRITE, "", ""),
+    (FP32, "a100", {**REWRITE, **XLA}, "xla", "bypasses the graph rewrite"),
+    (BF16, CPU, XLA, "xla", "jit_compile=False"),
+    (BF16, CPU, {"batch_size": 2}, "batch", "1 to 4 rows"),
+    (BF16, "a100", {"batch_size": 2}, "batch alignment", "1 to 4 rows"),
+    (BF16, CPU, STOCK, "bias_gradients", "net/body (256 rows)"),
+    (BF16, CPU, {**STOCK, "batch_size": 64}, "", ""),
+    (BF16, CPU, {**STOCK, **XLA}, "xla", ""),
+    (BF16, "a100", {**STOCK, **XLA}, "", ""),
+    ("1001", "a100", {}, "alignment", "net/body (units 1001 -> 1008)"),
+    ("1001", CPU, {}, "", ""),
+    ("1001 in float16", "v100", {}, "alignment", "net/body (units 1001 -> 1008)"),
+    ("1004 in float16", "t4", {}, "alignment", "net/body (units 1004 -> 1008)"),
+    ("1001 in float32", "a100", {}, "fast_unit alignment", "(units 1001 -> 1004)"),
+    *(("1004 in float32", device, {}, "fast_unit", "") for device in ("a100", "v100")),
+    ("small", CPU, {"batch_size": 32}, "batch float32_islands", "1.2 MFLOP"),
+    ("smaller", CPU, {"batch_size": 8192}, "float32_islands", "casts its logits"),
+    ("logits", CPU, {}, "outputs", "head (linear in bfloat16)"),
+    ("softmax", CPU, {}, "outputs", "softmax in bfloat16"),
+    ("float32 softmax", CPU, {}, "", ""),
+    ("cast softmax", CPU, {}, "outputs", "softmax"),
+    ("cast logits", CPU, {}, "", ""),
+    ("normal", CPU, XLA, "xla", "jit_compile=False"),
+    ("normal", "a100", OFF, "xla", "jit_compile=True"),
+    ("normal", CPU, {}, "", ""),  # Casts into, in and out of a model are meant.
+    ("normal", "a100", {}, "", ""),
+    ("conv", "a100", {}, "", ""),
+    ("depthwise", "a100", {}, "depthwise", "#41715): net/x (bfloat16)"),
+    ("separable", "a100", {}, "depthwise", "net/x (bfloat16)"),
+    ("wide", "a100", {}, "casts depthwise float32_islands", "x (float32)"),
+    ("all wide", "a100", {}, "fast_unit", ""),
+    ("island", CPU, {}, "float32_islands casts", "net/wide (50%)"),
+    ("no island", CPU, {}, "fast_unit", ""),  # Without 16 bits it is none.
+    ("between", CPU, {}, "casts", "net/wide (float32)"),
+    ("words", "a100", {}, "alignment", "gru (units 250 -> 256)"),
+    ("words", "a100", {"batch_size": 30}, "alignment", "batch size 30 -> 32"),
+    ("photos", "a100", {}, "alignment", "image channels 3 -> 4, filters 60 -> 64"),
+    *(("first", device, {}, "data_format", "net/conv") for device in (CPU, "a100")),
+    ("last", "a100", {}, "", ""),
+    ("last", CPU, STOCK, "", ""),  # oneDNN sums its bias gradient.
+    ("conv1d", CPU, STOCK, "bias_gradients", "net/conv"),
+    ("conv1d", CPU, {}, "", ""),
+    ("float64", "a100", {}, "casts", "(float64)"),
+    ("16-bit weights", "a100", {}, "narrow_variables outputs", "1,049,600 weights in"),
+    ("attention", "a100", {}, "alignment", "attention (key_dim 15 -> 16)"),
+    ("eager", "a100", {}, "eager", ""),
+    ("unscaled", "v100", {}, "loss_scaling", "net/body"),
+    ("compiled", "v100", {}, "", ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "keywords", "found", "phrase"),
-    [
-        ("normal", CPU, XLA, "xla", "jit_compile=False"),
-        ("normal", "a100", {"jit_compile": False}, "xla", "jit_compile=True"),
-        ("normal", CPU, {}, "", ""),  # Casts into, in and out of a model are meant.
-        ("normal", "a100", {}, "", ""),
-        ("conv", "a100", {}, "", ""),
-        ("depthwise", "a100", {}, "depthwise", "#41715): net/x (bfloat16)"),
-        ("separable", "a100", {}, "depthwise", "net/x (bfloat16)"),
-        ("wide", "a100", {}, "casts depthwise float32_islands", "x (float32)"),
-        ("float32", "a100", {}, "fast_unit", ""),
-        ("island", CPU, {}, "float32_islands casts", "net/wide (50%)"),
-        ("no island", CPU, {}, "fast_unit", ""),  # Without 16 bits it is none.
-        ("between", CPU, {}, "casts", "net/wide (float32)"),
-        ("words", "a100", {}, "alignment", "gru (units 250 -> 256)"),
-        ("words", "a100", {}, "alignment", "units 3003 -> 3008"),
-        ("words", "a100", {"batch_size": 30}, "alignment", "batch size 30 -> 32"),
-        ("photos", "a100", {}, "alignment", "image channels 3 -> 4, filters 60 -> 64"),
-        ("first", CPU, {}, "data_format", "net/conv"),
-        ("first", "a100", {}, "data_format", "net/conv"),
-        ("last", CPU, {}, "", ""),
-        ("last", "a100", {}, "", ""),
-        ("last", CPU, STOCK, "", ""),  # oneDNN sums its bias gradient.
-        ("conv1d", CPU, STOCK, "bias_gradients", "net/conv"),
-        ("conv1d", CPU, {}, "", ""),
-        ("float64", "a100", {}, "casts", "(float64)"),
-        (
-            "16-bit weights",
-            "a100",
-            {},
-            "narrow_variables outputs",
-            "1,049,600 weights in",
-        ),
-    ],
-)
-def test_other_layers(name, device, keywords, found, phrase):
-    check(audit(build(*MODELS[name]), device, **keywords), found, phrase)
-
-
-@pytest.mark.parametrize(
-    ("given", "keywords", "found", "phrase"),
-    [
-        ({"units": 128}, {"batch_size": 32}, "batch float32_islands", "1.2 MFLOP"),
-        ({"units": 64}, {"batch_size": 8192}, "float32_islands", "casts its logits"),
-        ({"dtype": None}, {}, "outputs", "head (linear in bfloat16)"),
-        (
-            {"dtype": None, "activation": "softmax"},
-            {},
-            "outputs",
-            "softmax in bfloat16",
-        ),
-        ({"activation": "softmax"}, {}, "", ""),
-    ],
-)
-def test_sizes_and_output_layers(given, keywords, found, phrase):
-    check(audit(mlp(**given), **keywords), found, phrase)
-
-
-@pytest.mark.parametrize(("activation", "found"), [("softmax", "outputs"), (None, "")])
-def test_outputs_that_were_rounded_before_a_cast(activation, found):
-    with policy_scope(BF16):
-        inputs = keras.Input((1024,))
-        x = L.Dense(1024, activation=activation, name="head")(inputs)
-        model = keras.Model(inputs, keras.ops.cast(x, "float32"))
-    check(audit(model), found, activation)
-
-
-def test_alignment_of_attention():
-    with policy_scope(BF16):
-        ids = keras.Input((64,), dtype="int32")
-        x = L.Embedding(1000, 256)(ids)
-        x = L.MultiHeadAttention(4, 15, name="attention")(x, x)
-        model = keras.Model(ids, end()(x))
-    check(audit(model, "a100"), "alignment", "attention (key_dim 15 -> 16)")
-
-
-@pytest.mark.parametrize(
-    ("mode", "device", "keywords", "found"),
-    [
-        (BF16, "a100", {"run_eagerly": True}, "eager"),
-        (FP16, "v100", {"auto_scale_loss": False}, "loss_scaling"),
-        (FP16, "v100", {}, ""),
-        (BF16, "a100", {}, ""),
-    ],
-)
-def test_compiled_models(mode, device, keywords, found):
-    model = mlp(mode)
-    model.compile(keras.optimizers.SGD(), "mse", **keywords)
-    report = audit(model, device)
-    check(report, found, "net/body" if found == "loss_scaling" else "")
-    assert report.jit_compile == (found != "eager")
+@pytest.mark.parametrize(("name", "device", "keywords", "found", "phrase"), FOUND)
+def test_rules_find(name, device, keywords, found, phrase):
+    check(audit(MODELS[name](), device, **keywords), found, phrase)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +222,10 @@ def test_formats(mode, keywords, expected):
 
 
 def test_layers_and_share_of_a_finding():
-    island, _ = audit(build(*MODELS["island"])).findings
-    assert island.layers == ("net/wide",)
-    assert island.share == pytest.approx(1024 / (2 * 1024 + 16))
-    (casts,) = audit(build(*MODELS["between"])).findings
+    wide, _ = audit(MODELS["island"]()).findings
+    assert wide.layers == ("net/wide",)
+    assert wide.share == pytest.approx(1024 / (2 * 1024 + 16))
+    (casts,) = audit(MODELS["between"]()).findings
     assert set(casts.layers) == {"net/wide", "net/back"}
 
 
@@ -274,11 +234,11 @@ def test_whether_xla_compiles_is_as_compiled_or_as_keras_decides():
     on = {device: audit(model, device).jit_compile for device in (CPU, "a100", "tpu")}
     assert on == {CPU: False, "a100": True, "tpu": True}
     assert not audit(mlp(FP32), "a100", rewrite="float16").jit_compile
+    assert not audit(MODELS["eager"](), "a100").jit_compile
     model.compile("sgd", "mse", jit_compile=True)
     assert audit(model, CPU).jit_compile and audit(model, None).jit_compile
     assert not audit(model, None, jit_compile=False).jit_compile
-    images = keras.Input((8, 8, 3))
-    turned = keras.Model(images, L.RandomRotation(0.1)(images))
+    turned = build((8, 8, 3), lambda: [L.RandomRotation(0.1)], FP32)
     assert not audit(turned, "a100").jit_compile  # Keras has no XLA for it.
 
 
@@ -415,34 +375,29 @@ def test_an_audit_changes_nothing():
 # ---- Arguments and the report ----
 
 
+ARRAYS = {"batch_size": 3, "inputs": np.zeros((2, 1024))}
+
+
 @pytest.mark.parametrize(
     ("keywords", "error", "message"),
     [
         ({"device": "a1000"}, ValueError, "Did you mean 'a100'"),
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"device": 1}, TypeError, "device=1"),
-        (
-            {"batch_size": 3, "inputs": np.zeros((2, 1024))},
-            ValueError,
-            "batch_size=3, inputs of 2",
-        ),
+        (ARRAYS, ValueError, "batch_size=3, inputs of 2"),
+        ({"model": L.Dense(3)}, TypeError, "must be a `keras.Model`"),
     ],
-    ids=["device", "batch size", "type", "two batch sizes"],
+    ids=["device", "batch size", "type", "two batch sizes", "no model"],
 )
 def test_bad_arguments(keywords, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        tfamp.audit(mlp(FP32), **keywords)
-    with pytest.raises(TypeError, match="must be a `keras.Model`"):
-        tfamp.audit(L.Dense(3))  # pyright: ignore[reportArgumentType]
-
-
-def test_report_of_this_host():
-    report = tfamp.audit(mlp("float32"))
-    assert not report.simulated and report.batch_size == 32
-    assert isinstance(report, tfamp.AuditReport)
+        tfamp.audit(**{"model": mlp(FP32), **keywords})
 
 
 def test_report_as_data_and_text():
+    report = tfamp.audit(mlp(FP32))
+    assert isinstance(report, tfamp.AuditReport)
+    assert not report.simulated and report.batch_size == 32
     model = mlp(body=1001, dtype=None)
     model.compile("sgd", "mse", run_eagerly=True)
     report = audit(model, "a100")

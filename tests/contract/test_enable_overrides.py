@@ -3,10 +3,13 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from absl import logging
+from keras import layers as L
 
 import tfamp
+
+BF16, F16, F32 = "mixed_bfloat16", "mixed_float16", "float32"
+X, Y = np.ones((8, 3), "float32"), np.zeros((8, 2), "float32")
 
 
 @pytest.fixture(autouse=True)
@@ -15,26 +18,21 @@ def off_at_the_end():
     tfamp.disable()
 
 
+def enable(overrides, mode=BF16):
+    return tfamp.enable(mode, overrides=overrides)
+
+
+# ---- Models of three numbers that return two ----
+
+
 @keras.saving.register_keras_serializable(package="test_enable_overrides")
 class Subclassed(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.body = keras.layers.Dense(4, name="body")
-        self.head = keras.layers.Dense(2, name="head")
+        self.body, self.head = L.Dense(4, name="body"), L.Dense(2, name="head")
 
     def call(self, x):
         return self.head(self.body(x))
-
-
-def functional():
-    inputs = keras.Input((3,))
-    x = keras.layers.Dense(4, name="body")(inputs)
-    return keras.Model(inputs, keras.layers.Dense(2, name="head")(x))
-
-
-def late():
-    dense = [keras.layers.Dense(n, name=f"dense_{n}") for n in (4, 2)]
-    return keras.Sequential(dense, name="stack")
 
 
 class MadeInBuild(Subclassed):
@@ -42,31 +40,13 @@ class MadeInBuild(Subclassed):
         keras.Model.__init__(self, **kwargs)
 
     def build(self, shape):
-        self.body = keras.layers.Dense(4, name="body")
-        self.head = keras.layers.Dense(2, name="head")
+        self.body, self.head = L.Dense(4, name="body"), L.Dense(2, name="head")
 
 
-def made_in_build():
-    return MadeInBuild(name="net")
-
-
-def in_a_stack():
-    return keras.Sequential([keras.Input((3,)), *late().layers], name="stack")
-
-
-def wrapped():
-    lstm = keras.layers.LSTM(2, name="lstm")
-    both = keras.layers.Bidirectional(lstm, name="both")
-    head = keras.layers.Dense(2, name="head")
-    split = keras.layers.Reshape((3, 1), name="split")
-    return keras.Sequential([keras.Input((3,)), split, both, head], name="stack")
-
-
-def attention():
-    x = keras.Input((3,))
-    y = keras.layers.Reshape((3, 1), name="split")(x)
-    y = keras.layers.MultiHeadAttention(1, 2, name="mha")(y, y)
-    return keras.Model(x, keras.layers.Dense(2, name="head")(y[:, 0]))
+def functional():
+    inputs = keras.Input((3,))
+    x = L.Dense(4, name="body")(inputs)
+    return keras.Model(inputs, L.Dense(2, name="head")(x))
 
 
 def subclassed():
@@ -79,9 +59,8 @@ def called():
     return model
 
 
-def nested():
-    x = keras.Input((3,))
-    return keras.Model(x, in_a_stack()(x))
+def made_in_build():
+    return MadeInBuild(name="net")
 
 
 def built_in_name():
@@ -91,270 +70,131 @@ def built_in_name():
     return model
 
 
-X, Y = np.ones((8, 3), "float32"), np.zeros((8, 2), "float32")
+def late():
+    layers = L.Dense(4, name="body"), L.Dense(2, name="head")
+    return keras.Sequential(layers, name="net")
 
 
-def dtypes(model):
-    return {
-        layer.name: layer.compute_dtype
-        for layer in model.layers
-        if isinstance(layer, keras.layers.Dense)
-    }
+def in_a_stack():
+    return keras.Sequential([keras.Input((3,)), *late().layers], name="net")
 
 
-def policies(model):
-    return {row.path: row.policy for row in tfamp.describe_layers(model)[1:]}
-
-
-def trained(build):
-    model = build()
-    model.compile("sgd", "mse")
-    model.fit(X, Y, verbose=0)
-    return model
-
-
-@pytest.mark.parametrize(
-    "build", [functional, subclassed, called, made_in_build, built_in_name]
-)
-def test_a_model_trains_with_its_own_modes(build):
-    """Whoever builds it; `build` of a class with none of its own builds no layer."""
-    tfamp.enable("mixed_bfloat16", overrides={"(net/)?head": "float32"})
-    assert dtypes(trained(build)) == {"body": "bfloat16", "head": "float32"}
-
-
-def test_unmatched_patterns_raise_when_a_built_model_is_compiled():
-    tfamp.enable("mixed_bfloat16", overrides={"hed": "float32", "net/head": "float32"})
-    model = functional()
-    with pytest.raises(tfamp.OverrideError, match="'hed', 'net/head'") as caught:
-        model.compile("sgd", "mse")
-    assert "Known paths" in str(caught.value) and "'head'" in str(caught.value)
-    assert not model.compiled
-
-
-def test_a_pattern_may_match_in_a_model_that_was_compiled_before():
-    tfamp.enable("mixed_bfloat16", overrides={"head": "float32", "g/.*": "float32"})
-    generator = Subclassed(name="g")
-    generator(X)
-    with pytest.raises(tfamp.OverrideError, match="no layer: 'head'"):
-        generator.compile("sgd", "mse")
-    tfamp.enable("mixed_bfloat16", overrides={"g/.*": "float32"})
-    generator.compile("sgd", "mse")
-    functional().compile("sgd", "mse")
-
-
-def test_float16_layers_alone_get_loss_scaling():
-    tfamp.enable("float32", overrides={"body": "mixed_float16"})
-    model = functional()
-    model.compile("sgd", "mse")
-    assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
-    assert dtypes(model) == {"body": "float16", "head": "float32"}
-
-
-def test_status_names_overrides_and_the_mode():
-    given = {"head": "float32"}
-    status = tfamp.enable("mixed_bfloat16", overrides=given)
-    given["nothing"] = "float32"  # The dict is copied.
-    assert status.effective == "mixed_bfloat16"
-    assert status.overrides.startswith("'head': float32 (when a model is compiled")
-    functional().compile("sgd", "mse")
-    assert tfamp.status().overrides == "'head': float32"
-    keras.config.set_dtype_policy("float32")
-    assert "was changed" in tfamp.status().reason
-
-
-def test_layers_outside_are_not_watched_after_disable():
-    tfamp.enable("mixed_bfloat16", overrides={"dense.*": "float32"})
-    tfamp.disable()
-    assert keras.layers.Dense(1, dtype="bfloat16")(tf.ones((1, 1))).dtype == tf.bfloat16
-
-
-# --- loaded models ----------------------------------------------------------------
-
-
-LOADERS = pytest.mark.parametrize(
-    "load", [tfamp.load_model, keras.models.load_model], ids=["tfamp", "keras"]
-)
-SAVED = {
-    functional: "head",
-    in_a_stack: "stack/dense_2",
-    nested: "stack/dense_2",
-    subclassed: "net/head",
-    wrapped: "stack/both/forward_lstm",
-    attention: "mha/query",
-}
-
-
-@LOADERS
-@pytest.mark.parametrize(("build", "pattern"), SAVED.items())
-def test_the_same_patterns_hold_for_a_loaded_model(build, pattern, load, tmp_path):
-    tfamp.enable("mixed_bfloat16", overrides={pattern: "float32"})
-    model = trained(build)
-    model.save(tmp_path / "m.keras")
-    tfamp.enable("mixed_bfloat16", overrides={pattern: "float32"})  # It knows no layer.
-    loaded = load(tmp_path / "m.keras")
-    loaded.fit(X, Y, verbose=0)
-    found = policies(loaded)
-    assert list(found.values()) == list(policies(model).values())
-    assert found[pattern] == "float32" and "mixed_bfloat16" in found.values()
-    layers = loaded._flatten_layers()
-    assert {type(layer.dtype_policy) for layer in layers} == {keras.DTypePolicy}
-    model.fit(X, Y, verbose=0)
-    np.testing.assert_array_equal(loaded(X), model(X))
-
-
-@LOADERS
-def test_overrides_win_over_the_modes_in_a_file(load, tmp_path):
-    trained(in_a_stack).save(tmp_path / "m.keras")
-    tfamp.enable("float32", overrides={"stack/dense_4": "mixed_bfloat16"})
-    loaded = load(tmp_path / "m.keras")
-    assert dtypes(loaded) == {"dense_4": "bfloat16", "dense_2": "float32"}
-
-
-@LOADERS
-def test_a_loaded_model_is_checked_when_it_trains_and_not_before(load, tmp_path):
-    """What it is made part of may not be there yet."""
-    trained(functional).save(tmp_path / "m.keras")
-    tfamp.enable("mixed_bfloat16", overrides={"hed": "float32"})
-    loaded = load(tmp_path / "m.keras")
-    for _ in range(2):
-        with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
-            loaded.fit(X, Y, verbose=0)
-    with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
-        loaded.compile("sgd", "mse")
-
-
-def test_overrides_patch_no_more_of_keras_than_compile_and_the_training_step():
-    names = [(keras.Layer, "__call__"), (keras.Layer, "_open_name_scope")]
-    names += [(keras.Sequential, "from_config"), (keras.Model, "build_from_config")]
-    before = [getattr(owner, name) for owner, name in names]
-    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
-    assert [getattr(owner, name) for owner, name in names] == before
-
-
-# --- models made without the overrides ---------------------------------------------
-
-
-@pytest.mark.parametrize("build", [functional, in_a_stack, subclassed])
-def test_models_built_before_or_converted_are_not_asked_for_the_patterns(build):
-    older = build()
-    older(X)
-    tfamp.enable("mixed_float16", overrides={"head|.*dense_2|.*/head": "float32"})
-    before = policies(older)
-    with pytest.warns(UserWarning):
-        older.compile("sgd", "mse")
-        older.fit(X, Y, verbose=0)
-    assert policies(older) == before
-    tfamp.set_precision(older, "mixed_bfloat16")
-    before = policies(older)
-    assert policies(trained(lambda: older)) == before
-
-
-def test_an_older_model_inside_a_new_one_is_asked_with_it():
-    older = functional()
-    tfamp.enable("mixed_bfloat16", overrides={"head": "mixed_float16"})
+def nested():
     x = keras.Input((3,))
-    outer = keras.Model(x, keras.layers.Dense(2, name="new")(older(x)))
-    outer.compile("sgd", "mse")
-    assert dtypes(older) == {"body": "float32", "head": "float16"}
-    with pytest.raises(tfamp.OverrideError, match="1 pattern matched no layer: 'hed'"):
-        tfamp.enable("mixed_bfloat16", overrides={"hed": "float32"})
-        keras.Model(x, keras.layers.Dense(2)(x)).compile("sgd")
+    return keras.Model(x, in_a_stack()(x))
+
+
+def wrapped():
+    both = L.Bidirectional(L.LSTM(2, name="lstm"), name="both")
+    split = L.Reshape((3, 1), name="split")
+    layers = keras.Input((3,)), split, both, L.Dense(2)
+    return keras.Sequential(layers, name="net")
+
+
+def attention():
+    x = keras.Input((3,))
+    y = L.Reshape((3, 1), name="split")(x)
+    y = L.MultiHeadAttention(1, 2, name="mha")(y, y)
+    return keras.Model(x, L.Dense(2, name="head")(y[:, 0]))
 
 
 class CompilesItself(keras.Model):
-    def __init__(self, units=2, **kwargs):
+    def __init__(self):
         x = keras.Input((3,))
-        super().__init__(x, keras.layers.Dense(units, name="deep")(x), **kwargs)
-        self.units = units
+        super().__init__(x, L.Dense(2, name="deep")(x))
         self.compile("sgd", "mse")
 
-    def get_config(self):
-        return {"units": self.units, "name": self.name}
+
+def dtypes(model):
+    """Compute dtypes of the body and the head."""
+    return [x.compute_dtype for x in model.layers if isinstance(x, L.Dense)]
 
 
-def test_a_model_that_compiles_itself_is_checked_when_it_trains():
-    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
-    base = CompilesItself()
-    with pytest.raises(tfamp.OverrideError, match="no layer: 'head'"):
-        base.fit(X, Y, verbose=0)
-    head = keras.layers.Dense(2, name="head")(base.output)
-    keras.Model(base.input, head).compile("sgd", "mse")
-    base.fit(X, Y, verbose=0)
+def policies(model):
+    """Without a sequential model's own, which Keras 3.15 does not save."""
+    rows = tfamp.describe_layers(model)[1:]
+    return {row.path: row.policy for row in rows if row.path != "net"}
 
 
-# --- models built late -------------------------------------------------------------
+def fit(model, **keywords):
+    model.fit(X, Y, verbose=0, **keywords)
+    return model
 
 
-@pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16"])
+def trained(build, **keywords):
+    model = build()
+    model.compile("sgd", "mse", **keywords)
+    return fit(model)
+
+
+# ---- What is assigned, and when ----
+
+
 @pytest.mark.parametrize(
-    "build", [late, subclassed, made_in_build], ids=lambda build: build.__name__
+    "build",
+    [functional, subclassed, called, made_in_build, built_in_name, late, in_a_stack],
 )
-def test_float16_layers_that_are_built_late_get_loss_scaling(build, mode):
-    asked = {"stack/dense_4|net/body": "mixed_float16"}
-    tfamp.enable(mode, overrides=asked)
+def test_a_model_trains_with_its_own_modes(build):
+    """Whoever builds it; float16 alone gets loss scaling."""
+    enable({"(net/)?body": F16}, F32)
     model = trained(build)
-    assert "float16" in dtypes(model).values()
+    assert dtypes(model) == ["float16", "float32"]
     assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
-
-
-def test_models_without_float16_get_none():
-    tfamp.enable("mixed_bfloat16", overrides={"stack/dense_4": "float32"})
-    model = trained(late)
+    enable({"(net/)?head": F32})
+    model = trained(build)
+    assert dtypes(model) == ["bfloat16", "float32"]
     assert not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+def test_status_names_overrides_and_the_mode():
+    given = {"head": F32}
+    status = enable(given)
+    given["nothing"] = F32  # The dict is copied.
+    assert status.effective == BF16
+    assert status.overrides.startswith("'head': float32 (when a model is compiled")
+    functional().compile("sgd", "mse")
+    assert tfamp.status().overrides == "'head': float32"
+
+
 def test_the_advice_about_unscaled_optimizers_is_true():
-    tfamp.enable("float32")
-    half = keras.layers.Dense(4, dtype="mixed_float16", name="half")
-    model = MadeInBuild(name="net")
+    tfamp.enable(F32)
+    half = L.Dense(4, dtype=F16, name="half")
+    model = made_in_build()
     model.build = lambda shape: setattr(model, "body", half)
     model.call = lambda x: model.body(x)[:, :2]
     model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="`compile` again, now that the model is"):
-        model.fit(X, Y, verbose=0)
+    with pytest.warns(UserWarning, match="`compile` again, now that the model is") as w:
+        fit(model)
+    assert "half" in str(w[0].message)
     model.compile("sgd", "mse")
     assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
-    model.fit(X, Y, verbose=0)
+    fit(model)
 
 
-@pytest.mark.parametrize("build", [subclassed, built_in_name])
-def test_unmatched_patterns_raise_each_time_a_model_is_trained(build):
-    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
-    model = build()
-    model.compile("sgd", "mse")
-    for _ in range(3):
-        with pytest.raises(tfamp.OverrideError, match="Known paths: .*'net/head'"):
-            model.fit(X, Y, verbose=0)
-    tfamp.set_precision(model, "mixed_bfloat16")
-    model.fit(X, Y, verbose=0)
+class Watches(Subclassed):
+    def __init__(self):
+        super().__init__(name="net")
+        self.seen = []
+
+    def call(self, x):
+        y = super().call(x)
+        self.seen.append(y.dtype.name)
+        return y
 
 
 def test_steps_before_the_first_know_their_own_modes():
     """No step is trained in the base mode: a trace alone builds the model."""
-    seen = []
-
-    class Watches(Subclassed):
-        def call(self, x):
-            y = super().call(x)
-            seen.append(y.dtype.name)
-            return y
-
-    tfamp.enable("mixed_bfloat16", overrides={"net/.*": "float32"})
-    model = Watches(name="net")
-    model.compile("sgd", "mse", jit_compile=False)
-    model.fit(X, Y, verbose=0, batch_size=8)
-    assert seen[0] == "bfloat16" and seen[-1] == "float32"  # Traced twice, run once.
-    assert int(model.optimizer.iterations) == 1
-    other = Watches(name="net")
-    other.compile("sgd", "mse")
-    other.train_on_batch(X, Y)
-    other.train_on_batch(X, Y)
-    assert int(other.optimizer.iterations) == 2
-    assert dtypes(other) == {"body": "float32", "head": "float32"}
-    eager = subclassed()
-    eager.compile("sgd", "mse", run_eagerly=True)
-    eager.fit(X, Y, verbose=0, batch_size=4)
-    assert dtypes(eager) == {"body": "float32", "head": "float32"}
+    enable({"net/.*": F32})
+    model = trained(Watches, jit_compile=False)
+    assert model.seen[0] == "bfloat16" and model.seen[-1] == "float32"
+    assert int(model.optimizer.iterations) == 1  # Traced twice, run once.
+    model = Watches()
+    model.compile("sgd", "mse")
+    for _ in range(2):
+        model.train_on_batch(X, Y)
+    assert int(model.optimizer.iterations) == 2
+    assert dtypes(model) == ["float32", "float32"]
+    assert dtypes(trained(subclassed, run_eagerly=True)) == ["float32", "float32"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -366,77 +206,158 @@ def test_a_first_fit_that_fails_is_a_first_one_again(error):
             return super().call(x)
 
     fails = [True]
-    tfamp.enable("mixed_bfloat16", overrides={"net/head": "float32"})
+    enable({"net/head": F32})
     model = Fails(name="net")
     model.compile("sgd", "mse")
     with pytest.raises(error):
-        model.fit(X, Y, verbose=0)
+        fit(model)
     fails.clear()
-    model.fit(X, Y, verbose=0)
-    assert dtypes(model) == {"body": "bfloat16", "head": "float32"}
+    assert dtypes(fit(model)) == ["bfloat16", "float32"]
 
 
 def test_another_enable_is_asked_by_a_model_of_which_all_was_overridden():
-    tfamp.enable("mixed_bfloat16", overrides={".*": "float32"})
+    enable({".*": F32})
     model = called()
     model.compile("sgd", "mse")
-    tfamp.enable("mixed_bfloat16", overrides={"net/body": "mixed_bfloat16"})
+    enable({"net/body": BF16})
     model.compile("sgd", "mse")
-    assert dtypes(model) == {"body": "bfloat16", "head": "float32"}
+    assert dtypes(model) == ["bfloat16", "float32"]
 
 
-def test_a_bad_optimizer_changes_no_layer():
-    tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
-    model = functional()
-    with pytest.raises(ValueError, match="nope"):
-        model.compile("nope", "mse")
-    assert dtypes(model) == {"body": "bfloat16", "head": "bfloat16"}
+@pytest.mark.parametrize("build", [functional, in_a_stack, subclassed])
+def test_models_built_before_or_converted_are_not_asked_for_the_patterns(build):
+    older = build()
+    older(X)
+    enable({"(net/)?head": F32}, F16)
+    before = policies(older)
+    with pytest.warns(UserWarning):
+        older.compile("sgd", "mse")
+        fit(older)
+    assert policies(older) == before
+    tfamp.set_precision(older, BF16)
+    before = policies(older)
+    assert policies(trained(lambda: older)) == before
 
 
-def test_known_paths_leave_out_what_keras_makes_for_itself():
-    tfamp.enable("mixed_bfloat16", overrides={"hed": "float32", "stack/.*": "float32"})
-    with pytest.raises(tfamp.OverrideError) as caught:
-        trained(in_a_stack)
-    known = "Known paths: 'stack', 'stack/dense_4', 'stack/dense_2'."
-    assert known in str(caught.value)
+def test_an_older_model_inside_a_new_one_is_asked_with_it():
+    older = functional()
+    enable({"head": F16})
+    x = keras.Input((3,))
+    outer = keras.Model(x, L.Dense(2, name="new")(older(x)))
+    outer.compile("sgd", "mse")
+    assert dtypes(older) == ["float32", "float16"]
 
 
 def test_layers_that_set_precision_builds_are_built_once():
     model = built_in_name()
-    tfamp.set_precision(model, "mixed_bfloat16")
+    tfamp.set_precision(model, BF16)
     assert model(X).dtype == "float32" and len(model.weights) == 4
 
 
-# --- what a file does not hold -----------------------------------------------------
+# ---- Patterns that match nothing ----
 
 
-@pytest.mark.parametrize(
-    ("build", "asked", "lost"),
-    [
-        (functional, "head", None),
-        (in_a_stack, "stack/.*", None),
-        (wrapped, ".*/forward_lstm", None),
-        (attention, "mha", None),
-        (attention, "mha/query", "'mha/query'"),
-        (subclassed, "net/head", "'net/head'"),
-    ],
-)
-def test_the_log_names_once_what_a_saved_file_does_not_hold(
-    build, asked, lost, monkeypatch, tmp_path
+def test_unmatched_patterns_raise_when_a_built_model_is_compiled():
+    enable({"hed": F32, "net/head": F32, "(body|head)": F32})
+    model = functional()
+    known = "2 patterns .* 'hed', 'net/head'. Known paths: .*'body', 'head'."
+    with pytest.raises(tfamp.OverrideError, match=known):
+        model.compile("sgd", "mse")
+    assert not model.compiled
+    with pytest.raises(ValueError, match="nope"):  # A bad optimizer changes no layer.
+        model.compile("nope", "mse")
+    assert dtypes(model) == ["bfloat16", "bfloat16"]
+
+
+@pytest.mark.parametrize("build", [subclassed, built_in_name, late])
+def test_unmatched_patterns_raise_each_time_a_model_is_trained(build):
+    enable({"head": F32})
+    model = build()
+    model.compile("sgd", "mse")
+    known = "Known paths: 'net', 'net/body', 'net/head'."  # No more of Keras' own.
+    for _ in range(2):
+        with pytest.raises(tfamp.OverrideError, match=known):
+            fit(model)
+    tfamp.set_precision(model, BF16)
+    fit(model)
+
+
+def test_a_pattern_may_match_in_a_model_that_was_compiled_before():
+    enable({"head": F32, "g/.*": F32})
+    generator = Subclassed(name="g")
+    generator(X)
+    with pytest.raises(tfamp.OverrideError, match="no layer: 'head'"):
+        generator.compile("sgd", "mse")
+    enable({"g/.*": F32})
+    generator.compile("sgd", "mse")
+    functional().compile("sgd", "mse")
+
+
+def test_a_model_that_compiles_itself_is_checked_when_it_trains():
+    enable({"head": F32})
+    base = CompilesItself()
+    with pytest.raises(tfamp.OverrideError, match="no layer: 'head'"):
+        fit(base)
+    head = L.Dense(2, name="head")(base.output)
+    keras.Model(base.input, head).compile("sgd", "mse")
+    fit(base)
+
+
+# ---- Saved and loaded models ----
+
+LOADERS = tfamp.load_model, keras.models.load_model
+# A model, a pattern, and what a saved file does not hold of it.
+SAVED = [
+    (functional, "head", None),
+    (in_a_stack, "net/head", None),
+    (nested, "net/head", None),
+    (wrapped, "net/both/forward_lstm", None),
+    (attention, "mha", None),
+    (attention, "mha/query", "'mha/query'"),
+    (subclassed, "net/head", "'net/head'"),
+]
+
+
+@pytest.mark.parametrize(("build", "pattern", "lost"), SAVED)
+def test_patterns_hold_for_loaded_models_and_the_log_names_what_a_file_loses(
+    build, pattern, lost, monkeypatch, tmp_path
 ):
-    said = []
+    said, path = [], tmp_path / "m.keras"
     monkeypatch.setattr(
         logging, "warning", lambda text, *args: said.append(text % args)
     )
-    tfamp.enable("mixed_bfloat16", overrides={asked: "float32"})
+    enable({pattern: F32})
     model = trained(build)
     trained(build)
     said = [line for line in said if "saved file" in line]
-    assert len(said) == (lost is not None)
+    assert len(said) == (lost is not None)  # Once.
     assert lost is None or f"itself: {lost}. " in said[0]
-    model.save(tmp_path / "m.keras")
+    model.save(path)
+    expected = list(policies(model).values())
+    enable({pattern: F32})  # It knows no layer.
+    loaded = [load(path) for load in LOADERS]
+    for each in (model, *loaded):
+        fit(each)
+    for each in loaded:
+        assert list(policies(each).values()) == expected
+        assert {BF16, F32} <= {*expected}
+        kinds = {type(layer.dtype_policy) for layer in each._flatten_layers()}
+        assert kinds == {keras.DTypePolicy}
+        np.testing.assert_array_equal(each(X), model(X))
     tfamp.disable()
-    loaded = keras.models.load_model(tmp_path / "m.keras")
-    same = list(policies(loaded).values()) == list(policies(model).values())
-    assert same == (lost is None)
-    assert lost or np.array_equal(loaded(X), model(X))
+    plain = keras.models.load_model(path)
+    assert (list(policies(plain).values()) == expected) == (lost is None)
+
+
+@pytest.mark.parametrize("load", LOADERS, ids=["tfamp", "keras"])
+def test_a_loaded_model_is_asked_when_it_trains_and_not_before(load, tmp_path):
+    trained(in_a_stack).save(tmp_path / "m.keras")
+    enable({"net/body": BF16}, F32)  # It wins over the modes in a file.
+    assert dtypes(load(tmp_path / "m.keras")) == ["bfloat16", "float32"]
+    enable({"hed": F32})  # What it is made part of may not be there yet.
+    loaded = load(tmp_path / "m.keras")
+    for _ in range(2):
+        with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
+            fit(loaded)
+    with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
+        loaded.compile("sgd", "mse")

@@ -1,13 +1,12 @@
 """Importing tfamp does no work; its public names are listed, sorted and documented."""
 
+import ast
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
-
-import pytest
 
 import tfamp
 
@@ -64,70 +63,59 @@ print("RESULT" + json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def probe():
-    """What a fresh process finds before and after `import tfamp`."""
+def test_import_does_no_work():
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _PROBE]
     run = subprocess.run(
-        [sys.executable, "-c", _PROBE],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=300,
+        command, capture_output=True, text=True, env=environ, timeout=300
     )
     assert run.returncode == 0, run.stderr
     printed, _, result = run.stdout.partition("RESULT")
-    return {"printed": printed, **json.loads(result)}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dtype policy",
-        "floatx",
-        "TF32 flag",
-        "Grappler options",
-        "environment",
-        "logging",
-        "warning filters",
-        "compile",
-    ],
-)
-def test_import_changes_nothing(probe, name):
-    assert probe["after"][name] == probe["before"][name]
-
-
-def test_import_initializes_no_device(probe):
-    assert probe["configurable"] is True
-
-
-def test_detect_support_initializes_no_device(probe):
-    assert probe["configurable after detect_support"] is True
-
-
-def test_import_loads_no_optional_package(probe):
-    # Keras itself loads some of them; test_layering.py reads tfamp's own imports.
+    found = json.loads(result)
+    assert printed == ""
+    assert found["after"] == found["before"]
+    assert found["configurable"] is True  # No device is initialized.
+    assert found["configurable after detect_support"] is True
+    # Keras itself loads some; tests/rules/test_house.py reads tfamp's own imports.
     optional = {"keras_hub", "matplotlib", "sklearn", "tensorflow_datasets"}
-    assert optional.isdisjoint(probe["added"])
+    assert optional.isdisjoint(found["added"])
+    assert found["above"] == []  # No training and no benchmark.
 
 
-def test_import_loads_no_training_and_no_benchmark(probe):
-    assert probe["above"] == []
-
-
-def test_import_prints_nothing(probe):
-    assert probe["printed"] == ""
-
-
-def test_public_names_are_listed_and_sorted():
+def test_public_names_are_listed_sorted_and_in_the_reference():
     assert tfamp.__all__ == sorted(set(tfamp.__all__))
-
-
-def test_every_public_name_resolves():
-    missing = [name for name in tfamp.__all__ if not hasattr(tfamp, name)]
-    assert missing == []
-
-
-def test_api_reference_lists_the_public_names():
+    assert [name for name in tfamp.__all__ if not hasattr(tfamp, name)] == []
     page = (ROOT / "docs/api.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \| \S", page, flags=re.M)
     assert sorted(listed) == tfamp.__all__
+
+
+# ---- Contract tests survive any rebuild: they know the public names alone ----
+
+HERE = pathlib.Path(__file__).parent
+PUBLIC = {"tfamp", "tfamp.training", "tfamp.benchmark"}
+NAMES = {*tfamp.__all__, "training", "benchmark", "__all__", "__version__", "__file__"}
+
+
+def private_names(source):
+    """Yields what a test imports, or reads, of tfamp that is not public."""
+    for node in ast.walk(ast.parse(source)):
+        found = []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names if alias.name not in PUBLIC]
+        elif isinstance(node, ast.ImportFrom) and node.module == "tfamp":
+            found = [f"tfamp.{x.name}" for x in node.names if x.name not in NAMES]
+        elif isinstance(node, ast.ImportFrom):
+            found = {node.module} - PUBLIC
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found = [f"{node.value.id}.{node.attr}"] * (node.attr not in NAMES)
+        yield from (name for name in found if f"{name}.".startswith("tfamp."))
+
+
+def test_contract_tests_use_public_names_only():
+    found = {p.name: {*private_names(p.read_text())} for p in HERE.glob("test_*.py")}
+    assert {name: names for name, names in found.items() if names} == {}
+    for source in ("import tfamp.modes", "tfamp.modes.MODES"):
+        assert [*private_names(source)] == ["tfamp.modes"]
+    for source in ("from tfamp import modes", "from tfamp.modes import MODES"):
+        assert [*private_names(source)] == ["tfamp.modes"]

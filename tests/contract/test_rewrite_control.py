@@ -3,8 +3,7 @@
 import contextlib
 import json
 import os
-import threading
-import warnings
+from concurrent import futures
 
 import helpers
 import keras
@@ -18,6 +17,7 @@ FLAG = "TF_ENABLE_AUTO_MIXED_PRECISION"
 LONG_FLAG = "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
 OPTION = "auto_mixed_precision_onednn_bfloat16"
+BF16 = "mixed_bfloat16"
 
 pytestmark = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU"))
@@ -33,21 +33,11 @@ def off_at_the_end():
     tfamp.disable()
 
 
-def model_and_data(jit_compile="auto", **compiled):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(64, "relu"),
-            keras.layers.Dense(8),
-        ]
-    )
-    model.compile("sgd", "mse", jit_compile=jit_compile, **compiled)
-    x = np.random.default_rng(0).standard_normal((256, 64)).astype("float32")
-    return model, x, x[:, :8]
+def enable(**keywords):
+    return tfamp.enable(BF16, graph_rewrite=keywords or True)
 
 
-def requested():
+def shown():
     """What `status` says of the rewrite: "off", "bfloat16 requested ...", or seen."""
     return tfamp.status().graph_rewrite
 
@@ -57,42 +47,125 @@ def owner_of(name):
     return next(base for base in keras.Model.__mro__ if name in vars(base))
 
 
-def train(steps=3, **compiled):
-    model, x, y = model_and_data(**compiled)
-    return [float(model.train_on_batch(x, y)) for _ in range(steps)]
+# ---- Training ----
+
+X = np.random.default_rng(0).standard_normal((256, 64)).astype("float32")
+Y = X[:, :8]
 
 
-def test_first_step_shows_what_was_rewritten():
-    before = tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    assert before.dtype_policy == "float32"
-    assert before.effective == "float32"
+def compiled(**keywords):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(8)]
+    model = keras.Sequential([keras.Input((64,)), *layers])
+    model.compile("sgd", "mse", **keywords)
+    return model
+
+
+def trained(**keywords):
+    model = compiled(**keywords)
+    model.train_on_batch(X, Y)
+    return model
+
+
+def test_the_first_step_shows_what_was_rewritten():
+    before = enable()
+    assert (before.dtype_policy, before.effective) == ("float32", "float32")
     assert "no training step seen yet" in before.graph_rewrite
-    losses = train()
-    seen = tfamp.status()
-    assert seen.effective == "mixed_bfloat16"
-    assert "effective: bfloat16" in seen.graph_rewrite
-    assert "nodes converted" in seen.graph_rewrite
-    tfamp.disable()
-    np.testing.assert_allclose(losses, train(), rtol=1e-2)
-
-
-def test_losses_stay_float32():
-    exact = train(1)
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    rounded = np.array(train(1), np.float32)
-    np.testing.assert_allclose(rounded, exact, rtol=1e-3)
-    # A loss that went through bfloat16 would end in 16 zero bits.
-    assert int(rounded.view(np.uint32)[0]) & 0xFFFF
-
-
-def test_a_new_training_function_is_looked_at_again():
-    tfamp.enable("auto", graph_rewrite=True)
-    train(1)
-    first = requested()
+    model = compiled()
+    losses = np.array([model.train_on_batch(X, Y) for _ in range(3)], np.float32)
+    first = shown()
+    assert tfamp.status().effective == BF16
+    assert "effective: bfloat16" in first and "nodes converted" in first
+    # A new model is looked at again.
     deeper = keras.Sequential([keras.layers.Dense(64, "relu") for _ in range(3)])
     deeper.compile("sgd", "mse")
     deeper.train_on_batch(np.ones((8, 4)), np.ones((8, 64)))
-    assert "effective: bfloat16" in requested() != first
+    assert "effective: bfloat16" in shown() != first
+    # What was seen is known when the rewrite comes back.
+    tfamp.disable()
+    model.train_on_batch(X, Y)
+    enable()
+    assert "no training step seen yet" in shown()
+    model.train_on_batch(X, Y)
+    assert shown() == first
+    tfamp.disable()
+    model = compiled()
+    exact = [float(model.train_on_batch(X, Y)) for _ in range(3)]
+    np.testing.assert_allclose(losses, exact, rtol=1e-2)
+    np.testing.assert_allclose(losses[0], exact[0], rtol=1e-3)
+    # A loss that went through bfloat16 would end in 16 zero bits.
+    assert int(losses.view(np.uint32)[0]) & 0xFFFF
+
+
+def trained_before():
+    model = trained()
+    enable()
+    model.train_on_batch(X, Y)
+
+
+def after_a_step_that_failed():
+    enable()
+    model = compiled()
+    with pytest.raises(Exception, match="(?i)shape|incompatible|dimension"):
+        model.train_on_batch(X[:, :3], Y)
+    model.train_on_batch(X, Y)
+
+
+def after_an_optimized_step_that_failed():
+    enable()
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.train_on_batch(X[:16, :8], np.full(16, 9))
+    model.train_on_batch(X[:16, :8], np.zeros(16))
+
+
+def the_same_rewrite_in_other_words():
+    model = compiled()
+    tfamp.enable_graph_rewrite()
+    model.train_on_batch(X, Y)
+    tfamp.disable_graph_rewrite()
+    enable(float32_ops="Sum,BiasAddGrad,Mean")
+    model.train_on_batch(X, Y)
+
+
+def in_a_thread_that_ran_before():
+    model = compiled(jit_compile=False)
+    with futures.ThreadPoolExecutor(1) as thread:
+        # Its options are cached from here on.
+        thread.submit(model.predict, X, verbose=0).result()
+        enable()
+        thread.submit(model.train_on_batch, X, Y).result()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        trained_before,
+        after_a_step_that_failed,
+        after_an_optimized_step_that_failed,
+        the_same_rewrite_in_other_words,
+        in_a_thread_that_ran_before,
+    ],
+)
+def test_a_rewritten_step_is_seen(train):
+    train()
+    assert "effective: bfloat16" in shown()
+    assert tfamp.status().effective == BF16
+
+
+def test_fit_evaluate_and_predict_are_rewritten_and_return_float32():
+    model = compiled()
+    exact = model.predict(X, verbose=0)
+    tfamp.enable_graph_rewrite()
+    low = model.predict(X, verbose=0)
+    error = np.abs(low - exact).max() / np.abs(exact).max()
+    assert low.dtype == np.float32 and 1e-4 < error < 2e-2
+    before = model.evaluate(X, Y, verbose=0)
+    history = model.fit(X, Y, epochs=2, verbose=0).history["loss"]
+    assert history[1] < history[0] < before * 1.01
+    assert "effective: bfloat16" in shown()
+    assert {w.dtype for w in model.weights} == {"float32"}
 
 
 @pytest.mark.parametrize("rewrite", [False, True])
@@ -100,87 +173,83 @@ def test_keras_own_choice_of_xla_is_none_under_a_rewrite(rewrite, monkeypatch):
     # As Keras 3.15 chooses on a host with a GPU.
     name = "_resolve_auto_jit_compile"
     monkeypatch.setattr(owner_of(name), name, lambda self: True)
-    tfamp.enable("mixed_bfloat16", graph_rewrite=rewrite)
-    model, _, _ = model_and_data("auto")
-    assert model.jit_compile is not rewrite
+    tfamp.enable(BF16, graph_rewrite=rewrite)
+    assert compiled().jit_compile is not rewrite
 
 
-def test_xla_that_is_asked_for_is_reported_at_compile_and_at_the_first_step():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    with pytest.warns(UserWarning, match="run_eagerly=False, jit_compile=True"):
-        model, x, y = model_and_data(jit_compile=True)
-    with pytest.warns(UserWarning, match="effective: none, because .*XLA"):
-        model.train_on_batch(x, y)
+@pytest.mark.parametrize("before", [False, True], ids=["new", "trained before"])
+@pytest.mark.parametrize(
+    ("keywords", "at_compile", "at_step"),
+    [
+        ({"jit_compile": True}, "run_eagerly=False, jit_compile=True", "XLA"),
+        ({"run_eagerly": True}, "run_eagerly=True, jit_compile=False", "eager"),
+    ],
+)
+def test_what_bypasses_the_rewrite_is_reported(keywords, at_compile, at_step, before):
+    if before:
+        model = trained(**keywords)
+        enable()
+    else:
+        enable()
+        with pytest.warns(UserWarning, match=at_compile):
+            model = compiled(**keywords)
+    with pytest.warns(UserWarning, match=f"effective: none, because .*{at_step}"):
+        model.train_on_batch(X, Y)
     assert tfamp.status().effective == "float32"
+    if not model.run_eagerly:
+        model.train_on_batch(X, Y)  # Once is enough.
 
 
-def test_eager_training_is_reported():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    with pytest.warns(UserWarning, match="run_eagerly=True, jit_compile=False"):
-        model, x, y = model_and_data(run_eagerly=True)
-    with pytest.warns(UserWarning, match="effective: none, because .*eager"):
-        model.train_on_batch(x, y)
+def test_a_step_after_the_rewrite_ended_warns_of_nothing():
+    enable()
+    model = compiled()
+    model.make_train_function()
+    tfamp.disable()
+    model.train_on_batch(X, Y)  # Warnings are errors.
 
 
 # ---- Before and after ----
 
-SCOPES = {
-    "enable": lambda: _enabled(lambda: tfamp.enable("mixed_bfloat16")),
-    "enable with overrides": lambda: _enabled(
-        lambda: tfamp.enable("mixed_bfloat16", overrides={"head": "float32"})
+CHANGES = {
+    "enable": lambda scope: tfamp.enable(BF16),
+    "with overrides": lambda scope: tfamp.enable(BF16, overrides={"x": "float32"}),
+    "with a rewrite": lambda scope: tfamp.enable("auto", graph_rewrite=True),
+    "twice": lambda scope: (enable(), tfamp.enable(BF16)),
+    "the rewrite alone": lambda scope: tfamp.enable_graph_rewrite(),
+    "both": lambda scope: (
+        tfamp.enable_graph_rewrite(denylist_add=["Tanh"], inferlist_remove="Tanh"),
+        tfamp.enable("auto", graph_rewrite=True),
     ),
-    "enable with a rewrite": lambda: _enabled(
-        lambda: tfamp.enable("auto", graph_rewrite=True)
+    "policy_scope": lambda scope: scope.enter_context(tfamp.policy_scope(BF16)),
+    "graph_rewrite_scope": lambda scope: scope.enter_context(
+        tfamp.graph_rewrite_scope("bfloat16")
     ),
-    "enable twice": lambda: _enabled(
-        lambda: (
-            tfamp.enable("mixed_bfloat16", graph_rewrite=True),
-            tfamp.enable("mixed_bfloat16"),
-        )
-    ),
-    "enable_graph_rewrite": lambda: _enabled(tfamp.enable_graph_rewrite),
-    "both": lambda: _enabled(
-        lambda: (
-            tfamp.enable_graph_rewrite(denylist_add=["Tanh"], inferlist_remove="Tanh"),
-            tfamp.enable("auto", graph_rewrite=True),
-        )
-    ),
-    "policy_scope": lambda: tfamp.policy_scope("mixed_bfloat16"),
-    "graph_rewrite_scope": lambda: tfamp.graph_rewrite_scope("bfloat16"),
 }
 
 
-@contextlib.contextmanager
-def _enabled(enable):
-    enable()
-    try:
-        yield
-    finally:
-        tfamp.disable()
-        tfamp.disable_graph_rewrite()
-
-
-@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("given", ["as TensorFlow starts", "the user's own"])
-def test_globals_are_identical_before_and_after(scope, raises, given, monkeypatch):
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_users_own_globals_are_back_after_an_error(change, monkeypatch):
+    """Those that TensorFlow starts with are looked at after every test."""
     options = tf.config.optimizer
-    own = {"auto_mixed_precision": False, "min_graph_nodes": 7, "remapping": True}
-    if given == "the user's own":
-        options.set_experimental_options(own)
-        monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD", "Sin")
-        monkeypatch.setenv(LONG_FLAG, "0")
+    given = {"auto_mixed_precision": False, "min_graph_nodes": 7, "remapping": True}
+    options.set_experimental_options(given)
+    monkeypatch.setenv(PREFIX + "DENYLIST_ADD", "Sin")
+    monkeypatch.setenv(LONG_FLAG, "0")
     before = helpers.read_globals()
     try:
-        with contextlib.suppress(KeyError), SCOPES[scope]():
+        with pytest.raises(KeyError), contextlib.ExitStack() as scope:
+            scope.callback(tfamp.disable_graph_rewrite)
+            scope.callback(tfamp.disable)
+            CHANGES[change](scope)
             assert helpers.find_leaks(before, helpers.read_globals())
-            if raises:
-                raise KeyError(scope)
+            raise KeyError
         assert helpers.find_leaks(before, helpers.read_globals()) == []
         assert options.get_experimental_options() == before.grappler
     finally:
-        if given == "the user's own":
-            options.set_experimental_options(dict.fromkeys(own))
+        options.set_experimental_options(dict.fromkeys(given))
+
+
+OVERRIDES = {"overrides": {"a": "float32"}}
 
 
 @pytest.mark.parametrize(
@@ -192,42 +261,22 @@ def test_globals_are_identical_before_and_after(scope, raises, given, monkeypatc
         (lambda: tfamp.enable("mixed_float16", graph_rewrite=True), "float16"),
         (lambda: tfamp.enable(graph_rewrite="yes"), "`graph_rewrite` must be True"),
         (lambda: tfamp.enable(graph_rewrite={"dtype": "auto"}), "`mode` names the"),
-        (lambda: tfamp.enable(graph_rewrite={"lists": 1}), "lists"),
-        (
-            lambda: tfamp.enable(graph_rewrite=True, overrides={"a": "float32"}),
-            "knows no layers",
-        ),
+        (lambda: tfamp.enable(graph_rewrite={"lists": 1}), "'lists'. Expected some of"),
+        (lambda: enable(denylist_add=3), "denylist_add=3"),
+        (lambda: tfamp.enable(graph_rewrite=True, **OVERRIDES), "knows no layers"),
         (lambda: tfamp.enable_graph_rewrite("float32"), "float32"),
         (lambda: tfamp.enable_graph_rewrite(denylist_add="Ssin"), "denylist_add.*Ssin"),
     ],
 )
-def test_bad_requests_change_nothing(call, error):
-    before = helpers.read_globals()
+@pytest.mark.parametrize("enabled", [False, True], ids=["off", "on"])
+def test_bad_requests_change_nothing(call, error, enabled):
+    if enabled:
+        enable()
+    before = helpers.read_globals(), tfamp.status()
     with pytest.raises((ValueError, TypeError), match=error):
         call()
-    assert helpers.find_leaks(before, helpers.read_globals()) == []
-    assert requested() == "off"
-    assert tfamp.status().requested is None
-
-
-def test_hooks_that_cannot_be_installed_leave_no_rewrite(monkeypatch):
-    before = helpers.read_globals()
-    with monkeypatch.context() as patched:
-        patched.setattr(owner_of("compile"), "compile", lambda self, *a: None)
-        with pytest.raises(RuntimeError, match="hides its arguments"):
-            tfamp.enable_graph_rewrite()
-    assert helpers.find_leaks(before, helpers.read_globals()) == []
-    assert requested() == "off"
-
-
-def test_a_failed_enable_keeps_the_earlier_one():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    held, hooked = helpers.read_globals(), keras.Model.compile
-    with pytest.raises(ValueError, match="denylist|Ssin"):
-        tfamp.enable("auto", graph_rewrite={"denylist_add": "Ssin"})
-    assert helpers.find_leaks(held, helpers.read_globals()) == []
-    assert "bfloat16 requested" in requested()
-    assert keras.Model.compile is hooked
+    assert helpers.find_leaks(before[0], helpers.read_globals()) == []
+    assert tfamp.status() == before[1]
 
 
 # ---- The published environment variables ----
@@ -236,278 +285,97 @@ def test_a_failed_enable_keeps_the_earlier_one():
 @pytest.mark.parametrize("name", [FLAG, LONG_FLAG])
 def test_the_environment_asks_for_the_rewrite(name, monkeypatch):
     monkeypatch.setenv(name, "1")
-    status = tfamp.enable()
-    assert status.dtype_policy == "float32"
-    assert "bfloat16 requested" in requested()
+    assert tfamp.enable().dtype_policy == "float32"
+    assert "bfloat16 requested" in shown()
     tfamp.disable()
     assert os.environ[name] == "1"
-
-
-def test_the_environment_and_a_mixed_policy_exclude_each_other(monkeypatch):
-    monkeypatch.setenv(FLAG, "1")
     with pytest.raises(ValueError, match="undo float32 layers.*Unset the variable"):
-        tfamp.enable("mixed_bfloat16")
-    assert tfamp.enable("mixed_bfloat16", graph_rewrite=False).graph_rewrite == "off"
+        tfamp.enable(BF16)
+    assert tfamp.enable(BF16, graph_rewrite=False).graph_rewrite == "off"
+    with pytest.warns(UserWarning, match="for none: there is none"):
+        assert tfamp.enable("float32").graph_rewrite == "off"
 
 
-@pytest.mark.parametrize("mode", ["float32", "tf32"])
-def test_a_float32_mode_wins_over_the_environment_and_says_so(mode, monkeypatch):
-    monkeypatch.setenv(FLAG, "true")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        status = tfamp.enable(mode, on_unsupported="warn")
-    assert any("for none: there is none" in str(each.message) for each in caught)
-    assert status.graph_rewrite == "off"
-
-
-def test_our_own_setting_is_not_taken_for_the_users():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+def test_flags_that_are_no_request(monkeypatch):
+    enable()
     assert os.environ[FLAG] == os.environ[LONG_FLAG] == "1"
-    status = tfamp.enable("mixed_bfloat16")
-    assert status.graph_rewrite == "off"
+    assert tfamp.enable(BF16).graph_rewrite == "off"  # Our own setting.
     assert FLAG not in os.environ
-
-
-def test_an_empty_flag_is_an_unset_one(monkeypatch):
+    tfamp.disable()
     monkeypatch.setenv(FLAG, "")
     assert tfamp.enable("float32").graph_rewrite == "off"
     tfamp.disable()
     assert os.environ[FLAG] == ""
+    for value in ("yes", "2", " 1"):
+        monkeypatch.setenv(FLAG, value)
+        with pytest.raises(ValueError, match=FLAG):
+            tfamp.enable()
 
 
-@pytest.mark.parametrize("value", ["yes", "2", " 1"])
-def test_a_value_that_is_no_boolean_is_refused(value, monkeypatch):
-    monkeypatch.setenv(FLAG, value)
-    with pytest.raises(ValueError, match=FLAG):
-        tfamp.enable()
-
-
-# ---- Policy and rewrite exclude each other ----
-
-
-def test_rewrite_refuses_a_mixed_policy():
-    tfamp.enable("mixed_bfloat16")
-    with pytest.raises(ValueError, match="policy"):
-        tfamp.enable_graph_rewrite()
-    assert requested() == "off"
+# ---- Policy and rewrite exclude each other; sessions and scopes nest ----
 
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"mode": "mixed_bfloat16"}, {"mode": "auto"}, {"graph_rewrite": False}],
+    [{"mode": BF16}, {"mode": "auto"}, {"graph_rewrite": False}],
     ids=str,
 )
-def test_mixed_policy_refuses_a_rewrite(keywords):
+def test_a_mixed_policy_and_a_rewrite_exclude_each_other(keywords):
     tfamp.enable_graph_rewrite()
     with pytest.raises(ValueError, match="disable_graph_rewrite"):
         tfamp.enable(**keywords)
     assert tfamp.status().dtype_policy == "float32"
-
-
-def test_float32_policy_beside_a_rewrite_and_back():
-    tfamp.enable_graph_rewrite()
-    tfamp.enable("float32")
-    assert requested() != "off"
-    tfamp.disable()
-    assert requested() != "off"
     tfamp.disable_graph_rewrite()
-    assert requested() == "off"
+    tfamp.enable(BF16)
+    with pytest.raises(ValueError, match="policy"):
+        tfamp.enable_graph_rewrite()
+    assert shown() == "off"
 
 
-def test_disable_graph_rewrite_ends_that_of_enable_for_good():
+def test_a_rewrite_beside_a_session():
     plain = keras.Model.compile
-    tfamp.enable_graph_rewrite()
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
+    tfamp.enable_graph_rewrite(denylist_add="Sin")
+    assert "not needed by mixed_bfloat16" in tfamp.status().loss_scaling
+    tfamp.enable("float32")  # Beside it.
+    tfamp.disable()
+    assert shown() != "off"
+    enable()  # In its place, and back.
+    assert PREFIX + "DENYLIST_ADD" not in os.environ
+    tfamp.disable()
+    assert os.environ[PREFIX + "DENYLIST_ADD"] == "Sin"
+    enable()  # Both end for good.
     tfamp.disable_graph_rewrite()
     tfamp.disable()
-    assert requested() == "off"
+    assert shown() == "off"
     assert keras.Model.compile is plain
 
 
-def test_scope_inside_a_session_keeps_the_session():
+def test_a_scope_inside_a_session_and_a_session_inside_a_scope():
     tfamp.enable("float32", loss_scale=False)
     with tfamp.graph_rewrite_scope() as status:
         assert "bfloat16 requested" in status.graph_rewrite
     assert tfamp.status().graph_rewrite == "off"
     assert tfamp.status().loss_scaling == "off, as asked"
-
-
-def test_a_session_does_not_revive_a_scope_that_has_ended():
     with tfamp.graph_rewrite_scope():
-        tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    assert requested() == "off"
+        enable()
+    assert shown() == "off"
     tfamp.disable()
-    assert requested() == "off"
-
-
-def test_a_rewrite_on_top_of_a_session_outlives_it():
-    tfamp.enable("float32")
-    tfamp.enable_graph_rewrite(denylist_add="Sin")
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    tfamp.disable()
-    assert os.environ[PREFIX + "DENYLIST_ADD"] == "Sin"
+    assert shown() == "off"  # The scope is not revived.
 
 
 def test_sixteen_bit_layers_under_a_rewrite_are_refused():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    with tfamp.policy_scope("mixed_bfloat16"):
+    with tfamp.policy_scope(BF16):
+        earlier = trained()
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        late = keras.Sequential([keras.layers.Dense(2, dtype="mixed_bfloat16")])
+        late = keras.Sequential([keras.layers.Dense(2, dtype=BF16)])
+    enable()
+    for each in (model, late):
+        with pytest.raises(ValueError, match="(?s)dense.*undoes float32 layers"):
+            each.compile("sgd", "mse")
+    before = earlier.get_weights()[0]
     with pytest.raises(ValueError, match="undoes float32 layers"):
-        model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="dense_?"):
-        late.compile("sgd", "mse")
-
-
-def test_loss_scaling_is_described_without_a_session():
-    tfamp.enable_graph_rewrite()
-    assert "not needed by mixed_bfloat16" in tfamp.status().loss_scaling
-
-
-# ---- Models that were compiled, or trained, before ----
-
-
-def test_a_model_that_trained_before_is_looked_at_too():
-    model, x, y = model_and_data()
-    model.train_on_batch(x, y)
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    model.train_on_batch(x, y)
-    assert "effective: bfloat16" in requested()
-
-
-def test_xla_of_a_model_that_trained_before_is_reported():
-    model, x, y = model_and_data(jit_compile=True)
-    model.train_on_batch(x, y)
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    with pytest.warns(UserWarning, match="effective: none, because .*XLA"):
-        model.train_on_batch(x, y)
-    model.train_on_batch(x, y)  # Once is enough.
-
-
-def test_a_first_step_that_failed_is_looked_at_again():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    model, x, y = model_and_data()
-    with pytest.raises(Exception, match="(?i)shape|incompatible|dimension"):
-        model.train_on_batch(x[:, :3], y)
-    model.train_on_batch(x, y)
-    assert "effective: bfloat16" in requested()
-
-
-def test_what_was_seen_before_is_known_when_the_rewrite_comes_back():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    model, x, y = model_and_data()
-    model.train_on_batch(x, y)
-    first = requested()
-    tfamp.disable()
-    model.train_on_batch(x, y)
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    assert "no training step seen yet" in requested()
-    model.train_on_batch(x, y)
-    assert requested() == first
-
-
-def test_the_same_rewrite_in_other_words_is_not_called_ineffective():
-    model, x, y = model_and_data()
-    tfamp.enable_graph_rewrite()
-    model.train_on_batch(x, y)
-    tfamp.disable_graph_rewrite()
-    tfamp.enable(
-        "mixed_bfloat16", graph_rewrite={"float32_ops": "Sum,BiasAddGrad,Mean"}
-    )
-    model.train_on_batch(x, y)
-    assert tfamp.status().effective == "mixed_bfloat16"
-
-
-def test_a_failing_step_that_was_optimized_is_not_called_ineffective():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    x = np.ones((16, 8), "float32")
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        model.train_on_batch(x, np.full(16, 9))
-    model.train_on_batch(x, np.zeros(16))
-    assert tfamp.status().effective == "mixed_bfloat16"
-
-
-def test_a_mixed_model_that_trained_before_is_refused():
-    with tfamp.policy_scope("mixed_bfloat16"):
-        model, x, y = model_and_data()
-    model.train_on_batch(x, y)
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    before = model.get_weights()[0]
-    with pytest.raises(ValueError, match="undoes float32 layers"):
-        model.train_on_batch(x, y)
-    np.testing.assert_array_equal(model.get_weights()[0], before)
-
-
-def test_a_step_after_the_rewrite_ended_warns_of_nothing():
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    model, x, y = model_and_data()
-    model.make_train_function()
-    tfamp.disable()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.train_on_batch(x, y)
-
-
-def test_fit_evaluate_and_predict_are_rewritten_and_return_float32():
-    model, x, y = model_and_data()
-    exact = model.predict(x, verbose=0)
-    tfamp.enable_graph_rewrite()
-    low = model.predict(x, verbose=0)
-    error = np.abs(low - exact).max() / np.abs(exact).max()
-    assert low.dtype == np.float32 and 1e-4 < error < 2e-2
-    before = model.evaluate(x, y, verbose=0)
-    history = model.fit(x, y, epochs=2, verbose=0).history["loss"]
-    assert history[1] < history[0] < before * 1.01
-    assert "effective: bfloat16" in requested()
-    assert {w.dtype for w in model.weights} == {"float32"}
-
-
-# ---- Threads ----
-
-
-def test_a_thread_that_ran_before_follows_when_it_trains():
-    model, x, y = model_and_data(jit_compile=False)
-    turn, done, losses = threading.Event(), threading.Event(), []
-
-    def work():
-        model.predict(x, verbose=0)  # Its options are cached from here on.
-        done.set()
-        turn.wait(60)
-        losses.append(model.train_on_batch(x, y))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    done.wait(60)
-    tfamp.enable("mixed_bfloat16", graph_rewrite=True)
-    turn.set()
-    thread.join()
-    assert "effective: bfloat16" in requested()
-
-
-@pytest.mark.parametrize("synchronized", [False, True])
-def test_a_thread_that_called_a_function_before_keeps_its_options(synchronized):
-    step, seen = Step(), []
-    ready, enabled = threading.Event(), threading.Event()
-
-    def work():
-        seen.append(step.is_rewritten())
-        ready.set()
-        enabled.wait(60)
-        if synchronized:
-            tfamp.sync_thread()
-        seen.append(step.is_rewritten())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    ready.wait(60)
-    tfamp.enable_graph_rewrite()
-    enabled.set()
-    thread.join()
-    assert seen == [False, synchronized]
-    assert step.is_rewritten()
+        earlier.train_on_batch(X, Y)
+    np.testing.assert_array_equal(earlier.get_weights()[0], before)
 
 
 # ---- Functions, without Keras ----
@@ -541,20 +409,27 @@ class Step:
 
 def test_a_traced_function_is_switched_both_ways_without_a_trace():
     step, seen = Step(), []
-    for on in (False, True, False, True, False):
-        (tfamp.enable_graph_rewrite if on else tfamp.disable_graph_rewrite)()
+    for removed in (None, (), "MatMul", None, (), "MatMul", ()):
+        if removed is None:
+            tfamp.disable_graph_rewrite()
+        else:
+            tfamp.enable_graph_rewrite(allowlist_remove=removed)
         seen.append(step.is_rewritten())
-    assert seen == [False, True, False, True, False]
+    assert seen == [False, True, False, False, True, False, True]
     assert step.traces == 1
 
 
-def test_a_traced_function_follows_a_change_of_lists():
-    step, seen = Step(), []
-    for removed in ((), "MatMul", (), "MatMul"):
-        tfamp.enable_graph_rewrite(allowlist_remove=removed)
-        seen.append(step.is_rewritten())
-    assert seen == [True, False, True, False]
-    assert step.traces == 1
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_a_thread_that_called_a_function_before_keeps_its_options(synchronized):
+    step = Step()
+    with futures.ThreadPoolExecutor(1) as thread:
+        before = thread.submit(step.is_rewritten).result()
+        tfamp.enable_graph_rewrite()
+        if synchronized:
+            thread.submit(tfamp.sync_thread).result()
+        after = thread.submit(step.is_rewritten).result()
+    assert (before, after) == (False, synchronized)
+    assert step.is_rewritten()
 
 
 def test_a_small_graph_is_rewritten_too():
@@ -574,39 +449,50 @@ def chain(x):
     return tf.exp(product) + tf.tanh(tf.nn.relu(product + 1.0))
 
 
-CONVERTED = {
-    "as TensorFlow does": ({}, {"MatMul": True, "Exp": False, "Relu": True}),
-    "not at all": ({"allowlist_remove": "MatMul"}, {"MatMul": False, "Relu": False}),
-    "kept": ({"denylist_add": ["Relu"]}, {"MatMul": True, "Relu": False}),
-    "clear removed": ({"clearlist_remove": "Relu"}, {"Relu": False}),
-    "infer removed": ({"inferlist_remove": "AddV2"}, {"AddV2": False}),
-    "float32_ops": ({"float32_ops": "AddV2, Relu"}, {"AddV2": False, "Relu": False}),
-    "added": ({"allowlist_add": "Exp"}, {"MatMul": True, "Exp": True}),
-    "clear": ({"clearlist_add": "Exp"}, {"MatMul": True, "Exp": True}),
-    "inferred": ({"inferlist_add": "Exp"}, {"MatMul": True, "Exp": True}),
-}
-
-
-@pytest.mark.parametrize(("keywords", "expected"), CONVERTED.values(), ids=CONVERTED)
-def test_lists_change_what_is_converted(keywords, expected):
-    tfamp.enable_graph_rewrite(**keywords)
+def converted(*operations):
+    """Which of the operations a report on `chain` shows in bfloat16."""
     report = tfamp.graph_rewrite_report(chain, tf.ones((8, 8)))
-    found = {op: "bfloat16" in report.after[op] for op in expected}
-    assert found == expected
+    return {op for op in operations if "bfloat16" in report.after[op]}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "low", "wide"),
+    [
+        ({}, "MatMul Relu", "Exp"),
+        ({"allowlist_remove": "MatMul"}, "", "MatMul Relu"),
+        ({"denylist_add": ["Relu"]}, "MatMul", "Relu"),
+        ({"clearlist_remove": "Relu"}, "MatMul", "Relu"),
+        ({"inferlist_remove": "AddV2"}, "MatMul", "AddV2"),
+        ({"float32_ops": "AddV2, Relu"}, "MatMul", "AddV2 Relu"),
+        ({"allowlist_add": "Exp"}, "MatMul Exp", ""),
+        ({"allowlist_add": "Exp", "float32_ops": "Exp,Relu"}, "MatMul Exp", "Relu"),
+        ({"clearlist_add": "Exp"}, "MatMul Exp", ""),
+        ({"inferlist_add": "Exp"}, "MatMul Exp", ""),
+    ],
+    ids=str,
+)
+def test_lists_change_what_is_converted(keywords, low, wide):
+    tfamp.enable_graph_rewrite(**keywords)
+    assert converted(*low.split(), *wide.split()) == set(low.split())
 
 
 def test_the_users_own_list_variables_hold_beside_the_arguments(monkeypatch):
     monkeypatch.setenv(PREFIX + "CLEARLIST_REMOVE", "Relu")
     with tfamp.graph_rewrite_scope(inferlist_remove="Tanh,AddV2"):
-        report = tfamp.graph_rewrite_report(chain, tf.ones((8, 8)))
-    assert report.after["MatMul"] == {"bfloat16": 1}
-    assert report.after["Relu"] == {"float32": 1}
+        assert converted("MatMul", "Relu") == {"MatMul"}
     assert os.environ[PREFIX + "CLEARLIST_REMOVE"] == "Relu"
+    monkeypatch.setenv(PREFIX + "CLEARLIST_ADD", "Cos")
+    for edit in ("allowlist_add", "clearlist_remove"):  # Else TensorFlow gives up.
+        with pytest.raises(ValueError, match="Cos: added to the"):
+            tfamp.enable_graph_rewrite(**{edit: "Cos"})
+    assert shown() == "off"
 
 
-def loss_and_bias_gradient():
+@pytest.mark.parametrize(
+    ("keywords", "dtype"), [({}, "float32"), ({"float32_ops": ()}, "bfloat16")]
+)
+def test_bias_gradients_and_losses_stay_in_float32(keywords, dtype):
     """Of a transposed convolution, whose bias gradient oneDNN does not fuse."""
-    keras.utils.set_random_seed(0)
     layer = keras.layers.Conv2DTranspose(4, 3)
     x = tf.random.normal((16, 16, 16, 3))
     layer.build(x.shape)
@@ -617,18 +503,9 @@ def loss_and_bias_gradient():
             loss = tf.reduce_mean(tf.square(layer(x) - 1.0))
         return loss, tape.gradient(loss, layer.bias)
 
-    return step, x
-
-
-@pytest.mark.parametrize(
-    ("float32_ops", "dtype"), [(None, "float32"), ((), "bfloat16")]
-)
-def test_bias_gradients_and_losses_stay_in_float32(float32_ops, dtype):
-    step, x = loss_and_bias_gradient()
     loss, bias = step(x)
-    given = {} if float32_ops is None else {"float32_ops": float32_ops}
     # TensorFlow's own gradient, without the cure that `enable` installs.
-    with tfamp.graph_rewrite_scope(**given):
+    with tfamp.graph_rewrite_scope(**keywords):
         report = tfamp.graph_rewrite_report(step, x)
         low_loss, low_bias = step(x)
     assert report.effective == "bfloat16"
@@ -657,42 +534,41 @@ def test_a_function_is_run_once_and_told():
         f"requested bfloat16 rewrite, effective: bfloat16, {report.converted} of "
         f"{report.nodes} nodes converted, {report.casts} cast"
     )
-    assert str(report).startswith(expected)
+    assert report.converted > 0 and str(report).startswith(expected)
     as_dict = json.loads(json.dumps(report.to_dict()))
     assert as_dict.pop("schema_version") == 1
     assert as_dict == report._asdict()
-
-
-def test_a_function_that_ran_before_is_told_alike():
-    step = Step()
-    tfamp.enable_graph_rewrite()
-    assert step.is_rewritten()
-    first = step.report()
-    assert first.converted > 0
-    assert step.report() == first
+    # One that ran before is told alike.
+    assert step.is_rewritten() and step.report() == report
     tfamp.disable_graph_rewrite()
     assert step.report().effective is None
     tfamp.enable_graph_rewrite()
-    assert step.report() == first
+    assert step.report() == report
 
 
-@pytest.mark.parametrize("preview", [False, True])
-@pytest.mark.parametrize("kind", ["concrete", "callable", "method"])
-def test_other_kinds_of_functions(kind, preview):
-    step = Step()
-
+def in_a_method(step):
     class Module(tf.Module):
         @tf.function
         def call(self, x):
             return step.function(x)
 
-    made = {
-        "concrete": lambda: step.function.get_concrete_function(step.x),
-        "callable": lambda: lambda x: step.function(x),
-        "method": lambda: Module().call,
-    }[kind]()
+    return Module().call
+
+
+FUNCTIONS = {
+    "concrete": lambda step: step.function.get_concrete_function(step.x),
+    "callable": lambda step: lambda x: step.function(x),
+    "method": in_a_method,
+}
+
+
+@pytest.mark.parametrize("preview", [False, True])
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_other_kinds_of_functions(kind, preview):
+    step = Step()
     tfamp.enable_graph_rewrite()
-    report = tfamp.graph_rewrite_report(made, step.x, preview=preview)
+    function = FUNCTIONS[kind](step)
+    report = tfamp.graph_rewrite_report(function, step.x, preview=preview)
     assert report.effective == "bfloat16"
     assert report.after["MatMul"] == {"bfloat16": 1}
 
@@ -752,16 +628,13 @@ def test_a_call_compiled_by_xla_inside_is_told():
     assert report.effective is None and "there is no preview" in report.reason
 
 
-def test_no_request_is_told(monkeypatch):
+def test_no_request_is_told_and_an_option_set_without_tfamp_is_seen(monkeypatch):
     monkeypatch.setenv(FLAG, "1")
     report = Step().report()
     assert (report.requested, report.effective) == (None, None)
     assert "no graph rewrite is enabled" in report.reason
     assert "TensorFlow 2 reads no environment flag" in report.reason
     assert str(report).startswith("requested no rewrite, effective: none, because ")
-
-
-def test_an_option_set_without_tfamp_is_seen():
     tf.config.optimizer.set_experimental_options({OPTION: True})
     try:
         report = Step().report()
@@ -783,16 +656,11 @@ def test_a_preview_runs_and_changes_nothing(active):
     assert report.preview and report.after["MatMul"] == {"bfloat16": 1}
     assert ("no rewrite is enabled" in report.reason) is not active
     assert str(report).startswith("preview: requested bfloat16 rewrite, effective: ")
-    compiled = xla(step)
-    report = tfamp.graph_rewrite_report(compiled, step.x, preview=True)
-    assert report.effective is None and "XLA" in report.reason
-
-
-def test_a_preview_where_a_rewrite_cannot_be_has_the_reason():
-    step = Step()
-    with tfamp.policy_scope("mixed_bfloat16"):
-        report = step.report(preview=True)
-    assert report.effective is None and "must compute in float32" in report.reason
+    if not active:  # Where a rewrite cannot be.
+        with tfamp.policy_scope(BF16):
+            report = step.report(preview=True)
+        assert report.effective is None
+        assert "must compute in float32" in report.reason
 
 
 def test_a_function_that_fails_puts_all_back():

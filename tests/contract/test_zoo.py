@@ -2,11 +2,12 @@
 
 Every family of `keras.applications` (its smallest member, the smallest input that it
 takes) and the backbones of KerasHub, made tiny by their arguments. Five of them run by
-default, the others by `pytest -m zoo`.
+default, in a mode each; the others by `pytest -m zoo`, all by `-m "zoo or not zoo"`.
 """
 
 import datetime
 import inspect
+import itertools
 import os
 import pathlib
 import re
@@ -87,7 +88,13 @@ SPECIAL = {
 MODELS = {name: application(name) for name in APPLICATIONS.split()}
 MODELS |= {name: backbone(name) for name in BACKBONES.split()}
 MODELS["BertTextClassifier"] = text_classifier
-BY_DEFAULT = ("BertTextClassifier", "DebertaV3", "Llama", "MobileNet", "ViT")
+BY_DEFAULT = {
+    "BertTextClassifier": BF16,
+    "DebertaV3": F16,
+    "Llama": F16,
+    "MobileNet": BF16,
+    "ViT": BF16,
+}
 
 STEPS = ("trains", "saves", "exports", "exact", "back")
 # (model, mode): {step: why it fails in plain Keras, too}.
@@ -198,15 +205,16 @@ class Case:
         self.step()
 
 
-def marked(name):
-    return pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.zoo)
+def cases():
+    for name, mode in itertools.product(MODELS, MODES):
+        marks = () if BY_DEFAULT.get(name) == mode else pytest.mark.zoo
+        yield pytest.param(name, mode, marks=marks)
 
 
 passed = set()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", [*map(marked, MODELS)])
+@pytest.mark.parametrize(("name", "mode"), [*cases()])
 def test_model(name, mode, tmp_path):
     failed = {}
     try:

@@ -12,14 +12,21 @@ from hypothesis import strategies as st
 
 from tfamp import formats
 
+every_format = pytest.mark.parametrize("name", formats.FORMAT_NAMES)
 
-@pytest.mark.parametrize("name", formats.FORMAT_NAMES)
+
+@every_format
 def test_limits_are_python_numbers_and_those_of_ml_dtypes(name):
     found = formats.float_format(name)
     kinds = [str, int, int, int, float, float, float, float, int, str]
     assert [type(field) for field in found] == kinds
     if name == "tf32":
-        assert (found.bits, found.bytes) == (19, 4)
+        # float32 with 13 bits of the fraction cleared: 13 are left of its 23.
+        mask, largest = np.uint32(2**32 - 2**13), np.finfo("float32").max
+        cut = np.float32(largest).view(np.uint32) & mask
+        assert found[1:4] == (19, 8, 10) and found.bytes == 4
+        assert found.max == float(cut.view(np.float32))
+        assert found.smallest_subnormal == float(np.uint32(2**13).view(np.float32))
         return
     info = ml_dtypes.finfo(name)
     limits = info.max, info.smallest_normal, info.smallest_subnormal, info.eps
@@ -28,39 +35,13 @@ def test_limits_are_python_numbers_and_those_of_ml_dtypes(name):
     assert 8 * found.bytes == found.bits
 
 
-def test_tf32_limits_are_the_float32_limits_with_13_fraction_bits_cleared():
-    tf32, wide = formats.float_format("tf32"), formats.float_format("float32")
-    cleared = wide.mantissa_bits - tf32.mantissa_bits
-    mask = np.uint32(2**32 - 2**cleared)
-
-    def truncate(value):
-        return float((np.float32(value).view(np.uint32) & mask).view(np.float32))
-
-    assert cleared == 13
-    assert tf32.max == truncate(wide.max)
-    # The lowest bit that is left, alone, is the smallest subnormal.
-    assert tf32.smallest_subnormal == float(np.uint32(2**cleared).view(np.float32))
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    ["bfloat16", tf.bfloat16, np.dtype("bfloat16"), ml_dtypes.bfloat16],
-    ids=["name", "tensorflow", "numpy", "scalar type"],
-)
-def test_accepts_anything_that_names_a_dtype(dtype):
-    assert formats.float_format(dtype).name == "bfloat16"
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    ["float17", "fp16", "", tf.int32, np.int8, "float16_ref", None, 3, "e"],
-    ids=repr,
-)
-def test_unknown_format_is_an_error_that_says_what_was_received(dtype):
-    with pytest.raises(ValueError, match=re.escape(f"dtype={dtype!r}")) as caught:
-        formats.float_format(dtype)
-    for name in formats.FORMAT_NAMES:
-        assert name in str(caught.value)
+def test_anything_that_names_a_dtype_is_accepted_and_nothing_else():
+    known = "bfloat16", tf.bfloat16, np.dtype("bfloat16"), ml_dtypes.bfloat16
+    assert {formats.float_format(dtype).name for dtype in known} == {"bfloat16"}
+    for dtype in ("fp16", "", tf.int32, np.int8, "float16_ref", None, 3, "e"):
+        expected = f"dtype={dtype!r}. Expected one of {', '.join(formats.FORMAT_NAMES)}"
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            formats.float_format(dtype)
 
 
 # ---- What a format makes of a number ----
@@ -93,13 +74,12 @@ def test_a_number_is_not_rounded_to_float32_first(name):
     middle, beside = 1 + epsilon / 2, Fraction(1, 2**40)  # float32 cannot tell them.
     assert formats.represent(middle, name).stored == 1.0
     assert formats.represent(middle + beside, name).stored == float(1 + epsilon)
-    assert formats.represent(middle - beside, name).stored == 1.0
     odd = 1 + 3 * epsilon / 2
     assert formats.represent(odd, name).stored == float(1 + 2 * epsilon)
     assert formats.represent(odd - beside, name).stored == float(1 + epsilon)
 
 
-@pytest.mark.parametrize("name", formats.FORMAT_NAMES)
+@every_format
 def test_limits_are_where_the_outcome_changes(name):
     found = formats.float_format(name)
     largest, normal = Fraction(found.max), Fraction(found.smallest_normal)
@@ -119,7 +99,7 @@ def test_limits_are_where_the_outcome_changes(name):
     assert outcome(tiny / 2 * (1 + epsilon / 4)) == "subnormal"
 
 
-@pytest.mark.parametrize("name", formats.FORMAT_NAMES)
+@every_format
 def test_zero_and_what_is_not_finite(name):
     for zero in (0.0, -0.0):
         found = formats.represent(zero, name)
@@ -131,8 +111,8 @@ def test_zero_and_what_is_not_finite(name):
     assert (tiny.outcome, math.copysign(1, tiny.stored)) == ("underflow", -1.0)
     assert tiny.relative_error == 1.0
     huge = formats.represent(-(10**400), name)
-    assert huge.outcome == "overflow"
     infinite = formats.represent(-math.inf, name)
+    assert huge.outcome == "overflow"
     if name == "float8_e4m3fn":  # It has no infinity.
         assert math.isnan(huge.stored) and math.isnan(infinite.stored)
         assert infinite.outcome == "overflow"
@@ -141,20 +121,11 @@ def test_zero_and_what_is_not_finite(name):
         assert infinite.outcome == "exact"
 
 
-@pytest.mark.parametrize(
-    "value",
-    [3, np.int8(3), 3.0, np.float16(3), ml_dtypes.bfloat16(3), Fraction(3)],
-    ids=lambda value: type(value).__name__,
-)
-def test_any_real_number_can_be_represented(value):
-    assert formats.represent(value, "float16").stored == 3.0
-
-
-def test_a_decimal_is_rounded_once():
+def test_any_real_number_is_rounded_once():
+    kinds = int, np.int8, float, np.float16, ml_dtypes.bfloat16, Fraction
+    assert {formats.represent(kind(3), "float16").stored for kind in kinds} == {3.0}
     # Just above the middle between 1 and its successor; float64 would lose the rest.
-    with decimal.localcontext() as context:
-        context.prec = 60
-        value = (
-            decimal.Decimal(1) + decimal.Decimal(2) ** -8 + decimal.Decimal(2) ** -80
-        )
+    with decimal.localcontext(decimal.Context(prec=60)):
+        two = decimal.Decimal(2)
+        value = 1 + two**-8 + two**-80
     assert formats.represent(value, "bfloat16").stored == 1.0078125

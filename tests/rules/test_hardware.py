@@ -1,10 +1,11 @@
 import pathlib
 import re
-from typing import NamedTuple
 
+import keras
 import pytest
 import tensorflow as tf
 
+import tfamp
 from tfamp import hardware
 
 
@@ -12,86 +13,65 @@ def gpu(name, capability=None):
     return hardware.DeviceDescription("GPU", name, capability)
 
 
-def cpu(*flags, onednn=True, name="Some CPU"):
+def cpu(*flags, onednn=True):
     flags = frozenset(("avx2", "avx512f", *flags))
-    return hardware.DeviceDescription("CPU", name, None, flags, onednn)
+    return hardware.DeviceDescription("CPU", "Some CPU", None, flags, onednn)
 
 
 TABLE = hardware.DEVICES
-P100, V100, T4, A100 = (TABLE[name] for name in ("p100", "v100", "t4", "a100"))
-H200, TPU = TABLE["h200"], TABLE["tpu"]
+V100, A100, TPU = TABLE["v100"], TABLE["a100"], TABLE["tpu"]
 GTX_1070 = gpu("NVIDIA GeForce GTX 1070", (6, 1))
-GTX_1660_TI = gpu("NVIDIA GeForce GTX 1660 Ti", (7, 5))
-AMD = gpu("AMD Instinct MI250X")
-PLAIN_CPU = cpu()
-
-
-class Case(NamedTuple):
-    """One device, its fast formats, what "auto" chooses, and the decisive fact."""
-
-    device: hardware.DeviceDescription
-    fast: set[str]
-    mode: str
-    fact: str
-
-
-NATIVE = cpu("avx512_bf16")
+AMD, PLAIN_CPU = gpu("AMD Instinct MI250X"), cpu()
 OFF = cpu("avx512_bf16", onednn=False)
-ALL = {"float16", "bfloat16", "tf32"}
+
+# A device, its fast formats, what "auto" chooses, and the decisive fact.
+AMPERE, TURING = {"float16", "bfloat16", "tf32"}, {"float16"}
+F32, F16, BF16 = "float32", "mixed_float16", "mixed_bfloat16"
 CASES = {
-    "GTX 1070": Case(GTX_1070, set(), "float32", "no tensor cores (capability 6.1 <"),
-    "P100": Case(P100, set(), "float32", "bfloat16 is emulated (capability 6.0 <"),
-    "V100": Case(V100, {"float16"}, "mixed_float16", "capability 7.0 >= 7.0"),
-    "T4": Case(T4, {"float16"}, "mixed_float16", "capability 7.5 >= 7.0"),
-    "GTX 1660": Case(GTX_1660_TI, set(), "float32", "no tensor cores despite 7.5"),
-    "A100": Case(A100, ALL, "mixed_bfloat16", "tensor cores (capability 8.0 >= 8.0)"),
-    "H200": Case(H200, ALL, "mixed_bfloat16", "tensor cores (capability 9.0 >= 8.0)"),
-    "TPU": Case(TPU, {"bfloat16"}, "mixed_bfloat16", "TPU matrix units"),
-    "native CPU": Case(NATIVE, {"bfloat16"}, "mixed_bfloat16", "avx512_bf16"),
-    "AMX": Case(cpu("amx_bf16"), {"bfloat16"}, "mixed_bfloat16", "amx_bf16"),
-    "oneDNN off": Case(OFF, set(), "float32", "oneDNN is off"),
-    "CPU": Case(PLAIN_CPU, set(), "float32", "no native bfloat16"),
-    "AMD": Case(AMD, set(), "float32", "the compute capability is unknown"),
+    "GTX 1070": (GTX_1070, set(), F32, "no tensor cores (capability 6.1 <"),
+    "p100": (..., set(), F32, "bfloat16 is emulated (capability 6.0 <"),
+    "v100": (..., TURING, F16, "capability 7.0 >= 7.0"),
+    "t4": (..., TURING, F16, "capability 7.5 >= 7.0"),
+    "rtx2080ti": (..., TURING, F16, "capability 7.5 >= 7.0"),
+    "gtx1660": (..., set(), F32, "no tensor cores despite 7.5"),
+    "a100": (..., AMPERE, BF16, "tensor cores (capability 8.0 >= 8.0)"),
+    **dict.fromkeys(("a10", "rtx3090"), (..., AMPERE, BF16, "capability 8.6 >=")),
+    **dict.fromkeys(("l4", "rtx4090"), (..., AMPERE, BF16, "capability 8.9 >=")),
+    **dict.fromkeys(("h100", "h200"), (..., AMPERE, BF16, "capability 9.0 >=")),
+    "tpu": (..., {"bfloat16"}, BF16, "TPU matrix units"),
+    "cpu-avx512-bf16": (..., {"bfloat16"}, BF16, "avx512_bf16"),
+    "cpu-amx": (..., {"bfloat16"}, BF16, "amx_bf16"),
+    "oneDNN off": (OFF, set(), F32, "oneDNN is off"),
+    "cpu-avx512": (..., set(), F32, "no native bfloat16"),
+    "cpu-avx2": (..., set(), F32, "no native bfloat16"),
+    "AMD": (AMD, set(), F32, "the compute capability is unknown"),
 }
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-@every_case
-def test_mode_and_reason_of_one_device(case):
-    decision = hardware.choose_mode([case.device])
-    assert decision.mode == case.mode
-    assert case.fact in decision.reason
-    assert hardware.device_label([case.device]) == case.device.label
-
-
-@every_case
-def test_support_of_one_device_has_a_row_with_a_reason_for_each_format(case):
-    support = hardware.describe_support(case.device)
+@pytest.mark.parametrize("name", CASES)
+def test_formats_and_mode_of_one_device_with_reasons(name):
+    device, fast, mode, fact = CASES[name]
+    device = hardware.find_device(name) if device is ... else device
+    support = hardware.describe_support(device)
     assert set(support) == {"float32", "tf32", "bfloat16", "float16"}
-    assert all(row.format == name and row.reason for name, row in support.items())
-    assert {name for name, row in support.items() if row.fast} == case.fast
+    assert all(row.format == key and row.reason for key, row in support.items())
+    assert {key for key, row in support.items() if row.fast} == fast
     assert all(row.supported for row in support.values() if row.fast)
     assert support["tf32"].supported == support["tf32"].fast
-    assert support["float16"].supported == (case.device.kind != "TPU")
+    assert support["float16"].supported == (device.kind != "TPU")
+    decision = hardware.choose_mode([device])
+    assert decision.mode == mode and fact in decision.reason
+    assert hardware.device_label([device]) == device.label
 
 
-def test_detected_support_is_that_of_each_device():
-    found = {d.label: hardware.describe_support(d) for d in hardware.read_devices()}
-    assert hardware.detect_support() == found != {}
-
-
-def test_without_devices_only_float32_is_supported():
-    assert hardware.format_support("float32", []).supported
-    float16 = hardware.format_support("float16", [])
-    assert (float16.supported, float16.reason) == (False, "no device was found")
+def test_every_device_of_the_table_has_its_mode():
+    assert TABLE.keys() <= CASES.keys()
 
 
 @pytest.mark.parametrize(
     ("name", "has_tensor_cores"),
     [
-        ("Tesla T4", True),
         ("NVIDIA TITAN RTX", True),
-        ("NVIDIA GeForce RTX 2060", True),
         ("NVIDIA T400 4GB", False),
         ("NVIDIA T550 Laptop GPU", False),
         ("NVIDIA T1200 Laptop GPU", False),
@@ -109,30 +89,22 @@ def test_turing_chips_without_tensor_cores_are_told_by_name(name, has_tensor_cor
 @pytest.mark.parametrize(
     ("devices", "mode", "device", "fact"),
     [
-        ([], "float32", "none", "no device was found"),
-        (
-            [V100, A100],
-            "mixed_float16",
-            f"{V100.label}, {A100.label}",
-            "float16 tensor cores",
-        ),
-        ([A100, A100], "mixed_bfloat16", f"2 x {A100.label}", "bfloat16 tensor cores"),
-        ([cpu("amx_bf16"), GTX_1070], "float32", GTX_1070.label, "no tensor cores"),
-        ([PLAIN_CPU, TPU, TPU], "mixed_bfloat16", "2 x TPU", "TPU matrix units"),
+        ([], F32, "none", "no device was found"),
+        ([V100, A100], F16, f"{V100.label}, {A100.label}", "float16 tensor cores"),
+        ([A100, A100], BF16, f"2 x {A100.label}", "bfloat16 tensor cores"),
+        ([cpu("amx_bf16"), GTX_1070], F32, GTX_1070.label, "no tensor cores"),
+        ([PLAIN_CPU, TPU, TPU], BF16, "2 x TPU", "TPU matrix units"),
     ],
     ids=["none", "V100 and A100", "two A100", "a GPU counts", "TPUs count"],
 )
 def test_mode_and_reason_of_several_devices(devices, mode, device, fact):
     decision = hardware.choose_mode(devices)
-    assert decision.mode == mode
-    assert fact in decision.reason
+    assert decision.mode == mode and fact in decision.reason
     assert hardware.device_label(devices) == device
-
-
-def test_an_unsupported_format_outweighs_a_slow_one():
-    devices = [GTX_1070, TPU]
-    assert hardware.format_support("float16", devices).supported is False
-    assert hardware.format_support("float32", devices).supported is True
+    assert hardware.format_support("float32", devices).supported
+    # What one of them does not support outweighs what another is slow at.
+    float16 = hardware.format_support("float16", [GTX_1070, *devices])
+    assert float16.supported == (TPU not in devices)
 
 
 def test_cpu_is_read_from_the_operating_system():
@@ -146,9 +118,11 @@ def test_cpu_is_read_from_the_operating_system():
     assert device.name == (name.group(1).strip() if name else "CPU")
     assert device.cpu_flags == set(flags.group(1).split() if flags else ())
     assert device.compute_capability is None
+    support = hardware.detect_support()
+    assert support[device.label] == hardware.describe_support(device)
 
 
-def test_gpus_are_described_by_what_tensorflow_tells_of_them(monkeypatch):
+def test_visible_gpus_are_described_by_what_tensorflow_tells_of_them(monkeypatch):
     # Physical GPUs cannot be made up through the public API of TensorFlow.
     details = {
         "GPU:0": {"device_name": "NVIDIA A100", "compute_capability": (8, 0)},
@@ -156,6 +130,7 @@ def test_gpus_are_described_by_what_tensorflow_tells_of_them(monkeypatch):
     }
     listed = {"CPU": [], "GPU": list(details), "TPU": ["TPU:0"]}
     monkeypatch.setattr(tf.config, "get_visible_devices", listed.__getitem__)
+    monkeypatch.setattr(tf.config, "list_physical_devices", None)  # Hidden ones, too.
     monkeypatch.setattr(
         tf.config.experimental, "get_device_details", details.__getitem__
     )
@@ -166,44 +141,44 @@ def test_gpus_are_described_by_what_tensorflow_tells_of_them(monkeypatch):
     ]
 
 
-def test_hidden_devices_do_not_count(monkeypatch):
-    """As after `tf.config.set_visible_devices([], "GPU")`."""
-    visible = tf.config.get_visible_devices("CPU")
-    monkeypatch.setattr(
-        tf.config, "get_visible_devices", lambda kind: visible if kind == "CPU" else []
-    )
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: visible)
-    assert [device.kind for device in hardware.read_devices()] == ["CPU"]
-
-
-# ---- The table of devices ----
-
-MODES = {
-    **dict.fromkeys(("p100", "gtx1660", "cpu-avx512", "cpu-avx2"), "float32"),
-    **dict.fromkeys(("v100", "t4", "rtx2080ti"), "mixed_float16"),
-    **dict.fromkeys(("a100", "a10", "rtx3090", "l4", "rtx4090"), "mixed_bfloat16"),
-    **dict.fromkeys(("h100", "h200", "tpu"), "mixed_bfloat16"),
-    **dict.fromkeys(("cpu-avx512-bf16", "cpu-amx"), "mixed_bfloat16"),
-}
-
-
-def test_every_device_of_the_table_has_its_mode():
-    found = {
-        key: hardware.choose_mode([hardware.find_device(key)]).mode
-        for key in hardware.DEVICES
-    }
-    assert found == MODES
-
-
-def test_an_unknown_key_is_told_with_all():
-    with pytest.raises(ValueError, match="'A1000'.*'cpu-avx2'.*mean 'a100'"):
-        hardware.find_device("A1000")
-
-
 def test_a_device_is_this_hosts_the_tables_or_ones_own(monkeypatch):
     assert hardware.find_device() in hardware.read_devices()
     monkeypatch.setattr(hardware, "read_devices", lambda: [PLAIN_CPU, A100, V100])
     assert hardware.find_device() is A100
     assert hardware.find_device(AMD) is AMD
+    with pytest.raises(ValueError, match="'A1000'.*'cpu-avx2'.*mean 'a100'"):
+        hardware.find_device("A1000")
     with pytest.raises(TypeError, match="Received: device=3"):
         hardware.find_device(3)  # pyright: ignore[reportArgumentType]
+
+
+# ---- What `enable` makes of it ----
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Returns a function that makes the host look as if it had these devices."""
+    yield lambda *found: monkeypatch.setattr(hardware, "read_devices", lambda: found)
+    tfamp.disable()
+
+
+@pytest.mark.parametrize("name", ["v100", "a100", "cpu-avx2", "tpu"])
+def test_auto_sets_the_mode_for_the_device_and_says_why(name, devices):
+    devices(PLAIN_CPU, hardware.find_device(name))
+    status = tfamp.enable()
+    _, _, mode, fact = CASES[name]
+    assert (status.requested, status.effective) == ("auto", mode)
+    assert fact in status.reason and keras.config.dtype_policy().name == mode
+
+
+def test_unsupported_mode_raises_or_falls_back_with_the_reason(devices):
+    devices(TPU)
+    with pytest.raises(tfamp.UnsupportedModeError, match="TPUs have no float16"):
+        tfamp.enable(F16)
+    with pytest.warns(UserWarning, match="TPUs have no float16"):
+        status = tfamp.enable(F16, on_unsupported="warn")
+    assert (status.requested, status.effective) == (F16, BF16)
+    assert "TPUs have no float16" in status.reason
+    devices(PLAIN_CPU)
+    with pytest.warns(UserWarning, match="float32 is the nearest"):
+        assert tfamp.enable("tf32", on_unsupported="warn").effective == F32

@@ -17,34 +17,22 @@ TABLE = [
 
 def test_modes_mean():
     assert modes.MODES == {row[0]: modes.Mode(*row) for row in TABLE}
-
-
-@pytest.mark.parametrize("mode", modes.MODES.values(), ids=modes.MODES)
-def test_compute_format_is_what_layers_of_the_policy_compute_in(mode):
-    policy = keras.dtype_policies.get(mode.policy)
-    compute_dtype = "float32" if mode.name == "tf32" else mode.compute_format
-    assert policy.compute_dtype == compute_dtype
-    assert policy.variable_dtype == "float32"
-
-
-@pytest.mark.parametrize("mode", modes.MODES.values(), ids=modes.MODES)
-def test_loss_scale_is_needed_where_the_range_is_smaller_than_float32s(mode):
-    compute = formats.float_format(mode.compute_format)
-    float32 = formats.float_format("float32")
-    narrower = compute.smallest_normal > float32.smallest_normal
-    assert mode.needs_loss_scale == narrower
+    narrowest = formats.float_format("float32").smallest_normal
+    for mode in modes.MODES.values():
+        policy = keras.dtype_policies.get(mode.policy)
+        computes = "float32" if mode.name == "tf32" else mode.compute_format
+        assert (policy.compute_dtype, policy.variable_dtype) == (computes, "float32")
+        smallest = formats.float_format(mode.compute_format).smallest_normal
+        assert mode.needs_loss_scale == (smallest > narrowest)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["fp16", "float16", "half", "TF32", " tf32", "auto", "", None, 16, ["tf32"]],
-    ids=repr,
+    "name", ["fp16", "half", "TF32", " tf32", "auto", "", None, 16, ["tf32"]], ids=repr
 )
 def test_no_alias_is_accepted(name):
     with pytest.raises(ValueError, match=re.escape(f"mode={name!r}")) as caught:
         modes.get_mode(name)
-    for mode in modes.MODES:
-        assert repr(mode) in str(caught.value)
+    assert all(repr(mode) in str(caught.value) for mode in modes.MODES)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])

@@ -10,46 +10,40 @@ def parsed(asked, mode="mixed_bfloat16"):
     return overrides.parse(modes.get_mode(mode), asked)
 
 
-# --- overrides by themselves ------------------------------------------------------
+ALL_AT_ONCE = {"(": "float32", "": "float32", 3: "float32", "head": "fp16"}
 
 
 @pytest.mark.parametrize(
     ("mode", "asked", "messages"),
     [
-        pytest.param(
+        (
             "mixed_bfloat16",
-            {"(": "float32", "": "float32", 3: "float32", "head": "fp16"},
+            ALL_AT_ONCE,
             [
                 r"'(': not a regular expression",
                 "'': a pattern must be a non-empty string",
                 "3: a pattern must be a non-empty string. Received: 3 (int)",
                 "'head': Unknown precision mode. Received: mode='fp16'",
             ],
-            id="all at once",
         ),
-        pytest.param(
+        (
             "mixed_float16",
             {"head": "tf32"},
             ["'head': TF32 is a flag of the whole process", "mode='tf32'"],
-            id="tf32 for a layer",
         ),
-        pytest.param(
-            "tf32", {"head": "float32"}, ["beside mode='tf32'"], id="float32 in tf32"
-        ),
-        pytest.param("float32", {"head": None}, ["mode=None"], id="no mode"),
-        pytest.param("float32", {"head": []}, ["mode=[]"], id="unhashable mode"),
-        pytest.param("float32", [("head", "float32")], ["must be a dict"], id="list"),
+        ("tf32", {"head": "float32"}, ["beside mode='tf32'"]),
+        ("float32", {"head": None}, ["mode=None"]),
+        ("float32", {"head": []}, ["mode=[]"]),
+        ("float32", [("head", "float32")], ["must be a dict"]),
     ],
+    ids=str,
 )
 def test_malformed_overrides_are_refused(mode, asked, messages):
     with pytest.raises(overrides.OverrideError) as caught:
-        overrides.parse(modes.get_mode(mode), asked)
+        parsed(asked, mode)
     assert [m for m in messages if m not in str(caught.value)] == []
     assert isinstance(caught.value, errors.TfampError)
     assert isinstance(caught.value, ValueError)
-
-
-# --- matching ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,8 +59,8 @@ def test_malformed_overrides_are_refused(mode, asked, messages):
     ],
 )
 def test_pattern_matches_a_whole_path(pattern, path, matches):
-    assert (overrides.find([path], parsed({pattern: "float32"})) is not None) == matches
-    assert overrides.find(["other", path], parsed({pattern: "float32"})) or not matches
+    found = overrides.find(["other", path], parsed({pattern: "float32"}))
+    assert (found is not None) == matches
 
 
 def test_patterns_that_agree_are_not_ambiguous_and_others_are():
@@ -76,30 +70,23 @@ def test_patterns_that_agree_are_not_ambiguous_and_others_are():
         overrides.find(["head"], parsed(asked))
 
 
+BLOCKS = [f"block_{i}/dense" for i in range(40)]
+
+
 @pytest.mark.parametrize(
-    ("paths", "asked", "message"),
+    ("paths", "patterns", "message"),
     [
-        pytest.param(
+        (
             ["body", "head"],
-            {"decoder/.*": "float32", "hed": "float32"},
+            ["decoder/.*", "hed"],
             "2 patterns matched no layer: 'decoder/.*', 'hed'. "
             "Known paths: 'body', 'head'.",
-            id="unmatched",
         ),
-        pytest.param([], {"a": "float32"}, "Known paths: none.", id="no layers"),
-        pytest.param(
-            [f"block_{i}/dense" for i in range(40)],
-            {"blok_7/dense": "float32"},
-            "'block_7/dense', ",
-            id="the nearest",
-        ),
-        pytest.param(
-            [f"block_{i}/dense" for i in range(40)],
-            {"blok": "float32"},
-            "and 32 more.",
-            id="count of the rest",
-        ),
+        ([], ["a"], "Known paths: none."),
+        (BLOCKS, ["blok_7/dense"], "'block_7/dense', "),
+        (BLOCKS, ["blok"], "and 32 more."),
     ],
+    ids=["all", "no layers", "the nearest", "count of the rest"],
 )
-def test_patterns_without_a_layer_are_told_with_known_paths(paths, asked, message):
-    assert message in overrides.unmatched(list(asked), paths)
+def test_patterns_without_a_layer_are_told_with_known_paths(paths, patterns, message):
+    assert message in overrides.unmatched(patterns, paths)

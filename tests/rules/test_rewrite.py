@@ -1,4 +1,4 @@
-"""Which dtype graphs can be rewritten to on which device, and which lists result."""
+"""Which dtype graphs can be rewritten to on which device."""
 
 import re
 
@@ -9,64 +9,52 @@ import tensorflow as tf
 import tfamp
 from tfamp import errors, hardware
 from tfamp.graph_rewrite.choice import choose_dtype
-from tfamp.graph_rewrite.switch import PREFIX, RewriteConfig
-
-
-def gpu(name, *capability):
-    return hardware.DeviceDescription("GPU", name, capability or None)
 
 
 def cpu(*flags, onednn=True):
-    return hardware.DeviceDescription(
-        "CPU", "Some CPU", None, frozenset(("avx512f", *flags)), onednn
-    )
+    return hardware.DeviceDescription("CPU", "CPU", None, frozenset(flags), onednn)
 
 
-V100, A100 = gpu("Tesla V100", 7, 0), gpu("NVIDIA A100", 8, 0)
-P100, GTX_1660 = gpu("Tesla P100", 6, 0), gpu("NVIDIA GeForce GTX 1660 Ti", 7, 5)
-TPU = hardware.DeviceDescription("TPU")
-BF16, PLAIN = cpu("avx512_bf16"), cpu()
+P100, V100, A100, GTX_1660, TPU = (
+    hardware.DEVICES[key] for key in ("p100", "v100", "a100", "gtx1660", "tpu")
+)
+AMD = hardware.DeviceDescription("GPU", "AMD")
+BF16, PLAIN, OFF = cpu("avx512_bf16"), cpu(), cpu("avx512_bf16", onednn=False)
+NO = errors.UnsupportedModeError
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "dtype", "reason"),
+    ("asked", "devices", "expected", "reason"),
     [
         ("auto", [BF16], "bfloat16", "native bfloat16 (avx512_bf16)"),
         ("auto", [BF16, A100, V100], "float16", "float16 tensor cores (capability"),
         ("bfloat16", [PLAIN], "bfloat16", "warning: no native bfloat16"),
         ("float16", [GTX_1660], "float16", "warning: NVIDIA GeForce GTX 1660"),
-        ("float16", [gpu("AMD")], "float16", "warning: the compute capability is"),
+        ("float16", [AMD], "float16", "warning: the compute capability is"),
+        ("auto", [PLAIN], NO, "no native bfloat16"),
+        ("auto", [A100, P100], NO, "no tensor cores (capability 6.0"),
+        ("auto", [GTX_1660], NO, "no tensor cores despite 7.5"),
+        ("auto", [], NO, "no device was found"),
+        ("auto", [OFF], NO, "TF_ENABLE_ONEDNN_OPTS=1"),
+        ("auto", [BF16, TPU], NO, "here is TPU"),
+        ("bfloat16", [BF16, A100], NO, "for CPUs only, and here is NVIDIA A100"),
+        ("float16", [BF16], NO, "for GPUs only"),
+        ("float16", [P100], NO, "capability 6.0 < 7.0"),
+        ("mixed_bfloat16", [BF16], ValueError, "Received: dtype='mixed_bfloat16'"),
     ],
 )
-def test_dtype_is_chosen(asked, devices, dtype, reason):
+def test_dtype_is_chosen_or_refused_with_the_reason(asked, devices, expected, reason):
+    if isinstance(expected, type):
+        with pytest.raises(expected, match=re.escape(reason)):
+            choose_dtype(asked, devices, {})
+        return
     chosen, why = choose_dtype(asked, devices, {"ONEDNN_MAX_CPU_ISA": "ALL"})
-    assert chosen == dtype
-    assert why.startswith(reason)
+    assert chosen == expected and why.startswith(reason)
 
 
-@pytest.mark.parametrize(
-    ("asked", "devices", "environ", "part"),
-    [
-        ("auto", [PLAIN], {}, "no native bfloat16"),
-        ("auto", [A100, P100], {}, "no tensor cores (capability 6.0"),
-        ("auto", [GTX_1660], {}, "no tensor cores despite 7.5"),
-        ("auto", [], {}, "no device was found"),
-        ("auto", [cpu("avx512_bf16", onednn=False)], {}, "TF_ENABLE_ONEDNN_OPTS=1"),
-        ("bfloat16", [BF16, A100], {}, "for CPUs only, and here is NVIDIA A100"),
-        ("auto", [BF16], {"ONEDNN_MAX_CPU_ISA": "avx2"}, "held to avx2"),
-        ("float16", [BF16], {}, "for GPUs only"),
-        ("float16", [P100], {}, "capability 6.0 < 7.0"),
-        ("auto", [BF16, TPU], {}, "here is TPU"),
-    ],
-)
-def test_dtype_without_effect_is_refused(asked, devices, environ, part):
-    with pytest.raises(errors.UnsupportedModeError, match=re.escape(part)):
-        choose_dtype(asked, devices, environ)
-
-
-def test_unknown_dtype_is_an_error():
-    with pytest.raises(ValueError, match="Received: dtype='mixed_bfloat16'"):
-        choose_dtype("mixed_bfloat16", [BF16], {})
+def test_bfloat16_is_refused_where_onednn_is_held_below_it():
+    with pytest.raises(NO, match="held to avx2"):
+        choose_dtype("auto", [BF16], {"ONEDNN_MAX_CPU_ISA": "avx2"})
 
 
 # ---- Hosts that the tests do not run on ----
@@ -85,7 +73,7 @@ def test_float16_is_asked_for_on_a_gpu(monkeypatch):
 def test_a_slow_rewrite_is_warned_about_and_an_impossible_one_refused(monkeypatch):
     monkeypatch.setattr(hardware, "read_devices", lambda: [PLAIN])
     before = helpers.read_globals()
-    with pytest.raises(errors.UnsupportedModeError, match="no native bfloat16"):
+    with pytest.raises(NO, match="no native bfloat16"):
         tfamp.enable_graph_rewrite()
     with pytest.raises(UserWarning, match="expect 0.4 times"):  # An error here.
         tfamp.enable_graph_rewrite("bfloat16")
@@ -93,65 +81,3 @@ def test_a_slow_rewrite_is_warned_about_and_an_impossible_one_refused(monkeypatc
     with pytest.warns(UserWarning, match="expect 0.4 times"):
         tfamp.enable_graph_rewrite("bfloat16")
     tfamp.disable_graph_rewrite()
-
-
-# ---- Lists ----
-
-FLOAT32 = "BiasAddGrad,Mean,Sum"
-KEPT = {
-    "ALLOWLIST_REMOVE": FLOAT32,
-    "INFERLIST_REMOVE": FLOAT32,
-    "CLEARLIST_REMOVE": FLOAT32,
-}
-EDITS = {
-    "default": ({}, {}, KEPT),
-    "TensorFlow's own": ({"float32_ops": ()}, {}, {}),
-    "added to one, off the others": (
-        {"allowlist_add": "Exp, Cos", "float32_ops": ()},
-        {},
-        {
-            "ALLOWLIST_ADD": "Cos,Exp",
-            "INFERLIST_REMOVE": "Cos,Exp",
-            "DENYLIST_REMOVE": "Cos,Exp",
-            "CLEARLIST_REMOVE": "Cos,Exp",
-        },
-    ),
-    "added though kept in float32": (
-        {"denylist_add": "Mean", "allowlist_add": "Sum", "float32_ops": "Mean,Sum"},
-        {},
-        {
-            "ALLOWLIST_ADD": "Sum",
-            "DENYLIST_ADD": "Mean",
-            "ALLOWLIST_REMOVE": "Mean",
-            "INFERLIST_REMOVE": "Mean,Sum",
-            "DENYLIST_REMOVE": "Sum",
-            "CLEARLIST_REMOVE": "Mean,Sum",
-        },
-    ),
-    "beside the user's": (
-        {"denylist_remove": ["Exp"], "float32_ops": ()},
-        {"DENYLIST_REMOVE": "Pow, Exp", "INFERLIST_REMOVE": "Tanh"},
-        {"DENYLIST_REMOVE": "Exp,Pow", "INFERLIST_REMOVE": "Tanh"},
-    ),
-}
-
-
-@pytest.mark.parametrize(("keywords", "environ", "expected"), EDITS.values(), ids=EDITS)
-def test_lists_are_merged_with_the_users(keywords, environ, expected):
-    config = RewriteConfig.from_keywords("auto", keywords)
-    found = config.merged({PREFIX + k: environ[k] for k in environ})
-    assert {k.removeprefix(PREFIX): v for k, v in found.items() if v} == expected
-
-
-@pytest.mark.parametrize(
-    ("keywords", "environ"),
-    [
-        ({"allowlist_add": "Cos", "denylist_add": "Cos"}, {}),
-        ({"allowlist_add": "Cos"}, {"CLEARLIST_ADD": "Cos"}),
-        ({"inferlist_add": "Cos", "inferlist_remove": "Cos"}, {}),
-    ],
-)
-def test_one_operation_on_two_lists_is_refused(keywords, environ):
-    config = RewriteConfig.from_keywords("auto", keywords)
-    with pytest.raises(ValueError, match="Cos: added to the"):
-        config.merged({PREFIX + k: environ[k] for k in environ})

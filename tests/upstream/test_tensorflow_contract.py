@@ -1,9 +1,5 @@
 """The private names of TensorFlow that tfamp uses are there and mean what it reads."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
@@ -12,28 +8,11 @@ from tensorflow.python.util import _pywrap_util_port
 from tfamp import graph_context as tracing
 from tfamp import hardware
 
-_READ_ONEDNN = """
-from tensorflow.python.util import _pywrap_util_port
-print("RESULT", _pywrap_util_port.IsMklEnabled())
-"""
-
 
 def test_onednn_switch_is_read_as_a_bool():
+    """That it follows the environment, tests/rules/test_switches.py tries."""
     assert isinstance(_pywrap_util_port.IsMklEnabled(), bool)
     assert hardware._onednn_is_on() is _pywrap_util_port.IsMklEnabled()
-
-
-def test_onednn_switch_follows_the_environment():
-    environ = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
-    run = subprocess.run(
-        [sys.executable, "-c", _READ_ONEDNN],
-        capture_output=True,
-        text=True,
-        env=environ,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["RESULT", "False"]
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -53,22 +32,28 @@ def test_tracing_tells_xla_from_a_graph_also_inside_a_branch(jit_compile):
     assert not tracing.in_xla()
 
 
-def test_op_determinism_is_seen():
-    tf.config.experimental.enable_op_determinism()
-    try:
-        assert tracing.deterministic()
-    finally:
-        config.disable_op_determinism()
-    assert not tracing.deterministic()
+SEEN = {
+    "op determinism": (
+        tracing.deterministic,
+        tf.config.experimental.enable_op_determinism,
+        config.disable_op_determinism,
+    ),
+    "watched operations": (
+        tracing.watched,
+        tf.debugging.enable_check_numerics,
+        tf.debugging.disable_check_numerics,
+    ),
+}
 
 
-def test_watched_operations_are_seen():
-    tf.debugging.enable_check_numerics()
+@pytest.mark.parametrize(("read", "switch_on", "switch_off"), SEEN.values(), ids=SEEN)
+def test_debugging_is_seen(read, switch_on, switch_off):
+    switch_on()
     try:
-        assert tracing.watched()
+        assert read()
     finally:
-        tf.debugging.disable_check_numerics()
-    assert not tracing.watched()
+        switch_off()
+    assert not read()
 
 
 def test_methods_of_a_variable_can_be_replaced_on_the_object():
