@@ -49,11 +49,6 @@ def describe_sizes(train, validation, test) -> str:
     return "{} training, {} validation, {} test examples".format(*sizes)
 
 
-def limit(dataset: tf.data.Dataset, examples: int) -> tf.data.Dataset:
-    """Returns the first so many examples; all of them for 0."""
-    return dataset.take(examples) if examples else dataset
-
-
 def repeat(features, labels) -> tf.data.Dataset:
     """Returns an endless dataset of batches, for a `tasks.Synthetic`.
 

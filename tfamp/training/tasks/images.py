@@ -10,8 +10,6 @@ from tfamp.training.tasks import images_data
 
 _AUGMENTATIONS = ("none", "crop_flip")
 _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
-# Shape and classes of the data sets that `synthetic` knows.
-_IMAGES = {"mnist": ((28, 28, 1), 10), "cifar10": ((32, 32, 3), 10)}
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -61,7 +59,7 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
     name = config.data.name
     size = config.data.get("image_size")
     *parts, classes = images_data.load(name, size, data_dir, manual_dir)
-    train, test = (data.limit(part, config.limit_examples) for part in parts)
+    train, test = (part.take(config.limit_examples or -1) for part in parts)
     shape = tuple(train.element_spec[0].shape)
     if config.label_smoothing:
         train, test = (part.map(_to_one_hot(classes)) for part in (train, test))
@@ -89,19 +87,17 @@ def synthetic(config) -> tasks.Synthetic:
       ValueError: If a setting makes no sense, or the images' shape is not known.
     """
     _check(config)
-    settings, known = config.data, dict(_IMAGES)
-    if settings.name == "digits":
-        known["digits"] = ((settings.image_size, settings.image_size, 1), 10)
-    if settings.image_shape:
-        known[settings.name] = (tuple(settings.image_shape), settings.classes)
-    if settings.name not in known:
+    settings, side = config.data, config.data.get("image_size")
+    known = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3), "digits": (side, side, 1)}
+    shape = tuple(settings.image_shape or known.get(settings.name, ()))
+    classes = settings.classes
+    if not shape:
         raise ValueError(
-            f"The images' shape is not known without reading them. Received: "
-            f"config.data.name={settings.name!r}. Expected 'digits' or one of "
-            f"{', '.join(map(repr, _IMAGES))}; or set config.data.image_shape="
-            "(height, width, channels) and config.data.classes."
+            "The images' shape is not known without reading them. Received: "
+            f"config.data.name={settings.name!r}. Expected one of {', '.join(known)}; "
+            "or set config.data.image_shape=(height, width, channels) and "
+            "config.data.classes."
         )
-    shape, classes = known[settings.name]
     draw = np.random.default_rng(config.seed).integers
     count = (data.BATCHES, config.batch_size)
     pixels = draw(256, size=(*count, *shape), dtype="uint8")

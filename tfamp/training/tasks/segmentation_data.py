@@ -91,7 +91,7 @@ def _write_digits(size, classes, limit):
     rng, parts = np.random.default_rng(_SEED), []
     for split, area in zip(digits, areas, strict=True):
         images, masks = [], []
-        for digit, label in data.limit(split, limit).as_numpy_iterator():
+        for digit, label in split.take(limit or -1).as_numpy_iterator():
             patch = _cut(rng, area[rng.integers(len(area))], size).astype("float32")
             ink = np.zeros((size, size, 1), "float32")
             _cut(rng, ink, len(digit))[:] = digit / 255
@@ -236,9 +236,9 @@ def _load_tfds(config, data_dir, manual_dir):
         return image, tf.ensure_shape(mask, (side, side, 1))
 
     train, test = (
-        data.limit(builder.as_dataset(split=split), config.limit_examples).map(
-            prepare, num_parallel_calls=tf.data.AUTOTUNE
-        )
+        builder.as_dataset(split=split)
+        .take(config.limit_examples or -1)
+        .map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
         for split in ("train", "test")
     )
     return train, test, ""
