@@ -115,10 +115,11 @@ def arguments_of(command, request):
     return script, given
 
 
-# Processes of their own, or a real encoder; tests has the like, smaller.
+# Processes of their own, a real encoder, or 70,000 images to prepare; other tests have
+# the like, smaller.
 SLOW = (
     *("_benchmark", "scripts/benchmark.py", "--find_batch_size", "PRESET"),
-    "train_bert.py --seeds",
+    *("train_bert.py --seeds", "MNIST_FOLDER"),
 )
 
 

@@ -1,7 +1,4 @@
-"""The configuration that every task starts from; files in `configs/` are deltas.
-
-And what its `precision` part is to the library: keywords.
-"""
+"""The configuration that every task starts from; files in `configs/` are deltas."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -251,28 +248,10 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
 # ---- The precision part ----
 
 
-def enable_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
-    """Returns the keywords of `tfamp.enable` beside the mode.
-
-    Args:
-      settings: The `precision` part of a configuration.
-    """
-    keywords = loss_scale_keywords(settings.loss_scale)
-    return {
-        "overrides": dict(settings.overrides),
-        "graph_rewrite": settings.graph_rewrite,
-        "fused_kernels": settings.fused_kernels,
-        "loss_scale": keywords if settings.loss_scale.enabled else False,
-    }
-
-
 def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a copy in which no graph rewrite is left to the environment.
 
     So that a run's folder tells whether graphs were rewritten.
-
-    Args:
-      config: A configuration.
 
     Raises:
       ValueError: If the environment asks for a rewrite, and the mode for a policy.
@@ -283,16 +262,6 @@ def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
         request = precision_settings.rewrite_request(False, mode, None)
         settled.precision.graph_rewrite = request is not None
     return settled
-
-
-def kernel_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
-    """Returns the keywords of `switches.scope`.
-
-    Args:
-      settings: The `precision` part of a configuration.
-    """
-    names = ("deterministic", "cudnn_autotune", "float16_accumulation")
-    return {name: settings[name] for name in names}
 
 
 def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:

@@ -69,13 +69,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         """Returns the constructor's keywords."""
-        return {
-            "peak": self.peak,
-            "total_steps": self.total_steps,
-            "warmup_steps": self.warmup_steps,
-            "decay": self.decay,
-            "batches_per_step": self.batches_per_step,
-        }
+        return dict(vars(self))
 
 
 def create(config, total_batches: int) -> keras.optimizers.Optimizer:

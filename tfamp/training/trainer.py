@@ -95,9 +95,17 @@ def enabled(settings):
     Args:
       settings: The `precision` part of a configuration.
     """
+    scaling = base_config.loss_scale_keywords(settings.loss_scale)
+    names = "deterministic", "cudnn_autotune", "float16_accumulation"
     with (
-        switches.scope(**base_config.kernel_keywords(settings)),
-        control.enabled(settings.mode, **base_config.enable_keywords(settings)),
+        switches.scope(**{name: settings[name] for name in names}),
+        control.enabled(
+            settings.mode,
+            overrides=dict(settings.overrides),
+            graph_rewrite=settings.graph_rewrite,
+            fused_kernels=settings.fused_kernels,
+            loss_scale=scaling if settings.loss_scale.enabled else False,
+        ),
         bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
     ):
         yield
