@@ -196,6 +196,7 @@ def _become(case, folder):
             runpy.run_path(sys.argv[0], run_name="__main__")
         else:
             (folder / "result").write_text(json.dumps(_call(**case)))
+            time.sleep(0.5)  # A peer may still read what was sent to it last.
         code = 0
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)

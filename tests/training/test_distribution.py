@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import runpy
-import signal
 import sys
 
 import keras
@@ -35,7 +34,6 @@ TOLERANCE = {
     "float32": 64 * tfamp.float_format("float32").epsilon,
     "mixed_float16": tfamp.float_format("float16").epsilon,
 }
-KILLED_AFTER = 1
 # Of a comparison, as a file in `configs/` has it.
 CONFIG = """
 import test_distribution
@@ -59,19 +57,8 @@ def make_config(strategy, mode="float32", **settings):
 
 
 def train_interrupted(config, folder):
-    """Stops after the metrics and before the backup of an epoch; goes on."""
-    original = callbacks.AtomicBackup.on_epoch_end
-
-    def interrupt(self, epoch, logs=None):
-        if epoch == KILLED_AFTER:
-            raise KeyboardInterrupt
-        original(self, epoch, logs)
-
-    callbacks.AtomicBackup.on_epoch_end = interrupt
-    try:
+    with contextlib.suppress(KeyboardInterrupt), points.stopped(points.interrupt, 2):
         train_and_evaluate(config, folder)
-    except KeyboardInterrupt:
-        callbacks.AtomicBackup.on_epoch_end = original
     train_and_evaluate(config, folder)
 
 
@@ -127,16 +114,9 @@ def run_script(folder):
 
 
 def run_killed_script(folder):
-    """Kills the chief with SIGKILL before the backup of an epoch."""
-    original = callbacks.AtomicBackup.on_epoch_end
-
-    def kill(self, epoch, logs=None):
-        if epoch == KILLED_AFTER and worker_index() == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        original(self, epoch, logs)
-
-    callbacks.AtomicBackup.on_epoch_end = kill
-    return run_script(folder)
+    """The chief kills itself before the backup of an epoch."""
+    with points.stopped(lambda: worker_index() or os.kill(os.getpid(), 9), 2):
+        return run_script(folder)
 
 
 def worker_index():

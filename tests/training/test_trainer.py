@@ -153,21 +153,13 @@ def test_error_of_a_task_is_best_where_it_is_lowest(config, tmp_path):
     ("mode", "killed_after"), [("float32", 1), ("float32", 3), ("mixed_float16", 4)]
 )
 def test_interrupted_run_goes_on_with_the_same_losses(
-    whole, tmp_path, monkeypatch, mode, killed_after
+    whole, tmp_path, mode, killed_after
 ):
     config = make_config(mode)
     folder, result = whole(mode)
-    original = callbacks.AtomicBackup.on_epoch_end
-
-    def killed(self, epoch, logs=None):
-        if epoch + 1 == killed_after:
-            raise KeyboardInterrupt  # After the metrics, before the backup.
-        original(self, epoch, logs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.AtomicBackup, "on_epoch_end", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train_and_evaluate(config, tmp_path)
+    stopped = points.stopped(points.interrupt, killed_after)
+    with stopped, pytest.raises(KeyboardInterrupt):
+        train_and_evaluate(config, tmp_path)
     finished = killed_after - 1
     before, said = epochs_of(tmp_path)[:finished], []
     resumed = train_and_evaluate(config, tmp_path, report=said.append)
@@ -280,7 +272,7 @@ def test_killed_process_resumes(tmp_path):
     """kill -9 in the middle of training on real digits, then the same command."""
     script, wrapper = ROOT / "scripts/train_cnn.py", tmp_path / "killed.py"
     wrapper.write_text(KILLED)
-    given = ["--tiny", "--job=train", "--config.limit_examples=800"]
+    given = ["--tiny", "--job=train", "--config.limit_examples=400"]
     killed = [*given, "--config.epochs=4", "--workdir=killed"]
     cases = [
         (wrapper, [str(script), *killed], tmp_path),

@@ -128,8 +128,17 @@ def _exchange(strategy, number):
     """Waits for all workers; returns the number that each replica's has brought."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return [number]
-    local = strategy.run(tf.constant, ([number],))
-    return strategy.gather(local, axis=0).numpy().tolist()
+    return _gather(strategy)(tf.constant([number])).numpy().tolist()
+
+
+@functools.cache
+def _gather(strategy):
+    """Traced once: TensorFlow warns each time that a cluster works eagerly."""
+
+    def gather(local):
+        return strategy.gather(strategy.run(tf.identity, (local,)), axis=0)
+
+    return tf.function(gather, autograph=False)
 
 
 def wait(strategy: tf.distribute.Strategy | None) -> None:

@@ -167,8 +167,7 @@ class _Run:
         own = self.task.score(model, self.folder) if self.task.score else {}
         first = own or {self.metric: scores[self.metric]}
         scores = {**first, **scores, **own}
-        found = {name: float(value) for name, value in scores.items()}
-        return loss, {k: callbacks.json_number(value) for k, value in found.items()}
+        return loss, {k: callbacks.json_number(float(v)) for k, v in scores.items()}
 
     def _fit(self, model, first, backup):
         config, task = self.config, self.task
