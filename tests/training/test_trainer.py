@@ -128,7 +128,10 @@ def test_scores_of_the_task_come_first_and_are_of_the_best_model(config, tmp_pat
         np.testing.assert_array_equal(old, new)
 
 
-def test_error_of_a_task_is_best_where_it_is_lowest(config, tmp_path):
+@pytest.mark.parametrize("lower", [True, False])
+def test_weights_of_the_best_epoch_count_the_lowest_of_an_error(
+    config, tmp_path, lower
+):
     def error(y_true, y_pred):
         return keras.ops.mean(
             keras.losses.sparse_categorical_crossentropy(
@@ -136,14 +139,20 @@ def test_error_of_a_task_is_best_where_it_is_lowest(config, tmp_path):
             )
         )
 
+    config.eval_batch_size = 20
     task = points.create(config)._replace(
         metrics=lambda: [keras.metrics.MeanMetricWrapper(error, name="error")],
-        errors=frozenset({"error"}),
+        errors=frozenset({"error"} if lower else ()),
     )
-    result = train_and_evaluate(config, tmp_path / "run", task)
-    errors = [row["val_error"] for row in epochs_of(tmp_path / "run")]
-    assert result.best_validation_score == min(errors)
-    assert (result.errors, result.score_name) == (["error"], "error")
+    result = train_and_evaluate(config, tmp_path, task)
+    errors = [row["val_error"] for row in epochs_of(tmp_path)]
+    assert errors[0] == max(errors)  # So that the last epoch is not the highest.
+    best = min(errors) if lower else errors[0]
+    assert result.best_validation_score == best
+    assert (result.errors, result.score_name) == (["error"] * lower, "error")
+    model = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    features, labels = next(iter(task.validation.batch(20)))
+    assert float(error(labels, model(features))) == pytest.approx(best)
 
 
 # ---- Going on after a kill ----
@@ -207,10 +216,12 @@ def test_kills_while_a_backup_is_written_do_no_harm(backup):
     for old, new in zip(saved, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     kept = file.read_bytes()
+    model.set_weights([weight + 2 for weight in saved])
     backup.on_epoch_end(1)
     assert [path.name for path in folder.iterdir()] == ["000002.weights.h5"]
     file.write_bytes(kept)
     assert backup.restore(model) == 2
+    np.testing.assert_array_equal(model.get_weights()[0], saved[0] + 2)
     backup.on_epoch_end(2)
     assert [path.name for path in folder.iterdir()] == ["000003.weights.h5"]
 
