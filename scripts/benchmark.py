@@ -8,14 +8,10 @@ python scripts/benchmark.py --config=configs/benchmark/gpu.py
 Needs no download. Interrupted, it goes on when the same command is given again.
 """
 
-import pathlib
-
-import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+import quiet_start  # Before all that imports TensorFlow.
 
 from tfamp.benchmark import app
 
-CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "benchmark" / "quick.py"
-
 if __name__ == "__main__":
-    app.define_flags(str(CONFIG))
+    app.define_flags(f"{quiet_start.CONFIGS}/benchmark/quick.py")
     app.run()

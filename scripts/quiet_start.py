@@ -5,9 +5,11 @@ drivers), before they know of TF_CPP_MIN_LOG_LEVEL. Set that variable to see all
 """
 
 import os
+import pathlib
 import sys
 import tempfile
 
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _NOISE = b"All log messages before absl", b"oneDNN custom operations", b"cudart_stub"
 
 if "tensorflow" not in sys.modules and "TF_CPP_MIN_LOG_LEVEL" not in os.environ:

@@ -11,15 +11,11 @@ PRESET is a KerasHub name, `hf://...` or a local Hugging Face folder. The benchm
 time steps on random tokens of full length and need no data.
 """
 
-import pathlib
-
-import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+import quiet_start  # Before all that imports TensorFlow.
 from absl import flags
 
 from tfamp.benchmark import jobs
 from tfamp.training import app
-
-CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "bert" / "docstrings.py"
 
 
 def main(argv):
@@ -33,6 +29,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.define_flags(str(CONFIG), jobs)
+    app.define_flags(f"{quiet_start.CONFIGS}/bert/docstrings.py", jobs)
     flags.DEFINE_string("preset", "", "Pretrained weights for the encoder.")
     app.run(main)

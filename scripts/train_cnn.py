@@ -7,15 +7,11 @@ python scripts/train_cnn.py --job=train_benchmark --benchmark_batch_sizes=32,256
 python scripts/train_cnn.py --find_batch_size --memory_limit_mb=1500
 """
 
-import pathlib
-
-import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+import quiet_start  # Before all that imports TensorFlow.
 
 from tfamp.benchmark import jobs
 from tfamp.training import app
 
-CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "cnn" / "digits.py"
-
 if __name__ == "__main__":
-    app.define_flags(str(CONFIG), jobs)
+    app.define_flags(f"{quiet_start.CONFIGS}/cnn/digits.py", jobs)
     app.run()

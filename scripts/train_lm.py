@@ -9,15 +9,11 @@ python scripts/train_lm.py --config.precision.mode=mixed_bfloat16 --job=train
 python scripts/train_lm.py --job=train_benchmark --benchmark_batch_sizes=32,128
 """
 
-import pathlib
-
-import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+import quiet_start  # Before all that imports TensorFlow.
 
 from tfamp.benchmark import jobs
 from tfamp.training import app
 
-CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "lm" / "docstrings.py"
-
 if __name__ == "__main__":
-    app.define_flags(str(CONFIG), jobs)
+    app.define_flags(f"{quiet_start.CONFIGS}/lm/docstrings.py", jobs)
     app.run()

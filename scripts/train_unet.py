@@ -6,15 +6,11 @@ python scripts/train_unet.py --config.precision.mode=mixed_float16 --job=train
 python scripts/train_unet.py --job=train_benchmark --benchmark_batch_sizes=8,32
 """
 
-import pathlib
-
-import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+import quiet_start  # Before all that imports TensorFlow.
 
 from tfamp.benchmark import jobs
 from tfamp.training import app
 
-ROOT = pathlib.Path(__file__).parents[1]
-
 if __name__ == "__main__":
-    app.define_flags(str(ROOT / "configs/unet/digits_on_photographs.py"), jobs)
+    app.define_flags(f"{quiet_start.CONFIGS}/unet/digits_on_photographs.py", jobs)
     app.run()

@@ -1,17 +1,14 @@
 """What the tests share: the process' globals, and small models of the peers' rules."""
 
-import json
 import math
 import os
-import pathlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+import workers
 
 import tfamp
 from tfamp import hardware, patches
@@ -288,33 +285,12 @@ class LossScaleModel:
 # ---- Scripts ----
 
 
-class Finished(NamedTuple):
-    """How a script ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run_scripts(cases: Iterable[tuple[str, list[str], str | os.PathLike]]):
-    """Runs scripts one after another; see run_scripts.py.
+def run_scripts(
+    cases: Iterable[tuple[str, list[str], str | os.PathLike]],
+) -> list[workers.Finished]:
+    """Runs scripts one after another.
 
     Args:
       cases: (path of the script, arguments, working directory) of each.
-
-    Returns:
-      A list of `Finished`.
     """
-    request = [
-        {"script": str(script), "arguments": arguments, "cwd": str(cwd)}
-        for script, arguments, cwd in cases
-    ]
-    done = subprocess.run(
-        [sys.executable, str(pathlib.Path(__file__).with_name("run_scripts.py"))],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=True,
-    )
-    return [Finished(**result) for result in json.loads(done.stdout)]
+    return [workers.run_script(*case) for case in cases]

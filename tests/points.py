@@ -1,10 +1,13 @@
 """The toy task of the tests: on which side of a plane a point lies."""
 
+import contextlib
+from unittest import mock
+
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.training import base_config, tasks
+from tfamp.training import base_config, callbacks, tasks
 
 
 def make_config(**settings):
@@ -42,3 +45,22 @@ def build_network(*layers):
     hidden = keras.layers.Dense(8, "relu")
     head = keras.layers.Dense(2, dtype="float32")
     return keras.Sequential([keras.Input((4,)), hidden, *layers, head])
+
+
+@contextlib.contextmanager
+def stopped(stop, epoch):
+    """Calls a function after the metrics and before the backup of an epoch."""
+    original = callbacks.AtomicBackup.on_epoch_end
+
+    def on_epoch_end(self, index, logs=None):
+        if index + 1 == epoch:
+            stop()
+        original(self, index, logs)
+
+    with mock.patch.object(callbacks.AtomicBackup, "on_epoch_end", on_epoch_end):
+        yield
+
+
+def interrupt():
+    """As Ctrl-C does."""
+    raise KeyboardInterrupt

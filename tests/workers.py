@@ -1,124 +1,47 @@
-"""Runs a function in worker processes of their own, as a cluster on this host.
+"""Scripts and functions in processes forked off a server, after TensorFlow's import.
 
-Each process starts fresh: gRPC servers and collective operations do not survive a
-fork, and a multi-worker strategy must be created before TensorFlow has started.
+Importing takes longer than most of what the tests do in a process. In the server
+TensorFlow is imported and not started: forking is safe, and a cluster, whose gRPC
+servers do not survive a fork, can be joined in the new processes.
 """
 
+import atexit
+import contextlib
+import functools
 import importlib
 import inspect
 import json
 import os
 import pathlib
+import runpy
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 TESTS = pathlib.Path(__file__).resolve().parent
 GRACE = 30.0  # Seconds that the others have to end after one has failed.
 
 
-class WorkersError(AssertionError):
-    """A worker failed, or not all ended in time; the text has what each wrote."""
+class Finished(NamedTuple):
+    """How a process ended; `result` is what its function returned."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    result: Any
 
 
-class Group:
-    """Running workers; a context manager that kills what is left of them.
-
-    Args:
-      function: A function at the top of a test module; it runs in each worker, as
-        `function(*arguments)`. Importing its module must not start TensorFlow.
-      arguments: What JSON can hold; paths become strings.
-      workers: How many. 1: one process and no cluster.
-      cpus: Logical CPU devices of each.
-    """
-
-    def __init__(
-        self,
-        function: Callable,
-        arguments: Sequence = (),
-        *,
-        workers: int = 2,
-        cpus: int = 1,
-    ):
-        self._folder = tempfile.TemporaryDirectory()
-        task = {
-            "folder": str(pathlib.Path(inspect.getfile(function)).resolve().parent),
-            "module": function.__module__,
-            "function": function.__name__,
-            "arguments": arguments,
-            "cpus": cpus,
-        }
-        self._file("task").write_text(json.dumps(task, default=str))
-        self.processes = [
-            self._start(index, environment)
-            for index, environment in enumerate(_environments(workers))
-        ]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.kill()
-        self._folder.cleanup()
-
-    def _file(self, name, index=""):
-        return pathlib.Path(self._folder.name, f"{name}{index}")
-
-    def _start(self, index, environment):
-        with self._file("output", index).open("w") as output:
-            return subprocess.Popen(
-                [
-                    *(sys.executable, "-u", __file__),
-                    *(str(self._file("task")), str(self._file("result", index))),
-                ],
-                stdin=subprocess.PIPE,  # Its end tells the worker to end.
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-
-    def wait(self, timeout: float) -> list[Any]:
-        """Returns what the function returned in each worker, in their order.
-
-        Raises:
-          WorkersError: If one fails, or they take longer; all are killed then.
-        """
-        deadline = time.monotonic() + timeout
-        failed = None
-        while None in (codes := [p.poll() for p in self.processes]):
-            if any(codes) and failed is None:  # The others may wait for it for ever.
-                failed = codes
-                deadline = min(deadline, time.monotonic() + GRACE)
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        if any(codes) or None in codes:
-            self.kill()
-            reason = "a worker failed" if any(codes) else f"not done in {timeout} s"
-            raise WorkersError(f"{reason}\n{self.outputs(failed or codes)}")
-        count = len(self.processes)
-        return [json.loads(self._file("result", i).read_text()) for i in range(count)]
-
-    def outputs(self, codes: Sequence[int | None] | None = None) -> str:
-        """Returns what all workers have written so far, below their exit codes."""
-        codes = codes or [p.poll() for p in self.processes]
-        return "\n".join(
-            f"---- worker {i}, {'ran' if code is None else f'exit code {code}'}:\n"
-            + self._file("output", i).read_text(errors="replace")
-            for i, code in enumerate(codes)
-        )
-
-    def kill(self) -> None:
-        """Kills all workers at once, with SIGKILL."""
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.communicate()
+def run_script(script, arguments: Sequence[str], cwd) -> Finished:
+    """Runs a script as `python script` does."""
+    case = {"argv": [str(script), *arguments], "cwd": str(cwd)}
+    (done,) = run_together([case], 900.0)
+    return done
 
 
 def run(
@@ -127,84 +50,176 @@ def run(
     *,
     workers: int = 2,
     cpus: int = 1,
-    timeout: float = 120.0,
+    timeout: float = 300.0,
+    killed: int | None = None,
 ) -> list[Any]:
-    """Runs a function in all workers; see `Group` for the arguments.
+    """Runs a function in worker processes, as a cluster on this host.
 
     Args:
-      function: What each worker runs.
-      arguments: Its arguments.
-      workers: How many processes. 1: one, and no cluster.
+      function: A function at the top of a test module; it runs in each worker, as
+        `function(*arguments)`. Importing its module must not start TensorFlow.
+      arguments: What JSON can hold; paths become strings.
+      workers: How many. 1: one process and no cluster.
       cpus: Logical CPU devices of each.
-      timeout: Seconds until all are killed.
+      timeout: Seconds; those still running are killed then, or `GRACE` after one has
+        failed: the others may wait for it for ever.
+      killed: The worker that kills itself with SIGKILL.
 
     Returns:
-      What each worker's function returned, read back from JSON.
+      What the function returned in each worker; None of a killed one.
 
     Raises:
-      WorkersError: If one fails, or they take longer.
+      AssertionError: If they end otherwise; the text has what each wrote.
     """
-    with Group(function, arguments, workers=workers, cpus=cpus) as group:
-        return group.wait(timeout)
+    case = {
+        "folder": str(pathlib.Path(inspect.getfile(function)).resolve().parent),
+        "function": [function.__module__, function.__name__],
+        "arguments": json.loads(json.dumps(arguments, default=str)),
+        "cpus": cpus,
+    }
+    done = run_together(
+        [case | {"environ": each} for each in _cluster(workers)], timeout
+    )
+    expected = [-signal.SIGKILL if i == killed else 0 for i in range(workers)]
+    assert [each.returncode for each in done] == expected, "\n".join(
+        f"---- worker {index}, exit code {each.returncode}:\n{each.stdout}{each.stderr}"
+        for index, each in enumerate(done)
+    )
+    return [each.result for each in done]
 
 
-def _environments(workers):
+def _cluster(workers):
     """The environment of each worker, with its place in the cluster."""
-    names = [f"localhost:{port}" for port in _free_ports(workers)]
-    common = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    common["KERAS_BACKEND"] = "tensorflow"
-    common.pop("TF_CONFIG", None)
+    common = {"CUDA_VISIBLE_DEVICES": "-1"}
     if workers == 1:
         return [common]
-    return [
-        {
-            **common,
-            "TF_CONFIG": json.dumps(
-                {
-                    "cluster": {"worker": names},
-                    "task": {"type": "worker", "index": index},
-                }
-            ),
-        }
-        for index in range(workers)
-    ]
-
-
-def _free_ports(count):
-    """Ports that no one listens on now; all are held until the last is found."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as held:  # Until the last port is found.
+        sockets = [held.enter_context(socket.socket()) for _ in range(workers)]
         for each in sockets:
             each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]
+        names = [f"localhost:{each.getsockname()[1]}" for each in sockets]
+    tasks = [{"type": "worker", "index": index} for index in range(workers)]
+    config = [{"cluster": {"worker": names}, "task": task} for task in tasks]
+    return [common | {"TF_CONFIG": json.dumps(each)} for each in config]
+
+
+def run_together(cases: Sequence[dict[str, Any]], timeout: float) -> list[Finished]:
+    """Runs processes beside one another; see `_become` for a case."""
+    environ = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+    for case in cases:
+        case["environ"] = environ | case.get("environ", {})
+    server = _server()
+    server.stdin.write(json.dumps([cases, timeout]) + "\n")
+    server.stdin.flush()
+    return [Finished(*each) for each in json.loads(server.stdout.readline())]
+
+
+@functools.cache
+def _server() -> Any:
+    server = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=TESTS.parent,
+    )
+    atexit.register(server.communicate)  # Closes its input, which ends it.
+    return server
+
+
+# ---- In the server ----
+
+
+def _serve():
+    sys.path.insert(1, str(TESTS.parent))
+    for module in ("tfamp.training.app", "tfamp.benchmark.jobs", "keras_hub"):
+        with contextlib.suppress(ImportError):  # An extra that is not installed.
+            importlib.import_module(module)
+    for line in sys.stdin:
+        print(json.dumps(_run_all(*json.loads(line))), flush=True)
+
+
+def _run_all(cases, timeout):
+    with tempfile.TemporaryDirectory() as name:
+        folders = [pathlib.Path(name, str(index)) for index in range(len(cases))]
+        pids = [_fork(*each) for each in zip(cases, folders, strict=True)]
+        codes = _wait(pids, time.monotonic() + timeout)
+        return [
+            [code, *_texts(folder), json.loads((folder / "result").read_text())]
+            for code, folder in zip(codes, folders, strict=True)
+        ]
+
+
+def _texts(folder):
+    names = "stdout", "stderr"
+    return [(folder / name).read_text(errors="replace") for name in names]
+
+
+def _wait(pids, deadline):
+    """Returns exit codes; kills what runs longer, or longer than the tests."""
+    codes, parent = {}, os.getppid()
+    while len(codes) < len(pids):
+        for pid in set(pids) - set(codes):
+            if time.monotonic() > deadline or os.getppid() != parent:
+                os.kill(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+                if codes[pid]:
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        time.sleep(0.01)
+    return [codes[pid] for pid in pids]
+
+
+def _fork(case, folder):
+    folder.mkdir()
+    (folder / "result").write_text("null")
+    child = os.fork()
+    if child == 0:
+        _become(case, folder)
+    return child
+
+
+def _become(case, folder):
+    """Ends this process as Python would have that had been started for the case."""
+    code = 1
+    try:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.clear()
+        os.environ.update(case["environ"])
+        if "argv" in case:
+            os.chdir(case["cwd"])
+            sys.argv = case["argv"]
+            sys.path[0] = os.path.dirname(sys.argv[0])
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            (folder / "result").write_text(json.dumps(_call(**case)))
+            time.sleep(0.5)  # A peer may still read what was sent to it last.
+        code = 0
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
-        for each in sockets:
-            each.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # At once: the shutdown of a cluster whose peers have gone can hang.
+        os._exit(code)
 
 
-def _work(task, result):
-    """Runs in the worker."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    task = json.loads(pathlib.Path(task).read_text())
-    sys.path[:0] = [task["folder"], str(TESTS), str(TESTS.parent)]
-    if task["cpus"] > 1:
+def _call(folder, function, arguments, cpus, environ):
+    sys.path.insert(0, folder)
+    if cpus > 1:
         import tensorflow as tf
 
         cpu = tf.config.list_physical_devices("CPU")[0]
-        logical = [tf.config.LogicalDeviceConfiguration()] * task["cpus"]
+        logical = [tf.config.LogicalDeviceConfiguration()] * cpus
         tf.config.set_logical_device_configuration(cpu, logical)
-    function = getattr(importlib.import_module(task["module"]), task["function"])
-    pathlib.Path(result).write_text(json.dumps(function(*task["arguments"])))
-
-
-def _end_with_parent():
-    sys.stdin.read()
-    os._exit(1)
+    module, name = function
+    return getattr(importlib.import_module(module), name)(*arguments)
 
 
 if __name__ == "__main__":
-    _work(*sys.argv[1:])
-    # At once: the shutdown of a cluster whose peers have gone can hang.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    _serve()

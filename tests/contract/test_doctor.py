@@ -21,70 +21,43 @@ SIMULATED = {
     "gtx1660": ("float32", "no"),
     "tpu": ("mixed_bfloat16", "no"),
 }
-COMMANDS = {
-    "machine": ["--output=machine.md"],
-    **{device: [f"--simulate={device}"] for device in SIMULATED},
-    "recipe": [DIGITS, "--simulate=a100", "--output=recipe.json"],
-    "slow": [DIGITS, "--simulate=v100", f"{MODE}=mixed_bfloat16"],
-    "rewrite": [DIGITS, "--simulate=a100", "--config.precision.graph_rewrite=True"],
-    "island": [
-        *(DIGITS, "--simulate=v100", f"{MODE}=mixed_float16"),
-        "--config.precision.overrides=(('conv.*', 'float32'),)",
-    ],
-    **{
-        name: [f"--config={ROOT}/configs/{name}.py", "--simulate=a100"]
-        for name in ("bert/docstrings", "lm/docstrings", "tabular/rossmann")
-    },
-    "host": [DIGITS, f"{MODE}=float32", "--output=host.md"],
-    "strategy": [DIGITS, "--simulate=a100", "--config.strategy=mirrored"],
-}
+ISLAND = "--config.precision.overrides=(('conv.*', 'float32'),)"
+REWRITE = "--config.precision.graph_rewrite=True"
 BAD = {
-    "two mechanisms": (
-        [
-            *(DIGITS, "--simulate=a100", "--config.precision.graph_rewrite=True"),
-            "--config.precision.overrides=(('conv.*', 'float32'),)",
-        ],
-        "knows no layers",
-    ),
-    "device": (["--simulate=a1000"], "Did you mean 'a100'"),
-    "mode": ([DIGITS, f"{MODE}=x"], "Unknown precision mode"),
-    "stray": (["stray"], "stray"),
-    "output": (["--output=absent/x.md"], "absent/x.md"),
-    "no file": (["--config=absent.py"], "absent.py"),
-    "override": (
-        [
-            *(DIGITS, "--simulate=a100"),
-            "--config.precision.overrides=(('no_such_layer', 'float32'),)",
-        ],
-        "no_such_layer",
-    ),
+    "knows no layers": [DIGITS, "--simulate=a100", REWRITE, ISLAND],
+    "Did you mean 'a100'": ["--simulate=a1000"],
+    "Unknown precision mode": [DIGITS, f"{MODE}=x"],
+    "stray": ["stray"],
+    "absent/x.md": ["--output=absent/x.md"],
+    "absent.py": ["--config=absent.py"],
+    "no_such_layer": [
+        DIGITS,
+        "--simulate=a100",
+        ISLAND.replace("conv.*", "no_such_layer"),
+    ],
 }
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder, and how each command ended."""
-    folder = tmp_path_factory.mktemp("doctor")
-    commands = {**COMMANDS, **{name: given for name, (given, _) in BAD.items()}}
-    script = ROOT / "scripts/doctor.py"
-    results = helpers.run_scripts(
-        [(script, given, folder) for given in commands.values()]
-    )
-    return folder, dict(zip(commands, results, strict=True))
+@pytest.fixture
+def doctor(tmp_path):
+    """Returns a function: what the script prints."""
+
+    def run(*arguments, code=0):
+        script = ROOT / "scripts/doctor.py"
+        (done,) = helpers.run_scripts([(script, arguments, tmp_path)])
+        assert done.returncode == code, done.stderr
+        assert done.stdout if code == 0 else not done.stdout
+        return done.stdout or done.stderr
+
+    return run
 
 
-def stdout_of(finished, name):
-    code, stdout, stderr = finished[1][name]
-    assert code == 0, stderr
-    return stdout
-
-
-def test_this_machine(finished):
-    stdout = stdout_of(finished, "machine")
+def test_this_machine(doctor, tmp_path):
+    stdout = doctor("--output=machine.md")
     assert stdout.startswith("# This machine trains on: ")
     for phrase in (tf.__version__, "oneDNN", "TF32 flag", "op determinism"):
         assert phrase in stdout
-    written = (finished[0] / "machine.md").read_text()
+    written = (tmp_path / "machine.md").read_text()
     for device, formats in tfamp.detect_support().items():
         for name, support in formats.items():
             assert re.search(rf"\| {re.escape(device)} +\| {name} +\|", written)
@@ -92,8 +65,8 @@ def test_this_machine(finished):
 
 
 @pytest.mark.parametrize("device", SIMULATED)
-def test_simulated_device_is_named_so_and_tells_nothing_of_this_host(finished, device):
-    stdout = stdout_of(finished, device)
+def test_simulated_device_is_named_so_and_tells_nothing_of_this_host(doctor, device):
+    stdout = doctor(f"--simulate={device}")
     mode, rewrite = SIMULATED[device]
     assert stdout.startswith("# Simulated device: ")
     assert re.search(rf"\| mode +\| {mode} +\|", stdout)
@@ -101,57 +74,56 @@ def test_simulated_device_is_named_so_and_tells_nothing_of_this_host(finished, d
     assert tf.__version__ not in stdout
 
 
-def test_recipe(finished):
-    stdout = stdout_of(finished, "recipe")
+def test_recipe(doctor, tmp_path):
+    stdout = doctor(DIGITS, "--simulate=a100", "--output=recipe.json")
     assert stdout.startswith("Mode of the recipe: mixed_bfloat16\n# Audit of 'cnn'")
-    content = json.loads((finished[0] / "recipe.json").read_text())
+    assert "XLA on" in stdout
+    content = json.loads((tmp_path / "recipe.json").read_text())
     assert content["machine"]["simulated"] and content["mode"] == "mixed_bfloat16"
     audit = content["audit"]
     assert set(audit["formats"]) == {"bfloat16", "tf32"} and audit["jit_compile"]
     assert not [x for x in audit["findings"] if x["share"] is None]  # Accuracy is well.
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]  # No training.
 
 
 @pytest.mark.parametrize(
-    "name", ["bert/docstrings", "lm/docstrings", "tabular/rossmann"]
+    ("arguments", "phrases"),
+    [
+        # Recipes of other kinds need no data on disk.
+        *(
+            ([f"--config={ROOT}/configs/{name}.py", "--simulate=a100"], ["# Audit of "])
+            for name in ("bert/docstrings", "lm/docstrings", "tabular/rossmann")
+        ),
+        (
+            [DIGITS, "--simulate=v100", f"{MODE}=mixed_bfloat16"],
+            ["bfloat16 is not the fast format", "tfamp.enable('mixed_float16')"],
+        ),
+        (
+            [DIGITS, "--simulate=a100", REWRITE],
+            ["Mode of the recipe: graph rewrite to float16\n", "float16 100%"],
+        ),
+        (
+            [DIGITS, "--simulate=v100", f"{MODE}=mixed_float16", ISLAND],
+            ["float32 layers in a 16-bit model", "conv"],
+        ),
+        # XLA of a recipe is that of its training.
+        ([DIGITS, "--simulate=a100", "--config.strategy=mirrored"], ["XLA off"]),
+    ],
+    ids=["bert", "lm", "tabular", "slow format", "rewrite", "island", "strategy"],
 )
-def test_recipe_of_each_kind_needs_no_data_on_disk(finished, name):
-    assert "# Audit of " in stdout_of(finished, name)
+def test_recipe_of_another_kind(doctor, arguments, phrases):
+    stdout = doctor(*arguments)
+    assert [phrase for phrase in phrases if phrase not in stdout] == []
 
 
-def test_recipe_in_a_format_that_is_slow_there(finished):
-    stdout = stdout_of(finished, "slow")
-    assert "bfloat16 is not the fast format" in stdout
-    assert "tfamp.enable('mixed_float16')" in stdout
-
-
-def test_recipe_with_a_graph_rewrite(finished):
-    stdout = stdout_of(finished, "rewrite")
-    assert stdout.startswith("Mode of the recipe: graph rewrite to float16\n")
-    assert "float16 100%" in stdout
-
-
-def test_override_of_a_recipe_is_an_island(finished):
-    stdout = stdout_of(finished, "island")
-    assert "float32 layers in a 16-bit model" in stdout and "conv" in stdout
-
-
-def test_recipe_on_this_host_is_written_as_markdown(finished):
-    assert "float32 100%" in stdout_of(finished, "host")
-    text = (finished[0] / "host.md").read_text()
+def test_recipe_on_this_host_is_written_as_markdown(doctor, tmp_path):
+    assert "float32 100%" in doctor(DIGITS, f"{MODE}=float32", "--output=host.md")
+    text = (tmp_path / "host.md").read_text()
     assert "# This machine trains on" in text and "# Audit of 'cnn'" in text
-    assert sorted(path.name for path in finished[0].iterdir()) == [
-        *("host.md", "machine.md", "recipe.json")  # Nothing was trained.
-    ]
 
 
-def test_xla_of_a_recipe_is_that_of_its_training(finished):
-    assert "XLA on" in stdout_of(finished, "recipe")
-    assert "XLA off" in stdout_of(finished, "strategy")
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_exit_code_1(finished, name):
-    code, stdout, stderr = finished[1][name]
-    assert code == 1 and stdout == ""
+@pytest.mark.parametrize("phrase", BAD)
+def test_bad_input_is_one_line_and_exit_code_1(doctor, phrase):
+    stderr = doctor(*BAD[phrase], code=1)
     (line,) = [x for x in stderr.splitlines() if x.startswith("error: ")]
-    assert BAD[name][1] in line
+    assert phrase in line

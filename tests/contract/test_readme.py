@@ -7,8 +7,6 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import helpers
 import pytest
@@ -51,14 +49,6 @@ def cells_of(text):
         yield [cell.strip() for cell in line.split(" | ")]
 
 
-def run(command, cwd):
-    done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def test_each_block_has_a_language_that_is_tested_here():
     # "sh" needs several hosts; tests/training/test_distribution.py runs the like.
     kinds = {kind for blocks in BLOCKS.values() for kind, _ in blocks}
@@ -66,11 +56,7 @@ def test_each_block_has_a_language_that_is_tested_here():
     # An unlabelled block would not be found above.
     for name, text in PAGES.items():
         assert text.count("```") == 2 * len(BLOCKS[name]), name
-    known = (
-        "pip install",
-        "python scripts/",
-        "python -m pytest",
-    )
+    known = ("pip install", "python scripts/", "python -m pytest")
     assert [c for c in COMMANDS if not c.startswith(known)] == []
 
 
@@ -83,10 +69,13 @@ def test_python_blocks_run_one_after_another(name, tmp_path):
         )
         for number, code in enumerate(PYTHON[name])
     ]
-    output = run([sys.executable, "-c", "".join(parts)], tmp_path)
+    page = tmp_path / "page.py"
+    page.write_text("".join(parts))
+    (done,) = helpers.run_scripts([(page, [], tmp_path)])
+    assert done.returncode == 0, done.stderr[-3000:]
     if name == "README.md":
-        assert "\nnan\n1.0\n" in output  # What the comments of a block say.
-        assert "reason:" in output
+        assert "\nnan\n1.0\n" in done.stdout  # What the comments of a block say.
+        assert "reason:" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -102,20 +91,13 @@ def test_python_blocks_import_what_they_use(code):
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
+        if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    imported |= {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    modules = {"keras", "np", "tf", "tfamp", "kernel_switches"}
-    modules |= {"json", "keras_hub", "tokenizers"}
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & modules
-    aliases = {"numpy": "np", "tensorflow": "tf"}
-    assert used == {aliases.get(name, name) for name in imported}
+    modules = {"keras", "np", "tf", "tfamp", "json", "keras_hub", "tokenizers"}
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    assert used & modules == imported & modules
+    assert imported <= used
 
 
 def arguments_of(command, request):
@@ -133,10 +115,11 @@ def arguments_of(command, request):
     return script, given
 
 
-# Processes of their own, or a real encoder; tests has the like, smaller.
+# Processes of their own, a real encoder, or 70,000 images to prepare; other tests have
+# the like, smaller.
 SLOW = (
     *("_benchmark", "scripts/benchmark.py", "--find_batch_size", "PRESET"),
-    "train_bert.py --seeds",
+    *("train_bert.py --seeds", "MNIST_FOLDER"),
 )
 
 

@@ -6,130 +6,71 @@ import helpers
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-TINY = ("train_cnn.py", ["--tiny", "--workdir=run"])
-VERBOSE = ("train_cnn.py", ["--config.precision.mode=x", "--verbosity=1"])
-KEPT = ["--tiny", "--workdir=kept", "--overwrite"]
-# Script, arguments, and what the one line says.
-BAD = [
-    ("train_cnn.py", ["--config.epochz=3"], 'Did you mean "epochs"'),
-    ("train_cnn.py", ["--config=nope.py"], "no file for --config. Received: 'nope.py'"),
-    (
-        "train_cnn.py",
-        ["--config.data.name=mnisty", "--job=train"],
-        "config.data.name='mnisty'",
-    ),
-    ("train_cnn.py", ["--config.precision.mode=mixed_fp16"], "'mixed_float16'"),
-    (
-        "train_cnn.py",
-        ["--config.precision.loss_scale.backoff_factor=2", "--tiny"],
-        "backoff_factor=2",
-    ),
-    ("train_cnn.py", ["--tiny", "--workdir=/dev/null/x"], "--workdir"),
-    ("train_cnn.py", ["--job=serve"], "--job=serve"),
-    ("train_cnn.py", ["--seeds=0"], "--seeds=0"),
-    (
-        "train_cnn.py",
-        ["--job=train_benchmark", "--benchmark_batch_sizes=8,many"],
-        "'8,many'",
-    ),
-    ("train_cnn.py", ["--benchmark_steps=5"], "--job=train_benchmark"),
-    ("train_cnn.py", ["--find_batch_size", "--job=train"], "Received: --job"),
-    ("train_cnn.py", ["--memory_limit_mb=500"], "belongs to --find_batch_size"),
-    ("train_cnn.py", ["--find_batch_size", "--max_batch_size=7"], "max_batch_size=7"),
-    (
-        "train_cnn.py",
-        [*KEPT, "--find_batch_size", "--config.optimizer.name=lamb"],
-        "'lamb'",
-    ),
-    (
-        "train_bert.py",
-        ["--job=inference_benchmark", "--benchmark_modes=mixed_fp16"],
-        "'mixed_float16'",
-    ),
-    ("train_cnn.py", ["stray"], "stray"),
-    (
-        "benchmark.py",
-        [f"--config={ROOT / 'configs/cnn/digits.py'}"],
-        "--config must name a benchmark's",
-    ),
-    ("train_cnn.py", ["--config.batch_size=0", "--verbosity=0"], "batch_size must be"),
-    (
-        "train_cnn.py",
-        [*KEPT, "--config.precision.mode=x"],
-        "Unknown precision mode",
-    ),
-    (
-        "train_cnn.py",
-        [*KEPT, "--job=train", "--seeds=3"],
-        "--seeds belongs to --job=compare",
-    ),
-    ("train_cnn.py", [*KEPT, "--config.optimizer.name=lamb"], "'lamb'"),
-    (
-        "train_cnn.py",
-        [*KEPT, "--config.optimizer.accumulation_steps=99"],
-        "accumulation_steps",
-    ),
-    (
-        "train_bert.py",
-        [*KEPT, "--job=train_benchmark", "--preset=/nowhere"],
-        "There is no folder /nowhere",
-    ),
-    (
-        "train_bert.py",
-        [f"--config={ROOT}/configs/bert/tweets.py", "--data_dir=absent"],
-        "absent",
-    ),
-    ("train_bert.py", ["--preset=no_such_preset", "--tiny"], "no_such_preset"),
-    (
-        "train_unet.py",
-        [f"--config={ROOT}/configs/unet/dsb2018.py", "--data_dir=absent"],
-        "a folder of images and masks",
-    ),
-]
+CONFIGS = ROOT / "configs"
+KEPT = "--tiny --workdir=kept --overwrite"
+# Script and arguments: what the one line says.
+BAD = {
+    "train_cnn --config.epochz=3": 'Did you mean "epochs"',
+    "train_cnn --config=nope.py": "no file for --config. Received: 'nope.py'",
+    "train_cnn --config.data.name=mnisty --job=train": "config.data.name='mnisty'",
+    "train_cnn --config.precision.loss_scale.backoff_factor=2 --tiny": "factor=2",
+    "train_cnn --tiny --workdir=/dev/null/x": "--workdir",
+    "train_cnn --seeds=0": "--seeds=0",
+    "train_cnn --job=train_benchmark --benchmark_batch_sizes=8,many": "'8,many'",
+    "train_cnn --benchmark_steps=5": "--job=train_benchmark",
+    "train_cnn --find_batch_size --job=train": "Received: --job",
+    "train_cnn --memory_limit_mb=500": "belongs to --find_batch_size",
+    "train_cnn --find_batch_size --max_batch_size=7": "max_batch_size=7",
+    "train_bert --job=inference_benchmark --benchmark_modes=mixed_x": "'mixed_float16'",
+    "train_cnn stray": "stray",
+    f"benchmark --config={CONFIGS}/cnn/digits.py": "must name a benchmark's",
+    "train_cnn --config.batch_size=0 --verbosity=0": "batch_size must be",
+    "formats --value=1,x": "'x'",
+    f"train_cnn {KEPT} --config.precision.mode=x": "Unknown precision mode",
+    f"train_cnn {KEPT} --job=train --seeds=3": "belongs to --job=compare",
+    f"train_cnn {KEPT} --config.optimizer.name=lamb": "'lamb'",
+    f"train_cnn {KEPT} --config.optimizer.accumulation_steps=99": "accumulation",
+    f"train_bert {KEPT} --job=train_benchmark --preset=/nowhere": "no folder /nowhere",
+    f"train_bert --config={CONFIGS}/bert/tweets.py --data_dir=absent": "absent",
+    f"train_cnn --config={CONFIGS}/cnn/mnist.py --manual_dir=absent": "absent",
+    "train_bert --preset=no_such_preset --tiny": "no_such_preset",
+    f"train_unet --config={CONFIGS}/unet/dsb2018.py --data_dir=absent": "images and",
+}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """How each command ended: dict from its text; `--tiny` twice, in one folder."""
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scripts")
     (folder / "kept").mkdir()
     (folder / "kept/.tfamp-comparison").write_text("")
-    commands = [*((script, given) for script, given, _ in BAD), VERBOSE, TINY, TINY]
-    cases = [(ROOT / "scripts" / script, given, folder) for script, given in commands]
-    results = helpers.run_scripts(cases)
-    named = {str(command): [] for command in commands}
-    for command, result in zip(commands, results, strict=True):
-        named[str(command)].append(result)
-    return folder, named
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("script", "arguments", "phrase"),
-    BAD,
-    ids=lambda value: str(value) if isinstance(value, list) else None,
-)
-def test_bad_input_is_one_line_and_exit_code_1(script, arguments, phrase, finished):
-    ((code, stdout, stderr),) = finished[1][str((script, arguments))]
-    assert code == 1
-    assert "Traceback" not in stderr
-    (line,) = [x for x in stderr.splitlines() if x.startswith("error: ")]
-    assert phrase in line
-    assert stdout == ""
+def run(folder, script, *arguments):
+    (done,) = helpers.run_scripts([(ROOT / f"scripts/{script}.py", arguments, folder)])
+    return done
 
 
-def test_command_that_cannot_run_deletes_nothing(finished):
-    assert (finished[0] / "kept/.tfamp-comparison").exists()
+@pytest.mark.parametrize("command", BAD)
+def test_bad_input_is_one_line_and_exit_code_1(command, folder):
+    done = run(folder, *command.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+    assert BAD[command] in line
+    assert (folder / "kept/.tfamp-comparison").exists()  # Nothing was deleted.
 
 
-def test_verbosity_shows_the_traceback(finished):
-    ((code, _, stderr),) = finished[1][str(VERBOSE)]
-    assert code == 1
-    assert "Traceback" in stderr and "Unknown precision mode" in stderr
+def test_verbosity_shows_the_traceback(folder):
+    done = run(folder, "train_cnn", "--config.precision.mode=x", "--verbosity=1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and "Unknown precision mode" in done.stderr
 
 
-def test_tiny_comparison_prints_the_table_and_is_not_repeated(finished):
-    folder, named = finished
-    first, again = named[str(TINY)]
+def test_tiny_comparison_prints_the_table_and_is_not_repeated(folder):
+    first, again = (
+        run(folder, "train_cnn", "--tiny", "--workdir=run") for _ in range(2)
+    )
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("mode "))
@@ -140,3 +81,33 @@ def test_tiny_comparison_prints_the_table_and_is_not_repeated(finished):
     assert {"export", "report.md", "comparison.png"} <= written
     assert again.returncode == 0
     assert again.stdout == "\n".join([*lines[head:], ""])
+
+
+# ---- scripts/formats.py ----
+
+FORMATS = ["float64", "float32", "tf32", "float16", "bfloat16"]
+FORMATS += ["float8_e4m3fn", "float8_e5m2"]
+
+
+def test_without_arguments_it_shows_every_format(folder):
+    done = run(folder, "formats")
+    assert done.returncode == 0, done.stderr
+    _, *rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == FORMATS
+    assert ["float16", "16", "2", "65504"] in [row[:4] for row in rows]
+    assert ["tf32", "19", "4"] in [row[:3] for row in rows]
+
+
+def test_values_show_what_each_format_makes_of_each(folder):
+    values = "--value=1e-7,70000", "--value=-inf", "--value=-0.5"
+    done = run(folder, "formats", *values)
+    assert done.returncode == 0, done.stderr
+    _, *rows = [line.split() for line in done.stdout.splitlines()]
+    found = {(row[0], row[1]): row[2:] for row in rows}
+    assert len(found) == 4 * len(FORMATS)
+    assert found["70000", "float16"] == ["inf", "inf", "overflow"]
+    assert found["70000", "bfloat16"] == ["70144", "0.0021", "rounded"]
+    assert found["1e-7", "float8_e5m2"] == ["0", "1", "underflow"]
+    assert found["1e-7", "float16"][2] == "subnormal"
+    assert found["-inf", "float8_e4m3fn"] == ["nan", "nan", "overflow"]
+    assert found["-0.5", "float8_e4m3fn"] == ["-0.5", "0", "exact"]

@@ -3,14 +3,14 @@
 The functions before the fixtures run in the workers.
 """
 
+import contextlib
+import io
 import json
 import os
 import pathlib
 import runpy
-import signal
 import sys
 
-import helpers
 import keras
 import numpy as np
 import points
@@ -34,12 +34,13 @@ TOLERANCE = {
     "float32": 64 * tfamp.float_format("float32").epsilon,
     "mixed_float16": tfamp.float_format("float16").epsilon,
 }
-KILLED_AFTER = 1
-LIMIT = 300.0  # Seconds for a process; they take a tenth of it on an idle machine.
-SCRIPT = [
-    *("--tiny", "--job=train", "--config.epochs=2", "--config.model.dropout=0.0"),
-    *("--config.limit_examples=200", "--config.precision.mode=float32"),
-]
+# Of a comparison, as a file in `configs/` has it.
+CONFIG = """
+import test_distribution
+
+def get_config():
+    return test_distribution.make_config("multi_worker_mirrored", "mixed_float16")
+"""
 
 
 def make_config(strategy, mode="float32", **settings):
@@ -56,19 +57,8 @@ def make_config(strategy, mode="float32", **settings):
 
 
 def train_interrupted(config, folder):
-    """Stops after the metrics and before the backup of an epoch; goes on."""
-    original = callbacks.AtomicBackup.on_epoch_end
-
-    def interrupt(self, epoch, logs=None):
-        if epoch == KILLED_AFTER:
-            raise KeyboardInterrupt
-        original(self, epoch, logs)
-
-    callbacks.AtomicBackup.on_epoch_end = interrupt
-    try:
+    with contextlib.suppress(KeyboardInterrupt), points.stopped(points.interrupt, 2):
         train_and_evaluate(config, folder)
-    except KeyboardInterrupt:
-        callbacks.AtomicBackup.on_epoch_end = original
     train_and_evaluate(config, folder)
 
 
@@ -111,27 +101,22 @@ def find_error(function, *arguments):
         return str(e)
 
 
-def run_script(folder, *arguments):
-    """Runs the training script as a user does; returns its exit code, None for 0."""
-    sys.argv = ["train_cnn.py", *SCRIPT, f"--workdir={folder}", *arguments]
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        runpy.run_path(str(ROOT / "scripts/train_cnn.py"), run_name="__main__")
-    except SystemExit as e:
-        return e.code
+def run_script(folder):
+    """Runs the training script as a user does; returns (exit code, standard error)."""
+    script = ROOT / "scripts/train_cnn.py"
+    sys.argv = [str(script), f"--config={folder}_config.py", f"--workdir={folder}"]
+    sys.path.insert(0, str(script.parent))
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as e:
+            return e.code, said.getvalue()
 
 
 def run_killed_script(folder):
-    """Kills the chief with SIGKILL before the backup of an epoch."""
-    original = callbacks.AtomicBackup.on_epoch_end
-
-    def kill(self, epoch, logs=None):
-        if epoch == KILLED_AFTER and worker_index() == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        original(self, epoch, logs)
-
-    callbacks.AtomicBackup.on_epoch_end = kill
-    return run_script(folder, "--config.strategy=multi_worker_mirrored", "--overwrite")
+    """The chief kills itself before the backup of an epoch."""
+    with points.stopped(lambda: worker_index() or os.kill(os.getpid(), 9), 2):
+        return run_script(folder)
 
 
 def worker_index():
@@ -140,10 +125,10 @@ def worker_index():
 
 def run_in_cluster(folder):
     """Goes on with the killed script first: a cluster is joined at program start."""
-    strategy = "multi_worker_mirrored"
-    config = make_config(strategy, "mixed_float16")
+    script = run_script(folder)
+    config = make_config("multi_worker_mirrored", "mixed_float16")
     return {
-        "code": run_script(folder + "_script", f"--config.strategy={strategy}"),
+        "script": script,
         "comparison": compare.compare(config, folder).to_text(),
         "error": find_error(check_other_folders, config),
     }
@@ -168,28 +153,22 @@ def one_replica(tmp_path_factory):
 @pytest.fixture(scope="module")
 def mirrored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mirrored")
-    return folder, workers.run(
-        run_in_one_process, (folder,), workers=1, cpus=2, timeout=LIMIT
-    )
+    return folder, workers.run(run_in_one_process, (folder,), workers=1, cpus=2)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cluster")
-    with workers.Group(run_killed_script, (f"{folder}_script",)) as group:
-        with pytest.raises(workers.WorkersError):
-            group.wait(LIMIT)
-        codes = [process.returncode for process in group.processes]
-        output = group.outputs()
-    assert codes == [-signal.SIGKILL, 0], output
-    assert "error: Another worker of the cluster has ended" in output, output
-    assert not pathlib.Path(f"{folder}_script/result.json").exists()
-    return folder, workers.run(run_in_cluster, (folder,), timeout=LIMIT)
+    pathlib.Path(f"{folder}_config.py").write_text(CONFIG)
+    _, (code, said) = workers.run(run_killed_script, (folder,), killed=0)
+    assert code == 1 and "error: Another worker of the cluster has ended" in said
+    assert not list(folder.rglob("result.json"))
+    return folder, workers.run(run_in_cluster, (folder,))
 
 
 @pytest.fixture(params=["mirrored", "cluster"])
 def several(request):
-    return request.getfixturevalue(request.param)
+    return request.getfixturevalue(request.param)[0]
 
 
 def losses(folder):
@@ -206,59 +185,37 @@ def read_json(path):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_losses_of_two_replicas_are_those_of_one(mode, several, one_replica):
-    folder = f"{mode}/seed0"
+def test_run_of_two_replicas_is_that_of_one(mode, several, one_replica):
     tolerance = {"rtol": 0, "atol": TOLERANCE[mode]}
-    expected = losses(one_replica / folder)
-    assert len(expected) == 30 + 3 * 2
-    np.testing.assert_allclose(losses(several[0] / folder), expected, **tolerance)
-    actual, expected = (
-        read_json(root / folder / "result.json") for root in (several[0], one_replica)
+    found, expected = (root / mode / "seed0" for root in (several, one_replica))
+    assert len(losses(expected)) == 30 + 3 * 2
+    np.testing.assert_allclose(losses(found), losses(expected), **tolerance)
+    results = [read_json(folder / "result.json") for folder in (found, expected)]
+    assert results[0]["score"] == pytest.approx(results[1]["score"])
+    np.testing.assert_allclose(*[r["test_loss"] for r in results], **tolerance)
+    scales, same = (
+        [row.get("loss_scale") for row in run_files.read_metrics(folder, "step")]
+        for folder in (found, expected)
     )
-    assert actual["score"] == pytest.approx(expected["score"])
-    np.testing.assert_allclose(actual["test_loss"], expected["test_loss"], **tolerance)
-
-
-def test_loss_scale_of_two_replicas_moves_as_that_of_one(several, one_replica):
-    actual, expected = (
-        [row["loss_scale"] for row in run_files.read_metrics(root / folder, "step")]
-        for folder in ["mixed_float16/seed0"]
-        for root in (several[0], one_replica)
-    )
-    assert sorted(set(expected)) == [2.0**14, 2.0**15, 2.0**24]
-    assert actual == expected
-
-
-def test_environment_tells_how_many_replicas_there_were(several, one_replica):
-    for root, count in ((one_replica, 1), (several[0], 2)):
-        environment = read_json(root / "float32/seed0/environment.json")
+    assert scales == same
+    if mode == "mixed_float16":
+        assert sorted(set(scales)) == [2.0**14, 2.0**15, 2.0**24]
+    for folder, count in ((found, 2), (expected, 1)):
+        environment = read_json(folder / "environment.json")
         assert environment["distribution"]["replicas"] == count
-
-
-def test_run_leaves_the_same_files_as_one_replica(several, one_replica):
-    names = [
-        sorted(path.name for path in (root / "mixed_float16/seed0").iterdir())
-        for root in (several[0], one_replica)
-    ]
+    names = [{path.name for path in folder.iterdir()} for folder in (found, expected)]
     assert names[0] == names[1]
-    events = several[0] / "mixed_float16/seed0/tensorboard/train"
-    assert len(list(events.iterdir())) == 1  # Of one writer.
+    if mode == "mixed_float16":  # The other was resumed.
+        assert len(list((found / "tensorboard/train").iterdir())) == 1  # One writer.
 
 
 def test_model_of_several_replicas_loads_without_a_strategy(several):
-    folder = several[0] / "float32/seed0"
+    folder = several / "float32/seed0"
     model = keras.models.load_model(folder / "model.keras")
     test = points.create(points.make_config()).test.batch(20)
     loss = model.evaluate(test, verbose=0, return_dict=True)["loss"]
     expected = read_json(folder / "result.json")["test_loss"]
     np.testing.assert_allclose(loss, expected, rtol=0, atol=TOLERANCE["float32"])
-
-
-def test_all_workers_return_the_comparison_and_the_chief_exports(cluster):
-    first, second = (result["comparison"] for result in cluster[1])
-    assert "mixed_float16 minus float32" in first
-    assert first == second
-    assert (cluster[0] / "export/saved_model.pb").exists()
 
 
 def test_replicas_average_statistics_and_draw_their_own_numbers(mirrored):
@@ -276,42 +233,43 @@ def test_settings_that_replicas_cannot_bear_are_refused(mirrored):
     assert "config.jit_compile=True, 2 replicas" in jit
 
 
-def test_killed_workers_go_on_with_the_losses_of_one_replica(cluster, tmp_path):
+def test_all_workers_return_the_comparison_and_the_chief_exports(cluster):
     folder, results = cluster
-    assert [result["code"] for result in results] == [None, None]
-    case = ROOT / "scripts/train_cnn.py", [*SCRIPT, "--workdir=script"], tmp_path
-    (done,) = helpers.run_scripts([case])
-    assert done.returncode == 0, done.stderr
-    resumed = pathlib.Path(f"{folder}_script")
-    actual, expected = losses(resumed), losses(tmp_path / "script")
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE["float32"])
-
-
-def test_workers_with_other_folders_are_refused(cluster):
-    for result in cluster[1]:
+    first, second = (result["comparison"] for result in results)
+    assert "mixed_float16 minus float32" in first
+    assert first == second
+    assert (folder / "export/saved_model.pb").exists()
+    environment = read_json(folder / "float32/seed0/environment.json")
+    expected = {"strategy": "multi_worker_mirrored", "replicas": 2, "workers": 2}
+    assert environment["distribution"] == expected
+    for result in results:  # Of workers with other folders.
         assert "finished epochs [3, 4], by replica" in result["error"]
 
 
-def test_cluster_needs_its_environment_variable(monkeypatch):
-    config = make_config("multi_worker_mirrored")
-    for text in ("", "{}", "nonsense", '{"cluster": {"ps": ["localhost:1"]}}'):
-        monkeypatch.setenv("TF_CONFIG", text)
-        with pytest.raises(tfamp.RunError, match="TF_CONFIG"):
-            distribution.create(config)
+def test_killed_workers_go_on_after_the_last_epoch_of_all(cluster):
+    """With the losses of one replica, see above."""
+    (code, said), (same, _) = (result["script"] for result in cluster[1])
+    assert code is None and same is None
+    assert "run 1 of 2" in said and "resumed after epoch 1: 2 of 3 epochs" in said
 
 
-def test_index_out_of_range_is_told(monkeypatch):
-    task = {"type": "worker", "index": 7}
-    cluster = {"worker": ["localhost:1", "localhost:2"]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-    with pytest.raises(tfamp.RunError, match="TF_CONFIG does not describe.*7"):
-        distribution.create(make_config("multi_worker_mirrored"))
+def cluster_of(job, index=0):
+    names = ["localhost:1", "localhost:2"]
+    task = {"type": "worker", "index": index}
+    return json.dumps({"cluster": {job: names}, "task": task})
 
 
-def test_cluster_is_joined_before_tensorflow_starts(monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "TF_CONFIG, with") for text in ("", "{}", "nonsense", "[]")),
+        (cluster_of("ps"), "TF_CONFIG, with"),
+        (cluster_of("worker", 7), "TF_CONFIG, with.*7"),
+        (cluster_of("worker"), "start of the program"),  # The tests have started it.
+    ],
+)
+def test_what_is_no_cluster_to_join_is_told(text, message, monkeypatch):
     tf.constant(0)
-    task = {"type": "worker", "index": 0}
-    cluster = {"worker": ["localhost:1", "localhost:2"]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-    with pytest.raises(tfamp.RunError, match="start of the program"):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(tfamp.RunError, match=message):
         distribution.create(make_config("multi_worker_mirrored"))

@@ -1,15 +1,18 @@
 """Image classification: networks by name, data by name or folder, augmentation."""
 
+import shutil
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.training import pipeline, tasks
+from tfamp.training import tasks
 from tfamp.training.tasks import images, images_data
 
 SHAPE, CLASSES = (32, 32, 3), 10
+NETWORKS = ("cnn", "resnet", "efficientnet")
 
 
 def make_config(network="cnn", **model):
@@ -30,11 +33,11 @@ def mixed():
     with tfamp.policy_scope("mixed_bfloat16"):
         return {
             network: images.build_network(SHAPE, CLASSES, make_config(network).model)
-            for network in images.NETWORKS
+            for network in NETWORKS
         }
 
 
-@pytest.mark.parametrize("network", images.NETWORKS)
+@pytest.mark.parametrize("network", NETWORKS)
 def test_body_is_in_16_bits_and_pixels_and_logits_are_not(network, mixed):
     model = mixed[network]
     assert (model.name, model.output_shape) == (network, (None, CLASSES))
@@ -51,12 +54,6 @@ def test_body_is_in_16_bits_and_pixels_and_logits_are_not(network, mixed):
         pixels = layer(pixels)
     assert scales and keras.backend.standardize_dtype(pixels.dtype) == "float32"
     assert len(np.unique(keras.ops.convert_to_numpy(pixels)[..., 0])) == 256
-
-
-def test_plain_network_needs_no_dense_layer():
-    built = images.build_network(SHAPE, CLASSES, make_config(dense=0).model)
-    dense = [x.name for x in built.layers if isinstance(x, keras.layers.Dense)]
-    assert dense == ["logits"]
 
 
 def test_default_resnet_is_the_resnet_18_of_small_images():
@@ -76,46 +73,17 @@ def test_default_resnet_is_the_resnet_18_of_small_images():
     assert sources == {"stage1_block2_conv2_norm", "stage1_block1_relu2"}
 
 
-@pytest.mark.parametrize(
-    ("mode", "jit"), [("mixed_bfloat16", False), ("mixed_float16", True)]
-)
-def test_resnet_learns_in_16_bits_and_under_xla(mode, jit):
+def test_resnet_learns_in_16_bits():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 32)  # Two classes that differ in brightness.
-    pixels = rng.integers(0, 128, (32, 16, 16, 3)) + 100 * labels[:, None, None, None]
-    tfamp.enable(mode)
-    model = images.build_network(
-        (16, 16, 3), 2, make_config("resnet", widths=(4, 8)).model
-    )
+    pixels = rng.integers(0, 128, (32, 8, 8, 3)) + 100 * labels[:, None, None, None]
+    with tfamp.policy_scope("mixed_bfloat16"):
+        settings = make_config("resnet", widths=(4, 8)).model
+        model = images.build_network((8, 8, 3), 2, settings)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
-    model.compile(optimizer, loss, jit_compile=jit)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True), loss)
     found = [float(model.train_on_batch(pixels, labels)) for _ in range(8)]
-    tfamp.disable()
     assert np.isfinite(found).all() and found[-1] < 0.5 * found[0]
-
-
-def test_decay_of_the_resnet_recipe_is_its_l2_under_momentum():
-    rate, l2, momentum, steps = 0.1, 5e-4, 0.9, 300
-    coupled, apart = (keras.Variable([1.0]) for _ in range(2))
-    settings = {"momentum": momentum, "nesterov": True}
-    decay = l2 / (1 - momentum)
-    first = keras.optimizers.SGD(rate, **settings)
-    second = keras.optimizers.SGD(rate, weight_decay=decay, **settings)
-    first.build([coupled])
-    second.build([apart])
-
-    @tf.function
-    def train():
-        for _ in tf.range(steps):
-            first.apply([l2 * coupled], [coupled])
-            second.apply([tf.zeros(1)], [apart])
-
-    train()
-    expected = np.exp(-rate * decay * steps)
-    # Momentum lags by its 10 steps, of 5e-4 each.
-    assert float(apart[0]) == pytest.approx(expected, rel=1e-3)
-    assert float(coupled[0]) == pytest.approx(expected, rel=1e-2)
 
 
 def test_efficientnet_computes_what_the_one_of_keras_does(mixed):
@@ -147,9 +115,10 @@ def test_efficientnet_computes_what_the_one_of_keras_does(mixed):
 def test_settings_that_make_no_sense_are_refused_before_data_are_read(changes, message):
     config = make_config()
     config.update_from_flattened_dict(changes)
-    for use in (lambda: images.create(config, "/nowhere"), images.synthetic):
-        with pytest.raises(ValueError, match=message):
-            use(config) if use is images.synthetic else use()
+    with pytest.raises(ValueError, match=message):
+        images.create(config, "/nowhere")
+    with pytest.raises(ValueError, match=message):
+        images.synthetic(config)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -158,20 +127,18 @@ def test_loss_is_cross_entropy_smoothed_as_configured(smoothing):
     config.data.name, config.data.image_size = "digits", 8
     config.label_smoothing = smoothing
     task, made = images.create(config), images.synthetic(config)
-    pixels, labels = next(iter(task.test.batch(6)))
+    _, labels = next(iter(task.test.batch(6)))
     logits = np.random.default_rng(0).normal(0, 3, (6, 10)).astype("float32")
     logs = keras.ops.convert_to_numpy(keras.ops.log_softmax(logits))
     classes = np.argmax(labels, -1) if smoothing else labels.numpy()
     right = logs[range(6), classes]
-    expected = -np.mean((1 - smoothing) * right + smoothing * logs.mean(1))
+    loss = -np.mean((1 - smoothing) * right + smoothing * logs.mean(1))
     for objective in (task, made):
-        assert float(objective.loss(labels, logits)) == pytest.approx(
-            expected, rel=1e-5
-        )
+        assert float(objective.loss(labels, logits)) == pytest.approx(loss, rel=1e-5)
         (accuracy,) = objective.metrics()
         accuracy.update_state(labels, logits)
-        expected_accuracy = np.mean(logits.argmax(1) == classes)
-        assert float(accuracy.result()) == pytest.approx(expected_accuracy)
+        right = np.mean(logits.argmax(1) == classes)
+        assert float(accuracy.result()) == pytest.approx(right)
     pixels, labels = next(iter(made.batches))
     assert pixels.shape == (2, 8, 8, 1) and made.build_model().name == "cnn"
     assert labels.shape == ((2, 10) if smoothing else (2,))
@@ -179,6 +146,7 @@ def test_loss_is_cross_entropy_smoothed_as_configured(smoothing):
 
 def test_images_of_any_set_can_be_timed_where_their_shape_is_given():
     config = make_config("resnet")
+    assert next(iter(images.synthetic(config).batches))[0].shape == (2, *SHAPE)
     config.data.name = "my_photos"
     with pytest.raises(ValueError, match=r"config.data.image_shape"):
         images.synthetic(config)
@@ -186,7 +154,7 @@ def test_images_of_any_set_can_be_timed_where_their_shape_is_given():
     made = images.synthetic(config)
     pixels, labels = next(iter(made.batches))
     assert pixels.shape == (2, 8, 12, 3) and int(np.max(labels)) < 5
-    assert made.build_model().name == "resnet" and made.unit == "images"
+    assert made.build_model().output_shape == (None, 5) and made.unit == "images"
 
 
 # ---- Data ----
@@ -194,10 +162,7 @@ def test_images_of_any_set_can_be_timed_where_their_shape_is_given():
 
 def test_digits_are_the_real_ones_split_the_same_each_time():
     train, test, classes = images_data.load("digits", 16)
-    assert (int(train.cardinality()), int(test.cardinality()), classes) == (
-        *(1437, 360),
-        10,
-    )
+    assert (len(train), len(test), classes) == (1437, 360, 10)
     pixels, labels = next(test.batch(360).as_numpy_iterator())
     assert pixels.shape == (360, 16, 16, 1) and pixels.dtype == np.uint8
     assert pixels.max() > 200
@@ -250,7 +215,7 @@ def test_fifth_of_each_class_is_held_out_the_same_in_every_run(tmp_path):
     labels = [int(label) for _, label in train]
     assert labels != sorted(labels)  # So that what is split off has all classes.
     again = images_data.load("mine", None, None, str(tmp_path))
-    assert pairs(again.test) == pairs(test)
+    assert pairs(again[1]) == pairs(test)
 
 
 @pytest.mark.parametrize(
@@ -259,8 +224,9 @@ def test_fifth_of_each_class_is_held_out_the_same_in_every_run(tmp_path):
         (lambda f: write(f / "b/1.png", 0, (8, 8, 1)), "2 sizes: .*6x4.*b/1.png: 8x8"),
         (lambda f: (f / "a/0.png").write_bytes(b"x"), "a/0.png is no image"),
         (lambda f: (f / "c").mkdir(), "'c': .*0.* images. Expected images in train/CL"),
+        (shutil.rmtree, "'mine'.*images in train/CLASS"),
     ],
-    ids=["sizes", "no image", "empty class"],
+    ids=["sizes", "no image", "empty class", "nothing"],
 )
 def test_what_is_wrong_with_a_folder_is_named(tmp_path, spoil, message):
     for name in "ab":
@@ -271,64 +237,20 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, spoil, message):
         images_data.load("mine", None, None, str(tmp_path))
 
 
-def test_folder_without_images_or_original_files_says_what_was_looked_for(tmp_path):
-    with pytest.raises(tfamp.DataError, match="'mnits'.*images in train/CLASS"):
-        images_data.load("mnits", None, None, str(tmp_path))
-
-
 # ---- Augmentation ----
 
 
-def make_image(size=8):
-    """Every pixel another value, none of them black."""
-    values = 1 + np.arange(size * size * 3) % 255
-    return values.reshape(size, size, 3).astype("uint8")
-
-
-def find_shift(found, image):
-    """Returns (rows, columns, mirrored) that turn one image into the other."""
-    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
-    for row, column in np.ndindex(9, 9):
-        crop = padded[row : row + 8, column : column + 8]
-        for mirrored, each in ((False, crop), (True, crop[:, ::-1])):
-            if (found == each).all():
-                return row - 4, column - 4, mirrored
-    raise AssertionError("no crop of the padded image")
-
-
-def test_augmentation_is_a_crop_of_the_padded_image_flipped_or_not():
-    image = make_image()
-    changed = tf.data.Dataset.range(400).map(
+def test_augmentation_is_every_crop_of_the_padded_image_flipped_or_not():
+    image = np.arange(1, 193, dtype="uint8").reshape(8, 8, 3)
+    changed = tf.data.Dataset.range(1500).map(
         lambda i: images.crop_and_flip(image, i, seed=[7, i])
     )
     found = list(changed.as_numpy_iterator())
-    assert [label for _, label in found] == list(range(400))
+    assert [label for _, label in found] == list(range(1500))
     assert {pixels.dtype for pixels, _ in found} == {np.dtype("uint8")}
-    shifts = np.array([find_shift(pixels, image) for pixels, _ in found])
-    for shift in shifts.T[:2]:
-        assert set(shift) == set(range(-4, 5))
-        # The mean of 400 uniform shifts, within four standard errors.
-        assert abs(shift.mean()) < 4 * np.sqrt(60 / 9 / 400)
-    assert abs(shifts[:, 2].mean() - 0.5) < 4 * np.sqrt(0.25 / 400)
-    correlations = np.corrcoef(shifts.T)[np.triu_indices(3, 1)]
-    assert np.abs(correlations).max() < 4 / np.sqrt(400)
-
-
-def test_augmented_epochs_differ_and_a_resumed_one_repeats():
-    data = tf.data.Dataset.from_tensors((make_image(), 0)).repeat(16)
-    data = data.apply(tf.data.experimental.assert_cardinality(16))
-
-    def batches(first, last):
-        made = pipeline.training_batches(
-            data,
-            batch_size=16,
-            seed=0,
-            first_epoch=first,
-            last_epoch=last,
-            augment=images.crop_and_flip,
-        )
-        return [pixels for pixels, _ in made.as_numpy_iterator()]
-
-    whole, (resumed,) = batches(0, 2), batches(1, 2)
-    np.testing.assert_array_equal(whole[1], resumed)
-    assert (whole[0] != whole[1]).any()
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+    crops = [padded[r : r + 8, c : c + 8] for r, c in np.ndindex(9, 9)]
+    expected = {x.tobytes() for crop in crops for x in (crop, crop[:, ::-1])}
+    assert {pixels.tobytes() for pixels, _ in found} == expected
+    again, _ = next(changed.take(1).as_numpy_iterator())  # By the seed alone.
+    np.testing.assert_array_equal(again, found[0][0])

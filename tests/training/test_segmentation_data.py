@@ -12,8 +12,14 @@ SIDE = 12
 
 
 @pytest.fixture
-def settings():
-    return segmentation.get_config().data
+def config():
+    return segmentation.get_config()
+
+
+def load(config, folder, manual=None):
+    """Returns the arrays of the splits: (images, masks) of each."""
+    splits = segmentation_data.load(config, folder and str(folder), manual)[:2]
+    return [tuple(map(np.stack, zip(*split, strict=True))) for split in splits]
 
 
 def write(path, array, **keywords):
@@ -46,26 +52,26 @@ def names(examples):
     return [int(image.flat[0]) for image in examples[0]]
 
 
-def test_fifth_is_held_out_the_same_in_every_run(folder, settings):
-    train, test = segmentation_data.read_folder(settings, str(folder))
+def test_fifth_is_held_out_the_same_in_every_run(folder, config):
+    train, test = load(config, folder)
     assert sorted(names(train) + names(test)) == list(range(10))
     assert len(names(test)) == 2 and names(train) != sorted(names(train))
-    again = segmentation_data.read_folder(settings, str(folder))
+    again = load(config, folder)
     assert [names(part) for part in again] == [names(train), names(test)]
-    first = segmentation_data.read_folder(settings, str(folder), limit=2)
-    assert [names(part) for part in first] == [names(train)[:2], names(test)]
-    for part in (train, test):
-        images, masks = part
+    for images, masks in (train, test):
         assert (images.dtype, masks.dtype) == ("uint8", "uint8")
         assert masks.shape[1:] == (SIDE, SIDE, 1) and masks.max() == 1
-        assert list(masks.sum(axis=(1, 2, 3)) // SIDE) == names(part)
+        assert list(masks.sum(axis=(1, 2, 3)) // SIDE) == names([images])
+    config.limit_examples = 2
+    first = load(config, folder)
+    assert [names(part) for part in first] == [names(train)[:2], names(test)]
 
 
-def test_folders_of_splits_are_taken_as_they_are(tmp_path, settings):
+def test_folders_of_splits_are_taken_as_they_are(tmp_path, config):
     for split, numbers in (("train", range(5)), ("test", range(5, 8))):
         for number in numbers:
             write_pair(tmp_path / split, f"{number}")
-    train, test = segmentation_data.read_folder(settings, str(tmp_path))
+    train, test = load(config, tmp_path)
     assert sorted(names(train)) == list(range(5))
     assert sorted(names(test)) == [5, 6, 7]
 
@@ -76,43 +82,46 @@ def square(*values):
     return mask
 
 
+def one_bit(path):
+    Image.fromarray(square(255, 0, 255)[..., 0]).convert("1").save(path)
+
+
+def palette(*colors, values):
+    """Returns a function that writes a mask with gray levels as a palette's colors."""
+
+    def save(path):
+        mask = Image.fromarray(square(*values)[..., 0]).convert("P")
+        mask.putpalette([level for color in colors for level in [color] * 3])
+        mask.save(path)
+
+    return save
+
+
 @pytest.mark.parametrize(
-    ("classes", "mask", "expected"),
+    ("classes", "first", "mask", "expected"),
     [
-        (2, square(1, 0, 1), [1, 0, 1]),
-        (2, square(255, 0, 255), [1, 0, 1]),
-        (2, np.repeat(square(255, 0, 255), 3, -1), [1, 0, 1]),
-        (4, square(3, 1, 2), [3, 1, 2]),
+        (2, 0, square(1, 0, 1), [1, 0, 1]),
+        (2, 0, square(255, 0, 255), [1, 0, 1]),
+        (2, 0, np.repeat(square(255, 0, 255), 3, -1), [1, 0, 1]),
+        (2, 0, one_bit, [1, 0, 1]),
+        # What a viewer shows: white is 0.
+        (2, 0, palette(255, 0, values=(0, 1, 0)), [1, 0, 1]),
+        (4, 0, square(3, 1, 2), [3, 1, 2]),
+        (4, 1, 1 + square(0, 1, 2), [0, 1, 2]),
+        (4, 0, palette(9, 9, 9, 9, values=(3, 1, 2)), [3, 1, 2]),  # Its numbers.
     ],
-    ids=["0 and 1", "0 and 255", "color", "classes"],
+    ids=["0 and 1", "0 and 255", "color", "bit", "palette of 2", "classes", "from 1"]
+    + ["palette"],
 )
-def test_mask_becomes_classes(folder, settings, classes, mask, expected):
-    settings.classes = classes
+def test_mask_becomes_classes(folder, config, classes, first, mask, expected):
+    config.data.classes, config.data.first_class = classes, first
     for number in range(10):
-        write_pair(folder, f"{number}", mask)
-    train, _ = segmentation_data.read_folder(settings, str(folder))
-    np.testing.assert_array_equal(train[1][:, 0, :3, 0], [expected] * 8)
-
-
-def test_masks_of_one_bit_and_of_a_palette_are_what_a_viewer_shows(folder, settings):
-    for number in range(10):
-        bits = Image.fromarray(square(255, 0, 255)[..., 0]).convert("1")
-        if number % 2:
-            bits = Image.fromarray(square(0, 1, 0)[..., 0]).convert("P")
-            bits.putpalette([255] * 3 + [0] * 3)  # White is 0.
-            bits = bits.crop((0, 0, 3, 1)).resize((SIDE, SIDE), 0)
-        bits.save(folder / f"masks/{number}.png")
-    train, test = segmentation_data.read_folder(settings, str(folder))
-    for mask in (*train[1], *test[1]):
-        assert list(mask[0, :2, 0]) in ([1, 0], [1, 1])
-    settings.classes, settings.first_class = 3, 1  # The palette's numbers themselves.
-    for number in range(10):
-        mask = Image.fromarray(square(*([1, 2, 3] * 4))[..., 0] + np.uint8(0))
-        mask = mask.crop((0, 0, SIDE, 1)).resize((SIDE, SIDE), 0).convert("P")
-        mask.putpalette([9, 9, 9] * 4)
-        mask.save(folder / f"masks/{number}.png")
-    train, _ = segmentation_data.read_folder(settings, str(folder))
-    np.testing.assert_array_equal(train[1][0, 0, :3, 0], [0, 1, 2])
+        if callable(mask):
+            mask(folder / f"masks/{number}.png")
+        else:
+            write_pair(folder, f"{number}", mask)
+    (_, masks), _ = load(config, folder)
+    np.testing.assert_array_equal(masks[:, 0, :3, 0], [expected] * 8)
 
 
 def remove(folder, *files):
@@ -163,14 +172,25 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_named(folder, settings, case):
+def test_what_is_wrong_is_named(folder, config, case):
     spoil, message = BAD[case]
     spoil(folder)
     with pytest.raises(errors.DataError, match=message):
-        segmentation_data.read_folder(settings, str(folder))
+        load(config, folder)
 
 
-def test_pictures_are_turned_as_their_exif_data_say(folder, settings):
+def test_masks_of_several_classes_are_numbers(folder, config):
+    config.data.classes = 3
+    with pytest.raises(errors.DataError, match=r"255\]. Expected {0, 1, 2}"):
+        load(config, folder)
+    colors = np.repeat(square(1, 2), 3, -1)  # The mean of colors is no class.
+    for number in range(10):
+        write_pair(folder, f"{number}", colors)
+    with pytest.raises(errors.DataError, match="no mask. Received: mode RGB"):
+        load(config, folder)
+
+
+def test_pictures_are_turned_as_their_exif_data_say(folder, config):
     exif = Image.Exif()
     exif[0x0112] = 3  # Upside down.
     pixels = np.zeros((SIDE, SIDE, 3), "uint8")
@@ -178,64 +198,48 @@ def test_pictures_are_turned_as_their_exif_data_say(folder, settings):
     for number in range(10):
         remove(folder, f"images/{number}.png")
         write(folder / f"images/{number}.jpg", pixels, exif=exif, quality=95)
-    (images, _), _ = segmentation_data.read_folder(settings, str(folder))
+    (images, _), _ = load(config, folder)
     assert images[0, 0].max() < 20 and images[0, -1].min() > 180
 
 
-def test_folder_must_be_there(settings, tmp_path):
-    for folder in (None, str(tmp_path / "absent")):
+def test_folder_must_be_there(config, tmp_path):
+    for folder in (None, tmp_path / "absent"):
         with pytest.raises(errors.DataError, match=f"--data_dir.*{folder}"):
-            segmentation_data.read_folder(settings, folder)
+            load(config, folder)
 
 
-def test_masks_of_several_classes_are_numbers(folder, settings):
-    settings.classes = 3
-    with pytest.raises(errors.DataError, match=r"255\]. Expected {0, 1, 2}"):
-        segmentation_data.read_folder(settings, str(folder))
-    colors = np.repeat(square(1, 2), 3, -1)  # The mean of colors is no class.
+def test_images_of_several_sizes_are_resized_and_no_classes_mixed(folder, config):
+    config.data.image_size, config.data.classes = 8, 6
+    rng = np.random.default_rng(0)
     for number in range(10):
-        write_pair(folder, f"{number}", colors)
-    with pytest.raises(errors.DataError, match="no mask. Received: mode RGB"):
-        segmentation_data.read_folder(settings, str(folder))
+        side = 24 if number == 6 else SIDE
+        mask = rng.choice(np.array([0, 5], "uint8"), (side, side, 1))
+        write_pair(folder, f"{number}", mask, side)
+        write(folder / f"images/{number}.png", np.repeat(mask * 51, 3, -1))
+    (images, masks), test = load(config, folder)
+    assert (images.shape, test[1].shape) == ((8, 8, 8, 3), (2, 8, 8, 1))
+    assert set(np.unique(masks)) == {0, 5}
+    assert len(np.unique(images)) > 9 and images.dtype == masks.dtype == "uint8"
 
 
-def test_images_of_several_sizes_are_resized(folder, settings):
-    settings.image_size = 8
-    write_pair(folder, "6", side=24)
-    train, test = segmentation_data.read_folder(settings, str(folder))
-    assert train[0].shape == (8, 8, 8, 3) and test[1].shape == (2, 8, 8, 1)
-    assert sorted(names(train) + names(test)) == list(range(10))
-    assert set(np.unique(train[1])) == {0, 1}
-
-
-def test_resizing_mixes_no_classes():
-    mask = np.random.default_rng(0).choice([0, 5], (40, 30, 1)).astype("uint8")
-    image = np.repeat(mask * 51, 3, -1)
-    image, mask = segmentation_data.resize(image, mask, 16)
-    assert (image.shape, mask.shape) == ((16, 16, 3), (16, 16, 1))
-    assert set(np.unique(mask)) == {0, 5}
-    assert len(np.unique(image)) > 2 and image.dtype == mask.dtype == tf.uint8
-
-
-def test_digits_are_where_their_masks_are():
-    (images, masks), test = segmentation_data.load_digits(32, 2, limit=50)
+def test_digits_are_where_their_masks_are(config):
+    config.data.name, config.data.image_size = "digits", 32
+    config.limit_examples = 50
+    (images, masks), test = load(config, None)
     assert images.shape == (50, 32, 32, 3) and test[1].shape == (50, 32, 32, 1)
-    again, _ = segmentation_data.load_digits(32, 2, limit=50)
-    np.testing.assert_array_equal(images, again[0])
+    np.testing.assert_array_equal(images, load(config, None)[0][0])
     for image, mask in zip(images, masks, strict=True):
         ink = image[mask[..., 0] == 1].astype(float)
         # Half ink at least, on a patch of the other half of the levels.
         assert 0.02 < mask.mean() < 0.25
         assert abs(ink.mean() - image[mask[..., 0] == 0].mean()) > 40
-    (_, numbered), _ = segmentation_data.load_digits(32, 11, limit=50)
+    config.data.classes = 11
+    (_, numbered), _ = load(config, None)
     np.testing.assert_array_equal(numbered > 0, masks > 0)
     assert set(np.unique(numbered)) == set(range(11))
-
-
-@pytest.mark.parametrize(("size", "classes"), [(None, 2), (256, 2), (64, 3)])
-def test_digits_have_few_sizes_and_classes(size, classes):
-    with pytest.raises(ValueError, match="2 or 11 classes and a side of 8 to 128"):
-        segmentation_data.load_digits(size, classes)
+    for config.data.image_size, config.data.classes in ((None, 2), (256, 2), (64, 3)):
+        with pytest.raises(ValueError, match="2 or 11 classes and a side of 8 to 128"):
+            load(config, None)
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +270,7 @@ def tfds_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def trimaps():
-    config = segmentation.get_config()
+def trimaps(config):
     config.data.name, config.data.mask_feature = "trimaps", "trimap"
     config.data.classes, config.data.first_class = 3, 1
     config.data.image_size = 16
@@ -275,39 +278,35 @@ def trimaps():
 
 
 def test_tfds_masks_start_at_the_first_class(tfds_folder, trimaps):
-    splits = segmentation_data.load(trimaps, tfds_folder, None)
-    assert [int(part.cardinality()) for part in splits[:2]] == [8, 12]
-    image, mask = splits.train.element_spec
-    assert (image.shape, image.dtype) == ((16, 16, 3), tf.uint8)
-    assert (mask.shape, mask.dtype) == ((16, 16, 1), tf.uint8)
-    found = {value for _, mask in splits.train for value in np.unique(mask)}
-    assert found == {0, 1, 2}
+    (images, masks), test = load(trimaps, tfds_folder)
+    assert (images.shape, images.dtype) == ((8, 16, 16, 3), "uint8")
+    assert (masks.shape, masks.dtype) == ((8, 16, 16, 1), "uint8")
+    assert set(np.unique(masks)) == {0, 1, 2} and len(test[0]) == 12
 
 
-def test_tfds_masks_of_other_classes_are_an_error(tfds_folder, trimaps):
-    trimaps.data.classes = 2
-    splits = segmentation_data.load(trimaps, tfds_folder, None)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="config.data.classes"):
-        list(splits.train)
+def test_tfds_data_of_other_features_are_errors(tfds_folder, trimaps):
+    for trimaps.data.classes, trimaps.data.first_class in ((2, 1), (3, 2)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="config.data.classes"):
+            load(trimaps, tfds_folder)
     trimaps.data.mask_feature = "mask"
     with pytest.raises(errors.DataError, match="mask_feature"):
-        segmentation_data.load(trimaps, tfds_folder, None)
+        load(trimaps, tfds_folder)
     trimaps.data.image_size = None
     with pytest.raises(ValueError, match="image_size"):
-        segmentation_data.load(trimaps, tfds_folder, None)
+        load(trimaps, tfds_folder)
 
 
 def test_original_files_of_a_tfds_data_set_are_read_from_folders(trimaps, tmp_path):
     trimaps.data.name = "oxford_iiit_pet"
     for split in ("train", "test"):
         for number in range(1, 4):
-            write_pair(
-                tmp_path / split, f"{number}", np.full((SIDE, SIDE), number, "B")
-            )
-    splits = segmentation_data.load(trimaps, None, str(tmp_path))
-    found = {(int(x[0, 0, 0]), int(y[0, 0, 0])) for x, y in splits.train}
-    assert found == {(1, 0), (2, 1), (3, 2)}
-    assert splits.train.element_spec[0].shape == (16, 16, 3)
+            mask = np.full((SIDE, SIDE), number, "B")
+            write_pair(tmp_path / split, f"{number}", mask)
+    (images, masks), _ = load(trimaps, None, str(tmp_path))
+    found = {
+        (int(x[0, 0, 0]), int(y[0, 0, 0])) for x, y in zip(images, masks, strict=True)
+    }
+    assert found == {(1, 0), (2, 1), (3, 2)} and images.shape == (3, 16, 16, 3)
     trimaps.data.name = "no_such_set"
     with pytest.raises(errors.DataError, match="--manual_dir may also have images/NA"):
-        segmentation_data.load(trimaps, None, str(tmp_path / "train/images"))
+        load(trimaps, None, str(tmp_path / "train/images"))

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import pathlib
-import shutil
 import time
 from collections.abc import Callable
 
@@ -13,6 +12,8 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.training import run_files
+
+_EVERY = 15.0  # Seconds from one line of progress to the next.
 
 
 class EpochSeeds(keras.callbacks.Callback):
@@ -70,14 +71,13 @@ class ReplicaStatistics(keras.callbacks.Callback):
             for weight, mean in zip(moving, means, strict=True):
                 weight.assign(mean)
 
-        one = self.model.distribute_strategy.num_replicas_in_sync == 1
-        needless = one or not moving
-        self._average = None if needless else _on_replicas(self.model, average)
+        several = self.model.distribute_strategy.num_replicas_in_sync > 1
+        needed = several and moving
+        self._average = _on_replicas(self.model, average) if needed else lambda: None
 
     def on_test_begin(self, logs=None):
         """Averages before the validation."""
-        if self._average is not None:
-            self._average()
+        self._average()
 
 
 def _on_replicas(model, function):
@@ -101,7 +101,8 @@ class Recorder(keras.callbacks.Callback):
     "seconds" is the time in training and validation since the start of the run, writing
     of files left out; a resumed run goes on from the epoch it resumes after. The first
     epoch of a process has "first_step_seconds", too: its part up to the end of the
-    first step, which traces and compiles.
+    first step, which traces and compiles. "steps_per_second" leaves that and the
+    validation out; null for epochs of one step.
     """
 
     def __init__(self, path: pathlib.Path, steps_per_epoch: int, every: int):
@@ -120,8 +121,7 @@ class Recorder(keras.callbacks.Callback):
         """Starts the clock and the running mean anew."""
         self._epoch = epoch
         self._sum, self._count = 0.0, 0
-        self._times = []  # When the first and the last step had ended.
-        self._start = time.perf_counter()
+        self._times = [time.perf_counter()]  # And when the first and last step ended.
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss and the loss scale now and then, and when the epoch ends."""
@@ -136,34 +136,29 @@ class Recorder(keras.callbacks.Callback):
             self._times.append(time.perf_counter())
 
     def on_epoch_end(self, epoch, logs=None):
-        """Writes the epoch's line."""
-        clock = self._clock()
-        logs = {} if logs is None else logs
-        logs.update(self._scaling())
-        speed = self._steps_per_second()
-        self._write("epoch", epoch=epoch + 1, **logs, steps_per_second=speed, **clock)
-
-    def _clock(self):
-        """Times up to now. The last step's loss has been read: the device is idle."""
-        self._seconds += time.perf_counter() - self._start
-        clock = {"seconds": self._seconds}
+        """Writes the epoch's line. The device is idle: the last loss has been read."""
+        start, first, *last = self._times
+        self._seconds += time.perf_counter() - start
+        steps = self.steps_per_epoch - 1
+        times = {
+            "steps_per_second": steps / (last[0] - first) if last else None,
+            "seconds": self._seconds,
+        }
         if not self._traced:
-            clock["first_step_seconds"] = self._times[0] - self._start
-        self._traced = True
-        return clock
-
-    def _steps_per_second(self):
-        """Over the epoch, its first step and the validation left out."""
-        if len(self._times) < 2:
-            return None
-        return (self.steps_per_epoch - 1) / (self._times[1] - self._times[0])
+            self._traced, times["first_step_seconds"] = True, first - start
+        logs.update(self._scaling())
+        self._write("epoch", epoch=epoch + 1, **logs, **times)
 
     def _scaling(self):
         optimizer = self.model.optimizer
-        values = {"loss_scale": getattr(optimizer, "dynamic_scale", None)}
-        values["growth_interval"] = getattr(optimizer, "current_growth_interval", None)
-        values["skipped_steps"] = getattr(optimizer, "skipped_steps", None)
-        return {k: read_number(v) for k, v in values.items() if v is not None}
+        values = {
+            "loss_scale": getattr(optimizer, "dynamic_scale", None),
+            "growth_interval": getattr(optimizer, "current_growth_interval", None),
+            "skipped_steps": getattr(optimizer, "skipped_steps", None),
+        }
+        # `float` fails under a strategy.
+        as_number = keras.ops.convert_to_numpy
+        return {k: float(as_number(v)) for k, v in values.items() if v is not None}
 
     def _write(self, kind, **values):
         clean = {k: json_number(v) for k, v in values.items()}
@@ -171,17 +166,11 @@ class Recorder(keras.callbacks.Callback):
             file.write(json.dumps({"kind": kind, **clean}) + "\n")
 
 
-def read_number(variable) -> float:
-    """Returns a scalar variable's value; `float` fails under a strategy."""
-    return float(keras.ops.convert_to_numpy(variable))
-
-
 def json_number(value):
     """Returns a number as JSON can hold it: None where it is not finite."""
     if value is None or isinstance(value, int):
         return value
-    value = float(value)
-    return value if abs(value) < float("inf") else None  # NaN compares false
+    return float(value) if math.isfinite(value) else None
 
 
 class ProgressLines(keras.callbacks.Callback):
@@ -191,18 +180,13 @@ class ProgressLines(keras.callbacks.Callback):
       report: Function that takes a line.
       steps_per_epoch: Batches of an epoch.
       epochs: Epochs of the whole run.
-      every: Seconds from one line to the next; a line comes at the end of a step.
     """
 
     def __init__(
-        self,
-        report: Callable[[str], object],
-        steps_per_epoch: int,
-        epochs: int,
-        every: float = 15.0,
+        self, report: Callable[[str], object], steps_per_epoch: int, epochs: int
     ):
         super().__init__()
-        self.report, self.every = report, every
+        self.report = report
         self.steps_per_epoch, self.total = steps_per_epoch, steps_per_epoch * epochs
         self._told, self._start = time.perf_counter(), None
 
@@ -215,7 +199,7 @@ class ProgressLines(keras.callbacks.Callback):
         step, now = self._before + batch + 1, time.perf_counter()
         if self._start is None:  # After the first step, which traces and compiles.
             self._start = step, now
-        elif self._is_due():
+        elif self._is_due(now):
             first, start = self._start
             seconds = (now - start) / (step - first)  # Of a step, validation included.
             self.report(
@@ -226,18 +210,19 @@ class ProgressLines(keras.callbacks.Callback):
 
     def on_test_batch_end(self, batch, logs=None):
         """Tells the batch of a long evaluation."""
-        if self._is_due():
+        if self._is_due(time.perf_counter()):
             self.report(f"evaluation: batch {batch + 1}")
 
-    def _is_due(self):
-        due = time.perf_counter() - self._told >= self.every
-        if due:
-            self._told = time.perf_counter()
+    def _is_due(self, now):
+        due = now - self._told >= _EVERY
+        self._told = now if due else self._told
         return due
 
 
-class BestWeights(keras.callbacks.ModelCheckpoint):
-    """Keras' checkpoint of the best epoch, safe against a kill at any instant.
+class BestWeights(keras.callbacks.Callback):
+    """Keeps the weights of the best epoch, safe against a kill at any instant.
+
+    Of equal scores the first counts; one that is no number is never the best.
 
     Args:
       path: File to write, ending in ".weights.h5"; replaced in one step.
@@ -249,26 +234,19 @@ class BestWeights(keras.callbacks.ModelCheckpoint):
     def __init__(
         self, path: pathlib.Path, metric: str, epochs: list[dict], lower: bool = False
     ):
-        monitor, best = f"val_{metric}", min if lower else max
-        worst = math.inf if lower else -math.inf
-        known = [row[monitor] for row in epochs if row[monitor] is not None]
-        super().__init__(
-            path.with_name(f"new-{path.name}"),
-            monitor=monitor,
-            mode=best.__name__,
-            save_best_only=True,
-            save_weights_only=True,
-            # Keras takes a first score that is no number for the best of all.
-            initial_value_threshold=best([worst, *known]),
-        )
-        self.path = path
+        super().__init__()
+        self.path, self.monitor = path, f"val_{metric}"
+        self._sign = -1 if lower else 1
+        scores = [row[self.monitor] for row in epochs]
+        known = [self._sign * score for score in scores if score is not None]
+        self._best = max(known, default=-math.inf)
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the weights if the epoch is the best one."""
-        run_files.check_room(self.model, self.path)
-        super().on_epoch_end(epoch, logs)
-        if os.path.exists(self.filepath):
-            os.replace(self.filepath, self.path)
+        score = self._sign * logs[self.monitor]
+        if score > self._best:  # False for NaN.
+            self._best = score
+            _save_weights(self.model, self.path)
 
 
 class AtomicBackup(keras.callbacks.Callback):
@@ -276,7 +254,7 @@ class AtomicBackup(keras.callbacks.Callback):
 
     Keras' `BackupAndRestore` writes the weights in place and the epoch after them, so
     a kill in between leaves a torn file, or weights that do not belong to the epoch.
-    Here a new folder is written, which then takes the old one's place.
+    Here a new file, named by its epoch, is there once it is whole.
 
     Args:
       folder: Where the backup is kept.
@@ -285,8 +263,6 @@ class AtomicBackup(keras.callbacks.Callback):
     def __init__(self, folder: pathlib.Path):
         super().__init__()
         self.folder = folder
-        self._new = folder.with_name(folder.name + ".new")
-        self._old = folder.with_name(folder.name + ".old")
 
     def restore(self, model: keras.Model) -> int:
         """Loads the last backup into a compiled model and its optimizer.
@@ -297,39 +273,32 @@ class AtomicBackup(keras.callbacks.Callback):
         Raises:
           RunError: If the backup cannot be read.
         """
-        if not self.folder.exists() and self._old.exists():
-            os.replace(self._old, self.folder)  # Killed between two renames.
-        if not self.folder.exists():
+        if not (found := self._files()):
             return 0
         try:
-            finished = json.loads((self.folder / _EPOCH).read_text())
-            model.load_weights(self.folder / _WEIGHTS)
-            return finished["finished_epochs"]
+            model.load_weights(found[-1])
         except (KeyError, OSError, TypeError, ValueError) as e:
             raise errors.RunError(
-                f"The backup in {str(self.folder)!r} is damaged. Received: {e}. Delete "
-                "that folder to train from the first epoch on, or pass --overwrite."
+                f"The backup {str(found[-1])!r} is damaged. Received: {e}. Delete its "
+                "folder to train from the first epoch on, or pass --overwrite."
             ) from e
+        return int(found[-1].name.split(".")[0])
+
+    def _files(self):
+        return sorted(self.folder.glob("[0-9]*.weights.h5"))
 
     def on_epoch_end(self, epoch, logs=None):
-        """Writes the backup and puts it in place."""
-        shutil.rmtree(self._new, ignore_errors=True)
-        self._new.mkdir(parents=True)
-        run_files.check_room(self.model, self._new)
-        self.model.save_weights(self._new / _WEIGHTS)
-        text = json.dumps({"finished_epochs": epoch + 1})
-        (self._new / _EPOCH).write_text(text)
-        shutil.rmtree(self._old, ignore_errors=True)
-        if self.folder.exists():
-            os.replace(self.folder, self._old)
-        os.replace(self._new, self.folder)
-        shutil.rmtree(self._old, ignore_errors=True)
-
-    def delete(self) -> None:
-        """Removes the backup once the run's result is on disk."""
-        for folder in (self.folder, self._new, self._old):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Writes the backup, and deletes the one before."""
+        before = self._files()
+        self.folder.mkdir(exist_ok=True)
+        _save_weights(self.model, self.folder / f"{epoch + 1:06}.weights.h5")
+        for file in before:
+            file.unlink()
 
 
-# Of a backup.
-_WEIGHTS, _EPOCH = "latest.weights.h5", "epoch.json"
+def _save_weights(model, path):
+    """Writes a file so that a kill leaves the old one, if any, or the new one."""
+    run_files.check_room(model, path)
+    new = path.with_name(f"new-{path.name}")
+    model.save_weights(new)
+    os.replace(new, path)

@@ -116,7 +116,7 @@ def compare(
             text = f"{_label(key[0])}, seed {key[1]}{' (finished before)' * done}"
             report(f"run {number} of {len(folders)}: {text}")
             made = None if done else task()
-            result = trainer.run(configs[key], run, made, report)
+            result = trainer.train_and_evaluate(configs[key], run, made, report)
             # Each worker has a clock of its own: what the chief has written counts.
             results.append(result if chief else run_files.read_result(run))
         compared = _read(folder, results)

@@ -1,6 +1,5 @@
 """What tasks share of their data: parts of a data set, and TFDS."""
 
-import os
 import pathlib
 import socket
 
@@ -17,20 +16,23 @@ def hold_out(dataset: tf.data.Dataset, fraction: float):
 
     Args:
       dataset: Examples in a fixed order that does not depend on the label.
-      fraction: Share in (0, 1) of the second part.
+      fraction: Share in [0, 1) of the second part.
 
     Returns:
-      (first part, second part), both of known cardinality and not empty.
+      (first part, second part), both of known cardinality and not empty; for a
+      fraction of 0 (dataset, None).
 
     Raises:
-      ValueError: If the fraction is not in (0, 1).
+      ValueError: If the fraction is not in [0, 1).
       DataError: If there are fewer than two examples.
     """
-    if not 0 < fraction < 1:
+    if not 0 <= fraction < 1:
         raise ValueError(
-            "`validation_fraction` must be in (0, 1). "
+            "`validation_fraction` must be in [0, 1). "
             f"Received: validation_fraction={fraction}."
         )
+    if not fraction:
+        return dataset, None
     total = int(dataset.cardinality())
     if total < 2:
         raise errors.DataError(
@@ -40,9 +42,11 @@ def hold_out(dataset: tf.data.Dataset, fraction: float):
     return dataset.take(total - held), dataset.skip(total - held)
 
 
-def limit(dataset: tf.data.Dataset, examples: int) -> tf.data.Dataset:
-    """Returns the first so many examples; all of them for 0."""
-    return dataset.take(examples) if examples else dataset
+def describe_sizes(train, validation, test) -> str:
+    """Returns how many examples the datasets of a task have, as a report says it."""
+    parts = (train, validation, test)
+    sizes = [int(part.cardinality()) if part else 0 for part in parts]
+    return "{} training, {} validation, {} test examples".format(*sizes)
 
 
 def repeat(features, labels) -> tf.data.Dataset:
@@ -54,38 +58,6 @@ def repeat(features, labels) -> tf.data.Dataset:
     """
     batches = tf.data.Dataset.from_tensor_slices((features, labels))
     return batches.repeat().prefetch(tf.data.AUTOTUNE)
-
-
-def load_tfds(
-    name: str, data_dir: str | None, manual_dir: str | None
-) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
-    """Loads a supervised data set of TFDS, preparing it if that can work.
-
-    Args:
-      name: Name in TFDS, e.g. "mnist".
-      data_dir: Folder of prepared data; None for TFDS' own default.
-      manual_dir: Folder with the original files, for hosts without a network.
-
-    Returns:
-      (train, test, number of classes): unbatched (features, label), in a fixed
-      order.
-
-    Raises:
-      DataError: If the data set is unknown, not prepared with no way to prepare
-        it, has other files than expected, or no supervised classes.
-    """
-    builder = prepared_builder(name, data_dir, manual_dir)
-    keys = builder.info.supervised_keys
-    if not keys or not {"train", "test"} <= set(builder.info.splits):
-        raise errors.DataError(
-            f"Data set {name!r} has no supervised keys, or no train and test splits. "
-            f"Received: keys {keys}, splits {sorted(builder.info.splits)}."
-        )
-    train, test = (
-        builder.as_dataset(split=split, as_supervised=True, shuffle_files=False)
-        for split in ("train", "test")
-    )
-    return train, test, builder.info.features[keys[1]].num_classes
 
 
 def is_text(feature) -> bool:
@@ -132,55 +104,34 @@ def prepared_builder(name: str, data_dir: str | None, manual_dir: str | None):
 
 
 def _prepare(tfds, builder, name, manual_dir):
-    """Downloads and prepares, or says at once why that cannot work.
-
-    Without a network TFDS retries for more than three minutes first.
-    """
-    folder = builder.data_dir
-    online = resolves(_TFDS_HOST)
-    if manual_dir:
-        _check_manual_files(builder, manual_dir, online)
-    elif not online:
-        raise errors.DataError(
-            f"Data set {name!r} is not prepared in {folder}, and {_TFDS_HOST} cannot "
-            "be reached to download it. Pass --manual_dir with the original files, "
-            "or --data_dir with a folder prepared by TFDS on another host."
-        )
-    from tensorflow_datasets.core.download import download_manager, extractor
-
-    known = (
-        AssertionError,
-        OSError,
-        tfds.download.DownloadError,
-        download_manager.NonMatchingChecksumError,
-        extractor.ExtractError,
-    )
-    config = tfds.download.DownloadConfig(manual_dir=manual_dir or None)
+    """Downloads and prepares, or says at once why that cannot work."""
+    # Without a network TFDS retries for more than three minutes first.
+    if not resolves(_TFDS_HOST):
+        _require_manual_files(builder, name, manual_dir)
+    config = tfds.download.DownloadConfig(manual_dir=manual_dir)
     try:
         builder.download_and_prepare(download_config=config)
-    except known as e:
-        reason = str(e).strip().splitlines()[0]
+    except Exception as e:  # Of a dozen classes, by data set and step.
         raise errors.DataError(
-            f"Cannot prepare {name!r} in {folder} from {manual_dir or 'the network'}: "
-            f"{type(e).__name__}: {reason}"
+            f"Cannot prepare {name!r} in {builder.data_dir} from "
+            f"{manual_dir or 'the network'}: {type(e).__name__}: {e}"
         ) from e
 
 
-def _check_manual_files(builder, manual_dir, online):
+def _require_manual_files(builder, name, manual_dir):
     """Refuses a folder without the files, which TFDS would try to download."""
-    if not os.path.isdir(manual_dir):
-        raise errors.DataError(
-            f"`manual_dir` must be a folder. Received: {manual_dir!r}."
-        )
     names = sorted({info.filename for info in builder.url_infos.values()})
-    missing = [n for n in names if not pathlib.Path(manual_dir, n).exists()]
+    there = [n for n in names if manual_dir and pathlib.Path(manual_dir, n).exists()]
     # A builder with several configs registers the files of all of them.
-    enough = len(missing) < len(names) if builder.builder_config else not missing
-    if names and not enough and not online:
+    enough = there if builder.builder_config else len(there) == len(names)
+    if not manual_dir or (names and not enough):
+        missing = [n for n in names if n not in there][:5]
         raise errors.DataError(
-            f"`manual_dir` lacks files of {builder.info.name!r}, and {_TFDS_HOST} "
-            f"cannot be reached. Received: {manual_dir!r}. Missing: "
-            f"{', '.join(missing[:5])}."
+            f"Data set {name!r} is not prepared in {builder.data_dir}, and {_TFDS_HOST}"
+            f" cannot be reached to download it. Received: manual_dir={manual_dir!r}, "
+            f"which lacks {', '.join(missing) or 'its files'}. Pass --manual_dir with "
+            "the original files, or --data_dir with a folder prepared by TFDS on "
+            "another host."
         )
 
 

@@ -16,8 +16,6 @@ import tensorflow as tf
 from tfamp import errors
 from tfamp.loss_scaling import keras_optimizers, update
 
-# What a run goes on from; the files of `run_files` that each worker needs.
-_RESUMED = ("backup", "backup.old", "best.weights.h5", "metrics.jsonl")
 _TF_CONFIG = (
     '{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, '
     '"task": {"type": "worker", "index": 0}}'
@@ -68,21 +66,15 @@ def _join_cluster():
     """Returns the process' one strategy of its cluster."""
     text = os.environ.get("TF_CONFIG", "")
     try:
-        jobs = set(json.loads(text)["cluster"])
-    except (ValueError, KeyError, TypeError):
-        jobs = set()
-    if "worker" not in jobs or not jobs <= {"chief", "worker"}:
-        raise errors.RunError(
-            "config.strategy='multi_worker_mirrored' needs a cluster of workers in the "
-            f"environment variable TF_CONFIG. Received: {text!r}. Expected, with the "
-            f"index of each process: {_TF_CONFIG}."
-        )
-    try:
+        # Without one TensorFlow would train alone, and say nothing.
+        if not {"worker"} <= set(json.loads(text)["cluster"]) <= {"chief", "worker"}:
+            raise ValueError("no cluster of workers")
         return tf.distribute.MultiWorkerMirroredStrategy()
-    except ValueError as e:
+    except (KeyError, TypeError, ValueError) as e:
         raise errors.RunError(
-            f"TF_CONFIG does not describe this process. Received: {text!r}: {e} "
-            f"Expected, with the index of each process: {_TF_CONFIG}."
+            "config.strategy='multi_worker_mirrored' needs the environment variable "
+            f"TF_CONFIG, with a cluster and this process in it. Received: {text!r}: "
+            f"{e}. Expected, with the index of each process: {_TF_CONFIG}."
         ) from e
     except RuntimeError as e:
         raise errors.RunError(
@@ -114,34 +106,17 @@ def scope(strategy: tf.distribute.Strategy | None) -> Any:
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
-def describe(strategy: tf.distribute.Strategy | None) -> dict[str, Any]:
-    """Returns what `environment.json` says of the strategy.
-
-    Returns:
-      {"strategy": as `config.strategy` names it, "replicas", "workers"}.
-    """
+def describe(strategy: tf.distribute.Strategy | None) -> dict[str, int]:
+    """Returns how many {"replicas", "workers"} a strategy has."""
     if strategy is None:
-        return {"strategy": "none", "replicas": 1, "workers": 1}
-    name = "multi_worker_mirrored" if is_multi_worker(strategy) else "mirrored"
-    count = strategy.num_replicas_in_sync
-    return {"strategy": name, "replicas": count, "workers": count_workers(strategy)}
-
-
-def count_workers(strategy: tf.distribute.Strategy | None) -> int:
-    """Returns the number of processes; 1 without a cluster."""
-    resolver = getattr(strategy, "cluster_resolver", None)
-    cluster = resolver.cluster_spec() if resolver else None
-    return sum(map(cluster.num_tasks, cluster.jobs)) if cluster else 1
-
-
-def is_multi_worker(strategy: tf.distribute.Strategy | None) -> bool:
-    """Whether this process is one of a cluster."""
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        return {"replicas": 1, "workers": 1}
+    count, local = strategy.num_replicas_in_sync, strategy.extended.worker_devices
+    return {"replicas": count, "workers": count // len(local)}
 
 
 def is_chief(strategy: tf.distribute.Strategy | None) -> bool:
     """Whether this process writes the run's files: the chief, or else worker 0."""
-    if not is_multi_worker(strategy):
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return True
     resolver = strategy.cluster_resolver
     if "chief" in resolver.cluster_spec().jobs:
@@ -149,23 +124,17 @@ def is_chief(strategy: tf.distribute.Strategy | None) -> bool:
     return resolver.task_id == 0
 
 
-def exchange(strategy: tf.distribute.Strategy | None, number: int) -> list[int]:
-    """Waits for all workers and returns the number that each replica's has brought.
-
-    Args:
-      strategy: The run's strategy; every worker must call.
-      number: An int32 of this worker.
-
-    Returns:
-      One number for each replica of the cluster; just the own one without a cluster.
-    """
-    if strategy is None or not is_multi_worker(strategy):
+def _exchange(strategy, number):
+    """Waits for all workers; returns the number that each replica's has brought."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return [number]
     return _gather(strategy)(tf.constant([number])).numpy().tolist()
 
 
 @functools.cache
 def _gather(strategy):
+    """Traced once: TensorFlow warns each time that a cluster works eagerly."""
+
     def gather(local):
         return strategy.gather(strategy.run(tf.identity, (local,)), axis=0)
 
@@ -174,7 +143,7 @@ def _gather(strategy):
 
 def wait(strategy: tf.distribute.Strategy | None) -> None:
     """Waits for all workers of the cluster; every worker must call."""
-    exchange(strategy, 0)
+    _exchange(strategy, 0)
 
 
 def check_same(strategy: tf.distribute.Strategy | None, what: str, found: int) -> None:
@@ -185,7 +154,7 @@ def check_same(strategy: tf.distribute.Strategy | None, what: str, found: int) -
       what: What was counted, in words.
       found: How many this worker has found.
     """
-    numbers = exchange(strategy, found)
+    numbers = _exchange(strategy, found)
     if len(set(numbers)) > 1:
         raise errors.RunError(
             "The workers do not see the same working directory. Received: "
@@ -211,11 +180,10 @@ def worker_folder(
     Raises:
       RunError: If a worker has ended meanwhile.
     """
-    with contextlib.ExitStack() as stack:
-        own = folder
-        if not is_chief(strategy):
-            own = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            _copy(folder, own)
+    with tempfile.TemporaryDirectory() as temporary:
+        own = folder if is_chief(strategy) else pathlib.Path(temporary)
+        if own != folder:
+            shutil.copytree(folder, own, dirs_exist_ok=True)
         try:
             wait(strategy)
             yield own
@@ -226,14 +194,6 @@ def worker_folder(
                 "they go on after the last epoch that all had finished. Received: "
                 f"{type(e).__name__}."
             ) from e
-
-
-def _copy(source, target):
-    for path in (source / name for name in _RESUMED):
-        if path.is_dir():
-            shutil.copytree(path, target / path.name)
-        elif path.exists():
-            shutil.copy2(path, target)
 
 
 # Keras 3.15 builds the metrics and the loss from the first batch of a dataset that it
@@ -260,7 +220,7 @@ def prepare(strategy: tf.distribute.Strategy, model: keras.Model, task) -> None:
     with strategy.scope():
         getattr(model, _BUILD)(data_batch=next(iter(task.train.batch(1))))
     setattr(model, _BUILD, lambda iterator=None, data_batch=None: None)
-    if count_workers(strategy) > 1:
+    if describe(strategy)["workers"] > 1:
         for name in ("train_step", "test_step"):
             setattr(model, name, _with_dimension(getattr(model, name)))
 

@@ -1,7 +1,6 @@
 """Keras optimizers and learning-rate schedules from a configuration."""
 
 import keras
-import tensorflow as tf
 
 SCHEDULES = ("constant", "linear", "cosine")
 NAMES = ("sgd", "adam", "adamw")
@@ -70,13 +69,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         """Returns the constructor's keywords."""
-        return {
-            "peak": self.peak,
-            "total_steps": self.total_steps,
-            "warmup_steps": self.warmup_steps,
-            "decay": self.decay,
-            "batches_per_step": self.batches_per_step,
-        }
+        return dict(vars(self))
 
 
 def create(config, total_batches: int) -> keras.optimizers.Optimizer:
@@ -95,23 +88,24 @@ def create(config, total_batches: int) -> keras.optimizers.Optimizer:
       A Keras optimizer. AdamW and SGD decay no bias and no normalization weight.
 
     Raises:
-      ValueError: If the run is too short for one update, or gradients are to be
-        accumulated under a strategy.
+      ValueError: If the run is too short for one update.
     """
-    # Also with one replica: Keras merges the replicas' gradients inside a `cond`.
-    if tf.distribute.has_strategy() and config.accumulation_steps > 1:
+    steps = config.accumulation_steps
+    updates = total_batches // steps
+    if updates < 1:
         raise ValueError(
-            "Keras 3.15 cannot accumulate gradients under a strategy. Received: "
-            f"config.optimizer.accumulation_steps={config.accumulation_steps}. "
-            "Expected 1, or no strategy."
+            "`config.optimizer.accumulation_steps` must be at most the batches of the "
+            f"whole run, or no weight would change. Received: {steps}, batches: "
+            f"{total_batches}."
         )
-    rate = _schedule(config, total_batches)
+    warmup = round(updates * config.warmup_fraction)
     keywords = {
+        "learning_rate": WarmupSchedule(
+            config.learning_rate, updates, warmup, config.schedule, steps
+        ),
         "global_clipnorm": config.clip_global_norm or None,
         # Keras takes None or at least 2.
-        "gradient_accumulation_steps": (
-            config.accumulation_steps if config.accumulation_steps > 1 else None
-        ),
+        "gradient_accumulation_steps": steps if steps > 1 else None,
     }
     if config.name == "sgd":
         keywords |= {"momentum": config.momentum, "nesterov": config.nesterov}
@@ -121,25 +115,7 @@ def create(config, total_batches: int) -> keras.optimizers.Optimizer:
         adamw = config.name == "adamw"
         kind = keras.optimizers.AdamW if adamw else keras.optimizers.Adam
         decay = config.weight_decay if adamw else None
-    made = kind(rate, weight_decay=decay, **keywords)
+    made = kind(weight_decay=decay, **keywords)
     if decay is not None:
         made.exclude_from_weight_decay(var_names=[_NO_DECAY])
     return made
-
-
-def _schedule(config, total_batches):
-    """Returns the learning rate of a run as a function of the batch."""
-    updates = total_batches // config.accumulation_steps
-    if updates < 1:
-        raise ValueError(
-            "`config.optimizer.accumulation_steps` must be at most the batches of the "
-            f"whole run, or no weight would change. Received: "
-            f"{config.accumulation_steps}, batches: {total_batches}."
-        )
-    return WarmupSchedule(
-        config.learning_rate,
-        updates,
-        round(updates * config.warmup_fraction),
-        config.schedule,
-        config.accumulation_steps,
-    )

@@ -6,7 +6,6 @@ import os
 import pathlib
 from collections.abc import Callable, Mapping
 
-import numpy as np
 from absl import logging
 
 from tfamp.training import run_files
@@ -14,22 +13,12 @@ from tfamp.training import run_files
 TIMELINE = "timeline.png"
 COMPARISON = "comparison.png"
 PREDICTIONS = "predictions.png"
-# Okabe and Ito's palette: told apart with any color vision.
-OKABE_ITO = {
-    "blue": "#0072B2",
-    "vermilion": "#D55E00",
-    "green": "#009E73",
-    "purple": "#CC79A7",
-    "sky blue": "#56B4E9",
-    "orange": "#E69F00",
-    "yellow": "#F0E442",
-}
-_COLORS = tuple(OKABE_ITO.values())[:4]
+# Okabe and Ito's blue, vermilion, green and purple: apart with any color vision.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _SEED_STYLES = ("-", "--", ":", "-.")
-_STEP_LABEL = "training step"
 _WINDOW = 9  # Points of the loss curve that the bold line averages over.
+_ROOM = 1.6  # Above and below the curves of the loss scale: at least one power of 2.
 _LAST_ROWS = 336  # Of a test split, drawn over time; two weeks of hours.
-_HEIGHTS = (5, 3)  # Of the loss scale and the growth interval.
 _FAR = 1e100  # Amounts from here on are not drawn: Matplotlib's axes overflow.
 
 
@@ -56,9 +45,8 @@ def write_timeline(folder: str | os.PathLike, name: str, mode: str, seed: int) -
     """
     path = pathlib.Path(folder, TIMELINE)
     if not path.exists():
-        rows = run_files.read_metrics(path.parent, "step")
-        title = f"{name}: {mode}, seed {seed}"
-        _write(path, timeline_figure, title, mode, rows)
+        curves = {(mode, seed): run_files.read_metrics(path.parent, "step")}
+        write(path, runs_figure, f"{name}: {mode}, seed {seed}", curves, {})
 
 
 def write_comparison(
@@ -75,37 +63,15 @@ def write_comparison(
         {key: run_files.read_metrics(run, kind) for key, run in runs.items()}
         for kind in ("step", "epoch")
     )
-    _write(folder / COMPARISON, comparison_figure, name, curves, epochs)
+    title = f"{name}: the same run in each precision"
+    write(folder / COMPARISON, runs_figure, title, curves, epochs)
 
 
-def write_predictions(
-    folder: pathlib.Path,
-    name: str,
-    images: np.ndarray,
-    truths: np.ndarray,
-    predictions: np.ndarray,
-    classes: int,
-) -> None:
-    """Writes `predictions.png` of a segmentation; see `masks_figure`."""
-    path = folder / PREDICTIONS
-    _write(path, masks_figure, name, images, truths, predictions, classes)
+def write(path: pathlib.Path, draw: Callable, *arguments) -> None:
+    """Writes the figure that `draw(*arguments)` returns; a warning without matplotlib.
 
-
-def write_regression(
-    folder: pathlib.Path,
-    title: str,
-    name: str,
-    target: np.ndarray,
-    predicted: np.ndarray,
-    ordered: bool,
-) -> None:
-    """Writes `predictions.png` of a regression; see `regression_figure`."""
-    path = folder / PREDICTIONS
-    _write(path, regression_figure, title, name, target, predicted, ordered)
-
-
-def _write(path: pathlib.Path, draw: Callable, *arguments) -> None:
-    """Writes a figure so that a kill leaves a whole file or none."""
+    A kill leaves a whole file or none.
+    """
     if not can_draw():
         logging.warning('No figure: pip install "tfamp[plot]".')
         return
@@ -128,138 +94,95 @@ def _figure(title, size):
 # ---- Losses and loss scales ----
 
 
-def comparison_figure(name: str, curves: dict, epochs: dict | None = None):
-    """Draws the loss curves of several runs and the timeline of their loss scale.
+def runs_figure(title: str, curves: dict, epochs: dict):
+    """Draws one run, or several, over their steps.
 
     Args:
-      name: Title.
+      title: Title.
       curves: Dict from (mode, seed) to the "step" lines of `metrics.jsonl`.
       epochs: The same of the "epoch" lines. With a `val_perplexity` there, perplexities
         are drawn in the loss's place.
 
     Returns:
-      A `Figure`: the loss, and where it is no longer finite; the loss scale with the
-      skipped steps, above the growth interval in force.
+      A `Figure`: the loss, and where it is no longer finite. Below it, where a run
+      scales its loss, the loss scale with the skipped steps and the growth interval.
     """
-    figure = _figure(f"{name}: the same run in each precision", (11, 4.8))
-    left, right = figure.subfigures(1, 2, squeeze=False).flat
-    modes = list(dict.fromkeys(mode for mode, _ in curves))
-    colors = dict(zip(modes, _COLORS, strict=False))
-    axes = left.subplots()
-    _draw_losses(axes, curves, colors, epochs or {})
-    axes.set_xlabel(_STEP_LABEL)
-    axes.legend()
-    scaled = {key: rows for key, rows in curves.items() if _is_scaled(rows)}
-    if scaled:
-        axes = right.subplots(2, 1, height_ratios=_HEIGHTS, sharex=True)
-        _draw_scaling(right, axes, scaled, colors)
-    else:
-        text = f"no loss scaling:\n{' and '.join(modes)} need none"
-        axes = right.subplots()
-        axes.set(title="Loss scale", xticks=[], yticks=[])
-        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
-    return figure
-
-
-def timeline_figure(title: str, mode: str, rows: list[dict]):
-    """Draws one run over its steps: loss, loss scale, skipped steps, growth interval.
-
-    Args:
-      title: Title.
-      mode: The run's mode.
-      rows: The "step" lines of `metrics.jsonl`.
-
-    Returns:
-      A `Figure` of panels one above the other; only the loss without loss scaling.
-    """
-    scaled = _is_scaled(rows)
-    heights = (5, *_HEIGHTS) if scaled else (5,)
+    scaled = {
+        key: rows
+        for key, rows in curves.items()
+        if any("loss_scale" in row for row in rows)
+    }
+    heights = (5, 5, 3) if scaled else (5,)
     figure = _figure(title, (8, 1.2 + 0.5 * sum(heights)))
     grid = figure.subplots(
         len(heights), 1, height_ratios=heights, sharex=True, squeeze=False
     )
     losses, *scales = grid.flat
-    curves, colors = {(mode, None): rows}, {mode: _COLORS[scaled]}
-    _draw_losses(losses, curves, colors, {})
+    modes = dict.fromkeys(mode for mode, _ in curves)
+    colors = dict(zip(modes, _COLORS, strict=False))
+    _draw_losses(losses, curves, epochs, colors)
     if scaled:
-        _draw_scaling(figure, scales, curves, colors)
+        _draw_scaling(*scales, scaled, colors)
     else:
-        losses.set_xlabel(_STEP_LABEL)
+        figure.supxlabel(f"no loss scaling: {' and '.join(modes)} need none")
+    for axes in grid.flat:
+        axes.grid(alpha=0.3)
+    grid[-1, 0].set_xlabel("training step")
     return figure
 
 
-def _is_scaled(rows):
-    return any("loss_scale" in row for row in rows)
-
-
-def _draw_losses(axes, curves, colors, epochs):
+def _draw_losses(axes, curves, epochs, colors):
     """Draws losses, smoothed, and where they are no longer finite; or perplexities."""
-    validated = {key: _perplexities(rows) for key, rows in epochs.items()}
-    if any(validated.values()):
+    every_epoch = [row for rows in epochs.values() for row in rows]
+    perplexity = any("val_perplexity" in row for row in every_epoch)
+    what = "perplexity" if perplexity else "loss"
+    half, ends = _WINDOW // 2, []
+
+    def shown(loss):
         # An axis needs numbers beyond the curve's, too.
-        _draw_steps(axes, curves, colors, lambda loss: math.exp(min(loss, 100.0)))
-        _draw_epochs(axes, curves, validated, colors)
-        title = f"Training perplexity (bold: mean loss of {_WINDOW} points)"
-        axes.set(ylabel="perplexity", title=title)
-    else:
-        _draw_steps(axes, curves, colors, float)
-        title = f"Training loss (bold: mean of {_WINDOW} points)"
-        axes.set(ylabel="training loss", title=title)
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3)
+        return math.exp(min(loss, 100.0)) if perplexity else loss
 
-
-def _perplexities(rows):
-    """The validation perplexity by the share of the run, where it is finite."""
-    values = {row["epoch"] / len(rows): row.get("val_perplexity") for row in rows}
-    return {share: value for share, value in values.items() if value is not None}
-
-
-def _draw_steps(axes, curves, colors, shown):
-    first, labels, ends = next(iter(colors)), set(), []
-    half = _WINDOW // 2
-    for (mode, _), every in curves.items():
+    for (mode, seed), every in curves.items():
         rows = [row for row in every if row["loss"] is not None]
         steps, losses = ([row[name] for row in rows] for name in ("step", "loss"))
         windows = [losses[max(0, i - half) : i + half + 1] for i in range(len(losses))]
         values = [shown(loss) for loss in losses]
         bold = [shown(sum(window) / len(window)) for window in windows]
+        color, line = colors[mode], "-" if mode == next(iter(colors)) else "--"
+        axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
+        axes.plot(steps, bold, line, color=color, linewidth=1.4, label=mode)
         if rows and every[-1]["loss"] is None:
             ends.append((steps[-1], values[-1]))
-        style = {"color": colors[mode], "linestyle": "-" if mode == first else "--"}
-        axes.plot(steps, values, color=colors[mode], alpha=0.25, linewidth=0.8)
-        label = None if mode in labels else mode
-        axes.plot(steps, bold, linewidth=1.4, label=label, **style)
-        labels.add(mode)
+        if perplexity:
+            _draw_epochs(axes, every, epochs[mode, seed], color)
     if ends:
-        label = "not finite from here on"
-        style = {"linestyle": "", "marker": "X", "markersize": 9, "color": "black"}
-        axes.plot(*zip(*ends, strict=True), label=label, **style)
+        style = {"markersize": 9, "color": "black", "label": "not finite from here on"}
+        axes.plot(*zip(*ends, strict=True), "X", **style)
+    title = f"Training {what} (bold: mean loss of {_WINDOW} points)"
+    axes.set(ylabel=what, title=title, yscale="log")
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))  # A mode has several seeds.
+    axes.legend(once.values(), once.keys())
 
 
-def _draw_epochs(axes, curves, validated, colors):
-    label = "validation split"
-    style = {"linestyle": ":", "linewidth": 1, "marker": "o", "markersize": 5}
-    for (mode, seed), values in validated.items():
-        rows = curves[mode, seed]
-        # To within the distance of two points: the lines of epochs have no step.
-        last = rows[-1]["step"] if rows else 0
-        steps, style["color"] = [last * share for share in values], colors[mode]
-        axes.plot(steps, values.values(), label=label, markeredgecolor="k", **style)
-        label = None
+def _draw_epochs(axes, rows, epochs, color):
+    """Draws the validation perplexity of each epoch, where it is finite."""
+    # To within the distance of two points: the lines of epochs have no step.
+    length = rows[-1]["step"] / len(epochs) if rows and epochs else 0
+    found = [row for row in epochs if row.get("val_perplexity") is not None]
+    steps = [length * row["epoch"] for row in found]
+    style = {"color": color, "linewidth": 1, "markersize": 5, "markeredgecolor": "k"}
+    values = [row["val_perplexity"] for row in found]
+    axes.plot(steps, values, "o:", label="validation split", **style)
 
 
-def _draw_scaling(figure, axes, curves, colors):
-    """Draws the loss scale on the first axes, the growth interval on the second."""
-    from matplotlib import ticker
-
-    scale, interval = axes
+def _draw_scaling(scale, interval, curves, colors):
+    """Draws loss scales on the first axes, growth intervals on the second."""
     skips = []
     for number, ((mode, seed), rows) in enumerate(curves.items()):
         style = {"where": "post", "linewidth": 1.6, "color": colors[mode]}
         style["linestyle"] = _SEED_STYLES[number % len(_SEED_STYLES)]
-        name = mode if seed is None else f"{mode}, seed {seed}"
-        label = f"{name}; skipped steps: {int(rows[-1]['skipped_steps'])}"
+        label = f"{mode}, seed {seed}; skipped steps: {int(rows[-1]['skipped_steps'])}"
         steps = [row["step"] for row in rows]
         scale.step(steps, [row["loss_scale"] for row in rows], label=label, **style)
         interval.step(steps, [row["growth_interval"] for row in rows], **style)
@@ -269,38 +192,19 @@ def _draw_scaling(figure, axes, curves, colors):
                 skips.append((row["step"], row["loss_scale"]))
             before = row["skipped_steps"]
     if skips:
-        style = {"linestyle": "", "marker": "x", "color": "black", "markersize": 7}
-        scale.plot(*zip(*skips, strict=True), label="skipped step", **style)
+        style = {"color": "black", "markersize": 7, "label": "skipped step"}
+        scale.plot(*zip(*skips, strict=True), "x", **style)
     scale.set(ylabel="loss scale", title="Loss scale and skipped steps")
-    scale.set_yscale("log", base=2)
-    _give_room(scale, 2)
     interval.set(ylabel="finite steps", title="Growth interval in force")
-    interval.set(xlabel=_STEP_LABEL, yscale="log")
-    ticks = _round_numbers(*_give_room(interval, 1.6))
-    interval.yaxis.set_major_locator(ticker.FixedLocator(ticks))
-    interval.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
-    interval.yaxis.set_minor_locator(ticker.NullLocator())
-    for each in axes:
-        each.grid(alpha=0.3)
+    for axes in (scale, interval):
+        axes.set_yscale("log", base=2)
+        # A constant value leaves a logarithmic axis without height.
+        values = [value for line in axes.get_lines() for value in line.get_ydata()]
+        axes.set_ylim(min(values) / _ROOM, max(values) * _ROOM)
+    interval.yaxis.set_major_formatter("{x:,.0f}")
     # Outside: no corner is free in every run.
     handles = scale.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=2)
-
-
-def _give_room(axes, factor):
-    """Widens a logarithmic axis, which a constant value leaves without height."""
-    values = [value for line in axes.get_lines() for value in line.get_ydata()]
-    return axes.set_ylim(min(values) / factor, max(values) * factor)
-
-
-def _round_numbers(low, high):
-    """At most six of 1, 2, 5, 10, ... or sparser; Matplotlib's own ticks crowd."""
-    for digits, stride in (((1, 2, 5), 1), ((1, 3), 1), ((1,), 1), ((1,), 4)):
-        numbers = [d * 10**power for power in range(0, 20, stride) for d in digits]
-        numbers = [number for number in numbers if low <= number <= high]
-        if len(numbers) <= 6:
-            break
-    return numbers
+    scale.figure.legend(*handles, loc="outside lower center", ncols=2)
 
 
 # ---- Predictions ----
@@ -327,12 +231,12 @@ def masks_figure(name: str, images, truths, predictions, classes: int):
         axes.set_title(title, fontsize="medium")
     style = {"cmap": "gray" if classes == 2 else "viridis", "interpolation": "nearest"}
     for axes, image, *masks in zip(grid, images, truths, predictions, strict=True):
-        low, high = int(image.min()), int(image.max())
-        axes[0].imshow((image - float(low)) / max(high - low, 1))
+        low, high = float(image.min()), float(image.max())
+        axes[0].imshow((image - low) / max(high - low, 1))
         for each, mask in zip(axes[1:], masks, strict=True):
             each.imshow(mask, vmin=0, vmax=classes - 1, **style)
-        for each in axes:
-            each.set_axis_off()
+    for axes in grid.flat:
+        axes.set_axis_off()
     return figure
 
 

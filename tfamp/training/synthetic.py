@@ -2,15 +2,13 @@
 
 import builtins
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.kernels import bias_gradient, switches
-from tfamp.precision import control
 from tfamp.training import (
     base_config,
     processes,
@@ -60,20 +58,13 @@ def preload(configs: Iterable[Any]) -> tuple[str, ...]:
     return ("tfamp.training.trainer", *(("keras_hub",) if texts else ()))
 
 
-@contextlib.contextmanager
-def in_precision(config: config_dict.ConfigDict) -> Iterator[None]:
+def in_precision(config: config_dict.ConfigDict) -> contextlib.AbstractContextManager:
     """Puts a configuration's precision in force, as a run does.
 
     Args:
       config: The resolved configuration.
     """
-    precision = config.precision
-    with (
-        switches.scope(**base_config.kernel_keywords(precision)),
-        control.enabled(precision.mode, **base_config.enable_keywords(precision)),
-        bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
-    ):
-        yield
+    return trainer.enabled(config.precision)
 
 
 def compile_model(

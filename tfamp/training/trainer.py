@@ -4,11 +4,10 @@ import contextlib
 import gc
 import importlib.util
 import json
-import pathlib
+import shutil
 import statistics
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import keras
 from absl import logging
@@ -70,11 +69,6 @@ def train_and_evaluate(
       ValueError: If a setting makes no sense.
     """
     base_config.validate(config)
-    return run(config, workdir, task, report)
-
-
-def run(config, workdir, task, report) -> run_files.RunResult:
-    """Runs `train_and_evaluate` for settings that are known to make sense."""
     config = base_config.settle_rewrite(config)
     strategy = distribution.create(config)
     shared = run_files.open_folder(config, workdir)
@@ -85,81 +79,83 @@ def run(config, workdir, task, report) -> run_files.RunResult:
         if done:
             return run_files.read_result(shared)
         task = task or tasks.from_config(config)
-        kernels = base_config.kernel_keywords(config.precision)
         with (
-            switches.scope(**kernels),
             enabled(config.precision),
             distribution.worker_folder(strategy, shared) as folder,
         ):
-            one = _Run(
-                config, folder, task, strategy, report if chief else lambda line: None
-            )
-            result = one.execute(control.status())
-            text = json.dumps(result._asdict(), indent=2)
-            run_files.write_text(folder / "result.json", text)
-            one.backup.delete()
+            result = _Run(config, folder, task, strategy, report).execute()
     gc.collect()  # Models are reference cycles; the next run wants their memory.
     return result
 
 
-def _keep(line):
-    """A worker's report: the chief tells the same."""
-
-
 @contextlib.contextmanager
 def enabled(settings):
-    """Scopes tfamp as a run has it.
+    """Scopes tfamp and TensorFlow's kernels as a run has them.
 
     Args:
       settings: The `precision` part of a configuration.
     """
-    keywords = base_config.enable_keywords(settings)
-    # Bias gradients in float32, too: modes are compared.
-    with control.enabled(settings.mode, **keywords), bias_gradient.HOOKS.installed():
+    scaling = base_config.loss_scale_keywords(settings.loss_scale)
+    names = "deterministic", "cudnn_autotune", "float16_accumulation"
+    with (
+        switches.scope(**{name: settings[name] for name in names}),
+        control.enabled(
+            settings.mode,
+            overrides=dict(settings.overrides),
+            graph_rewrite=settings.graph_rewrite,
+            fused_kernels=settings.fused_kernels,
+            loss_scale=scaling if settings.loss_scale.enabled else False,
+        ),
+        bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
+    ):
         yield
 
 
 class _Run:
     """The steps of a run over one task."""
 
-    def __init__(
-        self, config, folder: pathlib.Path, task: tasks.Task, strategy, report
-    ):
+    def __init__(self, config, folder, task: tasks.Task, strategy, report):
         self.config, self.folder, self.task = config, folder, task
-        self.strategy, self.report = strategy, report
+        self.strategy, self.chief = strategy, distribution.is_chief(strategy)
+        self.report = report if self.chief else lambda line: None
         self.steps = pipeline.steps_per_epoch(task.train, config.batch_size)
-        self.backup = callbacks.AtomicBackup(folder / "backup")
         self.best = folder / "best.weights.h5"
-        bar = sys.stdout.isatty()
-        self.verbose = (1 if bar else 2) if distribution.is_chief(strategy) else 0
-        lines = callbacks.ProgressLines(report, self.steps, config.epochs)
-        self.progress = [] if bar else [lines]
+        self.bar = sys.stdout.isatty()
+        lines = callbacks.ProgressLines(self.report, self.steps, config.epochs)
+        self.progress = [] if self.bar else [lines]
 
-    def execute(self, status) -> run_files.RunResult:
-        keras.utils.set_random_seed(self.config.seed)
+    def execute(self) -> run_files.RunResult:
+        config, status = self.config, control.status()
+        keras.utils.set_random_seed(config.seed)
         with distribution.scope(self.strategy):
-            model, self.metric = build(self.task, self.config)
+            model, self.metric = build(self.task, config)
         if self.strategy is not None:
             distribution.prepare(self.strategy, model, self.task)
         # Only now: a pattern that matches no layer leaves the folder free.
-        run_files.write_config(self.config, self.folder)
+        run_files.write_config(config, self.folder)
         described = distribution.describe(self.strategy)
-        run_files.write_environment(self.folder, status, described)
-        first, epochs = self.backup.restore(model), self.config.epochs
+        run_files.write_environment(
+            self.folder, status, {"strategy": config.strategy, **described}
+        )
+        backup = callbacks.AtomicBackup(self.folder / "backup")
+        first = backup.restore(model)
         distribution.check_same(self.strategy, "finished epochs", first)
         run_files.keep_metrics(self.folder, first, self.steps)
         start = f"resumed after epoch {first}" if first else "start"
         self.report(
-            f"{start}: {epochs - first} of {epochs} epochs, {self.steps} steps each"
+            f"{start}: {config.epochs - first} of {config.epochs} epochs, {self.steps} "
+            "steps each"
         )
-        if first < epochs:
-            self._fit(model, first)
-        scaling = _scaling(model.optimizer)
+        if first < config.epochs:
+            self._fit(model, first, backup)
         if self.best.exists():  # None without validation or with a loss of no number.
             model.load_weights(self.best)
-        loss, scores = self._score(model)
+        result = self._result(status, *self._score(model))
         model.save(self.folder / "model.keras")
-        return self._result(status, loss, scores, scaling)
+        text = json.dumps(result._asdict(), indent=2)
+        run_files.write_text(self.folder / "result.json", text)
+        shutil.rmtree(backup.folder, ignore_errors=True)
+        return result
 
     def _score(self, model):
         """Returns the loss and the scores on the test split, the task's score first."""
@@ -171,34 +167,31 @@ class _Run:
         own = self.task.score(model, self.folder) if self.task.score else {}
         first = own or {self.metric: scores[self.metric]}
         scores = {**first, **scores, **own}
-        found = {name: float(value) for name, value in scores.items()}
-        return loss, {k: callbacks.json_number(value) for k, value in found.items()}
+        return loss, {k: callbacks.json_number(float(v)) for k, v in scores.items()}
 
-    def _fit(self, model, first):
-        config = self.config
+    def _fit(self, model, first, backup):
+        config, task = self.config, self.task
+        validation = task.validation and pipeline.evaluation_batches(
+            self._cached(task.validation), config.eval_batch_size
+        )
         model.fit(
             pipeline.training_batches(
-                self._cached(self.task.train),
+                self._cached(task.train),
                 batch_size=config.batch_size,
                 seed=config.seed,
                 first_epoch=first,
                 last_epoch=config.epochs,
-                augment=self.task.augment,
+                augment=task.augment,
             ),
             steps_per_epoch=self.steps,
             initial_epoch=first,
             epochs=config.epochs,
-            validation_data=self._validation(),
-            callbacks=self._callbacks(model.optimizer),
+            validation_data=validation,
+            # Last the backup: what it stores includes the other files.
+            callbacks=[*self._callbacks(model.optimizer), backup],
             shuffle=False,  # The pipeline has shuffled.
-            verbose=self.verbose,
+            verbose=(1 if self.bar else 2) if self.chief else 0,
         )
-
-    def _validation(self):
-        if self.task.validation is None:
-            return None
-        dataset = self._cached(self.task.validation)
-        return pipeline.evaluation_batches(dataset, self.config.eval_batch_size)
 
     def _cached(self, dataset):
         return dataset.cache() if self.config.data.cache else dataset
@@ -219,30 +212,31 @@ class _Run:
         else:
             events = self.folder / "tensorboard"
             found.append(keras.callbacks.TensorBoard(events, write_graph=False))
-        return [*found, self.backup]  # Last: what it stores includes the other files.
+        return found
 
-    def _result(self, status, loss, scores, scaling) -> run_files.RunResult:
+    def _result(self, status, loss, scores) -> run_files.RunResult:
         epochs = run_files.read_metrics(self.folder, "epoch")
         speeds = [row["steps_per_second"] for row in epochs]
         speeds = [s for s in speeds[1:] or speeds if s]
         rewrite = graph_rewrite.active()
         mode = f"mixed_{rewrite.dtype}" if rewrite else status.effective
         scaled = self.config.precision.loss_scale.enabled
-        score_name, score = next(iter(scores.items()))
+        skipped = epochs[-1].get("skipped_steps")
         validation = [row.get(f"val_{self.metric}") for row in epochs]
         best = min if self.metric in self.task.errors else max
         return run_files.RunResult(
             mode=mode,
             seed=self.config.seed,
-            score=score,
-            score_name=score_name,
+            score=next(iter(scores.values())),
+            score_name=next(iter(scores)),
             test_loss=callbacks.json_number(loss),
             final_loss=epochs[-1]["loss"],
             best_validation_score=best(
                 (v for v in validation if v is not None), default=None
             ),
             steps_per_second=statistics.median(speeds) if speeds else None,
-            **scaling,
+            skipped_steps=None if skipped is None else int(skipped),
+            loss_scale=epochs[-1].get("loss_scale"),
             description=self.task.description,
             reason=status.reason,
             graph_rewrite=control.status().graph_rewrite if rewrite else "",
@@ -277,12 +271,3 @@ def compile_model(model, config, total_batches: int, loss, metrics) -> None:
     jit = "auto" if config.jit_compile is None else config.jit_compile
     model.compile(made, loss=loss, metrics=metrics, jit_compile=jit)
     model.optimizer.build(model.trainable_variables)
-
-
-def _scaling(made) -> dict[str, Any]:
-    if not isinstance(made, keras.optimizers.LossScaleOptimizer):
-        return {"skipped_steps": None, "loss_scale": None}
-    return {
-        "skipped_steps": int(callbacks.read_number(made.skipped_steps)),
-        "loss_scale": callbacks.read_number(made.loss_scale),
-    }

@@ -1,7 +1,5 @@
 """Image classification: a plain network, a ResNet and EfficientNet, by name."""
 
-import functools
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -10,14 +8,8 @@ from ml_collections import config_dict
 from tfamp.training import base_config, data, tasks
 from tfamp.training.tasks import images_data
 
-AUGMENTATIONS = ("none", "crop_flip")
+_AUGMENTATIONS = ("none", "crop_flip")
 _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
-# Shape and classes of the data sets that `synthetic` knows.
-_IMAGES = {
-    "mnist": ((28, 28, 1), 10),
-    "fashion_mnist": ((28, 28, 1), 10),
-    "cifar10": ((32, 32, 3), 10),
-}
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -31,7 +23,8 @@ def get_config() -> config_dict.ConfigDict:
     config.data.classes = 10
     # Share of the target that is spread evenly over all classes.
     config.label_smoothing = 0.0
-    config.model.name = "cnn"  # A key of `NETWORKS`; each reads some of the fields.
+    # Or "resnet" or "efficientnet"; each reads some of the fields.
+    config.model.name = "cnn"
     config.model.blocks = ((16,), (32,))
     config.model.batch_norm = False
     config.model.dense = 128
@@ -50,8 +43,8 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
 
     Args:
       config: `config.data.name` is "digits" or as `images_data.load` takes it;
-        `config.model` is that of `build_network`, `config.data.augment` one of
-        `AUGMENTATIONS`, and `config.label_smoothing` counts in training.
+        `config.model` is that of `build_network`, `config.data.augment` "none" or
+        "crop_flip", and `config.label_smoothing` counts in training.
       data_dir: Folder of data prepared by TFDS.
       manual_dir: Folder with the data set's original files, or with images by class.
 
@@ -64,29 +57,21 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
     """
     _check(config)
     name = config.data.name
-    splits = images_data.load(name, config.data.get("image_size"), data_dir, manual_dir)
-    classes = splits.classes
-    train, test = (
-        data.limit(part, config.limit_examples) for part in (splits.train, splits.test)
-    )
+    size = config.data.get("image_size")
+    *parts, classes = images_data.load(name, size, data_dir, manual_dir)
+    train, test = (part.take(config.limit_examples or -1) for part in parts)
+    shape = tuple(train.element_spec[0].shape)
     if config.label_smoothing:
         train, test = (part.map(_to_one_hot(classes)) for part in (train, test))
-    shape, validation = tuple(train.element_spec[0].shape), None
-    if config.validation_fraction:
-        train, validation = data.hold_out(train, config.validation_fraction)
-    sizes = [
-        int(part.cardinality()) if part else 0 for part in (train, validation, test)
-    ]
+    train, validation = data.hold_out(train, config.validation_fraction)
     return tasks.Task(
         train=train,
         validation=validation,
         test=test,
         build_model=lambda: build_network(shape, classes, config.model),
         augment=crop_and_flip if config.data.augment == "crop_flip" else None,
-        description=(
-            f"{name}: images {shape}, {classes} classes (chance {1 / classes:.2f}); "
-            "{} training, {} validation, {} test examples".format(*sizes)
-        ),
+        description=f"{name}: images {shape}, {classes} classes (chance "
+        f"{1 / classes:.2f}); {data.describe_sizes(train, validation, test)}",
         **_objective(config),
     )
 
@@ -102,19 +87,17 @@ def synthetic(config) -> tasks.Synthetic:
       ValueError: If a setting makes no sense, or the images' shape is not known.
     """
     _check(config)
-    settings, known = config.data, dict(_IMAGES)
-    if settings.name == "digits":
-        known["digits"] = ((settings.image_size, settings.image_size, 1), 10)
-    if settings.image_shape:
-        known[settings.name] = (tuple(settings.image_shape), settings.classes)
-    if settings.name not in known:
+    settings, side = config.data, config.data.get("image_size")
+    known = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3), "digits": (side, side, 1)}
+    shape = tuple(settings.image_shape or known.get(settings.name, ()))
+    classes = settings.classes
+    if not shape:
         raise ValueError(
-            f"The images' shape is not known without reading them. Received: "
-            f"config.data.name={settings.name!r}. Expected 'digits' or one of "
-            f"{', '.join(map(repr, _IMAGES))}; or set config.data.image_shape="
-            "(height, width, channels) and config.data.classes."
+            "The images' shape is not known without reading them. Received: "
+            f"config.data.name={settings.name!r}. Expected one of {', '.join(known)}; "
+            "or set config.data.image_shape=(height, width, channels) and "
+            "config.data.classes."
         )
-    shape, classes = known[settings.name]
     draw = np.random.default_rng(config.seed).integers
     count = (data.BATCHES, config.batch_size)
     pixels = draw(256, size=(*count, *shape), dtype="uint8")
@@ -134,8 +117,8 @@ def _check(config):
     """Refuses settings that make no sense, before any data are read."""
     model = config.model
     for field, value, expected in (
-        ("model.name", model.name, tuple(NETWORKS)),
-        ("data.augment", config.data.augment, AUGMENTATIONS),
+        ("model.name", model.name, tuple(_NETWORKS)),
+        ("data.augment", config.data.augment, _AUGMENTATIONS),
     ):
         if value not in expected:
             raise ValueError(
@@ -197,13 +180,16 @@ def build_network(shape, classes: int, model) -> keras.Model:
     Args:
       shape: Shape of an image, (height, width, channels); values in 0..255.
       classes: Number of classes.
-      model: Config with `name`, one of `NETWORKS`, and what that network reads.
+      model: Config with `name` and what that network reads. "cnn": `blocks` (tuple of
+        tuples of channels), `batch_norm`, `dense` (units) and `dropout`. "resnet":
+        `widths` (channels of each stage) and `blocks_per_stage`. "efficientnet":
+        `dropout`.
 
     Returns:
       A functional model: [batch, *shape] to float32 logits [batch, classes].
     """
     inputs = keras.Input(shape, name="image")
-    x = NETWORKS[model.name](inputs, model)
+    x = _NETWORKS[model.name](inputs, model)
     logits = keras.layers.Dense(classes, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name=model.name)
 
@@ -218,32 +204,22 @@ def _scaled(inputs):
     return layer(inputs)
 
 
-def plain_features(inputs, model):
+def _plain_features(inputs, model):
     """A plain network up to its last layer.
 
     Blocks of 3x3 convolutions with ReLU, each ending in 2x2 pooling; then one dense
     layer, unless it has 0 units, and dropout. With batch normalization the convolutions
     carry no bias.
-
-    Args:
-      inputs: Symbolic images, [batch, height, width, channels]; values in 0..255.
-      model: Config with `blocks` (tuple of tuples of channels), `batch_norm`,
-        `dense` (units) and `dropout`.
-
-    Returns:
-      Symbolic [batch, features].
     """
-    layers, x = keras.layers, _scaled(inputs)
+    layers, x, norm = keras.layers, _scaled(inputs), model.batch_norm
+    settings = {"use_bias": False} if norm else {"activation": "relu"}
     for i, block in enumerate(model.blocks, 1):
         for j, channels in enumerate(block, 1):
             name = f"conv{i}_{j}"
-            made = functools.partial(layers.Conv2D, channels, 3, padding="same")
-            if model.batch_norm:
-                x = made(use_bias=False, name=name)(x)
+            x = layers.Conv2D(channels, 3, padding="same", name=name, **settings)(x)
+            if norm:
                 x = layers.BatchNormalization(name=f"{name}_norm")(x)
                 x = layers.ReLU(name=f"{name}_relu")(x)
-            else:
-                x = made(activation="relu", name=name)(x)
         x = layers.MaxPooling2D(name=f"pool{i}")(x)
     x = layers.Flatten(name="flatten")(x)
     if model.dense:
@@ -251,20 +227,13 @@ def plain_features(inputs, model):
     return layers.Dropout(model.dropout, name="dropout")(x)
 
 
-def resnet_features(inputs, model):
+def _resnet_features(inputs, model):
     """Stages of basic blocks; each stage but the first halves the image.
 
     A 3x3 stem without pooling, since the images are small; blocks of two 3x3
     convolutions with batch normalization around an identity, or around a 1x1
     convolution where the shape changes; the mean over the pixels. With the default
     widths and blocks this is the ResNet-18 of CIFAR-10: 11.2 million parameters.
-
-    Args:
-      inputs: As for `plain_features`.
-      model: Config with `widths`, the channels of each stage, and `blocks_per_stage`.
-
-    Returns:
-      Symbolic [batch, widths[-1]].
 
     References:
       He et al., "Deep Residual Learning for Image Recognition", 2016,
@@ -303,26 +272,16 @@ def _normalized(x, channels, size, stride, name):
     return keras.layers.BatchNormalization(**settings)(x)
 
 
-def efficientnet_features(inputs, model):
+def _efficientnet_features(inputs, model):
     """EfficientNet-B0 of `keras.applications`, from scratch, without its last layer.
 
-    Keras' network scales the pixels itself. Those layers are pinned to float32: 8-bit
-    steps do not survive bfloat16's 8 bits of precision.
-
-    Args:
-      inputs: As for `plain_features`.
-      model: Config with `dropout`, before the last layer.
-
-    Returns:
-      Symbolic [batch, 1280].
+    Keras' network scales the pixels itself; those layers are pinned to float32.
 
     References:
       Tan and Le, "EfficientNet", 2019, https://arxiv.org/abs/1905.11946.
     """
-    pinned = {
-        keras.layers.Rescaling: "rescaling",
-        keras.layers.Normalization: "scaling",
-    }
+    layers = keras.layers
+    pinned = {layers.Rescaling: "rescaling", layers.Normalization: "scaling"}
 
     def copy(layer):
         settings, name = layer.get_config(), pinned.get(type(layer))
@@ -333,12 +292,11 @@ def efficientnet_features(inputs, model):
         include_top=False, weights=None, input_tensor=inputs, pooling="avg"
     )
     made = keras.models.clone_model(made, [inputs], clone_function=copy)
-    return keras.layers.Dropout(model.dropout, name="dropout")(made.outputs[0])
+    return layers.Dropout(model.dropout, name="dropout")(made.outputs[0])
 
 
-# Network -> its function of symbolic images and `config.model`.
-NETWORKS = {
-    "cnn": plain_features,
-    "resnet": resnet_features,
-    "efficientnet": efficientnet_features,
+_NETWORKS = {
+    "cnn": _plain_features,
+    "resnet": _resnet_features,
+    "efficientnet": _efficientnet_features,
 }

@@ -1,7 +1,6 @@
 """Images with classes: scikit-learn's digits, TFDS, and folders of images by class."""
 
 import pathlib
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,52 +13,55 @@ _HELD_OUT = 0.2  # Of digits, and of a folder without splits of its own.
 _LAYOUT = "images in train/CLASS and test/CLASS, or in CLASS"
 
 
-class Splits(NamedTuple):
-    """Examples in a fixed order that does not depend on the class.
-
-    Attributes:
-      train: Unbatched (uint8 image [height, width, channels], integer class), of known
-        cardinality.
-      test: The same.
-      classes: Number of classes.
-    """
-
-    train: tf.data.Dataset
-    test: tf.data.Dataset
-    classes: int
-
-
-def load(name: str, image_size: int | None, data_dir=None, manual_dir=None) -> Splits:
+def load(name: str, image_size: int | None, data_dir=None, manual_dir=None):
     """Loads a data set by its name.
 
+    A folder has ROOT/train/CLASS/*.png and ROOT/test/CLASS/*.png, or ROOT/CLASS/*.png,
+    of which a fifth of each class is held out, the same in every run. PNG or JPEG, all
+    of one size; in color if one is. Hidden files and other endings are no images.
+
     Args:
-      name: "digits"; any name, if `manual_dir` has folders of images, see
-        `read_folder`; or a name in TFDS.
+      name: "digits"; any name, if `manual_dir` has folders of images; or a name in
+        TFDS.
       image_size: Side of the digits.
       data_dir: Folder of data prepared by TFDS.
       manual_dir: Folder with the original files, or with images by class.
 
+    Returns:
+      (train, test, number of classes): unbatched (uint8 image [height, width,
+      channels], integer class), of known cardinality, in a fixed order that does not
+      depend on the class.
+
     Raises:
-      DataError: If the data are missing or malformed.
+      DataError: If the data are missing or have no classes; if a class has no image,
+        the splits have other classes, or a file is no image or of another size.
     """
     if name == "digits":
         return load_digits(image_size)
     if manual_dir and _has_images(pathlib.Path(manual_dir)):
-        return read_folder(pathlib.Path(manual_dir))
+        return _read_folder(pathlib.Path(manual_dir))
     try:
-        return Splits(*data.load_tfds(name, data_dir, manual_dir))
+        builder = data.prepared_builder(name, data_dir, manual_dir)
     except errors.DataError as e:
         raise errors.DataError(f"{e} --manual_dir may also have {_LAYOUT}.") from e
+    keys, splits = builder.info.supervised_keys, ("train", "test")
+    if not keys or not set(splits) <= set(builder.info.splits):
+        raise errors.DataError(
+            f"Data set {name!r} has no supervised keys, or no train and test splits. "
+            f"Received: keys {keys}, splits {sorted(builder.info.splits)}."
+        )
+    parts = (builder.as_dataset(split=split, as_supervised=True) for split in splits)
+    return *parts, builder.info.features[keys[1]].num_classes
 
 
-def load_digits(image_size: int) -> Splits:
+def load_digits(image_size: int):
     """Loads the 1797 real 8x8 digits that scikit-learn bundles; no download.
 
     Args:
       image_size: Side of the images, resized bilinearly.
 
     Returns:
-      Images of one channel: a stratified 80 : 20 split with a fixed seed.
+      As `load` does; one channel, a stratified 80 : 20 split with a fixed seed.
 
     References:
       Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
@@ -71,7 +73,7 @@ def load_digits(image_size: int) -> Splits:
     images = tf.image.resize(images, (image_size, image_size))
     images = np.clip(np.rint(images.numpy()), 0, 255).astype("uint8")
     parts = _hold_out(images, digits.target.astype("int64"))
-    return Splits(*map(tf.data.Dataset.from_tensor_slices, parts), 10)
+    return *map(tf.data.Dataset.from_tensor_slices, parts), 10
 
 
 def _hold_out(examples, labels):
@@ -89,19 +91,7 @@ def _has_images(root):
     return any(path.suffix in _SUFFIXES for path in found)
 
 
-def read_folder(root: pathlib.Path) -> Splits:
-    """Reads ROOT/train/CLASS/*.png and ROOT/test/CLASS/*.png, or ROOT/CLASS/*.png.
-
-    Of the latter a fifth of each class is held out, the same in every run. PNG or JPEG,
-    all of one size; in color if one is. Hidden files and other endings are no images.
-
-    Args:
-      root: The folder.
-
-    Raises:
-      DataError: If a class has no image, the splits have other classes, or a file is
-        no image or of another size.
-    """
+def _read_folder(root):
     if (root / "train").is_dir():
         train, test = _list_images(root / "train"), _list_images(root / "test")
         if train.target_names != test.target_names:
@@ -113,6 +103,7 @@ def read_folder(root: pathlib.Path) -> Splits:
     else:
         train = _list_images(root)
         parts = _hold_out(train.filenames, train.target)
+    classes = train.target_names
     shape = _measure([path for paths, _ in parts for path in paths])
 
     def decode(path, label):
@@ -120,11 +111,11 @@ def read_folder(root: pathlib.Path) -> Splits:
         image = tf.io.decode_image(contents, shape[-1], expand_animations=False)
         return tf.ensure_shape(image, shape), label
 
-    splits = (
+    train, test = (
         tf.data.Dataset.from_tensor_slices(part).map(decode, tf.data.AUTOTUNE)
         for part in parts
     )
-    return Splits(*splits, len(train.target_names))
+    return train, test, len(classes)
 
 
 def _list_images(folder):

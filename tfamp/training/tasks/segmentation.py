@@ -67,22 +67,25 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
       ValueError: If a setting makes no sense.
     """
     _check(config)
-    splits = segmentation_data.load(config, data_dir, manual_dir)
-    shape = tuple(splits.train.element_spec[0].shape)
+    train, test, note = segmentation_data.load(config, data_dir, manual_dir)
+    shape = tuple(train.element_spec[0].shape)
     _check_sides(config, shape)
-    train, validation = splits.train, None
-    if config.validation_fraction:
-        train, validation = data.hold_out(train, config.validation_fraction)
-    settings = config.data
+    train, validation = data.hold_out(train, config.validation_fraction)
+    settings, parts = config.data, (train, validation, test)
+    description = (
+        f"{settings.name}: images {shape}, {settings.classes} classes",
+        settings.crop_size and f"crops of {settings.crop_size}",
+        data.describe_sizes(*parts),
+        note,
+        f"U-Net of widths {tuple(config.model.widths)}",
+    )
     return tasks.Task(
-        train=train,
-        validation=validation,
-        test=splits.test,
+        *parts,
         build_model=lambda: build_network(settings.classes, config.model),
         loss=segmentation_scores.CrossEntropyAndDice(),
         metrics=lambda: segmentation_scores.create(settings.classes),
-        description=_describe(config, shape, (train, validation, splits.test), splits),
-        score=functools.partial(_score, config, splits.test),
+        description="; ".join(filter(None, description)),
+        score=functools.partial(_score, config, test),
         augment=functools.partial(
             augment, crop_size=settings.crop_size, flips=settings.augment == "flips"
         ),
@@ -109,14 +112,13 @@ def synthetic(config) -> tasks.Synthetic:
     _check_sides(config, (size, size))
     draw = np.random.default_rng(config.seed).integers
     shape = (data.BATCHES, config.batch_size, size, size)
+    images = draw(256, size=(*shape, 3), dtype="uint8")
+    masks = draw(classes, size=(*shape, 1), dtype="uint8")
     return tasks.Synthetic(
-        lambda: build_network(classes, config.model),
-        data.repeat(
-            draw(256, size=(*shape, 3), dtype="uint8"),
-            draw(classes, size=(*shape, 1), dtype="uint8"),
-        ),
-        f"{_describe_model(config)}: images of {size}x{size}, {classes} classes; "
-        "random pixels",
+        build_model=lambda: build_network(classes, config.model),
+        batches=data.repeat(images, masks),
+        description=f"U-Net of widths {tuple(config.model.widths)}: images of "
+        f"{size}x{size}, {classes} classes; random pixels",
         loss=segmentation_scores.CrossEntropyAndDice(),
         metrics=lambda: segmentation_scores.create(classes),
         unit="images",
@@ -125,11 +127,10 @@ def synthetic(config) -> tasks.Synthetic:
 
 def _check(config):
     """Refuses settings that make no sense, before any data are read."""
-    settings, widths = config.data, config.model.widths
-    if len(widths) < 2 or not 2 <= settings.classes <= 256:
+    settings = config.data
+    if not 2 <= settings.classes <= 256:
         raise ValueError(
-            "config.model.widths must have 2 or more channels, and config.data.classes "
-            f"be in 2..256. Received: {widths!r} and {settings.classes}."
+            f"config.data.classes must be in 2..256. Received: {settings.classes}."
         )
     if settings.augment not in ("none", "flips"):
         raise ValueError(
@@ -140,40 +141,21 @@ def _check(config):
 
 def _check_sides(config, shape):
     """Refuses sides that the poolings do not divide, and crops that do not fit in."""
-    crop, factor = config.data.crop_size, 2 ** (len(config.model.widths) - 1)
-    if crop is not None and not 1 <= crop <= min(shape[:2]):
+    height, width, *_ = shape
+    crop, poolings = config.data.crop_size, len(config.model.widths) - 1
+    if crop and crop > min(height, width):
         raise ValueError(
             "config.data.crop_size must fit into the images. Received: "
-            f"crop_size={crop}, images of {shape[0]}x{shape[1]}."
+            f"crop_size={crop}, images of {height}x{width}."
         )
-    for name, side in (("crop_size", crop), *(("image_size", s) for s in shape[:2])):
-        if side is not None and side % factor:
-            raise ValueError(
-                f"The {len(config.model.widths) - 1} poolings of config.model.widths="
-                f"{tuple(config.model.widths)} need sides that are multiples of "
-                f"{factor}. Received: {side}. Set config.data.{name}="
-                f"{max(factor, side - side % factor)}, or use fewer widths."
-            )
-
-
-def _describe_model(config):
-    kind = "with" if config.model.batch_norm else "without"
-    widths = ", ".join(map(str, config.model.widths))
-    return f"U-Net of widths {widths} {kind} batch normalization"
-
-
-def _describe(config, shape, parts, splits):
-    """Returns the report's line on data and network."""
-    settings = config.data
-    sizes = [int(part.cardinality()) if part else 0 for part in parts]
-    crops = f", crops of {settings.crop_size}" if settings.crop_size else ""
-    lines = [
-        f"{settings.name}: images {shape}{crops}, {settings.classes} classes",
-        "{} training, {} validation, {} test examples".format(*sizes),
-        splits.note,
-        _describe_model(config),
-    ]
-    return "; ".join(filter(None, lines))
+    sides, factor = {crop or height, height, crop or width, width}, 2**poolings
+    if any(side % factor for side in sides):
+        raise ValueError(
+            f"The {poolings} poolings of config.model.widths need sides that are "
+            f"multiples of {factor}. Received: config.data.crop_size={crop}, images of "
+            f"{height}x{width}. Set config.data.crop_size and config.data.image_size, "
+            "or use fewer widths."
+        )
 
 
 def _score(config, test, model, folder: pathlib.Path):
@@ -181,8 +163,9 @@ def _score(config, test, model, folder: pathlib.Path):
     images, masks = next(iter(test.batch(_SHOWN)))
     size = min(config.eval_batch_size, _SHOWN)
     probabilities = model.predict(images, batch_size=size, verbose=0)
-    plots.write_predictions(
-        folder,
+    plots.write(
+        folder / plots.PREDICTIONS,
+        plots.masks_figure,
         config.name,
         images.numpy(),
         masks.numpy()[..., 0],
@@ -227,9 +210,11 @@ def build_network(classes: int, model) -> keras.Model:
     x = _two_convolutions(x, lowest, model.batch_norm, "bottom")
     x = keras.layers.Dropout(model.dropout, name="dropout")(x)
     for level, width in reversed([*enumerate(upper, 1)]):
-        up = _initialized(keras.layers.Conv2DTranspose, width, 2, strides=2)
-        x = up(activation="relu", name=f"up{level}")(x)
-        x = keras.layers.Concatenate(name=f"skip{level}")([kept[level - 1], x])
+        settings = {"activation": "relu", "kernel_initializer": "he_normal"}
+        up = keras.layers.Conv2DTranspose(
+            width, 2, strides=2, name=f"up{level}", **settings
+        )
+        x = keras.layers.Concatenate(name=f"skip{level}")([kept[level - 1], up(x)])
         x = _two_convolutions(x, width, model.batch_norm, f"up{level}")
     channels, activation = (1, "sigmoid") if classes == 2 else (classes, "softmax")
     logits = keras.layers.Conv2D(channels, 1, dtype="float32", name="logits")(x)
@@ -237,24 +222,16 @@ def build_network(classes: int, model) -> keras.Model:
     return keras.Model(inputs, head(logits), name="unet")
 
 
-def _initialized(layer, *arguments, **keywords):
-    return functools.partial(
-        layer, *arguments, **keywords, kernel_initializer="he_normal"
-    )
-
-
 def _two_convolutions(x, width, batch_norm, name):
     """Twice a 3x3 convolution and ReLU; with batch normalization without bias."""
-    layer = _initialized(keras.layers.Conv2D, width, 3, padding="same")
-    for number in (1, 2):
-        one = f"{name}_conv{number}"
-        if not batch_norm:
-            x = layer(activation="relu", name=one)(x)
-            continue
-        x = layer(use_bias=False, name=one)(x)
-        # Keras' momentum of 0.99 is too slow for runs of some hundred steps.
-        norm = keras.layers.BatchNormalization(momentum=0.9, name=f"{one}_norm")
-        x = keras.layers.ReLU(name=f"{one}_relu")(norm(x))
+    settings = {"padding": "same", "kernel_initializer": "he_normal"}
+    settings |= {"use_bias": False} if batch_norm else {"activation": "relu"}
+    for one in (f"{name}_conv1", f"{name}_conv2"):
+        x = keras.layers.Conv2D(width, 3, name=one, **settings)(x)
+        if batch_norm:
+            # Keras' momentum of 0.99 is too slow for runs of some hundred steps.
+            norm = keras.layers.BatchNormalization(momentum=0.9, name=f"{one}_norm")
+            x = keras.layers.ReLU(name=f"{one}_relu")(norm(x))
     return x
 
 

@@ -1,7 +1,6 @@
 """Images with masks: of a folder, of TFDS, or digits on photographs offline."""
 
 import pathlib
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,46 +16,43 @@ _LAYOUT = (
 )
 
 
-class Splits(NamedTuple):
-    """Examples in a fixed order.
-
-    Attributes:
-      train: Unbatched (image, mask): uint8 [height, width, 3] and the classes, uint8
-        [height, width, 1]; of known cardinality.
-      test: The same.
-      note: What a reader should know of the masks; may be empty.
-    """
-
-    train: tf.data.Dataset
-    test: tf.data.Dataset
-    note: str
-
-
-def load(config, data_dir: str | None = None, manual_dir: str | None = None) -> Splits:
+def load(config, data_dir: str | None = None, manual_dir: str | None = None):
     """Loads the examples that a configuration names.
 
+    A folder has images/NAME.png and masks/NAME.png, or .jpg or what else Pillow reads;
+    a share of the names is held out, the same in every run. Or FOLDER/train and
+    FOLDER/test each have folders of images and masks. A mask of two classes has the
+    values 0 and 255, or 0 and 1; one of several has the numbers of the classes as gray
+    levels or of a palette. Images are turned as their Exif data say.
+
     Args:
-      config: `config.data` has
-        name: "folder", see `read_folder`; "digits", see `load_digits`; or a name in
-        TFDS; and what `segmentation.get_config` says of images and masks.
+      config: `config.data.name` is "folder"; "digits", scikit-learn's digits on its
+        photographs; or a name in TFDS. `config.data` has what
+        `segmentation.get_config` says of images and masks, and
         `config.limit_examples` are taken of each split.
       data_dir: The folder, or that of data prepared by TFDS.
-      manual_dir: Folder with a TFDS data set's original files, or with `images` and
-        `masks` as `read_folder` has them.
+      manual_dir: Folder with a TFDS data set's original files, or with images and
+        masks.
+
+    Returns:
+      (train, test, note): unbatched (image, mask), uint8 [height, width, 3] and the
+      classes, uint8 [height, width, 1], of known cardinality, in a fixed order; and
+      what a reader should know of the masks, which may be nothing.
 
     Raises:
-      DataError: If the data are missing or malformed.
+      DataError: If the data are missing; or a file has no partner, is no image or no
+        such mask, or has another size. Nothing is left out.
       ValueError: If a setting makes no sense.
     """
     settings, limit = config.data, config.limit_examples
     if settings.name == "digits":
-        parts = load_digits(settings.image_size, settings.classes, limit)
+        parts = _write_digits(settings.image_size, settings.classes, limit)
     elif settings.name == "folder":
-        parts = read_folder(settings, data_dir, limit)
+        parts = _read_folder(settings, data_dir, limit)
     elif manual_dir and any(
         pathlib.Path(manual_dir, name).is_dir() for name in ("masks", "train/masks")
     ):
-        parts = read_folder(settings, manual_dir, limit)
+        parts = _read_folder(settings, manual_dir, limit)
     else:
         return _load_tfds(config, data_dir, manual_dir)
     note = ""
@@ -65,63 +61,46 @@ def load(config, data_dir: str | None = None, manual_dir: str | None = None) -> 
         dice = 2 * share / (1 + share)
         note = f"foreground {share:.3f} of the test pixels (all foreground: Dice "
         note += f"{dice:.2f})"
-    return Splits(*map(tf.data.Dataset.from_tensor_slices, parts), note)
+    return *map(tf.data.Dataset.from_tensor_slices, parts), note
 
 
-def load_digits(image_size: int | None, classes: int, limit: int = 0):
+# The next two return (train, test), each (images, masks): uint8 [examples, height,
+# width, 3 and 1].
+
+
+def _write_digits(size, classes, limit):
     """Writes scikit-learn's real digits on patches of its two photographs.
 
     Each of the 1797 digits is enlarged to half the image's side and set at a random
     place of a random patch, in white on a dark patch and in black on a bright one. The
-    mask is where the ink covers more than half. The test split has other digits, and
-    patches of other parts of the photographs. The same in every run; no download.
-
-    Args:
-      image_size: Side of the images, 8 to 128.
-      classes: 2: ink or none. 11: none, or the digit and 1.
-      limit: Examples of each split; 0: all.
-
-    Returns:
-      (train, test), each (images, masks): uint8 [examples, size, size, 3 and 1].
-
-    Raises:
-      ValueError: If the size or the number of classes is another.
-
-    References:
-      Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
+    mask is where the ink covers more than half: 1, or of 11 classes the digit and 1.
+    The test split has other digits, and patches of other parts of the photographs. The
+    same in every run; no download.
     """
-    if classes not in (2, 11) or image_size is None or not 8 <= image_size <= 128:
+    if classes not in (2, 11) or size is None or not 8 <= size <= 128:
         raise ValueError(
             "Digits on photographs have 2 or 11 classes and a side of 8 to 128. "
-            f"Received: config.data.classes={classes}, config.data.image_size="
-            f"{image_size}."
+            f"Received: config.data.classes={classes}, config.data.image_size={size}."
         )
-    digits = images_data.load_digits(image_size // 2)
     from sklearn import datasets
 
+    *digits, _ = images_data.load_digits(size // 2)
     photographs = datasets.load_sample_images().images
     border = round(photographs[0].shape[1] * _TRAIN_SHARE)
     areas = ([p[:, :border] for p in photographs], [p[:, border:] for p in photographs])
-    rng = np.random.default_rng(0)
-    return [
-        _write_digits(rng, data.limit(part, limit), area, image_size, classes)
-        for part, area in zip((digits.train, digits.test), areas, strict=True)
-    ]
-
-
-def _write_digits(rng, digits, photographs, size, classes):
-    """Returns (images, masks), one for each digit."""
-    images, masks = [], []
-    for digit, label in digits.as_numpy_iterator():
-        photograph = photographs[rng.integers(len(photographs))]
-        patch = _cut(rng, photograph, size).astype("float32")
-        ink = np.zeros((size, size, 1), "float32")
-        _cut(rng, ink, len(digit))[:] = digit / 255
-        color = 255 if patch.mean() < 128 else 0
-        images.append(np.rint(patch + ink * (color - patch)).astype("uint8"))
-        number = 1 if classes == 2 else 1 + label
-        masks.append(np.where(ink > 0.5, number, 0).astype("uint8"))
-    return np.stack(images), np.stack(masks)
+    rng, parts = np.random.default_rng(_SEED), []
+    for split, area in zip(digits, areas, strict=True):
+        images, masks = [], []
+        for digit, label in split.take(limit or -1).as_numpy_iterator():
+            patch = _cut(rng, area[rng.integers(len(area))], size).astype("float32")
+            ink = np.zeros((size, size, 1), "float32")
+            _cut(rng, ink, len(digit))[:] = digit / 255
+            color = 255 if patch.mean() < 128 else 0
+            images.append(np.rint(patch + ink * (color - patch)).astype("uint8"))
+            number = 1 if classes == 2 else 1 + label
+            masks.append(np.where(ink > 0.5, number, 0).astype("uint8"))
+        parts.append((np.stack(images), np.stack(masks)))
+    return parts
 
 
 def _cut(rng, image, size):
@@ -130,41 +109,18 @@ def _cut(rng, image, size):
     return image[row : row + size, column : column + size]
 
 
-def read_folder(settings, folder: str | None, limit: int = 0):
-    """Reads images/NAME.png and masks/NAME.png, or .jpg or what else Pillow reads.
-
-    A share of the names is held out, the same in every run; or FOLDER/train and
-    FOLDER/test each have folders of images and masks. A mask of two classes has the
-    values 0 and 255, or 0 and 1; one of several has the numbers of the classes as gray
-    levels or of a palette. Images are turned as their Exif data say.
-
-    Args:
-      settings: `config.data`, as in `load`.
-      folder: The folder.
-      limit: Examples of each split; 0: all.
-
-    Returns:
-      (train, test), each (images, masks): uint8 [examples, height, width, 3 and 1], in
-      an order that does not depend on the names.
-
-    Raises:
-      DataError: If there is no such folder, or a file has no partner, is no image or
-        no such mask, or has another size. Nothing is left out.
-    """
+def _read_folder(settings, folder, limit):
+    """Reads images and masks as `load` says."""
     if not folder or not pathlib.Path(folder).is_dir():
         raise errors.DataError(
             "This task reads a folder of images and masks. Pass --data_dir=FOLDER with "
             f"{_LAYOUT}. Received: {folder!r}."
         )
     root = pathlib.Path(folder)
-    order = np.random.default_rng(_SEED).permutation
-    own_splits = not (root / "images").is_dir() and (root / "train").is_dir()
-    found = [
-        _find_pairs(root / x) for x in (("train", "test") if own_splits else ("",))
-    ]
-    parts = [[pairs[i] for i in order(len(pairs))] for pairs in found]
-    if not own_splits:
-        (pairs,) = parts
+    if (root / "train").is_dir() and not (root / "images").is_dir():
+        parts = [_find_pairs(root / "train"), _find_pairs(root / "test")]
+    else:
+        pairs = _find_pairs(root)
         held = max(round(settings.test_fraction * len(pairs)), 1)
         parts = [pairs[held:], pairs[:held]]
     if not all(parts):
@@ -180,7 +136,7 @@ def read_folder(settings, folder: str | None, limit: int = 0):
 
 
 def _find_pairs(folder):
-    """Returns (image, mask) of one folder, by name."""
+    """Returns (image, mask) of one folder, in an order that names do not decide."""
     images, masks = (
         {path.stem: path for path in sorted((folder / name).glob("[!.]*"))}
         for name in ("images", "masks")
@@ -191,17 +147,17 @@ def _find_pairs(folder):
             f"{folder} has {len(images)} images and {len(masks)} masks; without a "
             f"partner: {', '.join(alone[:5]) or '-'}. Expected {_LAYOUT}."
         )
-    return [(path, masks[stem]) for stem, path in images.items()]
+    stems = np.random.default_rng(_SEED).permutation([*images])
+    return [(images[stem], masks[stem]) for stem in stems]
 
 
 def _read(image_path, mask_path, settings):
     """Returns an image and its mask as they train."""
-    image, mask = _open(image_path), _open(mask_path)
+    image, mask, classes = _open(image_path), _open(mask_path), settings.classes
     if image.mode[0] in "IF":
         raise errors.DataError(f"{image_path} has 16 bits a channel. Expected 8.")
     if image.size != mask.size:
         raise errors.DataError(f"{mask_path} is {mask.size}, its image {image.size}.")
-    classes = settings.classes
     # Of several classes the levels are numbers, which JPEG and colors do not keep.
     modes = ("1", "L", "P", "RGB") if classes == 2 else ("L", "P")
     lossy = classes > 2 and mask_path.suffix.lower() in (".jpg", ".jpeg")
@@ -210,18 +166,20 @@ def _read(image_path, mask_path, settings):
             f"{mask_path} is no mask. Received: mode {mask.mode} of Pillow. Expected "
             "8-bit gray levels, as PNG, without an alpha channel."
         )
-    levels = np.asarray(mask.convert("L") if classes == 2 else mask).astype("int32")
-    found, allowed = {*np.unique(levels).tolist()}, [{0, 1}, {0, 255}]
-    if classes > 2:
-        allowed = [{*range(settings.first_class, settings.first_class + classes)}]
-        levels = levels - settings.first_class
+    if classes == 2:
+        levels, allowed = np.asarray(mask.convert("L")), [{0, 1}, {0, 255}]
+        numbers = np.minimum(levels, 1)
+    else:
+        levels, first = np.asarray(mask), settings.first_class
+        allowed, numbers = [{*range(first, first + classes)}], levels - first
+    found = {*np.unique(levels).tolist()}
     if not any(found <= values for values in allowed):
         raise errors.DataError(
             f"{mask_path} has the values {sorted(found)[:20]}. Expected "
             f"{' or '.join(map(str, allowed))}; see config.data.classes."
         )
-    levels = np.minimum(levels, classes - 1).astype("uint8")[..., None]
-    return resize(np.asarray(image.convert("RGB")), levels, settings.image_size)
+    image = np.asarray(image.convert("RGB"))
+    return _resize(image, numbers.astype("uint8")[..., None], settings.image_size)
 
 
 def _open(path):
@@ -235,21 +193,13 @@ def _open(path):
         raise errors.DataError(f"{path} is no image: {e}") from e
 
 
-def resize(image, mask, size: int | None):
-    """Returns an image and its mask as squares of a size; None: as they are.
-
-    Args:
-      image: uint8 [height, width, channels]; resized bilinearly.
-      mask: [height, width, 1]; resized to the nearest pixel, which mixes no classes.
-      size: Side.
-
-    Returns:
-      (image, mask) of the same dtypes: tensors, or what was given.
-    """
+def _resize(image, mask, size):
+    """Returns both as squares of a size; None: as they are."""
     if size is None or tuple(image.shape[:2]) == (size, size):
         return image, mask
     image = tf.image.resize(image, (size, size), antialias=True)
     image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
+    # The nearest pixel, which mixes no classes.
     return image, tf.image.resize(mask, (size, size), method="nearest")
 
 
@@ -266,34 +216,29 @@ def _load_tfds(config, data_dir, manual_dir):
     except errors.DataError as e:
         raise errors.DataError(f"{e} --manual_dir may also have {_LAYOUT}.") from e
     features, splits = builder.info.features, builder.info.splits
-    wanted = {"image", settings.mask_feature}
-    if not wanted <= set(features) or not {"train", "test"} <= set(splits):
+    if not {"image", settings.mask_feature} <= {*features} or "test" not in splits:
         raise errors.DataError(
             f"Data set {settings.name!r} lacks an image, a mask or a split. Received: "
             f"features {', '.join(features)}; splits {', '.join(splits)}. Expected "
             f"image, {settings.mask_feature} (config.data.mask_feature); train, test."
         )
-    expected = (
-        f"Masks have classes {settings.first_class} and on, {settings.classes} of "
-        "them: see config.data.first_class and config.data.classes."
-    )
 
     def prepare(example):
         mask = tf.cast(example[settings.mask_feature], tf.int32) - settings.first_class
-        checks = [
-            tf.debugging.assert_non_negative(mask, expected),
-            tf.debugging.assert_less(mask, settings.classes, expected),
-        ]
-        with tf.control_dependencies(checks):
-            mask = tf.cast(mask, tf.uint8)
-        image, mask = resize(example["image"], mask, side)
+        known = tf.reduce_all((mask >= 0) & (mask < settings.classes))
+        expected = (
+            f"Masks have classes {settings.first_class} and on, {settings.classes} of "
+            "them: see config.data.first_class and config.data.classes."
+        )
+        tf.debugging.Assert(known, [expected])
+        image, mask = _resize(example["image"], tf.cast(mask, tf.uint8), side)
         image = tf.ensure_shape(image, (side, side, 3))
         return image, tf.ensure_shape(mask, (side, side, 1))
 
     train, test = (
-        data.limit(
-            builder.as_dataset(split=split, shuffle_files=False), config.limit_examples
-        ).map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+        builder.as_dataset(split=split)
+        .take(config.limit_examples or -1)
+        .map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
         for split in ("train", "test")
     )
-    return Splits(train, test, "")
+    return train, test, ""

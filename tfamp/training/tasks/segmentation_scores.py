@@ -1,18 +1,21 @@
 """What segmentation minimizes and what it is scored by, in float32 and whole pixels."""
 
 import keras
+import numpy as np
 from keras import ops
+
+_SMOOTH = 1.0  # Keeps the soft Dice of an image without foreground finite.
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
 class CrossEntropyAndDice(keras.losses.Loss):
-    """Mean cross-entropy of the pixels plus `dice_weight` times the soft Dice loss.
+    """Mean cross-entropy of the pixels plus the soft Dice loss.
 
     For each image, with the sums over its pixels and the mean over the classes (of a
     sigmoid: over its one class, the foreground)
 
     ```
-    soft Dice loss = 1 - mean((2 sum(p t) + smooth) / (sum(p) + sum(t) + smooth))
+    soft Dice loss = 1 - mean((2 sum(p t) + 1) / (sum(p) + sum(t) + 1))
     ```
 
     p is the predicted probability and t the truth, 0 or 1. Averaged over the images,
@@ -22,13 +25,6 @@ class CrossEntropyAndDice(keras.losses.Loss):
     Where the probabilities are a sigmoid's or a softmax's, Keras takes their logits for
     the cross-entropy, so that it neither saturates nor stops to learn where a
     probability rounds to 0 or 1.
-
-    Args:
-      dice_weight: Float >= 0. 0: cross-entropy alone.
-      smooth: Float > 0. Keeps an image without foreground finite.
-      name: Name.
-      reduction: As in `keras.losses.Loss`.
-      dtype: As in `keras.losses.Loss`.
 
     Call arguments:
       y_true: Classes, [batch, height, width, 1]; any number dtype.
@@ -40,23 +36,6 @@ class CrossEntropyAndDice(keras.losses.Loss):
       Isensee et al., "nnU-Net", 2018, https://arxiv.org/abs/1809.10486 (the sum).
     """
 
-    def __init__(
-        self,
-        dice_weight=1.0,
-        smooth=1.0,
-        name="cross_entropy_and_dice",
-        reduction="sum_over_batch_size",
-        dtype="float32",
-    ):
-        super().__init__(name=name, reduction=reduction, dtype=dtype)
-        if dice_weight < 0 or smooth <= 0:
-            raise ValueError(
-                "`dice_weight` must be at least 0 and `smooth` above 0. Received: "
-                f"dice_weight={dice_weight}, smooth={smooth}."
-            )
-        self.dice_weight = dice_weight
-        self.smooth = smooth
-
     def call(self, y_true, y_pred):
         """Returns the loss of each image: float32 [batch]."""
         classes = y_pred.shape[-1]
@@ -67,19 +46,10 @@ class CrossEntropyAndDice(keras.losses.Loss):
             labels = ops.cast(y_true[..., 0], "int32")
             entropy = keras.losses.sparse_categorical_crossentropy(labels, y_pred)
             truth = ops.one_hot(labels, classes, dtype=y_pred.dtype)
-        entropy = ops.mean(entropy, axis=(1, 2))
-        return entropy + self.dice_weight * self._dice_loss(truth, y_pred)
-
-    def _dice_loss(self, truth, probabilities):
-        both = ops.sum(truth * probabilities, axis=(1, 2))
-        either = ops.sum(truth, axis=(1, 2)) + ops.sum(probabilities, axis=(1, 2))
-        dice = (2.0 * both + self.smooth) / (either + self.smooth)
-        return 1.0 - ops.mean(dice, axis=-1)
-
-    def get_config(self):
-        """Returns the constructor's keywords."""
-        own = {"dice_weight": self.dice_weight, "smooth": self.smooth}
-        return {**super().get_config(), **own}
+        both = ops.sum(truth * y_pred, axis=(1, 2))
+        either = ops.sum(truth, axis=(1, 2)) + ops.sum(y_pred, axis=(1, 2))
+        dice = ops.mean((2.0 * both + _SMOOTH) / (either + _SMOOTH), axis=-1)
+        return ops.mean(entropy, axis=(1, 2)) + (1.0 - dice)
 
 
 def create(classes: int) -> list[keras.metrics.Metric]:
@@ -91,7 +61,7 @@ def create(classes: int) -> list[keras.metrics.Metric]:
       classes: Number of classes, the background among them.
     """
     by_image = keras.metrics.MeanMetricWrapper(image_dice, name="image_dice")
-    return [Dice(classes), IoU(classes), by_image]
+    return [Dice(classes, name="dice"), IoU(classes, name="iou"), by_image]
 
 
 def to_classes(probabilities):
@@ -111,8 +81,7 @@ def to_classes(probabilities):
 @keras.saving.register_keras_serializable(package="tfamp")
 def image_dice(y_true, y_pred):
     """Returns the Dice of each image, float32 [batch]; see `Dice`."""
-    both, found, true = _count(y_true, y_pred, axis=(1, 2))
-    return _mean_over_classes(2 * both, found + true)
+    return _dice(*_count(y_true, y_pred, axis=(1, 2)))
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
@@ -121,14 +90,12 @@ class Dice(keras.metrics.Metric):
 
     Of two classes that of the second; else the mean over those, the background among
     them, that occur in truth or prediction. 1 where there is nothing to find, and
-    nothing found. Pixels are counted in int64: float32 stops to count at 2**24, 256
-    images of 256x256. Keras' `BinaryIoU` and `MeanIoU` count so since 3.15, have no
-    Dice, give 0 for nothing to find, and took 7 times as long for two classes.
+    nothing found; Keras' `MeanIoU` gives 0 there. Pixels are counted in int64: float32
+    stops to count at 2**24, 256 images of 256x256.
 
     Args:
       classes: Number of classes; 2 are told by the probability of the second.
-      name: Name.
-      dtype: As in `keras.metrics.Metric`.
+      **keywords: As in `keras.metrics.Metric`.
 
     Call arguments:
       y_true, y_pred: As for `CrossEntropyAndDice`.
@@ -138,8 +105,8 @@ class Dice(keras.metrics.Metric):
       https://doi.org/10.2307/1932409
     """
 
-    def __init__(self, classes, name="dice", dtype="float32"):
-        super().__init__(name=name, dtype=dtype)
+    def __init__(self, classes, **keywords):
+        super().__init__(**keywords)
         self.classes = classes
         shape = (3, 1 if classes == 2 else classes)
         self.counts = self.add_variable(shape, "zeros", dtype="int64", name="counts")
@@ -152,12 +119,11 @@ class Dice(keras.metrics.Metric):
 
     def result(self):
         """Returns the score so far: float32 scalar."""
-        both, found, true = ops.unstack(self.counts.value)
-        return _mean_over_classes(2 * both, found + true)
+        return _dice(*ops.unstack(self.counts.value))
 
     def get_config(self):
         """Returns the constructor's keywords."""
-        return {"classes": self.classes, "name": self.name, "dtype": self.dtype}
+        return {**super().get_config(), "classes": self.classes}
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
@@ -167,9 +133,6 @@ class IoU(Dice):
     Counted and averaged as `Dice` does.
     """
 
-    def __init__(self, classes, name="iou", dtype="float32"):
-        super().__init__(classes, name, dtype)
-
     def result(self):
         """Returns the score so far: float32 scalar."""
         both, found, true = ops.unstack(self.counts.value)
@@ -178,13 +141,16 @@ class IoU(Dice):
 
 def _count(y_true, y_pred, axis):
     """Returns the pixels of each class, int64: in both, predicted, true."""
-    found, true = to_classes(y_pred), ops.cast(y_true[..., 0], "int32")
-    if y_pred.shape[-1] == 1:  # The foreground alone counts.
-        masks = [found[..., None], true[..., None]]
-    else:
-        masks = [ops.one_hot(x, y_pred.shape[-1], dtype="int32") for x in (found, true)]
-    masks = [ops.cast(mask, "int64") for mask in masks]
-    return [ops.sum(mask, axis=axis) for mask in (masks[0] * masks[1], *masks)]
+    channels = y_pred.shape[-1]
+    # Of two the foreground alone counts.
+    classes = np.arange(channels, dtype="int32") if channels > 1 else 1
+    found = ops.cast(to_classes(y_pred)[..., None] == classes, "int64")
+    true = ops.cast(ops.cast(y_true, "int32") == classes, "int64")
+    return [ops.sum(mask, axis=axis) for mask in (found * true, found, true)]
+
+
+def _dice(both, found, true):
+    return _mean_over_classes(2 * both, found + true)
 
 
 def _mean_over_classes(part, whole):

@@ -305,8 +305,9 @@ def _score(config, splits, encoder, model, folder: pathlib.Path):
     scores = {"rmsle": rmsle(target, predicted), "rmspe": rmspe(target, predicted)}
     text = json.dumps(encoder.to_dict(), indent=2) + "\n"
     run_files.write_text(folder / "columns.json", text)
-    plots.write_regression(
-        folder,
+    plots.write(
+        folder / plots.PREDICTIONS,
+        plots.regression_figure,
         f"{config.name}: test split, RMSLE {scores['rmsle']:.3f}",
         config.data.target_column,
         target,
