@@ -7,11 +7,11 @@ from collections.abc import Callable, Container, Iterable
 
 import tensorflow as tf
 
-from tfamp import patches
+from tfamp import names
 
 
 def _private(name: str, otherwise: Callable) -> Callable:
-    return patches.resolve(f"tensorflow.python.{name}", otherwise)
+    return names.resolve(f"tensorflow.python.{name}", otherwise)
 
 
 def _context():

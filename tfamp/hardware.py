@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfamp import patches
+from tfamp import names
 
 FP16_TENSOR_CORES = (7, 0)  # NVIDIA Volta; Keras 2's compatibility check, too.
 BF16_TENSOR_CORES = (8, 0)  # NVIDIA Ampere, which also brought TF32.
@@ -267,5 +267,5 @@ def _read_cpu():
 
 
 def _onednn_is_on():
-    ask = patches.resolve("tensorflow.python.util._pywrap_util_port:IsMklEnabled")
+    ask = names.resolve("tensorflow.python.util._pywrap_util_port:IsMklEnabled")
     return bool(ask()) if ask else os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"

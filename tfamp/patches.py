@@ -1,19 +1,19 @@
-"""Every private name of Keras and TensorFlow that tfamp uses, or replaces.
+"""Every function of Keras and TensorFlow that tfamp replaces, and the one way to.
 
-`UPSTREAM` lists what is replaced, `NAMES` what is only called, both as read in
-TensorFlow 2.21 and Keras 3.15. They are looked up when they are used: where a release
-lacks one, what needs it is off, and `status()` says so. tests/upstream guards each row,
-and fails when the reason for a patch is gone.
+`UPSTREAM` is the list, read in TensorFlow 2.21 and Keras 3.15. Where a release lacks a
+name, the patch stays out, and `status()` says so. tests/upstream guards each row, and
+fails when the reason for one is gone.
 """
 
 import contextlib
 import functools
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
+
+from tfamp import names
 
 OptimizerTransform = Callable[[keras.Model, object], object]
 CompileRule = Callable[[keras.Model, dict[str, Any]], None]
@@ -38,13 +38,13 @@ class Place(NamedTuple):
     def lacks(self) -> list[str]:
         """Returns the names that this release does not have."""
         whole = f"{self.owner}{'.' if ':' in self.owner else ':'}{self.name}"
-        return [name for name in (whole, *self.needs) if resolve(name) is None]
+        return [name for name in (whole, *self.needs) if names.resolve(name) is None]
 
     def find(self) -> Any:
         """Returns the owner; None if this release does not have all the names."""
         if self.lacks():
             return None
-        owner = resolve(self.owner)
+        owner = names.resolve(self.owner)
         bases = getattr(owner, "__mro__", [owner])
         return next((base for base in bases if self.name in vars(base)), None)
 
@@ -130,58 +130,14 @@ UPSTREAM = {
     ),
 }
 PLACES = {place.name: place for places in UPSTREAM.values() for place in places}
-_CONFIG = "tensorflow.python.framework.config"
-# What is only called, and what is off, or guessed, without it.
-NAMES = {
-    "keras:Layer._flatten_layers": "layers held by layers of one's own",
-    "tensorflow.python.eager.context:context": "kernels of one's own in graphs",
-    "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext": (
-        "loss scaling made for XLA"
-    ),
-    "tensorflow.python.distribute.merge_call_interim:strategy_supports_no_merge_call": (
-        "loss scaling made for several GPUs under XLA"
-    ),
-    f"{_CONFIG}:is_op_determinism_enabled": "compiled updates outside of XLA",
-    f"{_CONFIG}:disable_op_determinism": "the way back from op determinism",
-    "tensorflow.python.grappler.tf_optimizer:OptimizeGraph": "previews of the rewrite",
-    "tensorflow.python.util._pywrap_util_port:IsMklEnabled": (
-        "asking TensorFlow whether oneDNN is on"
-    ),
-}
-
-
-def resolve(name: str, otherwise: Any = None) -> Any:
-    """Returns what a name stands for, as `pkgutil.resolve_name`; else `otherwise`."""
-    try:
-        return pkgutil.resolve_name(name)
-    except (AttributeError, ImportError):
-        return otherwise
-
-
-def flatten_layers(layer: keras.layers.Layer, **keywords) -> list[keras.layers.Layer]:
-    """Returns a layer and those in it: Keras' own, else those that models list.
-
-    Args:
-      layer: The layer.
-      **keywords: include_self and recursive, both True unless given.
-    """
-    keras_own = resolve("keras:Layer._flatten_layers", _listed_layers)
-    return list(keras_own(layer, **keywords))
-
-
-def _listed_layers(layer, include_self=True, recursive=True):
-    found = {id(layer): layer} if include_self else {}
-    for each in getattr(layer, "layers", ()):
-        inner = _listed_layers(each) if recursive else [each]
-        found |= {id(x): x for x in inner}
-    return found.values()
 
 
 def missing() -> dict[str, str]:
     """Returns {what is off: the names that this release lacks for it}."""
-    found = {what: [name] for name, what in NAMES.items() if resolve(name) is None}
+    used = names.NAMES.items()
+    found = {what: [name] for name, what in used if names.resolve(name) is None}
     found |= {place.what: place.lacks() for place in PLACES.values() if place.lacks()}
-    return {what: ", ".join(names) for what, names in found.items()}
+    return {what: ", ".join(lacked) for what, lacked in found.items()}
 
 
 class Hook:

@@ -11,7 +11,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Lower first; folders of one row do not import one another, but for `BESIDE`.
 FLOORS = (
-    {"errors", "formats", "modes", "hardware", "graph_context", "patches"} | {"checks"},
+    {"checks", "errors", "formats", "modes", "names", "versions"},
+    {"graph_context", "hardware", "patches"},
     {"precision", "loss_scaling", "graph_rewrite", "kernels"},
     {"serving", "numerics", "diagnostics"},
     {""},  # tfamp itself: the public names.

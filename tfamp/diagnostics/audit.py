@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import errors, hardware, patches
+from tfamp import errors, hardware, names
 from tfamp.diagnostics import layer_facts, rules
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient
@@ -143,7 +143,7 @@ def audit(
 
 def _execution(model, device, simulated, jit_compile, rewrite):
     """Returns the fields of a `rules.Step` that tell how a model runs its steps."""
-    allows_xla = all(layer.supports_jit for layer in patches.flatten_layers(model))
+    allows_xla = all(layer.supports_jit for layer in names.flatten_layers(model))
     if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
         jit_compile = model.jit_compile
     elif jit_compile is None:  # As Keras decides.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfamp import patches
+from tfamp import names
 from tfamp.precision import assign, float32_layers, model_inputs
 
 _KINDS = keras.layers
@@ -134,7 +134,7 @@ def _is_cast(tensor):
 
 def _facts(place, calls, output_dtype) -> LayerFacts:
     layer = place.layer
-    inner = patches.flatten_layers(layer, include_self=False)
+    inner = names.flatten_layers(layer, include_self=False)
     if isinstance(layer, _KINDS.RNN):
         inner = []  # Its cells count as its own.
     theirs = {id(w) for each in inner for w in each.weights}

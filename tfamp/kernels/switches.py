@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import graph_context, hardware, patches
+from tfamp import graph_context, hardware, names
 
 DETERMINISM = "op determinism"
 AUTOTUNE = "TF_CUDNN_USE_AUTOTUNE"  # Read whenever a convolution's kernel is created.
@@ -117,4 +117,4 @@ def _set_determinism(enabled):
         tf.config.experimental.enable_op_determinism()
     else:
         back = "tensorflow.python.framework.config:disable_op_determinism"
-        patches.resolve(back, lambda: None)()  # There is no public way.
+        names.resolve(back, lambda: None)()  # There is no public way.

@@ -3,11 +3,18 @@
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 _masking = threading.RLock()
+# Of an optimizer of Keras; here they belong to the inner one.
+_DEFAULTS = {
+    **dict.fromkeys(("weight_decay", "clipnorm", "clipvalue", "global_clipnorm")),
+    **dict.fromkeys(("loss_scale_factor", "gradient_accumulation_steps")),
+    **{"use_ema": False, "ema_momentum": 0.99, "ema_overwrite_frequency": None},
+}
 
 
 def overwrites_with_gradient(variable) -> bool:
@@ -103,3 +110,17 @@ def without_gradient_reduction(optimizer) -> contextlib.AbstractContextManager[N
     """While an update is traced, Keras does not sum the gradients over replicas."""
     name = "_all_reduce_sum_gradients"  # Keras 3.15
     return _replaced([(each, name, list) for each in member_optimizers(optimizer)])
+
+
+def check_defaults(keywords: dict[str, Any]) -> None:
+    """Raises unless these are Keras' defaults, which files of older releases hold.
+
+    Args:
+      keywords: Of the constructor of `LossScaleOptimizer`.
+    """
+    for name, value in keywords.items():
+        if name not in _DEFAULTS or value != _DEFAULTS[name]:
+            raise ValueError(
+                f"LossScaleOptimizer does not support `{name}`. Received: {name}="
+                f"{value!r}. What Keras' optimizers have is set on `inner_optimizer`."
+            )

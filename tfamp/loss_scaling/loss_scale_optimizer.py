@@ -8,14 +8,13 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfamp.loss_scaling import growth_schedules, rule, saved_state, update
-
-# Of an optimizer of Keras; here they belong to the inner one.
-_DEFAULTS = {
-    **dict.fromkeys(("weight_decay", "clipnorm", "clipvalue", "global_clipnorm")),
-    **dict.fromkeys(("loss_scale_factor", "gradient_accumulation_steps")),
-    **{"use_ema": False, "ema_momentum": 0.99, "ema_overwrite_frequency": None},
-}
+from tfamp.loss_scaling import (
+    growth_schedules,
+    keras_optimizers,
+    rule,
+    saved_state,
+    update,
+)
 
 
 @keras.saving.register_keras_serializable(package="tfamp")
@@ -92,7 +91,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         **kwargs,
     ):
         _check_inner(inner_optimizer)
-        _check_defaults(kwargs)
+        keras_optimizers.check_defaults(kwargs)
         keywords = dict(
             initial_scale=initial_scale,
             growth_interval=growth_interval,
@@ -329,13 +328,3 @@ def _check_inner(optimizer):
             "`inner_optimizer` must be a Keras optimizer. Received: "
             f"{optimizer!r}. For a name use `tfamp.wrap_optimizer`."
         )
-
-
-def _check_defaults(keywords):
-    """Raises unless these are Keras' defaults, which files of older releases hold."""
-    for name, value in keywords.items():
-        if name not in _DEFAULTS or value != _DEFAULTS[name]:
-            raise ValueError(
-                f"LossScaleOptimizer does not support `{name}`. Received: {name}="
-                f"{value!r}. What Keras' optimizers have is set on `inner_optimizer`."
-            )

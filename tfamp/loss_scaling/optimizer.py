@@ -5,7 +5,7 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tfamp import errors, patches
+from tfamp import errors, names
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -34,7 +34,7 @@ def needs_loss_scale(model: keras.Model) -> bool:
 
 
 def _float16_layers(model):
-    return [x for x in patches.flatten_layers(model) if x.compute_dtype == "float16"]
+    return [x for x in names.flatten_layers(model) if x.compute_dtype == "float16"]
 
 
 def warn_about_unscaled_optimizers(model: keras.Model) -> None:
@@ -59,7 +59,7 @@ def warn_about_unscaled_optimizers(model: keras.Model) -> None:
 def _unscaled_optimizers(model):
     """Attributes of the model and its layers that hold unscaled optimizers."""
     held = {"optimizer": model.optimizer}
-    for layer in patches.flatten_layers(model):
+    for layer in names.flatten_layers(model):
         start = "" if layer is model else f"{layer.name}."
         # With an underscore: Keras' and TensorFlow's lists of the same objects.
         held |= {

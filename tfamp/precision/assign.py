@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp import patches
+from tfamp import names
 from tfamp.precision import policy
 
 LOW = ("bfloat16", "float16")
@@ -86,7 +86,7 @@ def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Returns the layers that a layer holds itself, each once."""
     # A sequential model keeps a functional one of the same layers (Keras <= 3.15).
     twin = getattr(layer, "_functional", None)
-    held = patches.flatten_layers(layer, include_self=False, recursive=False)
+    held = names.flatten_layers(layer, include_self=False, recursive=False)
     return [each for each in held if each is not twin]
 
 

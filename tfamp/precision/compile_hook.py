@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfamp import errors, patches
+from tfamp import errors, names, patches
 from tfamp.graph_rewrite import observe
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.loss_scaling import optimizer, rule
@@ -48,11 +48,9 @@ def install(
     global _rules, _seen
     remove()
     _rules, _seen = _Rules(policy, scaling, asked), None
-    owner = patches.trainer_class("make_train_function")
-    _rules.hooks = [
-        patches.hook_compile(_rules.scale, _rules.before_compile),
-        patches.Hook(owner, "make_train_function", _rules.make_train_function),
-    ]
+    _rules.hooks = [patches.hook_compile(_rules.scale, _rules.before_compile)]
+    if owner := patches.trainer_class(name := "make_train_function"):
+        _rules.hooks.append(patches.Hook(owner, name, _rules.make_train_function))
 
 
 def remove() -> None:
@@ -203,7 +201,7 @@ def _is_built(model):
 
     `build` of a model that defines none marks the model alone as built.
     """
-    called, flat = getattr(model, "_called", False), patches.flatten_layers(model)
+    called, flat = getattr(model, "_called", False), names.flatten_layers(model)
     return model.built and (called or all(x.built for x in flat))
 
 

@@ -1,0 +1,57 @@
+"""Private names of Keras and TensorFlow that are only called, and how they are found.
+
+They are looked up when they are used: where a release lacks one, what needs it is off,
+and `status()` says so. As read in TensorFlow 2.21 and Keras 3.15.
+"""
+
+import pkgutil
+from typing import Any
+
+import keras
+
+_CONFIG = "tensorflow.python.framework.config"
+# What is only called, and what is off, or guessed, without it.
+NAMES = {
+    "keras:Layer._flatten_layers": "layers held by layers of one's own",
+    "tensorflow.python.eager.context:context": "kernels of one's own in graphs",
+    "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext": (
+        "loss scaling made for XLA"
+    ),
+    "tensorflow.python.distribute.merge_call_interim:strategy_supports_no_merge_call": (
+        "loss scaling made for several GPUs under XLA"
+    ),
+    f"{_CONFIG}:is_op_determinism_enabled": "compiled updates outside of XLA",
+    f"{_CONFIG}:disable_op_determinism": "the way back from op determinism",
+    "tensorflow.python.grappler.tf_optimizer:OptimizeGraph": "previews of the rewrite",
+    "tensorflow.python.util._pywrap_util_port:IsMklEnabled": (
+        "asking TensorFlow whether oneDNN is on"
+    ),
+}
+
+
+def resolve(name: str, otherwise: Any = None) -> Any:
+    """Returns what a name stands for, as `pkgutil.resolve_name`; else `otherwise`."""
+    try:
+        return pkgutil.resolve_name(name)
+    except (AttributeError, ImportError):
+        return otherwise
+
+
+def flatten_layers(layer: keras.layers.Layer, **keywords) -> list[keras.layers.Layer]:
+    """Returns a layer and those in it: Keras' own, else those that models list.
+
+    Args:
+      layer: The layer.
+      **keywords: include_self and recursive, both True unless given.
+    """
+    keras_own = resolve("keras:Layer._flatten_layers", _listed_layers)
+    return list(keras_own(layer, **keywords))
+
+
+def _listed_layers(layer, include_self=True, recursive=True):
+    found = {id(layer): layer} if include_self else {}
+    # The layers of a sequential model are without its input.
+    for each in getattr(getattr(layer, "_functional", None) or layer, "layers", ()):
+        inner = _listed_layers(each) if recursive else [each]
+        found |= {id(x): x for x in inner}
+    return found.values()
