@@ -1,17 +1,19 @@
 """What a benchmark found: plain data, and as text, Markdown and one page of HTML."""
 
 import json
+import os
 import pathlib
 import statistics as numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfamp import errors
 from tfamp.benchmark import accuracy, cells, plots, statistics
-from tfamp.training import run_files
+from tfamp.training import run_files, verdict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 PERCENTILES = (50, 90, 95, 99, 100)
 _GIB = 2**30
 _NONE = "-"
@@ -26,10 +28,9 @@ class Row(NamedTuple):
       repeats: How many processes measured it.
       examples: In a step.
       step_ms: Lower quartile, median and upper quartile of all timed steps.
-      latency_ms: Of the same: "average" and percentiles by number.
+      latency_ms: Of the same: "average" and percentiles, "90 %" for one.
       rate: Examples a second: of the median step (of inference: of all timed steps
         together, as NVIDIA's DeepLearningExamples count), median over the repeats.
-      rate_average: Examples a second over all timed steps together.
       first_step_seconds: Tracing and compilation included; median.
       host_bytes, device_bytes: Peak memory, the largest of the repeats.
       loss: Mean over the timed steps of all repeats; None for inference.
@@ -51,7 +52,6 @@ class Row(NamedTuple):
     step_ms: tuple[float, float, float] | None = None
     latency_ms: dict[str, float] | None = None
     rate: float | None = None
-    rate_average: float | None = None
     first_step_seconds: float | None = None
     host_bytes: int | None = None
     device_bytes: int | None = None
@@ -89,7 +89,9 @@ class Row(NamedTuple):
         found = self.loss_difference
         if found is None:
             return "no float32" if self.base is None else "not compared"
-        return f"{percent(found)}, {statistics.verdict(found)}"
+        kind = "" if found.low is None else f", {statistics.judge(found)}"
+        form = "+.1f" if abs(found.mean) >= 0.01 else "+.2f"
+        return _interval(found, form, " %", 100) + kind
 
 
 class Report(NamedTuple):
@@ -130,14 +132,14 @@ class Report(NamedTuple):
     def tables(self) -> dict[str, list[dict[str, str]]]:
         """Returns for each task its rows as texts by column."""
         return {
-            task: [_cells_of(row, self.tasks[task]["unit"]) for row in rows]
+            task: told([_cells_of(row, self.tasks[task]["unit"]) for row in rows])
             for task in self.tasks
             if (rows := [r for r in self.rows if r.cell.task == task and not r.failed])
         }
 
     def accuracy_table(self) -> list[dict[str, str]]:
         """Returns the times to accuracy as texts by column."""
-        return [_accuracy_cells(row) for row in self.accuracy]
+        return told([_accuracy_cells(row) for row in self.accuracy])
 
     def failures(self) -> list[str]:
         """Returns a line for each cell without figures."""
@@ -147,7 +149,31 @@ class Report(NamedTuple):
 
     def explanations(self) -> list[str]:
         """Returns what the columns mean, in sentences."""
-        return list(_explain(self))
+        asked = self.settings
+        step = "`fit`" if asked["job"] == "train" else "`predict`"
+        return [
+            f"{asked['steps']} timed steps of {step} after {asked['warmup']}, a fresh "
+            f"process for each of {asked['repeats']} interleaved repeats, each with a "
+            "seed of its own; of less than three there is no interval",
+            "speed-up: examples a second over float32's, paired by repeat: geometric "
+            "mean and its 95 % interval; loss: mean over the timed steps, relative to "
+            "float32's from the same weights and batches, paired by seed, with its "
+            "95 % interval",
+            "memory: the most that a process held, less what it held before the model; "
+            "step: median and quartiles; first: its first step, compilation included",
+        ]
+
+    def check(self, folder: str | os.PathLike) -> None:
+        """Raises RunError if every cell failed.
+
+        Args:
+          folder: Where the report is.
+        """
+        if self.rows and all(row.failed for row in self.rows):
+            raise errors.RunError(
+                f"Every cell of the benchmark failed, see {folder}/report.md. Received "
+                f"of the first: {self.rows[0].failed}"
+            )
 
     def to_markdown(self) -> str:
         """Returns `report.md`."""
@@ -155,9 +181,10 @@ class Report(NamedTuple):
         lines += [f"- **{task}**: {text}" for task, text in self.answers().items()]
         for task, table in self.tables().items():
             lines += ["", f"## {task}", "", self.tasks[task]["description"], ""]
-            lines += markdown(table)
+            lines.append(verdict.table(table))
         if self.accuracy:
-            lines += ["", "## Time to accuracy", "", *markdown(self.accuracy_table())]
+            table = verdict.table(self.accuracy_table())
+            lines += ["", "## Time to accuracy", "", table]
         if self.failures():
             lines += ["", "## Failed", "", *(f"- {line}" for line in self.failures())]
         lines += ["", "## Notes", ""]
@@ -167,7 +194,9 @@ class Report(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """Returns date, command, commit, hardware and versions, as texts."""
-        known = {**self.machine, "versions": _joined(self.machine["versions"])}
+        versions = self.machine["versions"].items()
+        joined = ", ".join(f"{name} {version}" for name, version in versions)
+        known = {**self.machine, "versions": joined}
         return {name: f"{value}" for name, value in known.items() if value}
 
     __str__ = to_markdown
@@ -228,7 +257,7 @@ def make(
         for cell, why in failures.items()
         if cell in known
     ]
-    told = dict.fromkeys(
+    remarks = dict.fromkeys(
         f"{cell.column}: {found['note']}"
         for cell, each in known.items()
         for found in each.values()
@@ -246,51 +275,46 @@ def make(
         ],
         accuracy=list(times),
         machine=machine,
-        notes=[*notes, *fewer, *told],
+        notes=[*notes, *fewer, *remarks],
     )
 
 
 def _row(cell, known, config):
     found = known[cell]
-    every = [x for each in found.values() for x in each["seconds"]]
-    examples = next(iter(found.values()))["examples"]
-    rates = _rates(found, config.job)
-    percentiles = np.percentile(every, PERCENTILES) * 1e3
-    losses = _losses(found)
-    base = cells.twin(known, cell, "float32", config)
-    tf32 = cells.twin(known, cell, "tf32", config)
-    same_size = base is not None and (base.batch_size == cell.batch_size)
-    comparable = same_size and bool(losses) and len(losses) == len(found)
-    return Row(
+    figures = list(found.values())
+    every = np.concatenate([each["seconds"] for each in figures]) * 1e3
+    rates, losses = _rates(found, config.job), _losses(found)
+    whole = bool(losses) and len(losses) == len(found)
+    row = Row(
         cell,
         repeats=len(found),
-        examples=examples,
-        step_ms=tuple(np.percentile(every, (25, 50, 75)) * 1e3),
-        latency_ms={"average": 1e3 * numbers.fmean(every)}
-        | {str(p): float(x) for p, x in zip(PERCENTILES, percentiles, strict=True)},
+        examples=figures[0]["examples"],
+        step_ms=tuple(np.percentile(every, (25, 50, 75)).tolist()),
+        latency_ms={"average": float(every.mean())}
+        | {f"{p} %": float(np.percentile(every, p)) for p in PERCENTILES},
         rate=numbers.median(rates.values()),
-        rate_average=examples / numbers.fmean(every),
-        first_step_seconds=numbers.median(
-            f["first_step_seconds"] for f in found.values()
-        ),
-        host_bytes=_largest(found, "host_bytes"),
-        device_bytes=_largest(found, "device_bytes"),
-        loss=numbers.fmean(losses.values()) if len(losses) == len(found) else None,
-        skipped_steps=_largest(found, "skipped_steps"),
-        loss_scale=list(found.values())[-1]["loss_scale"],
-        **{
-            name: next(iter(found.values()))[name]
-            for name in ("xla", "tensor_float_32", "note")
-        },
-        speed_up=base and statistics.ratio(_rates(known[base], config.job), rates),
-        speed_up_over_tf32=tf32
-        and statistics.ratio(_rates(known[tf32], config.job), rates),
-        loss_difference=statistics.difference(_losses(known[base]), losses)
-        if comparable and base
-        else None,
-        output_error=_output_error(known[base], found) if same_size and base else None,
-        base=base,
+        first_step_seconds=numbers.median(x["first_step_seconds"] for x in figures),
+        host_bytes=_largest(figures, "host_bytes"),
+        device_bytes=_largest(figures, "device_bytes"),
+        loss=numbers.fmean(losses.values()) if whole else None,
+        skipped_steps=_largest(figures, "skipped_steps"),
+        loss_scale=figures[-1]["loss_scale"],
+        xla=figures[0]["xla"],
+        tensor_float_32=figures[0]["tensor_float_32"],
+        note=figures[0]["note"],
     )
+    if tf32 := cells.twin(known, cell, "tf32", config):
+        over = statistics.ratio(_rates(known[tf32], config.job), rates)
+        row = row._replace(speed_up_over_tf32=over)
+    if base := cells.twin(known, cell, "float32", config):
+        over = statistics.ratio(_rates(known[base], config.job), rates)
+        row = row._replace(speed_up=over, base=base)
+    if base and base.batch_size == cell.batch_size:
+        row = row._replace(output_error=_output_error(known[base], found))
+        if whole:
+            apart = statistics.difference(_losses(known[base]), losses)
+            row = row._replace(loss_difference=apart)
+    return row
 
 
 def _rates(found, job):
@@ -320,8 +344,8 @@ def _output_error(base, found):
     return float(difference / max(np.abs(expected).max(), np.finfo("float32").tiny))
 
 
-def _largest(found, name):
-    return max((f[name] for f in found.values() if f[name] is not None), default=None)
+def _largest(figures, name):
+    return max((each[name] for each in figures if each[name] is not None), default=None)
 
 
 # ---- Words ----
@@ -354,7 +378,7 @@ def _is_safe(row):
         return False  # Not finite.
     if row.loss_difference is None:
         return True  # Of inference, or of other batches: the error column says it.
-    kind = statistics.verdict(row.loss_difference)
+    kind = statistics.judge(row.loss_difference)
     # Above the noise, and still less than a rounding of bfloat16.
     return kind != "higher" or row.loss_difference.mean < 2**-8
 
@@ -371,43 +395,18 @@ def _compared(row, base):
     return ", ".join([*parts, f"{name} {row.error}"])
 
 
-def _explain(report) -> Iterator[str]:
-    settings = report.settings
-    step = "`fit`" if settings["job"] == "train" else "`predict`"
-    yield (
-        f"{settings['steps']} timed steps of {step} after {settings['warmup']}, a "
-        f"fresh process for each of {settings['repeats']} interleaved repeats, each "
-        "with a seed of its own"
-    )
-    yield (
-        "speed-up: examples a second over float32's, paired by repeat: geometric mean "
-        "and its 95 % interval; loss: mean over the timed steps, relative to float32's "
-        "from the same weights and batches, paired by seed, with its 95 % interval"
-    )
-    if settings["repeats"] < 3:
-        yield "less than three repeats show no noise: there is no interval"
-    yield "memory: the most that a process held, less what it held before the model"
-    yield "step: median and quartiles; first: its first step, compilation included"
-
-
 def times(found: statistics.Estimate | None) -> str:
     """Returns a ratio with its interval, as "1.70x (1.65 to 1.74)"."""
     if found is None:
         return _NONE
-    digits = 2 if found.mean >= 0.1 else 3
-    text = f"{found.mean:.{digits}f}x"
-    if found.low is None or found.high is None:
+    return _interval(found, ".2f" if found.mean >= 0.1 else ".3f", "x")
+
+
+def _interval(found, form, unit, factor=1):
+    text = f"{factor * found.mean:{form}}{unit}"
+    if found.low is None:
         return f"{text} (no interval)"
-    return f"{text} ({found.low:.{digits}f} to {found.high:.{digits}f})"
-
-
-def percent(found: statistics.Estimate) -> str:
-    """Returns a difference with its interval, as "+0.1 % (-1.1 to +1.3)"."""
-    digits = 1 if abs(found.mean) >= 0.01 else 2
-    text = f"{100 * found.mean:+.{digits}f} %"
-    if found.low is None or found.high is None:
-        return text
-    return f"{text} ({100 * found.low:+.{digits}f} to {100 * found.high:+.{digits}f})"
+    return f"{text} ({factor * found.low:{form}} to {factor * found.high:{form}})"
 
 
 def _cells_of(row, unit):
@@ -445,10 +444,6 @@ def _accuracy_cells(row):
     }
 
 
-def _joined(versions):
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
 def _plain(row):
     """A row as dicts; its cell stands apart."""
     fields = {k: v for k, v in row._asdict().items() if k not in ("cell", "points")}
@@ -458,17 +453,11 @@ def _plain(row):
     }
 
 
-def markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns rows as lines of a Markdown table that can be read as they are.
-
-    Columns that say nothing are left out.
+def told(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Returns rows without the columns that say nothing in any of them.
 
     Args:
-      rows: Texts by column, the same columns in each; at least one.
+      rows: Texts by column, the same columns in each.
     """
-    names = [name for name in rows[0] if any(row[name] != _NONE for row in rows)]
-    lines = [names, *([row[name] for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = ([c.ljust(w) for c, w in zip(x, widths, strict=True)] for x in lines)
-    return [f"| {' | '.join(line)} |" for line in padded]
+    names = {name: None for row in rows for name in row if row[name] != _NONE}
+    return [{name: row[name] for name in row if name in names} for row in rows]

@@ -87,15 +87,12 @@ def benchmark_model(
     config.tasks[name] = task
     config.repeats, config.steps, config.warmup = repeats, steps, warmup
     config.memory_limit_mb = memory_limit_mb
-    if workdir is not None:
-        return run(config, workdir, say)
-    with tempfile.TemporaryDirectory() as folder:
-        return run(config, folder, say)
+    return run(config, workdir, say)
 
 
 def run(
     config,
-    workdir: str | os.PathLike,
+    workdir: str | os.PathLike | None,
     say: Callable[[str], object] = logging.info,
     command: str = "",
 ) -> report.Report:
@@ -107,7 +104,7 @@ def run(
 
     Args:
       config: The configuration, see `cells.get_config`.
-      workdir: The benchmark's folder.
+      workdir: The benchmark's folder; None: nothing is kept.
       say: Function that is told of each process.
       command: The command that a user gave, for the report.
 
@@ -127,10 +124,7 @@ def run(
         planned = [cell for cell in planned if cell.framework != "torch"]
     check(config, planned)
     shared = cells.identity(config)
-    folder = run_files.open_folder(shared, workdir, "benchmark")
-    with run_files.locked(folder):
-        run_files.write_config(shared, folder)
-        (folder / "cells").mkdir(exist_ok=True)
+    with run_files.benchmark_folder(shared, workdir) as folder:
         described = doctor.describe()
         harness = _Harness(config, folder, described, versions, say)
         harness.total = config.repeats * len(planned) + len(runs)

@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-CONFIDENCE = 0.95
+from tfamp.training import verdict
+
 # A loss is a float32, rounded by up to 6e-8.
 _EQUAL = 1e-6
 _ENOUGH = 3  # An interval of two values is twelve times as wide as they differ.
@@ -73,16 +74,10 @@ def _estimate(values):
     mean, count = statistics.fmean(values), len(values)
     if count < _ENOUGH:
         return Estimate(mean, None, None, count)
-    error = statistics.stdev(values) / math.sqrt(count)
-    if error == 0:
-        return Estimate(mean, mean, mean, count)
-    from scipy import stats
-
-    low, high = stats.t.interval(CONFIDENCE, count - 1, mean, error)
-    return Estimate(mean, float(low), float(high), count)
+    return Estimate(mean, *(verdict.interval(values) or (mean, mean)), count)
 
 
-def verdict(found: Estimate | None) -> str:
+def judge(found: Estimate | None) -> str:
     """Returns what a difference of losses means, in a word or two.
 
     Args:

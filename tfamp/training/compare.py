@@ -255,15 +255,15 @@ def _export(task, run, path):
 
 def _other_environments(environments):
     """A note where runs are of other versions or devices: more seeds, a year later."""
-    found = {}
-    for run, each in environments.items():
-        packages = {f"{k} {v}" for k, v in each["packages"].items() if v}
-        found[run] = {each["precision"]["device"], *packages}
-    same = set.intersection(*found.values())
-    if all(facts == same for facts in found.values()):
+    found = {
+        run: (each["precision"]["device"], each["packages"])
+        for run, each in environments.items()
+    }
+    first = next(iter(found))
+    others = [run for run, facts in found.items() if facts != found[first]]
+    if not others:
         return ""
-    runs = (
-        f"{run}: {', '.join(sorted(facts - same)) or 'without'}"
-        for run, facts in found.items()
+    return (
+        f"{', '.join(others)}: of other versions or another device than {first}, see "
+        "`environment.json`"
     )
-    return f"the runs' environments differ: {'; '.join(runs)}"

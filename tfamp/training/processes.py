@@ -250,21 +250,16 @@ def available() -> int:
     return min([psutil.virtual_memory().available, *_left_to_group()])
 
 
-def _left_to_group(root=pathlib.Path("/sys/fs/cgroup")) -> Iterator[int]:
+def _left_to_group(root=pathlib.Path("/sys/fs/cgroup")) -> list[int]:
     """What a container leaves; psutil 7 knows the host alone."""
-    for names in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # "max", or the other version.
-            limit, used = (int((root / name).read_text()) for name in names[:2])
-            stat = re.search(rf"^{names[3]} (\d+)", (root / names[2]).read_text(), re.M)
-            yield max(0, limit - used + int(stat[1] if stat else 0))
+    try:
+        limit, used = (
+            int((root / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        stat = dict(map(str.split, (root / "memory.stat").read_text().splitlines()))
+    except (OSError, ValueError):  # No container, or a limit of "max".
+        return []
+    return [max(0, limit - used + int(stat["inactive_file"]))]
 
 
 def limits(asked_mib: int | None) -> tuple[Memory, str]:

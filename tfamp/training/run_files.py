@@ -8,6 +8,7 @@ import os
 import pathlib
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -162,6 +163,29 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
             f"Another process is at work in {str(folder)!r}. Wait until it has ended, "
             "or pass another --workdir."
         ) from e
+
+
+@contextlib.contextmanager
+def benchmark_folder(
+    config: config_dict.ConfigDict, workdir: str | os.PathLike | None
+) -> Iterator[pathlib.Path]:
+    """Opens a benchmark's folder with its settings and `cells/`, and locks it.
+
+    Args:
+      config: What its cells share.
+      workdir: The folder; None for a temporary one.
+
+    Raises:
+      RunError: As `open_folder` and `locked` do.
+    """
+    with contextlib.ExitStack() as stack:
+        if workdir is None:
+            workdir = stack.enter_context(tempfile.TemporaryDirectory())
+        folder = open_folder(config, workdir, "benchmark")
+        stack.enter_context(locked(folder))
+        write_config(config, folder)
+        (folder / "cells").mkdir(exist_ok=True)
+        yield folder
 
 
 # ---- Its files ----
