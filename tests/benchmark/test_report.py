@@ -255,5 +255,5 @@ def test_page_begins_with_the_answer_escapes_texts_and_suits_a_phone():
 
 
 def test_times_are_said_in_few_digits():
-    found = report.times(statistics.Estimate(0.0333, 0.03, 0.04, 3))
-    assert found == "0.033x (0.030 to 0.040)" and report.times(None) == "-"
+    found = statistics.times(statistics.Estimate(0.0333, 0.03, 0.04, 3))
+    assert found == "0.033x (0.030 to 0.040)" and statistics.times(None) == "-"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from absl import flags, logging
 
-from tfamp.benchmark import cells, report, runner
+from tfamp.benchmark import cells, report, runner, statistics
 from tfamp.training import base_config, compare, run_files, verdict
 
 # Value of --job -> job of a benchmark.
@@ -26,20 +26,7 @@ _UNUSED = (
 
 
 class Settings(NamedTuple):
-    """What a job measures; cells are all combinations.
-
-    Attributes:
-      job: "train" or "inference".
-      batch_sizes: Examples in a batch; empty: the configuration's, of float32 and tf32
-        that of `config.float32` where it has one.
-      sequence_lengths: Tokens of an example; empty: the configuration's.
-      modes: Precision modes; empty: float32 and the configuration's mixed one, as a
-        comparison chooses it.
-      jit: "auto", "on", "off"; empty: as the configuration says.
-      steps: Timed steps of each process.
-      warmup: Steps before them, the first one included.
-      repeats: Processes of each cell.
-    """
+    """What a job measures; each is a flag (see `define`), cells all combinations."""
 
     job: str
     batch_sizes: tuple[int, ...] = ()
@@ -51,11 +38,14 @@ class Settings(NamedTuple):
     repeats: int = 3
 
 
+FLAGS = tuple(_PREFIX + name for name in Settings._fields[1:])
+
+
 def define() -> None:
     """Defines the flags; each is a field of `Settings`."""
     defaults = Settings._field_defaults
     for name, text in (
-        ("batch_sizes", "Batch sizes; default: the configuration's."),
+        ("batch_sizes", "Batch sizes; default: the configuration's, float32's own."),
         ("sequence_lengths", "Lengths; default: the configuration's."),
         ("modes", "Modes; default: float32 and the configuration's."),
         ("jit", "XLA: auto, on, off; default: as the configuration says."),
@@ -69,25 +59,17 @@ def define() -> None:
         flags.DEFINE_integer(_PREFIX + name, defaults[name], text, lower_bound=1)
 
 
-def settings(job: str, tiny: bool = False) -> Settings | None:
-    """Returns what the flags ask for; None if the job is no benchmark.
+def settings(job: str, tiny: bool = False) -> Settings:
+    """Returns what the flags ask for.
 
     Args:
       job: Value of --job.
       tiny: Whether a run of seconds is wanted; numbers that were given still count.
 
     Raises:
-      ValueError: If a flag makes no sense, or belongs to another job.
+      ValueError: If a flag makes no sense.
     """
     found = {name: flags.FLAGS[_PREFIX + name] for name in Settings._fields[1:]}
-    given = [flag.name for flag in found.values() if flag.present]
-    if job not in JOBS:
-        if given:
-            raise ValueError(
-                f"--{given[0]} belongs to --job={' and --job='.join(JOBS)}. "
-                f"Received: --job={job}."
-            )
-        return None
     values: dict[str, Any] = {name: flag.value for name, flag in found.items()}
     if tiny:
         values |= {k: v for k, v in _TINY.items() if not found[k].present}
@@ -215,7 +197,7 @@ def _line(row, base, made):
         f"throughput FP32 ({unit}/s)": f"{base.rate:.2f}" if base else "-",
         f"throughput TF32 ({unit}/s)": f"{row.rate / over.mean:.2f}" if over else "-",
         **{f"latency {name} (ms)": f"{x:.1f}" for name, x in row.latency_ms.items()},
-        "speed-up": report.times(row.speed_up),
-        "speed-up over TF32": report.times(over),
+        "speed-up": statistics.times(row.speed_up),
+        "speed-up over TF32": statistics.times(over),
         "error": row.error,
     }

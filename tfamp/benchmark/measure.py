@@ -1,7 +1,6 @@
 """Measures one cell, in the process that was started for it."""
 
 import contextlib
-import importlib.metadata
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -49,7 +48,7 @@ def measure(
         host_bytes: peak memory of the process, less what it held before the model;
         device_bytes: the same of the first GPU; None without;
         xla, tensor_float_32, note: what was in force;
-        unit, description, parameters, device, versions.
+        unit, description, parameters.
     """
     task, before = config_dict.ConfigDict(plain), processes.peak_host()
     with _in_force(task, cell, seed) as note:
@@ -66,7 +65,6 @@ def measure(
         else:
             model.predict(workload.batches, steps=count, **quiet)
         told, tf32 = note(), policy.read().tensor_float_32
-    names = ("tensorflow", "keras")
     return {
         **_figures(watch, window, warmup),
         "examples": workload.examples * window,
@@ -79,7 +77,6 @@ def measure(
         "unit": workload.unit,
         "description": workload.description,
         "parameters": model.count_params(),
-        "versions": {name: importlib.metadata.version(name) for name in names},
     }
 
 

@@ -3,95 +3,16 @@
 import json
 import os
 import pathlib
-import statistics as numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tfamp import errors
-from tfamp.benchmark import accuracy, cells, plots, statistics
+from tfamp.benchmark import accuracy, cells, plots, rows, statistics
 from tfamp.training import run_files, verdict
 
 SCHEMA_VERSION = 3
-PERCENTILES = (50, 90, 95, 99, 100)
 _GIB = 2**30
 _NONE = "-"
-
-
-class Row(NamedTuple):
-    """What came of one cell over its repeats.
-
-    Attributes:
-      cell: The cell.
-      failed: Why there is nothing else; "" if there is.
-      repeats: How many processes measured it.
-      examples: In a step.
-      step_ms: Lower quartile, median and upper quartile of all timed steps.
-      latency_ms: Of the same: "average" and percentiles, "90 %" for one.
-      rate: Examples a second: of the median step (of inference: of all timed steps
-        together, as NVIDIA's DeepLearningExamples count), median over the repeats.
-      first_step_seconds: Tracing and compilation included; median.
-      host_bytes, device_bytes: Peak memory, the largest of the repeats.
-      loss: Mean over the timed steps of all repeats; None for inference.
-      skipped_steps, loss_scale: None without loss scaling.
-      xla, tensor_float_32, note: What was in force.
-      speed_up: Rate over that of float32, repeat by repeat; None without.
-      speed_up_over_tf32: The same over tf32.
-      loss_difference: Relative, from float32 over equal steps of equal seeds; None
-        where batches have other sizes, or a loss is not finite.
-      output_error: Inference: largest difference of an output from float32's, relative
-        to the largest output.
-      base: The cell that float32's figures are of; None without.
-    """
-
-    cell: cells.Cell
-    failed: str = ""
-    repeats: int = 0
-    examples: int | None = None
-    step_ms: tuple[float, float, float] | None = None
-    latency_ms: dict[str, float] | None = None
-    rate: float | None = None
-    first_step_seconds: float | None = None
-    host_bytes: int | None = None
-    device_bytes: int | None = None
-    loss: float | None = None
-    skipped_steps: int | None = None
-    loss_scale: float | None = None
-    xla: bool | None = None
-    tensor_float_32: bool | None = None
-    note: str = ""
-    speed_up: statistics.Estimate | None = None
-    speed_up_over_tf32: statistics.Estimate | None = None
-    loss_difference: statistics.Estimate | None = None
-    output_error: float | None = None
-    base: cells.Cell | None = None
-
-    @property
-    def memory(self) -> int | None:
-        """Peak memory in bytes: of the GPU, if there is one."""
-        return self.host_bytes if self.device_bytes is None else self.device_bytes
-
-    @property
-    def is_base(self) -> bool:
-        """Whether others are compared with it."""
-        return self.base == self.cell
-
-    @property
-    def error(self) -> str:
-        """The error column's text: never nothing beside a speed-up."""
-        if self.is_base:
-            return "the base"
-        if self.output_error is not None:
-            return f"{self.output_error:.2g} of the largest output"
-        if self.loss is None:
-            return "not finite" if self.repeats else _NONE
-        found = self.loss_difference
-        if found is None:
-            return "no float32" if self.base is None else "not compared"
-        kind = "" if found.low is None else f", {statistics.judge(found)}"
-        form = "+.1f" if abs(found.mean) >= 0.01 else "+.2f"
-        return _interval(found, form, " %", 100) + kind
 
 
 class Report(NamedTuple):
@@ -110,7 +31,7 @@ class Report(NamedTuple):
     name: str
     settings: dict[str, Any]
     tasks: dict[str, dict[str, str]]
-    rows: list[Row]
+    rows: list[rows.Row]
     accuracy: list[accuracy.Row]
     machine: dict[str, Any]
     notes: list[str]
@@ -270,82 +191,15 @@ def make(
         },
         tasks=tasks,
         rows=[
-            _row(cell, known, config) if cell in known else Row(cell, failures[cell])
+            rows.make(cell, known, config)
+            if cell in known
+            else rows.Row(cell, failures[cell])
             for cell in measured
         ],
         accuracy=list(times),
         machine=machine,
         notes=[*notes, *fewer, *remarks],
     )
-
-
-def _row(cell, known, config):
-    found = known[cell]
-    figures = list(found.values())
-    every = np.concatenate([each["seconds"] for each in figures]) * 1e3
-    rates, losses = _rates(found, config.job), _losses(found)
-    whole = bool(losses) and len(losses) == len(found)
-    row = Row(
-        cell,
-        repeats=len(found),
-        examples=figures[0]["examples"],
-        step_ms=tuple(np.percentile(every, (25, 50, 75)).tolist()),
-        latency_ms={"average": float(every.mean())}
-        | {f"{p} %": float(np.percentile(every, p)) for p in PERCENTILES},
-        rate=numbers.median(rates.values()),
-        first_step_seconds=numbers.median(x["first_step_seconds"] for x in figures),
-        host_bytes=_largest(figures, "host_bytes"),
-        device_bytes=_largest(figures, "device_bytes"),
-        loss=numbers.fmean(losses.values()) if whole else None,
-        skipped_steps=_largest(figures, "skipped_steps"),
-        loss_scale=figures[-1]["loss_scale"],
-        xla=figures[0]["xla"],
-        tensor_float_32=figures[0]["tensor_float_32"],
-        note=figures[0]["note"],
-    )
-    if tf32 := cells.twin(known, cell, "tf32", config):
-        over = statistics.ratio(_rates(known[tf32], config.job), rates)
-        row = row._replace(speed_up_over_tf32=over)
-    if base := cells.twin(known, cell, "float32", config):
-        over = statistics.ratio(_rates(known[base], config.job), rates)
-        row = row._replace(speed_up=over, base=base)
-    if base and base.batch_size == cell.batch_size:
-        row = row._replace(output_error=_output_error(known[base], found))
-        if whole:
-            apart = statistics.difference(_losses(known[base]), losses)
-            row = row._replace(loss_difference=apart)
-    return row
-
-
-def _rates(found, job):
-    """{repeat: examples a second}."""
-    middle = numbers.fmean if job == "inference" else numbers.median
-    return {k: f["examples"] / middle(f["seconds"]) for k, f in found.items()}
-
-
-def _losses(found):
-    """{repeat: mean loss of the timed steps} of those that are finite throughout."""
-    losses = {k: f["losses"][-len(f["seconds"]) :] for k, f in found.items()}
-    return {
-        k: numbers.fmean(each)
-        for k, each in losses.items()
-        if each and None not in each and None not in found[k]["losses"]
-    }
-
-
-def _output_error(base, found):
-    repeat = min(base.keys() & found.keys(), default=None)
-    if repeat is None:
-        return None
-    expected, outputs = (each[repeat].get("outputs") for each in (base, found))
-    if not expected or not outputs or None in (*expected, *outputs):
-        return None
-    difference = np.abs(np.subtract(outputs, expected)).max()
-    return float(difference / max(np.abs(expected).max(), np.finfo("float32").tiny))
-
-
-def _largest(figures, name):
-    return max((each[name] for each in figures if each[name] is not None), default=None)
 
 
 # ---- Words ----
@@ -385,7 +239,7 @@ def _is_safe(row):
 
 def _compared(row, base):
     name = base.cell.task if base.cell.task != row.cell.task else base.cell.column
-    parts = [f"{times(row.speed_up)} as fast as {name}"]
+    parts = [f"{statistics.times(row.speed_up)} as fast as {name}"]
     if row.memory and base.memory:
         parts.append(
             f"peak memory {row.memory / _GIB:.2f} GiB instead of "
@@ -395,20 +249,6 @@ def _compared(row, base):
     return ", ".join([*parts, f"{name} {row.error}"])
 
 
-def times(found: statistics.Estimate | None) -> str:
-    """Returns a ratio with its interval, as "1.70x (1.65 to 1.74)"."""
-    if found is None:
-        return _NONE
-    return _interval(found, ".2f" if found.mean >= 0.1 else ".3f", "x")
-
-
-def _interval(found, form, unit, factor=1):
-    text = f"{factor * found.mean:{form}}{unit}"
-    if found.low is None:
-        return f"{text} (no interval)"
-    return f"{text} ({factor * found.low:{form}} to {factor * found.high:{form}})"
-
-
 def _cells_of(row, unit):
     low, middle, high = row.step_ms
     memory = _NONE if row.memory is None else f"{row.memory / _GIB:.2f} GiB"
@@ -416,7 +256,7 @@ def _cells_of(row, unit):
     return {
         "mode": row.cell.column,
         "sizes": row.cell.shape or f"batch {row.examples}",
-        "speed-up": times(row.speed_up),
+        "speed-up": statistics.times(row.speed_up),
         "loss - float32's": row.error,
         "step": f"{_ms(middle)} ms ({_ms(low)} to {_ms(high)})",
         "rate": f"{row.rate:,.4g} {unit}/s",
@@ -439,7 +279,7 @@ def _accuracy_cells(row):
         "target": f"{row.target:g}",
         "reached": f"{row.reached} of {row.seeds}",
         "seconds": _NONE if row.seconds is None else f"{row.seconds:.3g}",
-        "float32's time over it": times(row.ratio),
+        "float32's time over it": statistics.times(row.ratio),
         "test score": score,
     }
 

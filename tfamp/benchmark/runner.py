@@ -20,7 +20,6 @@ from typing import Any
 
 from absl import logging
 
-import tfamp
 from tfamp import errors
 from tfamp.benchmark import accuracy, cells, measure, report, torch_peer, workloads
 from tfamp.benchmark.torch_peer import exchange
@@ -128,21 +127,20 @@ def run(
         described = doctor.describe()
         harness = _Harness(config, folder, described, versions, say)
         harness.total = config.repeats * len(planned) + len(runs)
-        measured, failures = harness.measure(planned)
-        rows = harness.train(runs)
+        names = ("Python", "tfamp", "tensorflow", "keras")
+        known = {name: described.facts[name] for name in names}
         made = report.make(
             config,
-            measured,
-            failures,
-            rows,
+            *harness.measure(planned),
+            harness.train(runs),
             {
                 "date": datetime.date.today().isoformat(),
                 "command": command,
-                "commit": commit(),
+                "commit": _commit(),
                 "machine": described.device,
                 "platform": platform.platform(),
                 "cpu_cores": os.cpu_count(),
-                "versions": {**_versions(described), **versions},
+                "versions": {**known, **versions},
             },
             [f"without PyTorch: {no_torch}"] if no_torch else [],
         )
@@ -150,16 +148,8 @@ def run(
     return made
 
 
-def _versions(described):
-    names = ("python", "tensorflow", "keras")
-    return {
-        "tfamp": tfamp.__version__,
-        **{name: described.facts[name] for name in names if name in described.facts},
-    }
-
-
-def commit() -> str:
-    """Returns the commit of this package's checkout; "" where there is none."""
+def _commit():
+    """The commit of this package's checkout; "" where there is none."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

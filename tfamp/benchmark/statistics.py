@@ -92,3 +92,22 @@ def judge(found: Estimate | None) -> str:
     if found.low <= 0 <= found.high:
         return "within noise"
     return "higher" if found.mean > 0 else "lower"
+
+
+def times(found: Estimate | None) -> str:
+    """Returns a ratio with its interval, as "1.70x (1.65 to 1.74)"."""
+    if found is None:
+        return "-"
+    return _interval(found, ".2f" if found.mean >= 0.1 else ".3f", "x")
+
+
+def percent(found: Estimate) -> str:
+    """Returns a difference with its interval, as "+0.1 % (-1.1 to +1.3)"."""
+    return _interval(found, "+.1f" if abs(found.mean) >= 0.01 else "+.2f", " %", 100)
+
+
+def _interval(found, form, unit, factor=1):
+    text = f"{factor * found.mean:{form}}{unit}"
+    if found.low is None:
+        return f"{text} (no interval)"
+    return f"{text} ({factor * found.low:{form}} to {factor * found.high:{form}})"

@@ -267,19 +267,7 @@ def run_flags() -> None:
         config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
         config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
     base_config.validate(config)
-    if values.job != "compare" and values.seeds != 1:
-        raise ValueError(
-            f"--seeds belongs to --job=compare. Received: --seeds={values.seeds}."
-        )
-    given = [name for name in ("job", "seeds") if flags.FLAGS[name].present]
-    benchmark = _benchmarks.settings(values.job, values.tiny)
-    if search := batch_size.settings(given, values.tiny):
-        job, asked = _SEARCH, search
-    elif benchmark:
-        job = Job(_benchmark, _benchmarks.plan, _benchmarks.identity)
-        asked = benchmark
-    else:
-        job, asked = JOBS[values.job], values.seeds
+    job, asked = _find_job(values)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
     named = job.identity(config, asked)
     workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))
@@ -292,6 +280,28 @@ def run_flags() -> None:
     text = job.run(config, workdir, asked)
     if distribution.is_chief(strategy):
         print(text)
+
+
+def _find_job(values):
+    """Returns the job that the flags name, and what else they ask of it."""
+    search, name = values.find_batch_size, "" if values.find_batch_size else values.job
+    jobs = _benchmarks.JOBS
+    for wanted, owner, others in (
+        (search, "--find_batch_size", batch_size.FLAGS),
+        (name, "a command without --find_batch_size", ("job",)),
+        (name in jobs, f"--job={' and --job='.join(jobs)}", _benchmarks.FLAGS),
+        (name == "compare", "--job=compare", ("seeds",)),
+    ):
+        given = [f"--{other}" for other in others if flags.FLAGS[other].present]
+        if given and not wanted:
+            given = ", ".join(given)
+            raise ValueError(f"{given} belongs to {owner}. Received: {given}.")
+    if search:
+        return _SEARCH, batch_size.settings(values.tiny)
+    if name in jobs:
+        job = Job(_benchmark, _benchmarks.plan, _benchmarks.identity)
+        return job, _benchmarks.settings(name, values.tiny)
+    return JOBS[name], values.seeds
 
 
 def default_workdir(config, job: str = "compare") -> pathlib.Path:

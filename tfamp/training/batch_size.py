@@ -28,7 +28,8 @@ SCHEMA_VERSION = 2
 MULTIPLE = 8
 TOLERANCE = 0.03  # Two runs of a process differ by as much.
 _TINY = 16  # Largest batch of a run of seconds.
-_FLAG = "find_batch_size"
+# What goes with --find_batch_size.
+FLAGS = ("memory_limit_mb", "max_batch_size")
 
 
 # ---- The search ----
@@ -63,7 +64,7 @@ def search(
 
 
 class Settings(NamedTuple):
-    """The arguments of `find_batch_size`; see there."""
+    """Arguments of `find_batch_size`; see there."""
 
     modes: tuple[str, ...] = ()
     memory_limit_mb: int | None = None
@@ -128,11 +129,11 @@ def find_batch_size(
 ) -> BatchSizes:
     """Finds the largest batch size of each mode whose training steps fit into memory.
 
-    Batch sizes are multiples of 8, for Tensor Cores: doubled from 8 until one does not
-    fit, then bisected until the bracket is 8 or `TOLERANCE` wide. Steps are those of
-    `fit`, with the configuration's optimizer, loss, loss scaling and XLA, on synthetic
-    batches on one device. A process that takes more of the host than its limit ends
-    itself; one that Linux ends, or whose allocations fail, does not fit, either.
+    Batch sizes are multiples of 8, for Tensor Cores: doubled until one does not fit,
+    then bisected. Steps are those of `fit`, with the configuration's optimizer, loss,
+    loss scaling and XLA, on synthetic batches on one device. A process that takes more
+    of the host than its limit ends itself; one that Linux ends, or whose allocations
+    fail, does not fit, either.
 
     Args:
       config: The configuration; its data and its batch size are not used.
@@ -201,7 +202,7 @@ def identity(config, settings: Settings):
         one.name = f"{config.name}-batch-size"
         names = ("memory_limit_mb", "steps")
         asked = {name: getattr(settings, name) for name in names}
-        one.benchmark = {"job": _FLAG, **asked}
+        one.benchmark = {"job": "find_batch_size", **asked}
     return one
 
 
@@ -221,11 +222,7 @@ def plan(config, settings: Settings) -> tuple[str, ...]:
             f"`max_batch_size` must be at least {MULTIPLE}. Received: "
             f"{settings.max_batch_size}."
         )
-    if config.strategy != "none":
-        raise ValueError(
-            "A search measures one device. Received: config.strategy="
-            f"{config.strategy!r}. Expected 'none'."
-        )
+    synthetic.validate(config)
     processes.limits(settings.memory_limit_mb)
     modes = settings.modes or ("float32", _mixed(config)[0])
     synthetic.check(_config_of(config, mode, MULTIPLE) for mode in modes)
@@ -349,7 +346,7 @@ def train(plain: dict[str, Any], steps: int) -> dict[str, Any]:
 def define() -> None:
     """Defines the flags."""
     flags.DEFINE_bool(
-        _FLAG,
+        "find_batch_size",
         False,
         "Instead of a job: find the largest batch size that fits into memory, in "
         "float32 and in the mixed mode, in processes of their own.",
@@ -369,26 +366,12 @@ def define() -> None:
     )
 
 
-def settings(others: Sequence[str], tiny: bool = False) -> Settings | None:
-    """Returns what the flags ask for; None if they ask for no search.
+def settings(tiny: bool = False) -> Settings:
+    """Returns what the flags ask for.
 
     Args:
-      others: Flags of jobs that were given; none goes with a search.
       tiny: Whether a run of seconds is wanted; a largest batch that was given counts.
-
-    Raises:
-      ValueError: If flags do not go together.
     """
-    limit, largest = (flags.FLAGS[n] for n in ("memory_limit_mb", "max_batch_size"))
-    if not flags.FLAGS[_FLAG].value:
-        for flag in (limit, largest):
-            if flag.present:
-                raise ValueError(f"--{flag.name} belongs to --{_FLAG}.")
-        return None
-    if others:
-        raise ValueError(
-            f"--{_FLAG} is no part of a job. Received: --{', --'.join(others)}. The "
-            "mode, XLA and the sequence length are the configuration's."
-        )
+    limit, largest = (flags.FLAGS[name] for name in FLAGS)
     small = tiny and not largest.present
     return Settings((), limit.value, _TINY if small else largest.value)

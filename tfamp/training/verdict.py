@@ -49,7 +49,7 @@ class PairedDifference(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What a reader may conclude; see `compare`."""
+        """What a reader may conclude."""
         count, unit = len(self.seeds), _UNITS[self.relative]
         if self.mean is None:
             pairs = zip(self.seeds, self.differences, strict=True)
@@ -103,17 +103,6 @@ def compare(
 
     A seed fixes the first weights and the order of the data in both modes, so that
     pairs differ by less noise than runs of different seeds do.
-
-    ```
-    seeds                        | verdict
-    with a difference not finite | no verdict
-    one                          | one seed shows no noise
-    all differences 0            | equal in every seed
-    all differences equal        | no interval
-    the interval contains 0      | within seed noise
-    else                         | lower or higher by the interval's ends
-    two                          | as above, and that two say little
-    ```
 
     Args:
       score: Name of the score.
@@ -207,10 +196,7 @@ class Comparison(NamedTuple):
         return {"schema_version": SCHEMA_VERSION, **fields, "statistics": found}
 
     def by_mode(self) -> dict[str, list[run_files.RunResult]]:
-        """Returns the runs of each mode, in order of seeds.
-
-        Those without the loss scaling that the mode needs are apart.
-        """
+        """Returns the runs of each mode, without loss scaling apart, by seed."""
         return {
             name: [r for r in self.results if r.variant == name]
             for name in dict.fromkeys(r.variant for r in self.results)

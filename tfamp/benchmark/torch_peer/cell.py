@@ -6,7 +6,6 @@ Imports nothing of tfamp. A request is {"mode", "exchange", "steps", "warmup",
 "threads"}; the figures are one line of JSON, an error the last line of standard error.
 """
 
-import importlib.metadata
 import json
 import math
 import pathlib
@@ -65,7 +64,6 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         "unit": "",
         "description": "",
         "parameters": sum(value.numel() for value in weights.values()),
-        "versions": {"torch": importlib.metadata.version("torch")},
     }
 
 
