@@ -132,6 +132,6 @@ def test_a_report_without_figures_is_an_error_of_the_scripts(script, tmp_path):
     """Here of a process beyond its memory; from Python it is a row."""
     config = make_config(script, modes=("float32",))
     config.repeats, config.memory_limit_mb = 1, 100  # Less than TensorFlow.
-    made = runner.run(config, tmp_path, [].append)
+    made = runner.run(config, None, [].append)  # Keeps nothing.
     with pytest.raises(errors.RunError, match="Every cell.*the limit is 100 MiB"):
         made.check(tmp_path)

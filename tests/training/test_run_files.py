@@ -29,6 +29,7 @@ def test_folder_of_another_job_is_refused_and_overwrite_deletes_it(kind, tmp_pat
     assert sorted(folder.rglob("*")) == before
     (folder / "float32/seed0").mkdir(parents=True)
     (folder / "float32/seed0/notes.txt").write_text("")
+    (folder / "config.yaml").write_text("")
     run_files.delete_run(folder)
     run_files.delete_run(folder)  # There is none: nothing to do.
     assert not folder.exists()
