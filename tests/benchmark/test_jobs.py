@@ -90,50 +90,27 @@ def figures(seconds, **changes):
     return {"seconds": seconds, "losses": [2.0] * len(seconds), **fields, **changes}
 
 
-def result(job, found):
-    settings = jobs.Settings(job, modes=("float32", "tf32", "mixed_bfloat16"))
-    config = jobs._benchmark(make_config(), settings)
+def test_tables_are_laid_out_as_the_published_ones():
+    settings = jobs.Settings("train", modes=("float32", "tf32", "mixed_bfloat16"))
     measured = {
-        cells.Cell("tiny", "tfamp", mode, size): {r: each for r in range(3)}
-        for (mode, size), each in found.items()
+        cells.Cell("tiny", "tfamp", mode, size): dict.fromkeys(range(3), each)
+        for mode, size, each in (
+            ("float32", 8, figures([0.1] * 3)),
+            ("tf32", 8, figures([0.08] * 3)),
+            ("mixed_bfloat16", 16, figures([0.1] * 9 + [0.2], examples=16)),
+        )
     }
-    made = report.make(config, measured, {}, (), MACHINE, ())
-    return jobs.Result(made, job).to_markdown()
-
-
-def test_training_table_is_laid_out_as_the_published_ones():
-    text = result(
-        "train",
-        {
-            ("float32", 8): figures([0.1] * 3),
-            ("tf32", 8): figures([0.08] * 3),
-            ("mixed_bfloat16", 16): figures([0.1] * 3, examples=16),
-        },
-    )
-    heads, _, *rows = (x.split("|")[1:-1] for x in text.splitlines() if x[:1] == "|")
-    heads = [head.strip() for head in heads]
-    mixed = dict(zip(heads, (cell.strip() for cell in rows[1]), strict=False))
+    config = jobs._benchmark(make_config(), settings)
+    _, tf32, mixed = jobs.published(report.make(config, measured, {}, (), MACHINE, ()))
     assert mixed["batch size (mode, FP32)"] == "16, 8" and mixed["GPU/CPU"] == "a CPU"
     assert mixed["throughput mode (images/s)"] == "160.00"
     assert mixed["throughput FP32 (images/s)"] == "80.00"
     assert mixed["throughput TF32 (images/s)"] == "100.00"
     assert mixed["speed-up"] == "2.00x (2.00 to 2.00)"
     assert mixed["speed-up over TF32"] == "1.60x (1.60 to 1.60)"
-    assert mixed["loss - FP32's"] == "not compared"  # Batches of other sizes.
-
-
-def test_inference_table_has_the_averages_and_the_percentiles():
-    slow = [0.1] * 9 + [1.0]
-    text = result(
-        "inference",
-        {
-            ("float32", 8): figures(slow, losses=[], outputs=[1.0, 4.0]),
-            ("mixed_bfloat16", 8): figures([0.1] * 10, losses=[], outputs=[1.0, 4.1]),
-        },
-    )
-    lines = text.splitlines()
-    head = next(line for line in lines if line.startswith("| batch size"))
-    for name in ("throughput avg", "latency avg", "90 %", "95 %", "99 %"):
-        assert name in head
-    row = next(line for line in lines if "mixed_bfloat16" in line and "| 80.00" in line)
-    assert "1.90x" in row and "0.025 of the largest output" in row
+    assert mixed["error"] == "not compared"  # Batches of other sizes.
+    assert mixed["latency average (ms)"] == "110.0"
+    assert mixed["latency 90 % (ms)"] == "110.0"
+    assert mixed["latency 100 % (ms)"] == "200.0"
+    assert tf32["error"] == "+0.00 % (+0.00 to +0.00), equal"
+    assert "sequence length" not in tf32

@@ -48,5 +48,5 @@ def test_few_repeats_have_no_interval_and_none_no_mean():
     ],
 )
 def test_verdict_says_what_the_interval_allows(interval, expected):
-    assert statistics.verdict(statistics.Estimate(*interval, 3)) == expected
-    assert statistics.verdict(None) == "not compared"
+    assert statistics.judge(statistics.Estimate(*interval, 3)) == expected
+    assert statistics.judge(None) == "not compared"

@@ -7,14 +7,9 @@ import pytest
 
 from tfamp.benchmark import accuracy, cells, report, statistics
 
-REPEATS = range(3)
 NOISE = {0: 0.99, 1: 1.0, 2: 1.01}
-MACHINE = {
-    "date": "2026-11-22",
-    "command": "python scripts/benchmark.py",
-    "commit": "a1",
-}
-MACHINE |= {"machine": "a <b> CPU", "cpu_cores": 2, "versions": {"keras": "3.15.1"}}
+MACHINE = {"date": "2026-11-22", "command": "python scripts/benchmark.py"}
+MACHINE |= {"commit": "a1", "machine": "a <b> CPU", "versions": {"keras": "3.15.1"}}
 
 
 def figures(seconds=0.1, loss=2.0, **changes):
@@ -43,7 +38,7 @@ def repeats(seconds, loss=2.0, wobble=0.0, **changes):
     """A cell's repeats: all cells of a repeat are slow together."""
     return {
         r: figures(seconds * NOISE[r] ** 3, loss * (1 + wobble * (r - 1)), **changes)
-        for r in REPEATS
+        for r in NOISE
     }
 
 
@@ -81,16 +76,12 @@ def row_of(made, wanted):
     return next(row for row in made.rows if row.cell == wanted)
 
 
-def test_speed_up_is_paired_by_repeat(made):
+def test_speed_up_is_paired_by_repeat_and_loss_of_the_timed_steps(made):
     found = row_of(made, FAST)
     assert found.speed_up.mean == pytest.approx(2.0)
     assert found.speed_up.low == pytest.approx(2.0)  # What slows all is no noise.
     assert found.rate == pytest.approx(160) and found.step_ms[1] == pytest.approx(50)
     assert row_of(made, BASE).is_base and not row_of(made, PEER).is_base
-
-
-def test_loss_is_of_the_timed_steps_and_has_its_interval(made):
-    found = row_of(made, FAST)
     assert found.loss == pytest.approx(2.0)
     assert found.loss_difference.low < 0 < found.loss_difference.high
     assert found.error == "+0.00 % (-2.48 to +2.48), within noise"
@@ -140,10 +131,12 @@ def test_without_float32_there_is_no_speed_up_and_the_column_says_so():
     (found,) = [row for row in made.rows if not row.failed]
     assert found.speed_up is None and found.error == "no float32"
     assert "nothing to compare with" in made.answers()["net"]
+    text = Page(made.to_html()).text  # Still a page.
+    assert "OOM" in text and "nothing to compare with" in text
 
 
 def test_loss_that_is_not_finite_is_told_and_is_no_answer():
-    losses = {r: figures(0.05, losses=[3.0, None, 2.0, 2.0, 2.0]) for r in REPEATS}
+    losses = {r: figures(0.05, losses=[3.0, None, 2.0, 2.0, 2.0]) for r in NOISE}
     made = make({BASE: repeats(0.1), FAST: losses})
     assert row_of(made, FAST).error == "not finite"
     assert "stay in float32" in made.answers()["net"]
@@ -156,35 +149,32 @@ def test_batches_of_other_sizes_are_compared_by_examples_and_not_by_loss():
     assert row_of(made, other).error == "not compared"
 
 
-def test_inference_has_the_error_of_the_outputs():
+def test_inference_has_the_error_of_the_outputs_and_the_average_rate():
     base = repeats(0.1, losses=[], outputs=[1.0, -4.0])
+    for each in base.values():
+        each["seconds"] = [0.1, 0.1, 0.1, 0.5]
     other = repeats(0.05, losses=[], outputs=[1.1, -4.0])
     made = make({BASE: base, FAST: other}, job="inference")
     assert row_of(made, FAST).output_error == pytest.approx(0.1 / 4)
+    assert row_of(made, BASE).rate == pytest.approx(8 / 0.2)
     assert "0.025 of the largest output" in made.answers()["net"]
 
 
 def test_repeats_before_a_failure_count_and_the_reason_is_told():
     made = make({BASE: repeats(0.1), FAST: {0: figures(0.05)}}, {FAST: "OOM"})
     assert row_of(made, FAST).speed_up.low is None
+    assert row_of(made, FAST).error == "+0.00 % (no interval)"
     assert "net: mixed_bfloat16: 1 of 3 repeats, then: OOM" in made.notes
 
 
-def test_markdown_has_a_row_for_each_cell_and_the_reasons(made):
+def test_markdown_and_json_have_each_cell_and_no_speed_up_without_its_error(made):
     text = made.to_markdown()
     assert text.startswith("# some\n\n- **net**: mixed_bfloat16 is 2.00x")
     assert "| mixed_float16  | batch 8 | 0.10x (0.10 to 0.10)" in text
     assert "- net: tf32: no <GPU>" in text and "- commit: a1" in text
     assert "32,768" in text and "a note" in text
-
-
-def test_no_speed_up_is_without_its_error(made):
-    for table in made.tables().values():
-        for line in table:
-            assert line["speed-up"] == "-" or line["loss - float32's"] != "-"
-
-
-def test_json_has_every_figure(made):
+    for line in made.tables()["net"]:
+        assert line["speed-up"] == "-" or line["loss - float32's"] != "-"
     stored = json.loads(json.dumps(made.to_dict()))
     assert stored["schema_version"] == report.SCHEMA_VERSION
     assert stored["rows"][2]["mode"] == "mixed_bfloat16"
@@ -206,13 +196,10 @@ TIMES = {
 }
 
 
-def test_time_to_accuracy_is_compared_by_seed():
+def test_time_to_accuracy_is_compared_by_seed_if_half_of_them_reach_it():
     base, mixed = accuracy.summarize("net", TIMES, 0.9)
     assert base.ratio is None and base.seconds == 6.0
     assert mixed.ratio == (2.0, 2.0, 2.0, 3) and mixed.reached == 3
-
-
-def test_ratio_of_less_than_half_of_the_seeds_is_withheld():
     runs = {**TIMES, "mixed_bfloat16": {0: run(2.0), 1: run(None), 2: run(None, "x")}}
     _, mixed = accuracy.summarize("net", runs, 0.9)
     assert mixed.ratio is None and mixed.reached == 1 and mixed.failed == "x"
@@ -253,40 +240,20 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
-@pytest.fixture(scope="module")
-def page():
+def test_page_begins_with_the_answer_escapes_texts_and_suits_a_phone():
     times = accuracy.summarize("net", TIMES, 0.9)
-    return make(ALL, {cell("tf32"): "no <GPU>"}, times=times).to_html()
-
-
-def test_page_begins_with_the_answer_and_escapes_texts(page):
-    text = Page(page).text
+    page = make(ALL, {cell("tf32"): "no <GPU>"}, times=times).to_html()
+    text, tags = Page(page).text, Page(page).tags
     assert text.index("mixed_bfloat16 is 2.00x") < text.index("Speed-up over float32")
     assert "a <net>" in text and "<net>" not in page and "no <GPU>" in text
-
-
-def test_page_has_three_figures_and_fetches_nothing(page):
-    tags = Page(page).tags
     assert [tag for tag, _ in tags].count("svg") == 3
     assert {tag for tag, _ in tags}.isdisjoint({"script", "link", "img", "iframe"})
     assert not any("http" in (a.get("src") or "") for _, a in tags)
-
-
-def test_page_suits_a_phone(page):
     assert 'name="viewport"' in page and "max-width: 40rem" in page
-    labels = [a["data-name"] for tag, a in Page(page).tags if tag == "td"]
+    labels = [attributes["data-name"] for tag, attributes in tags if tag == "td"]
     assert "speed-up" in labels and "loss - float32's" in labels
-    columns = [a for tag, a in Page(page).tags if tag == "td"]
-    assert len(columns) == len(labels)
-
-
-def test_page_of_failures_alone_is_still_a_page():
-    text = Page(make({}, {BASE: "OOM"}).to_html()).text
-    assert "OOM" in text and "nothing to compare with" in text
 
 
 def test_times_are_said_in_few_digits():
-    assert report.times(statistics.Estimate(0.0333, 0.03, 0.04, 3)) == (
-        "0.033x (0.030 to 0.040)"
-    )
-    assert report.times(None) == "-"
+    found = statistics.times(statistics.Estimate(0.0333, 0.03, 0.04, 3))
+    assert found == "0.033x (0.030 to 0.040)" and statistics.times(None) == "-"

@@ -16,22 +16,10 @@ def build():
     x = np.ones((16, 8), "float32")
     return model, tf.data.Dataset.from_tensor_slices((x, x[:, :2])).batch(8)
 """
-DIGITS = ("--tiny", "--tasks=digits")
 COMMANDS = {
-    "suite": ("benchmark.py", [*DIGITS, "--workdir=suite"]),
-    "own": (
-        "benchmark.py",
-        ["--workload=my_script:build", "--tiny", "--workdir=own"],
-    ),
-    "absent": ("benchmark.py", ["--workload=absent:build"]),
-    "job": (
-        "train_cnn.py",
-        ["--job=train_benchmark", "--tiny", "--workdir=job"],
-    ),
-    "inference": (
-        "train_cnn.py",
-        ["--job=inference_benchmark", "--tiny", "--workdir=inference"],
-    ),
+    "suite": ("benchmark.py", ["--tiny", "--tasks=digits", "--workdir=suite"]),
+    "own": ("benchmark.py", ["--workload=my_script:build", "--tiny", "--workdir=own"]),
+    "job": ("train_cnn.py", ["--job=inference_benchmark", "--tiny", "--workdir=job"]),
 }
 
 
@@ -69,18 +57,8 @@ def test_a_users_own_model_is_measured(finished):
     assert [row["repeats"] for row in found["rows"]] == [1, 1]
 
 
-def test_function_that_is_not_there_is_one_line(finished):
-    done = finished[1]["absent"]
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "error: There is no such workload" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "head"),
-    [("job", "batch size (mode, FP32)"), ("inference", "latency 90 % (ms)")],
-)
-def test_jobs_of_a_training_script_have_the_published_tables(finished, name, head):
-    found = stored(finished, name)
-    assert len(found["rows"]) == 2
-    report = (finished[0] / name / "report.md").read_text()
-    assert head in report and report in finished[1][name].stdout
+def test_jobs_of_a_training_script_have_the_published_tables(finished):
+    assert len(stored(finished, "job")["rows"]) == 2
+    report = (finished[0] / "job/report.md").read_text()
+    assert "batch size (mode, FP32)" in report and "latency 90 % (ms)" in report
+    assert report in finished[1]["job"].stdout

@@ -83,10 +83,10 @@ def test_differences_are_those_of_the_runs_and_stored(compared):
         for b, m in zip(runs["float32"], runs["mixed_bfloat16"], strict=True)
     ]
     assert found[1].differences == pytest.approx(tuple(expected))
-    assert found[0].to_verdict() in three.to_text().splitlines()
+    verdict = f"verdict on even: {found[0].verdict}"
+    assert verdict in three.to_text().splitlines()
     assert f"{found[2].to_text()}: {found[2].verdict}" in three.to_markdown()
     stored = json.loads((folder / "comparison.json").read_text())
-    assert stored["schema_version"] == 3
     first = stored["statistics"][0]
     assert (first["score"], first["seeds"]) == ("even", [0, 1, 2])
     assert first["differences"] == list(found[0].differences)
@@ -95,8 +95,7 @@ def test_differences_are_those_of_the_runs_and_stored(compared):
 def test_more_seeds_reuse_the_runs_that_there_are(compared):
     _, two, stamps, said, three = compared
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert len(stamps) == 4
-    assert sum("finished before" in line for line in said[1]) == 4
+    assert sum("finished before" in line for line in said[1]) == len(stamps) == 4
     assert three.results[:4] == two.results
 
 
@@ -109,17 +108,11 @@ def test_finished_comparison_is_not_made_again(finished, compared, monkeypatch):
         compare.compare(make_config(epochs=1), finished, 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "damaged"),
-    [("comparison.json", "{"), ("comparison.json", None), ("comparison.png", None)],
-    ids=["cut short", "none", "no figure"],
-)
-def test_damaged_comparison_is_made_anew_from_its_runs(
-    name, damaged, finished, compared
-):
+@pytest.mark.parametrize("name", ["comparison.json", "comparison.png"])
+def test_damaged_comparison_is_made_anew_from_its_runs(name, finished, compared):
     (finished / name).unlink()
-    if damaged:
-        (finished / name).write_text(damaged)
+    if name == "comparison.json":
+        (finished / name).write_text("{")  # Cut short.
     shutil.rmtree(finished / "export")
     again = compare.compare(make_config(), finished, 3)
     assert again.to_text() == compared[-1].to_text()
@@ -158,8 +151,10 @@ def test_runs_of_several_environments_are_told_apart(finished):
     file.write_text(file.read_text().replace(tf.__version__, "9.9"))
     (finished / "comparison.json").unlink()
     note = compare.compare(make_config(), finished, 3).note
-    assert "environments differ" in note and "float32 seed 1: tensorflow 9.9;" in note
-    assert "keras" not in note
+    assert note.endswith(
+        "float32 seed 1: of other versions or another device than float32 seed 0, see "
+        "`environment.json`"
+    )
 
 
 def test_score_and_loss_that_are_not_finite_are_told_and_stop_nothing(
@@ -172,25 +167,20 @@ def test_score_and_loss_that_are_not_finite_are_told_and_stop_nothing(
     monkeypatch.setattr(tasks, "from_config", create)
     config = make_config(epochs=1, optimizer__learning_rate=1e37)
     text = compare.compare(config, tmp_path).to_text()
-    assert "verdict on mcc: no verdict: the score of float32 is not finite" in text
+    assert "verdict on mcc: no verdict: the difference is not finite" in text
     assert "the loss of mixed_bfloat16 is not finite with seed 0" in text
     for file in ("comparison.json", "float32/seed0/result.json"):
         json.loads((tmp_path / file).read_text(), parse_constant=pytest.fail)
     assert run_files.read_result(tmp_path / "float32/seed0").score is None
 
 
-def test_column_is_of_the_seeds_that_have_a_number(compared):
+def test_table_is_of_the_seeds_and_the_scores_that_there_are(compared):
     first, *rest = compared[-1].results
     part = compared[-1]._replace(results=[first._replace(final_loss=None), *rest])
     assert part.rows()[0]["final loss"].endswith("(of 2 seeds)")
     assert "the loss of float32 is not finite with seed 0" in part.notes()
-
-
-def test_runs_without_a_common_score_have_no_verdict(compared):
-    first, *rest = compared[-1].results
-    alone = first._replace(scores={"f1": 0.5})
-    text = compared[-1]._replace(results=[alone, *rest]).to_text()
-    assert "no verdict: the runs have no score in common" in text
+    part = part._replace(results=[first._replace(scores={"f1": 0.5}), *rest])
+    assert "no verdict: the runs have no score in common" in part.notes()
 
 
 def test_other_modes_in_the_same_folder_have_their_own_table(tmp_path):
@@ -229,13 +219,13 @@ def test_float32_may_have_a_batch_size_of_its_own(tmp_path):
 def test_comparison_that_makes_no_sense_is_refused_before_a_folder_is_made(
     tmp_path, monkeypatch
 ):
-    with pytest.raises(ValueError, match="'mixed_bfloat16'"):
-        compare.compare(make_config(compare_unscaled=True), tmp_path / "run")
+    for settings, message in (
+        ({"compare_unscaled": True}, "'mixed_bfloat16'"),
+        ({"float32__batch_size": 0}, r"config\.float32\.batch_size must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare.compare(make_config(**settings), tmp_path / "run")
     config = make_config()
-    config.float32.batch_size = 0
-    with pytest.raises(ValueError, match=r"config\.float32\.batch_size must be"):
-        compare.compare(config, tmp_path / "run")
-    config.float32.batch_size = None
     with config.unlocked():
         config.float32.epochs = 3
     with pytest.raises(ValueError, match=r"config\.float32 has epochs"):

@@ -50,11 +50,12 @@ def start_another():
 # ---- Tests ----
 
 
-def test_each_call_has_a_process_of_its_own_that_imports_nothing_again():
+def test_each_call_has_a_process_of_its_own_that_starts_no_others():
     first, second = processes.call(meet, 1), processes.call(meet, (2, "b"))
     assert (first.failure, second.failure) == ("", "")
     assert first.value[:2] == (1, False) and second.value[:2] == ((2, "b"), False)
     assert len({first.value[2], second.value[2], os.getpid()}) == 3
+    assert 'below `if __name__ == "__main__":`' in processes.call(start_another).failure
 
 
 @pytest.mark.parametrize(
@@ -73,10 +74,6 @@ def test_failures_are_told_and_the_next_call_works(how, told, lack):
     assert done.value is None and told in done.failure
     assert bool(done.lack) == lack
     assert processes.call(meet, 3).value[0] == 3
-
-
-def test_a_process_starts_no_others():
-    assert 'below `if __name__ == "__main__":`' in processes.call(start_another).failure
 
 
 def test_a_process_ends_with_the_program_that_asked():
@@ -123,11 +120,7 @@ LACKS = {
         "file mkl_maxpooling_op.cc:388",
     ),
     "C++": ("ended by SIGABRT:   what():  std::bad_alloc", "std::bad_alloc"),
-    "Python": ("MemoryError: ", "MemoryError:"),
-    "NumPy": (
-        "_ArrayMemoryError: Unable to allocate 8.00 GiB for an array",
-        "_ArrayMemoryError: Unable to allocate 8.00 GiB for an array",
-    ),
+    "NumPy": ("_ArrayMemoryError: Unable to", "_ArrayMemoryError: Unable to"),
     "cuDNN": (
         "InternalError: in dnn: 'status' CUDNN_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_ALLOC_FAILED",
@@ -143,19 +136,15 @@ OTHERS = {
     "oneDNN, wrong arguments": "AbortedError: Operation received an exception:Status: 2"
     ", message: could not create a descriptor",
     "a full disk": "ResourceExhaustedError: /tmp/x; No space left on device",
-    "time": "ended after 3600 s without figures",
     "a word": "ValueError: the layer 'MemoryErrorGate' is unknown",
 }
 
 
-@pytest.mark.parametrize(("words", "told"), LACKS.values(), ids=LACKS.keys())
-def test_lack_of_memory_is_known_by_a_process_last_words(words, told):
-    assert processes.Outcome(None, words).lack == told
-
-
-@pytest.mark.parametrize("words", OTHERS.values(), ids=OTHERS.keys())
-def test_other_failures_are_no_lack_of_memory(words):
-    assert processes.Outcome(None, words).lack == ""
+def test_lack_of_memory_is_known_by_a_process_last_words():
+    for words, told in LACKS.values():
+        assert processes.Outcome(None, words).lack == told
+    for words in OTHERS.values():
+        assert processes.Outcome(None, words).lack == ""
 
 
 # ---- What a host has ----

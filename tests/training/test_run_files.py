@@ -27,22 +27,22 @@ def test_folder_of_another_job_is_refused_and_overwrite_deletes_it(kind, tmp_pat
         ):
             JOBS[job](folder)
     assert sorted(folder.rglob("*")) == before
+    (folder / "float32/seed0").mkdir(parents=True)
+    (folder / "float32/seed0/notes.txt").write_text("")
+    (folder / "config.yaml").write_text("")
     run_files.delete_run(folder)
     run_files.delete_run(folder)  # There is none: nothing to do.
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-    "file", ["thesis.txt", "config.yaml", "float32/seed0/config.yaml", "backup/x"]
-)
+@pytest.mark.parametrize("file", ["thesis.txt", "float32/seed0/config.yaml"])
 def test_folder_that_no_job_has_made_is_neither_written_nor_deleted(tmp_path, file):
     path = tmp_path / "mine" / file
     path.parent.mkdir(parents=True)
     path.write_text("years of work")
-    for kind, job in JOBS.items():
+    for job in JOBS.values():
         with pytest.raises(tfamp.RunError, match="is not empty"):
             job(tmp_path / "mine")
-        assert kind in run_files.KINDS
     with pytest.raises(tfamp.RunError, match="deletes only folders of runs"):
         run_files.delete_run(tmp_path / "mine")
     assert [p for p in (tmp_path / "mine").rglob("*") if p.is_file()] == [path]
@@ -52,14 +52,6 @@ def test_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(tfamp.RunError, match="--workdir"):
         train_and_evaluate(points.make_config(), tmp_path / "file" / "run")
-
-
-def test_overwrite_deletes_a_whole_comparison(tmp_path):
-    config = points.make_config(precision__mode="mixed_bfloat16", epochs=1)
-    compare.compare(config, tmp_path / "comparison")
-    (tmp_path / "comparison/float32/seed0/notes.txt").write_text("")
-    run_files.delete_run(tmp_path / "comparison")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("where", ["current", "link"])

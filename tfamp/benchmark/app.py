@@ -8,7 +8,6 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from tfamp import errors
 from tfamp.benchmark import cells, runner
 from tfamp.training import app, run_files
 
@@ -70,11 +69,7 @@ def _run_flags():
     made = runner.run(config, folder, app.say, command)
     sys.stdout.write(made.to_markdown())
     app.say(f"open {folder / 'report.html'} in a browser")
-    if made.rows and all(row.failed for row in made.rows):
-        raise errors.RunError(
-            f"Every cell of the benchmark failed, see {folder}/report.md. Received of "
-            f"the first: {made.rows[0].failed}"
-        )
+    made.check(folder)
 
 
 def _measure_own(config, workload):

@@ -15,7 +15,7 @@ from tfamp import checks, errors, hardware, modes
 from tfamp.benchmark import workloads
 from tfamp.benchmark.torch_peer import exchange
 from tfamp.precision import settings
-from tfamp.training import base_config, compare
+from tfamp.training import base_config, compare, synthetic
 
 JOBS = ("train", "inference")
 FRAMEWORKS = ("tfamp", "keras", "torch")
@@ -186,7 +186,7 @@ def plan(config: config_dict.ConfigDict) -> list[Cell]:
     """Returns the cells, those to be compared next to each other.
 
     Plain Keras has no graph rewrite, and PyTorch neither that nor XLA; a task without a
-    twin in PyTorch has none of its cells (`exchange.reason_without_twin`).
+    twin in PyTorch has none of its cells (`exchange.has_twin`).
 
     Args:
       config: The configuration of the benchmark.
@@ -212,7 +212,7 @@ def _cells(config, name, task, batch_size, length) -> Iterator[Cell]:
         rewrites = framework == "tfamp"
         known = [mode for mode in asked if rewrites or VARIANTS[mode][1] is None]
         if framework == "torch":
-            if config.job != "train" or exchange.reason_without_twin(task.config):
+            if config.job != "train" or not exchange.has_twin(task.config):
                 continue
         for jit in task.jit if framework != "torch" else ("off",):
             for mode in known:
@@ -251,13 +251,12 @@ def default_modes(slow: bool = False) -> list[str]:
 
 def _computed(variant, support):
     rewrite = VARIANTS[variant][1]
-    if variant == "float32" or not support.supported or rewrite is None:
-        return variant == "float32" or support.supported
     try:
-        settings.resolve_rewrite(rewrite)
+        if rewrite:
+            settings.resolve_rewrite(rewrite)
     except (errors.UnsupportedModeError, ValueError):
         return False
-    return True
+    return variant == "float32" or support.supported
 
 
 def with_mode(config, variant: str, seed: int) -> config_dict.ConfigDict:
@@ -327,17 +326,16 @@ def _some_of(known):
     )
 
 
-def _are_counts(values):
-    return all(checks.is_integer(v) and v >= 1 for v in values)
-
-
 _AT_LEAST_1 = ("at least 1", lambda v: v >= 1)
-_COUNTS = ("integers of at least 1", _are_counts)
+_COUNTS = (
+    "integers of at least 1",
+    lambda values: all(checks.is_integer(v) and v >= 1 for v in values),
+)
 _MODES = _some_of(VARIANTS)
 # As in `base_config`: field -> what it must satisfy, in words and as a predicate.
 _RULES = {
-    **dict.fromkeys(("repeats", "steps", "warmup", "memory_limit_mb"), _AT_LEAST_1),
-    "time_limit": _AT_LEAST_1,
+    **dict.fromkeys(("repeats", "steps", "warmup"), _AT_LEAST_1),
+    **dict.fromkeys(("memory_limit_mb", "time_limit"), _AT_LEAST_1),
     "name": (_NAME_WORDS, lambda name: bool(_NAME.fullmatch(name))),
     "job": (f"one of {', '.join(JOBS)}", lambda job: job in JOBS),
 }
@@ -368,7 +366,7 @@ def validate(config: config_dict.ConfigDict) -> None:
             if not _NAME.fullmatch(name):
                 wrong.append(f"{prefix} must be {_NAME_WORDS}. Received: {name!r}.")
             if task.config is not None:
-                _check_config(task.config)
+                synthetic.validate(task.config)
             if task.get("beside") and task.beside not in config.tasks:
                 wrong.append(f"{prefix}.beside must name a task. Received: no task.")
     for name, task in config.time_to_accuracy.items():
@@ -381,12 +379,3 @@ def validate(config: config_dict.ConfigDict) -> None:
         wrong.append("config.tasks is empty: there is nothing to measure.")
     if wrong:
         raise ValueError(" ".join(wrong))
-
-
-def _check_config(config):
-    base_config.validate(config)
-    if config.strategy != "none":
-        raise ValueError(
-            "Benchmarks measure one device. Received: "
-            f"config.strategy={config.strategy!r}. Expected 'none'."
-        )

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 from absl import flags, logging
 
-from tfamp.benchmark import cells, report, runner
-from tfamp.training import base_config, compare, run_files
+from tfamp.benchmark import cells, report, runner, statistics
+from tfamp.training import base_config, compare, run_files, verdict
 
 # Value of --job -> job of a benchmark.
 JOBS = {"train_benchmark": "train", "inference_benchmark": "inference"}
 _TINY = {"steps": 2, "warmup": 1, "repeats": 1}
 _PREFIX = "benchmark_"
-_GIB = 2**30
 # Fields of a configuration that no cell depends on.
 _UNUSED = (
     *("data_dir", "manual_dir", "epochs", "eval_batch_size"),
@@ -27,20 +26,7 @@ _UNUSED = (
 
 
 class Settings(NamedTuple):
-    """What a job measures; cells are all combinations.
-
-    Attributes:
-      job: "train" or "inference".
-      batch_sizes: Examples in a batch; empty: the configuration's, of float32 and tf32
-        that of `config.float32` where it has one.
-      sequence_lengths: Tokens of an example; empty: the configuration's.
-      modes: Precision modes; empty: float32 and the configuration's mixed one, as a
-        comparison chooses it.
-      jit: "auto", "on", "off"; empty: as the configuration says.
-      steps: Timed steps of each process.
-      warmup: Steps before them, the first one included.
-      repeats: Processes of each cell.
-    """
+    """What a job measures; each is a flag (see `define`), cells all combinations."""
 
     job: str
     batch_sizes: tuple[int, ...] = ()
@@ -52,11 +38,14 @@ class Settings(NamedTuple):
     repeats: int = 3
 
 
+FLAGS = tuple(_PREFIX + name for name in Settings._fields[1:])
+
+
 def define() -> None:
     """Defines the flags; each is a field of `Settings`."""
     defaults = Settings._field_defaults
     for name, text in (
-        ("batch_sizes", "Batch sizes; default: the configuration's."),
+        ("batch_sizes", "Batch sizes; default: the configuration's, float32's own."),
         ("sequence_lengths", "Lengths; default: the configuration's."),
         ("modes", "Modes; default: float32 and the configuration's."),
         ("jit", "XLA: auto, on, off; default: as the configuration says."),
@@ -70,25 +59,17 @@ def define() -> None:
         flags.DEFINE_integer(_PREFIX + name, defaults[name], text, lower_bound=1)
 
 
-def settings(job: str, tiny: bool = False) -> Settings | None:
-    """Returns what the flags ask for; None if the job is no benchmark.
+def settings(job: str, tiny: bool = False) -> Settings:
+    """Returns what the flags ask for.
 
     Args:
       job: Value of --job.
       tiny: Whether a run of seconds is wanted; numbers that were given still count.
 
     Raises:
-      ValueError: If a flag makes no sense, or belongs to another job.
+      ValueError: If a flag makes no sense.
     """
     found = {name: flags.FLAGS[_PREFIX + name] for name in Settings._fields[1:]}
-    given = [flag.name for flag in found.values() if flag.present]
-    if job not in JOBS:
-        if given:
-            raise ValueError(
-                f"--{given[0]} belongs to --job={' and --job='.join(JOBS)}. "
-                f"Received: --job={job}."
-            )
-        return None
     values: dict[str, Any] = {name: flag.value for name, flag in found.items()}
     if tiny:
         values |= {k: v for k, v in _TINY.items() if not found[k].present}
@@ -169,7 +150,7 @@ def run(
     workdir: str | os.PathLike,
     settings: Settings,
     say: Callable[[str], object] = logging.info,
-) -> "Result":
+) -> str:
     """Measures every cell and writes `report.md`, `report.html` and `benchmark.json`.
 
     Args:
@@ -179,112 +160,44 @@ def run(
       say: Function that is told of each process.
 
     Returns:
-      A `Result`.
+      The text of `report.md`.
 
     Raises:
-      DataError, RunError, ValueError: As `runner.run`.
+      DataError, ValueError: As `runner.run`.
+      RunError: As there, and if every cell failed.
     """
     made = runner.run(_benchmark(config, settings), workdir, say)
-    result = Result(made, settings.job)
-    run_files.write_text(pathlib.Path(workdir, "report.md"), result.to_markdown())
-    return result
+    made.check(workdir)
+    table = verdict.table(published(made))
+    text = f"{made.to_markdown()}\n## As NVIDIA publishes them\n\n{table}\n"
+    run_files.write_text(pathlib.Path(workdir, "report.md"), text)
+    return text
 
 
-class Result(NamedTuple):
-    """A benchmark in the layout of the published ones."""
+def published(made: report.Report) -> list[dict[str, str]]:
+    """Returns the cells that have figures, as texts by column in NVIDIA's layout.
 
-    report: report.Report
-    job: str
-
-    @property
-    def failed(self) -> str:
-        """Why the first cell failed, if all of them did; else ""."""
-        rows = self.report.rows
-        return rows[0].failed if all(row.failed for row in rows) else ""
-
-    def to_markdown(self) -> str:
-        """Returns the tables and the notes."""
-        measured = [row for row in self.report.rows if not row.failed]
-        if self.job == "train":
-            first = [self._pair(r) for r in measured if r.cell.mode != "float32"]
-        else:
-            first = [self._inference(row) for row in measured]
-        tables = [first, [self._detail(row) for row in measured]]
-        lines = [f"# {self.report.name} on {self.report.machine['machine']}", ""]
-        for table in filter(None, tables):
-            lines += [*report.markdown(table), ""]
-        failed = [f"failed: {line}" for line in self.report.failures()]
-        described = [task["description"] for task in self.report.tasks.values()]
-        notes = (*described, *self.report.explanations(), *self.report.notes, *failed)
-        facts = [f"{name}: {value}" for name, value in self.report.facts().items()]
-        return "\n".join([*lines, *(f"- {line}" for line in (*notes, *facts)), ""])
-
-    def _find(self, cell):
-        return next((r for r in self.report.rows if r.cell == cell and cell), None)
-
-    def _pair(self, row):
-        """Training in a mode beside float32 and, where measured, TF32."""
-        base = self._find(row.base)
-        unit = next(iter(self.report.tasks.values()))["unit"]
-        rate = row.speed_up_over_tf32
-        tf32 = row.rate / rate.mean if rate and row.cell.mode != "tf32" else None
-        return {
-            "GPU/CPU": self.report.machine["machine"],
-            "sequence length": _text(row.cell.sequence_length, "d"),
-            "batch size (mode, FP32)": f"{row.cell.batch_size}, "
-            + _text(base and base.cell.batch_size, "d"),
-            "mode": row.cell.mode,
-            "XLA": "on" if row.xla else "off",
-            f"throughput mode ({unit}/s)": f"{row.rate:.2f}",
-            f"throughput FP32 ({unit}/s)": _text(base and base.rate, ".2f"),
-            f"throughput TF32 ({unit}/s)": _text(tf32, ".2f"),
-            "speed-up": report.times(row.speed_up),
-            "speed-up over TF32": report.times(row.speed_up_over_tf32),
-            "loss - FP32's": row.error,
-        }
-
-    def _inference(self, row):
-        points = ("average", *report.PERCENTILES[:-1])
-        return {
-            **_place(row),
-            "throughput avg": f"{row.rate_average:.2f}",
-            **_latencies(row, points),
-            "speed-up": report.times(row.speed_up),
-            "speed-up over TF32": report.times(row.speed_up_over_tf32),
-            "output error": row.error,
-        }
-
-    def _detail(self, row):
-        """What the published tables leave out."""
-        training = self.job == "train"
-        points = ("average", *report.PERCENTILES) if training else (100,)
-        return {
-            **_place(row),
-            "throughput median": f"{row.rate:.2f}",
-            "avg": f"{row.rate_average:.2f}",
-            **_latencies(row, points),
-            "first step (s)": f"{row.first_step_seconds:.1f}",
-            "memory (GiB)": _text(row.memory and row.memory / _GIB, ".2f"),
-            "mean loss": _text(row.loss, ".4f"),
-            "skipped steps": _text(row.skipped_steps, "d"),
-            "loss scale": _text(row.loss_scale, ".0f"),
-            "TF32 allowed": "on" if row.tensor_float_32 else "off",
-        }
+    Args:
+      made: The report.
+    """
+    known = {row.cell: row for row in made.rows if not row.failed}
+    return report.told([_line(r, known.get(r.base), made) for r in known.values()])
 
 
-def _place(row):
+def _line(row, base, made):
+    unit, over = made.tasks[row.cell.task]["unit"], row.speed_up_over_tf32
+    sizes = row.cell.batch_size, base.cell.batch_size if base else "-"
     return {
-        "sequence length": _text(row.cell.sequence_length, "d"),
-        "batch size": f"{row.cell.batch_size}",
-        "precision": row.cell.mode,
+        "GPU/CPU": made.machine["machine"],
+        "sequence length": str(row.cell.sequence_length or "-"),
+        "batch size (mode, FP32)": ", ".join(map(str, sizes)),
+        "mode": row.cell.mode,
         "XLA": "on" if row.xla else "off",
+        f"throughput mode ({unit}/s)": f"{row.rate:.2f}",
+        f"throughput FP32 ({unit}/s)": f"{base.rate:.2f}" if base else "-",
+        f"throughput TF32 ({unit}/s)": f"{row.rate / over.mean:.2f}" if over else "-",
+        **{f"latency {name} (ms)": f"{x:.1f}" for name, x in row.latency_ms.items()},
+        "speed-up": statistics.times(row.speed_up),
+        "speed-up over TF32": statistics.times(over),
+        "error": row.error,
     }
-
-
-def _latencies(row, points):
-    names = {p: "avg" if p == "average" else f"{p} %" for p in points}
-    return {f"latency {names[p]} (ms)": f"{row.latency_ms[str(p)]:.1f}" for p in points}
-
-
-def _text(value, form):
-    return "-" if value is None else format(value, form)

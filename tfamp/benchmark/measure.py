@@ -1,7 +1,6 @@
 """Measures one cell, in the process that was started for it."""
 
 import contextlib
-import importlib.metadata
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -49,7 +48,7 @@ def measure(
         host_bytes: peak memory of the process, less what it held before the model;
         device_bytes: the same of the first GPU; None without;
         xla, tensor_float_32, note: what was in force;
-        unit, description, parameters, device, versions.
+        unit, description, parameters.
     """
     task, before = config_dict.ConfigDict(plain), processes.peak_host()
     with _in_force(task, cell, seed) as note:
@@ -58,26 +57,17 @@ def measure(
         workload = _workload(task, cell, job, seed, count)
         model = workload.model
         window = _window(model) if job == "train" else 1
-        watch = _Stopwatch(window)
+        watch = _Stopwatch()
+        quiet = {"verbose": 0, "callbacks": [watch]}
         if job == "train":
-            model.fit(
-                workload.batches,
-                steps_per_epoch=count * window,
-                shuffle=False,
-                verbose=0,
-                callbacks=[watch],
-            )
+            every = count * window
+            model.fit(workload.batches, steps_per_epoch=every, shuffle=False, **quiet)
         else:
-            model.predict(workload.batches, steps=count, verbose=0, callbacks=[watch])
+            model.predict(workload.batches, steps=count, **quiet)
         told, tf32 = note(), policy.read().tensor_float_32
-    seconds = [sum(each) for each in _windows(watch.seconds, window)]
-    losses = [sum(each) / window for each in _windows(watch.losses, window)]
     return {
-        "seconds": seconds[warmup:],
+        **_figures(watch, window, warmup),
         "examples": workload.examples * window,
-        "first_step_seconds": seconds[0],
-        "losses": [loss if math.isfinite(loss) else None for loss in losses],
-        "outputs": watch.outputs[warmup] if watch.outputs else None,
         **_scaling(model, count),
         "host_bytes": processes.peak_host() - before,
         "device_bytes": processes.peak_device(),
@@ -87,9 +77,20 @@ def measure(
         "unit": workload.unit,
         "description": workload.description,
         "parameters": model.count_params(),
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("tensorflow", "keras")
-        },
+    }
+
+
+def _figures(watch, window, warmup):
+    """What the stopwatch saw, of whole windows."""
+    seconds, losses = (
+        [sum(each[i : i + window]) for i in range(0, len(each), window)]
+        for each in (watch.seconds, watch.losses)
+    )
+    return {
+        "seconds": seconds[warmup:],
+        "first_step_seconds": seconds[0],
+        "losses": [loss / window if math.isfinite(loss) else None for loss in losses],
+        "outputs": watch.outputs[warmup] if watch.outputs else None,
     }
 
 
@@ -149,17 +150,12 @@ def _window(model):
     return optimizer.gradient_accumulation_steps or 1
 
 
-def _windows(values, window):
-    return [values[i : i + window] for i in range(0, len(values), window)]
-
-
 class _Stopwatch(keras.callbacks.Callback):
     """Times each batch; Keras has read its logs before, so that a GPU is done."""
 
-    def __init__(self, window):
+    def __init__(self):
         super().__init__()
-        self.seconds, self.losses, self.outputs = [], [], []
-        self._window, self._start = window, 0.0
+        self.seconds, self.losses, self.outputs, self._start = [], [], [], 0.0
 
     def on_train_batch_begin(self, batch, logs=None):
         self.model.reset_metrics()  # The loss is a running mean: of this step alone.

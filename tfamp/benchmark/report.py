@@ -1,95 +1,18 @@
 """What a benchmark found: plain data, and as text, Markdown and one page of HTML."""
 
 import json
+import os
 import pathlib
-import statistics as numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
+from tfamp import errors
+from tfamp.benchmark import accuracy, cells, plots, rows, statistics
+from tfamp.training import run_files, verdict
 
-from tfamp.benchmark import accuracy, cells, plots, statistics
-from tfamp.training import run_files
-
-SCHEMA_VERSION = 2
-PERCENTILES = (50, 90, 95, 99, 100)
+SCHEMA_VERSION = 3
 _GIB = 2**30
 _NONE = "-"
-
-
-class Row(NamedTuple):
-    """What came of one cell over its repeats.
-
-    Attributes:
-      cell: The cell.
-      failed: Why there is nothing else; "" if there is.
-      repeats: How many processes measured it.
-      examples: In a step.
-      step_ms: Lower quartile, median and upper quartile of all timed steps.
-      latency_ms: Of the same: "average" and percentiles by number.
-      rate: Examples a second: of the median step (of inference: of all timed steps
-        together, as NVIDIA's DeepLearningExamples count), median over the repeats.
-      rate_average: Examples a second over all timed steps together.
-      first_step_seconds: Tracing and compilation included; median.
-      host_bytes, device_bytes: Peak memory, the largest of the repeats.
-      loss: Mean over the timed steps of all repeats; None for inference.
-      skipped_steps, loss_scale: None without loss scaling.
-      xla, tensor_float_32, note: What was in force.
-      speed_up: Rate over that of float32, repeat by repeat; None without.
-      speed_up_over_tf32: The same over tf32.
-      loss_difference: Relative, from float32 over equal steps of equal seeds; None
-        where batches have other sizes, or a loss is not finite.
-      output_error: Inference: largest difference of an output from float32's, relative
-        to the largest output.
-      base: The cell that float32's figures are of; None without.
-    """
-
-    cell: cells.Cell
-    failed: str = ""
-    repeats: int = 0
-    examples: int | None = None
-    step_ms: tuple[float, float, float] | None = None
-    latency_ms: dict[str, float] | None = None
-    rate: float | None = None
-    rate_average: float | None = None
-    first_step_seconds: float | None = None
-    host_bytes: int | None = None
-    device_bytes: int | None = None
-    loss: float | None = None
-    skipped_steps: int | None = None
-    loss_scale: float | None = None
-    xla: bool | None = None
-    tensor_float_32: bool | None = None
-    note: str = ""
-    speed_up: statistics.Estimate | None = None
-    speed_up_over_tf32: statistics.Estimate | None = None
-    loss_difference: statistics.Estimate | None = None
-    output_error: float | None = None
-    base: cells.Cell | None = None
-
-    @property
-    def memory(self) -> int | None:
-        """Peak memory in bytes: of the GPU, if there is one."""
-        return self.host_bytes if self.device_bytes is None else self.device_bytes
-
-    @property
-    def is_base(self) -> bool:
-        """Whether others are compared with it."""
-        return self.base == self.cell
-
-    @property
-    def error(self) -> str:
-        """The error column's text: never nothing beside a speed-up."""
-        if self.is_base:
-            return "the base"
-        if self.output_error is not None:
-            return f"{self.output_error:.2g} of the largest output"
-        if self.loss is None:
-            return "not finite" if self.repeats else _NONE
-        found = self.loss_difference
-        if found is None:
-            return "no float32" if self.base is None else "not compared"
-        return f"{percent(found)}, {statistics.verdict(found)}"
 
 
 class Report(NamedTuple):
@@ -108,7 +31,7 @@ class Report(NamedTuple):
     name: str
     settings: dict[str, Any]
     tasks: dict[str, dict[str, str]]
-    rows: list[Row]
+    rows: list[rows.Row]
     accuracy: list[accuracy.Row]
     machine: dict[str, Any]
     notes: list[str]
@@ -130,14 +53,14 @@ class Report(NamedTuple):
     def tables(self) -> dict[str, list[dict[str, str]]]:
         """Returns for each task its rows as texts by column."""
         return {
-            task: [_cells_of(row, self.tasks[task]["unit"]) for row in rows]
+            task: told([_cells_of(row, self.tasks[task]["unit"]) for row in rows])
             for task in self.tasks
             if (rows := [r for r in self.rows if r.cell.task == task and not r.failed])
         }
 
     def accuracy_table(self) -> list[dict[str, str]]:
         """Returns the times to accuracy as texts by column."""
-        return [_accuracy_cells(row) for row in self.accuracy]
+        return told([_accuracy_cells(row) for row in self.accuracy])
 
     def failures(self) -> list[str]:
         """Returns a line for each cell without figures."""
@@ -147,7 +70,31 @@ class Report(NamedTuple):
 
     def explanations(self) -> list[str]:
         """Returns what the columns mean, in sentences."""
-        return list(_explain(self))
+        asked = self.settings
+        step = "`fit`" if asked["job"] == "train" else "`predict`"
+        return [
+            f"{asked['steps']} timed steps of {step} after {asked['warmup']}, a fresh "
+            f"process for each of {asked['repeats']} interleaved repeats, each with a "
+            "seed of its own; of less than three there is no interval",
+            "speed-up: examples a second over float32's, paired by repeat: geometric "
+            "mean and its 95 % interval; loss: mean over the timed steps, relative to "
+            "float32's from the same weights and batches, paired by seed, with its "
+            "95 % interval",
+            "memory: the most that a process held, less what it held before the model; "
+            "step: median and quartiles; first: its first step, compilation included",
+        ]
+
+    def check(self, folder: str | os.PathLike) -> None:
+        """Raises RunError if every cell failed.
+
+        Args:
+          folder: Where the report is.
+        """
+        if self.rows and all(row.failed for row in self.rows):
+            raise errors.RunError(
+                f"Every cell of the benchmark failed, see {folder}/report.md. Received "
+                f"of the first: {self.rows[0].failed}"
+            )
 
     def to_markdown(self) -> str:
         """Returns `report.md`."""
@@ -155,9 +102,10 @@ class Report(NamedTuple):
         lines += [f"- **{task}**: {text}" for task, text in self.answers().items()]
         for task, table in self.tables().items():
             lines += ["", f"## {task}", "", self.tasks[task]["description"], ""]
-            lines += markdown(table)
+            lines.append(verdict.table(table))
         if self.accuracy:
-            lines += ["", "## Time to accuracy", "", *markdown(self.accuracy_table())]
+            table = verdict.table(self.accuracy_table())
+            lines += ["", "## Time to accuracy", "", table]
         if self.failures():
             lines += ["", "## Failed", "", *(f"- {line}" for line in self.failures())]
         lines += ["", "## Notes", ""]
@@ -167,7 +115,9 @@ class Report(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """Returns date, command, commit, hardware and versions, as texts."""
-        known = {**self.machine, "versions": _joined(self.machine["versions"])}
+        versions = self.machine["versions"].items()
+        joined = ", ".join(f"{name} {version}" for name, version in versions)
+        known = {**self.machine, "versions": joined}
         return {name: f"{value}" for name, value in known.items() if value}
 
     __str__ = to_markdown
@@ -228,7 +178,7 @@ def make(
         for cell, why in failures.items()
         if cell in known
     ]
-    told = dict.fromkeys(
+    remarks = dict.fromkeys(
         f"{cell.column}: {found['note']}"
         for cell, each in known.items()
         for found in each.values()
@@ -241,87 +191,15 @@ def make(
         },
         tasks=tasks,
         rows=[
-            _row(cell, known, config) if cell in known else Row(cell, failures[cell])
+            rows.make(cell, known, config)
+            if cell in known
+            else rows.Row(cell, failures[cell])
             for cell in measured
         ],
         accuracy=list(times),
         machine=machine,
-        notes=[*notes, *fewer, *told],
+        notes=[*notes, *fewer, *remarks],
     )
-
-
-def _row(cell, known, config):
-    found = known[cell]
-    every = [x for each in found.values() for x in each["seconds"]]
-    examples = next(iter(found.values()))["examples"]
-    rates = _rates(found, config.job)
-    percentiles = np.percentile(every, PERCENTILES) * 1e3
-    losses = _losses(found)
-    base = cells.twin(known, cell, "float32", config)
-    tf32 = cells.twin(known, cell, "tf32", config)
-    same_size = base is not None and (base.batch_size == cell.batch_size)
-    comparable = same_size and bool(losses) and len(losses) == len(found)
-    return Row(
-        cell,
-        repeats=len(found),
-        examples=examples,
-        step_ms=tuple(np.percentile(every, (25, 50, 75)) * 1e3),
-        latency_ms={"average": 1e3 * numbers.fmean(every)}
-        | {str(p): float(x) for p, x in zip(PERCENTILES, percentiles, strict=True)},
-        rate=numbers.median(rates.values()),
-        rate_average=examples / numbers.fmean(every),
-        first_step_seconds=numbers.median(
-            f["first_step_seconds"] for f in found.values()
-        ),
-        host_bytes=_largest(found, "host_bytes"),
-        device_bytes=_largest(found, "device_bytes"),
-        loss=numbers.fmean(losses.values()) if len(losses) == len(found) else None,
-        skipped_steps=_largest(found, "skipped_steps"),
-        loss_scale=list(found.values())[-1]["loss_scale"],
-        **{
-            name: next(iter(found.values()))[name]
-            for name in ("xla", "tensor_float_32", "note")
-        },
-        speed_up=base and statistics.ratio(_rates(known[base], config.job), rates),
-        speed_up_over_tf32=tf32
-        and statistics.ratio(_rates(known[tf32], config.job), rates),
-        loss_difference=statistics.difference(_losses(known[base]), losses)
-        if comparable and base
-        else None,
-        output_error=_output_error(known[base], found) if same_size and base else None,
-        base=base,
-    )
-
-
-def _rates(found, job):
-    """{repeat: examples a second}."""
-    middle = numbers.fmean if job == "inference" else numbers.median
-    return {k: f["examples"] / middle(f["seconds"]) for k, f in found.items()}
-
-
-def _losses(found):
-    """{repeat: mean loss of the timed steps} of those that are finite throughout."""
-    losses = {k: f["losses"][-len(f["seconds"]) :] for k, f in found.items()}
-    return {
-        k: numbers.fmean(each)
-        for k, each in losses.items()
-        if each and None not in each and None not in found[k]["losses"]
-    }
-
-
-def _output_error(base, found):
-    repeat = min(base.keys() & found.keys(), default=None)
-    if repeat is None:
-        return None
-    expected, outputs = (each[repeat].get("outputs") for each in (base, found))
-    if not expected or not outputs or None in (*expected, *outputs):
-        return None
-    difference = np.abs(np.subtract(outputs, expected)).max()
-    return float(difference / max(np.abs(expected).max(), np.finfo("float32").tiny))
-
-
-def _largest(found, name):
-    return max((f[name] for f in found.values() if f[name] is not None), default=None)
 
 
 # ---- Words ----
@@ -354,14 +232,14 @@ def _is_safe(row):
         return False  # Not finite.
     if row.loss_difference is None:
         return True  # Of inference, or of other batches: the error column says it.
-    kind = statistics.verdict(row.loss_difference)
+    kind = statistics.judge(row.loss_difference)
     # Above the noise, and still less than a rounding of bfloat16.
     return kind != "higher" or row.loss_difference.mean < 2**-8
 
 
 def _compared(row, base):
     name = base.cell.task if base.cell.task != row.cell.task else base.cell.column
-    parts = [f"{times(row.speed_up)} as fast as {name}"]
+    parts = [f"{statistics.times(row.speed_up)} as fast as {name}"]
     if row.memory and base.memory:
         parts.append(
             f"peak memory {row.memory / _GIB:.2f} GiB instead of "
@@ -371,45 +249,6 @@ def _compared(row, base):
     return ", ".join([*parts, f"{name} {row.error}"])
 
 
-def _explain(report) -> Iterator[str]:
-    settings = report.settings
-    step = "`fit`" if settings["job"] == "train" else "`predict`"
-    yield (
-        f"{settings['steps']} timed steps of {step} after {settings['warmup']}, a "
-        f"fresh process for each of {settings['repeats']} interleaved repeats, each "
-        "with a seed of its own"
-    )
-    yield (
-        "speed-up: examples a second over float32's, paired by repeat: geometric mean "
-        "and its 95 % interval; loss: mean over the timed steps, relative to float32's "
-        "from the same weights and batches, paired by seed, with its 95 % interval"
-    )
-    if settings["repeats"] < 3:
-        yield "less than three repeats show no noise: there is no interval"
-    yield "memory: the most that a process held, less what it held before the model"
-    yield "step: median and quartiles; first: its first step, compilation included"
-
-
-def times(found: statistics.Estimate | None) -> str:
-    """Returns a ratio with its interval, as "1.70x (1.65 to 1.74)"."""
-    if found is None:
-        return _NONE
-    digits = 2 if found.mean >= 0.1 else 3
-    text = f"{found.mean:.{digits}f}x"
-    if found.low is None or found.high is None:
-        return f"{text} (no interval)"
-    return f"{text} ({found.low:.{digits}f} to {found.high:.{digits}f})"
-
-
-def percent(found: statistics.Estimate) -> str:
-    """Returns a difference with its interval, as "+0.1 % (-1.1 to +1.3)"."""
-    digits = 1 if abs(found.mean) >= 0.01 else 2
-    text = f"{100 * found.mean:+.{digits}f} %"
-    if found.low is None or found.high is None:
-        return text
-    return f"{text} ({100 * found.low:+.{digits}f} to {100 * found.high:+.{digits}f})"
-
-
 def _cells_of(row, unit):
     low, middle, high = row.step_ms
     memory = _NONE if row.memory is None else f"{row.memory / _GIB:.2f} GiB"
@@ -417,7 +256,7 @@ def _cells_of(row, unit):
     return {
         "mode": row.cell.column,
         "sizes": row.cell.shape or f"batch {row.examples}",
-        "speed-up": times(row.speed_up),
+        "speed-up": statistics.times(row.speed_up),
         "loss - float32's": row.error,
         "step": f"{_ms(middle)} ms ({_ms(low)} to {_ms(high)})",
         "rate": f"{row.rate:,.4g} {unit}/s",
@@ -440,13 +279,9 @@ def _accuracy_cells(row):
         "target": f"{row.target:g}",
         "reached": f"{row.reached} of {row.seeds}",
         "seconds": _NONE if row.seconds is None else f"{row.seconds:.3g}",
-        "float32's time over it": times(row.ratio),
+        "float32's time over it": statistics.times(row.ratio),
         "test score": score,
     }
-
-
-def _joined(versions):
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _plain(row):
@@ -458,17 +293,11 @@ def _plain(row):
     }
 
 
-def markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns rows as lines of a Markdown table that can be read as they are.
-
-    Columns that say nothing are left out.
+def told(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Returns rows without the columns that say nothing in any of them.
 
     Args:
-      rows: Texts by column, the same columns in each; at least one.
+      rows: Texts by column, the same columns in each.
     """
-    names = [name for name in rows[0] if any(row[name] != _NONE for row in rows)]
-    lines = [names, *([row[name] for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = ([c.ljust(w) for c, w in zip(x, widths, strict=True)] for x in lines)
-    return [f"| {' | '.join(line)} |" for line in padded]
+    names = {name: None for row in rows for name in row if row[name] != _NONE}
+    return [{name: row[name] for name in row if name in names} for row in rows]

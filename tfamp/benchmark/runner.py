@@ -20,7 +20,6 @@ from typing import Any
 
 from absl import logging
 
-import tfamp
 from tfamp import errors
 from tfamp.benchmark import accuracy, cells, measure, report, torch_peer, workloads
 from tfamp.benchmark.torch_peer import exchange
@@ -87,15 +86,12 @@ def benchmark_model(
     config.tasks[name] = task
     config.repeats, config.steps, config.warmup = repeats, steps, warmup
     config.memory_limit_mb = memory_limit_mb
-    if workdir is not None:
-        return run(config, workdir, say)
-    with tempfile.TemporaryDirectory() as folder:
-        return run(config, folder, say)
+    return run(config, workdir, say)
 
 
 def run(
     config,
-    workdir: str | os.PathLike,
+    workdir: str | os.PathLike | None,
     say: Callable[[str], object] = logging.info,
     command: str = "",
 ) -> report.Report:
@@ -107,7 +103,7 @@ def run(
 
     Args:
       config: The configuration, see `cells.get_config`.
-      workdir: The benchmark's folder.
+      workdir: The benchmark's folder; None: nothing is kept.
       say: Function that is told of each process.
       command: The command that a user gave, for the report.
 
@@ -127,28 +123,24 @@ def run(
         planned = [cell for cell in planned if cell.framework != "torch"]
     check(config, planned)
     shared = cells.identity(config)
-    folder = run_files.open_folder(shared, workdir, "benchmark")
-    with run_files.locked(folder):
-        run_files.write_config(shared, folder)
-        (folder / "cells").mkdir(exist_ok=True)
+    with run_files.benchmark_folder(shared, workdir) as folder:
         described = doctor.describe()
         harness = _Harness(config, folder, described, versions, say)
         harness.total = config.repeats * len(planned) + len(runs)
-        measured, failures = harness.measure(planned)
-        rows = harness.train(runs)
+        names = ("Python", "tfamp", "tensorflow", "keras")
+        known = {name: described.facts[name] for name in names}
         made = report.make(
             config,
-            measured,
-            failures,
-            rows,
+            *harness.measure(planned),
+            harness.train(runs),
             {
                 "date": datetime.date.today().isoformat(),
                 "command": command,
-                "commit": commit(),
+                "commit": _commit(),
                 "machine": described.device,
                 "platform": platform.platform(),
                 "cpu_cores": os.cpu_count(),
-                "versions": {**_versions(described), **versions},
+                "versions": {**known, **versions},
             },
             [f"without PyTorch: {no_torch}"] if no_torch else [],
         )
@@ -156,16 +148,8 @@ def run(
     return made
 
 
-def _versions(described):
-    names = ("python", "tensorflow", "keras")
-    return {
-        "tfamp": tfamp.__version__,
-        **{name: described.facts[name] for name in names if name in described.facts},
-    }
-
-
-def commit() -> str:
-    """Returns the commit of this package's checkout; "" where there is none."""
+def _commit():
+    """The commit of this package's checkout; "" where there is none."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

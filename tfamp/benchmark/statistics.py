@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-CONFIDENCE = 0.95
+from tfamp.training import verdict
+
 # A loss is a float32, rounded by up to 6e-8.
 _EQUAL = 1e-6
 _ENOUGH = 3  # An interval of two values is twelve times as wide as they differ.
@@ -73,16 +74,10 @@ def _estimate(values):
     mean, count = statistics.fmean(values), len(values)
     if count < _ENOUGH:
         return Estimate(mean, None, None, count)
-    error = statistics.stdev(values) / math.sqrt(count)
-    if error == 0:
-        return Estimate(mean, mean, mean, count)
-    from scipy import stats
-
-    low, high = stats.t.interval(CONFIDENCE, count - 1, mean, error)
-    return Estimate(mean, float(low), float(high), count)
+    return Estimate(mean, *(verdict.interval(values) or (mean, mean)), count)
 
 
-def verdict(found: Estimate | None) -> str:
+def judge(found: Estimate | None) -> str:
     """Returns what a difference of losses means, in a word or two.
 
     Args:
@@ -97,3 +92,22 @@ def verdict(found: Estimate | None) -> str:
     if found.low <= 0 <= found.high:
         return "within noise"
     return "higher" if found.mean > 0 else "lower"
+
+
+def times(found: Estimate | None) -> str:
+    """Returns a ratio with its interval, as "1.70x (1.65 to 1.74)"."""
+    if found is None:
+        return "-"
+    return _interval(found, ".2f" if found.mean >= 0.1 else ".3f", "x")
+
+
+def percent(found: Estimate) -> str:
+    """Returns a difference with its interval, as "+0.1 % (-1.1 to +1.3)"."""
+    return _interval(found, "+.1f" if abs(found.mean) >= 0.01 else "+.2f", " %", 100)
+
+
+def _interval(found, form, unit, factor=1):
+    text = f"{factor * found.mean:{form}}{unit}"
+    if found.low is None:
+        return f"{text} (no interval)"
+    return f"{text} ({factor * found.low:{form}} to {factor * found.high:{form}})"

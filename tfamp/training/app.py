@@ -35,6 +35,8 @@ _USER_ERRORS = (
     OSError,
     tf.errors.OpError,  # A corrupt file of a prepared data set, say.
 )
+# The same of the command line and of what is set in a configuration.
+_MISTYPED = (flags.Error, KeyError, AttributeError, SyntaxError)
 # The flags are not parsed yet where these are looked for.
 _VERBOSE = {"--verbosity=1", "--verbosity=2", "-v=1", "-v=2"}
 
@@ -114,7 +116,8 @@ def _check_run(config, _=None):
 
 
 def _find_batch_size(config, workdir, asked):
-    found = batch_size.run(config, workdir, asked, report=say)
+    asked = {**asked._asdict(), "workdir": workdir, "report": say}
+    found = batch_size.find_batch_size(config, **asked)
     return f"{found.to_text()}\nfiles: {workdir}"
 
 
@@ -130,13 +133,7 @@ _benchmarks: Any = None
 
 
 def _benchmark(config, workdir, asked):
-    result = _benchmarks.run(config, workdir, asked, say)
-    if result.failed:
-        raise errors.RunError(
-            f"Every cell of the benchmark failed, see {workdir}/report.md. Received of "
-            f"the first: {result.failed}"
-        )
-    return f"{result.to_markdown()}\nfiles: {workdir}"
+    return f"{_benchmarks.run(config, workdir, asked, say)}\nfiles: {workdir}"
 
 
 # ---- The command line ----
@@ -189,7 +186,7 @@ def define_config(default: str | None) -> None:
     Args:
       default: Path of the default configuration; None: there is none.
     """
-    with _one_line_errors(sys.argv):  # Overrides are applied while it is defined.
+    with _one_line_errors(*_MISTYPED):  # Overrides are applied while it is defined.
         for argument in sys.argv:
             name, _, file = argument.partition("=")
             file = file.split(":")[0]  # An argument of the file's function may follow.
@@ -212,19 +209,24 @@ def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
 
 def _parse(argv):
     """absl's parser, with errors in one line and without the list of all flags."""
-    with _one_line_errors(argv):
+    with _one_line_errors(*_MISTYPED):
         return flags.FLAGS(argv)
 
 
 @contextlib.contextmanager
-def _one_line_errors(argv):
-    """Exits with one line where the command line or the configuration is wrong."""
+def _one_line_errors(*more):
+    """Exits with one line where something is wrong that a user can mend."""
     try:
         yield
-    except (flags.Error, KeyError, AttributeError, SyntaxError, *_USER_ERRORS) as e:
-        if _VERBOSE.intersection(argv):
+    except (*_USER_ERRORS, *more) as error:
+        if logging.get_verbosity() >= logging.DEBUG or _VERBOSE.intersection(sys.argv):
             raise
-        _exit(e)
+        while error.args and isinstance(error.args[0], Exception):
+            error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
+        text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+        line = " ".join(text.split()) or type(error).__name__
+        say(f"error: {line} (--verbosity=1 shows the traceback)")
+        sys.exit(1)
 
 
 def _guarded(main, argv):
@@ -233,30 +235,18 @@ def _guarded(main, argv):
         logging.set_verbosity(logging.WARNING)
         tf.get_logger().addFilter(_is_of_interest)
     try:
-        if len(argv) > 1:
-            raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
-        main(argv)
+        with _one_line_errors():
+            if len(argv) > 1:
+                raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
+            main(argv)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from here")
         sys.exit(130)
-    except _USER_ERRORS as e:
-        if logging.get_verbosity() >= logging.DEBUG:
-            raise
-        _exit(e)
 
 
 def _is_of_interest(record):
     """Drops what TensorFlow says of several models in one process, each traced once."""
     return "triggered tf.function retracing" not in record.getMessage()
-
-
-def _exit(error):
-    while error.args and isinstance(error.args[0], Exception):
-        error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
-    text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-    line = " ".join(text.split()) or type(error).__name__
-    say(f"error: {line} (--verbosity=1 shows the traceback)")
-    sys.exit(1)
 
 
 def say(line: str) -> None:
@@ -277,19 +267,7 @@ def run_flags() -> None:
         config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
         config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
     base_config.validate(config)
-    if values.job != "compare" and values.seeds != 1:
-        raise ValueError(
-            f"--seeds belongs to --job=compare. Received: --seeds={values.seeds}."
-        )
-    given = [name for name in ("job", "seeds") if flags.FLAGS[name].present]
-    benchmark = _benchmarks.settings(values.job, values.tiny)
-    if search := batch_size.settings(given, values.tiny):
-        job, asked = _SEARCH, search
-    elif benchmark:
-        job = Job(_benchmark, _benchmarks.plan, _benchmarks.identity)
-        asked = benchmark
-    else:
-        job, asked = JOBS[values.job], values.seeds
+    job, asked = _find_job(values)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
     named = job.identity(config, asked)
     workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))
@@ -302,6 +280,28 @@ def run_flags() -> None:
     text = job.run(config, workdir, asked)
     if distribution.is_chief(strategy):
         print(text)
+
+
+def _find_job(values):
+    """Returns the job that the flags name, and what else they ask of it."""
+    search, name = values.find_batch_size, "" if values.find_batch_size else values.job
+    jobs = _benchmarks.JOBS
+    for wanted, owner, others in (
+        (search, "--find_batch_size", batch_size.FLAGS),
+        (name, "a command without --find_batch_size", ("job",)),
+        (name in jobs, f"--job={' and --job='.join(jobs)}", _benchmarks.FLAGS),
+        (name == "compare", "--job=compare", ("seeds",)),
+    ):
+        given = [f"--{other}" for other in others if flags.FLAGS[other].present]
+        if given and not wanted:
+            given = ", ".join(given)
+            raise ValueError(f"{given} belongs to {owner}. Received: {given}.")
+    if search:
+        return _SEARCH, batch_size.settings(values.tiny)
+    if name in jobs:
+        job = Job(_benchmark, _benchmarks.plan, _benchmarks.identity)
+        return job, _benchmarks.settings(name, values.tiny)
+    return JOBS[name], values.seeds
 
 
 def default_workdir(config, job: str = "compare") -> pathlib.Path:

@@ -6,7 +6,6 @@ be ended by Linux or crash, and nothing of that reaches the process that asks.
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from tfamp.training import (
     processes,
     run_files,
     synthetic,
+    verdict,
 )
 
 SCHEMA_VERSION = 2
@@ -28,84 +28,43 @@ SCHEMA_VERSION = 2
 MULTIPLE = 8
 TOLERANCE = 0.03  # Two runs of a process differ by as much.
 _TINY = 16  # Largest batch of a run of seconds.
-_FLAG = "find_batch_size"
+# What goes with --find_batch_size.
+FLAGS = ("memory_limit_mb", "max_batch_size")
 
 
 # ---- The search ----
 
 
-class Bracket(NamedTuple):
-    """What a search found; multiples of `MULTIPLE`.
-
-    Attributes:
-      largest: Largest batch size that fits; 0 if none does.
-      failing: Smallest that was found not to fit; None if the largest allowed fits.
-    """
-
-    largest: int
-    failing: int | None
-
-
 def search(
-    fits: Callable[[int], bool],
-    allowed: int,
-    known: int = MULTIPLE,
-    tolerance: float = 0.0,
-) -> Bracket:
-    """Searches for the largest batch size that fits.
-
-    | trial                     | fits       | does not fit                     |
-    |---------------------------|------------|----------------------------------|
-    | `MULTIPLE`, then `known`  | go on      | bisect between this and the last |
-    | the double of the last    | double     | bisect between this and the last |
-    | the middle of the bracket | upper half | lower half                       |
-
-    The bisection ends where the bracket is a `MULTIPLE` or a share `tolerance` of its
-    lower end wide.
+    fits: Callable[[int], bool], allowed: int, start: int = MULTIPLE
+) -> tuple[int, int | None]:
+    """Searches for the largest multiple of 8 that fits: doubles, then bisects.
 
     Args:
       fits: Whether a batch size fits; that of a larger one implies a smaller one's.
       allowed: Largest batch size that is tried, rounded down to a multiple.
-      known: A size that is expected to fit; a search from there is shorter.
-      tolerance: Width of the final bracket, as a share of `largest`; 0 is exact.
+      start: The first that is tried, a multiple.
 
     Returns:
-      A `Bracket`; every size in it but 0 was tried.
-
-    Raises:
-      ValueError: If `allowed` is below `MULTIPLE`, or the tolerance is no share.
+      (the largest that fits, 0 if none does; the smallest that was found not to fit,
+      None if the largest allowed fits). They are 8 or `TOLERANCE` apart.
     """
-    if allowed < MULTIPLE or not 0 <= tolerance < 1:
-        raise ValueError(
-            f"The largest batch size must be at least {MULTIPLE}, and the tolerance in "
-            f"[0, 1). Received: {allowed} and {tolerance}."
-        )
-    top = _rounded(allowed)
+    top = allowed // MULTIPLE * MULTIPLE
     low, high = 0, None
-    size = MULTIPLE
     while high is None and low < top:
-        if fits(size):
-            low, size = size, min(max(2 * size, _rounded(known)), top)
-        else:
-            high = size
-    while high is not None and high - low > max(MULTIPLE, tolerance * low):
-        middle = _rounded((low + high) // 2)
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return Bracket(low, high)
-
-
-def _rounded(size):
-    return size // MULTIPLE * MULTIPLE
+        size = min(max(2 * low, start), top)
+        low, high = (size, None) if fits(size) else (low, size)
+    while high is not None and high - low > max(MULTIPLE, TOLERANCE * low):
+        middle = (low + high) // (2 * MULTIPLE) * MULTIPLE
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, high
 
 
 # ---- What is searched for, and what was found ----
 
 
 class Settings(NamedTuple):
-    """The arguments of `find_batch_size`; see there."""
+    """Arguments of `find_batch_size`; see there."""
 
     modes: tuple[str, ...] = ()
     memory_limit_mb: int | None = None
@@ -139,22 +98,19 @@ class BatchSizes(NamedTuple):
 
     def to_text(self) -> str:
         """Returns the table and the notes."""
-        lines = [
-            f"| mode | largest batch ({self.unit}) | does not fit | over float32 | "
-            "peak memory | trials |",
-            "| --- | --- | --- | --- | --- | --- |",
+        rows = [
+            {
+                "mode": size["mode"],
+                f"largest batch ({self.unit})": str(size["batch_size"]),
+                "does not fit": str(size["failing"] or "-"),
+                "over float32": f"{size['ratio']:.2f}" if size["ratio"] else "-",
+                "peak memory": processes.mib(size["peak_bytes"]),
+                "trials": str(len(size["trials"])),
+            }
+            for size in self.sizes
         ]
-        for size in self.sizes:
-            peak = size["peak_bytes"]
-            cells = (
-                *(size["mode"], size["batch_size"], size["failing"] or "-"),
-                f"{size['ratio']:.2f}" if size["ratio"] else "-",
-                processes.mib(peak) if peak else "-",
-                len(size["trials"]),
-            )
-            lines.append(f"| {' | '.join(map(str, cells))} |")
         notes = [f"- {note}" for note in (self.limit, *self.notes)]
-        return "\n".join([*lines, "", *notes])
+        return "\n".join([verdict.table(rows), "", *notes])
 
     def to_markdown(self) -> str:
         """Returns `report.md`."""
@@ -173,11 +129,11 @@ def find_batch_size(
 ) -> BatchSizes:
     """Finds the largest batch size of each mode whose training steps fit into memory.
 
-    Batch sizes are multiples of 8, for Tensor Cores: doubled from 8 until one does not
-    fit, then bisected until the bracket is 8 or `TOLERANCE` wide. Steps are those of
-    `fit`, with the configuration's optimizer, loss, loss scaling and XLA, on synthetic
-    batches on one device. A process that takes more of the host than its limit ends
-    itself; one that Linux ends, or whose allocations fail, does not fit, either.
+    Batch sizes are multiples of 8, for Tensor Cores: doubled until one does not fit,
+    then bisected. Steps are those of `fit`, with the configuration's optimizer, loss,
+    loss scaling and XLA, on synthetic batches on one device. A process that takes more
+    of the host than its limit ends itself; one that Linux ends, or whose allocations
+    fail, does not fit, either.
 
     Args:
       config: The configuration; its data and its batch size are not used.
@@ -201,11 +157,35 @@ def find_batch_size(
         folder cannot be written or holds anything but this search.
       ValueError: If a setting makes no sense.
     """
-    asked = Settings(tuple(modes or ()), memory_limit_mb, max_batch_size, steps)
-    if workdir is not None:
-        return run(config, workdir, asked, report)
-    with tempfile.TemporaryDirectory() as folder:
-        return run(config, folder, asked, report)
+    settings = Settings(tuple(modes or ()), memory_limit_mb, max_batch_size, steps)
+    modes = plan(config, settings)
+    shared = identity(config, settings)
+    with run_files.benchmark_folder(shared, workdir) as folder:
+        memory, limit = processes.limits(settings.memory_limit_mb)
+        made = _Search(shared, settings, memory, folder / "cells", report)
+        for mode in modes:
+            made.search(mode)
+        machine = doctor.describe()
+        notes = [
+            made.figures["description"],
+            "" if settings.modes else _mixed(shared)[1],
+            f"a batch fits if a process of its own takes {settings.steps} training "
+            "steps on synthetic batches, the step of `fit`, within the limit; "
+            f"multiples of 8 (Tensor Cores), doubled, then bisected to 8 or "
+            f"{TOLERANCE:.0%}; a run holds its data set beside, so leave a margin",
+            f"{machine.device}; TensorFlow {machine.facts['tensorflow']}",
+        ]
+        found = BatchSizes(
+            name=config.name,
+            unit=made.figures["unit"],
+            limit=limit,
+            sizes=tuple(made.sizes),
+            notes=tuple(filter(None, notes)),
+        )
+        run_files.write_text(folder / "report.md", found.to_markdown())
+        text = json.dumps(found.to_dict(), indent=2)
+        run_files.write_text(folder / "batch_sizes.json", text)
+    return found
 
 
 def identity(config, settings: Settings):
@@ -222,7 +202,7 @@ def identity(config, settings: Settings):
         one.name = f"{config.name}-batch-size"
         names = ("memory_limit_mb", "steps")
         asked = {name: getattr(settings, name) for name in names}
-        one.benchmark = {"job": _FLAG, **asked}
+        one.benchmark = {"job": "find_batch_size", **asked}
     return one
 
 
@@ -237,16 +217,12 @@ def plan(config, settings: Settings) -> tuple[str, ...]:
       DataError: If the preset is missing or malformed.
       ValueError: If a setting makes no sense.
     """
-    least = {"memory_limit_mb": 1, "max_batch_size": MULTIPLE, "steps": 1}
-    for name, lowest in least.items():
-        value = getattr(settings, name)
-        if value is not None and value < lowest:
-            raise ValueError(f"`{name}` must be at least {lowest}. Received: {value}.")
-    if config.strategy != "none":
+    if settings.max_batch_size < MULTIPLE:
         raise ValueError(
-            "A search measures one device. Received: config.strategy="
-            f"{config.strategy!r}. Expected 'none'."
+            f"`max_batch_size` must be at least {MULTIPLE}. Received: "
+            f"{settings.max_batch_size}."
         )
+    synthetic.validate(config)
     processes.limits(settings.memory_limit_mb)
     modes = settings.modes or ("float32", _mixed(config)[0])
     synthetic.check(_config_of(config, mode, MULTIPLE) for mode in modes)
@@ -265,125 +241,77 @@ def _config_of(config, mode, batch_size):
     return one
 
 
-def run(
-    config,
-    workdir: str | os.PathLike,
-    settings: Settings,
-    report: Callable[[str], object] = logging.info,
-) -> BatchSizes:
-    """Searches in a folder; see `find_batch_size`.
+class _Search:
+    """The searches in a folder, whose trials are not made again.
 
-    Args:
-      config: The configuration.
-      workdir: The search's folder.
-      settings: What to search for.
-      report: Function that is told of each trial.
+    Attributes:
+      sizes: What was found; see `BatchSizes`.
+      figures: Of the last trial that fitted; see `train`.
     """
-    modes = plan(config, settings)
-    shared = identity(config, settings)
-    folder = run_files.open_folder(shared, workdir, "benchmark")
-    with run_files.locked(folder):
-        run_files.write_config(shared, folder)
-        (folder / "cells").mkdir(exist_ok=True)
-        memory, limit = processes.limits(settings.memory_limit_mb)
-        trials = _Trials(shared, settings.steps, memory, folder, report)
-        sizes: list[dict[str, Any]] = []
-        for mode in modes:
-            sizes.append(_search(mode, trials, settings, sizes))
-        notes = "" if settings.modes else _mixed(shared)[1]
-        found = BatchSizes(
-            name=config.name,
-            unit=trials.unit,
-            limit=limit,
-            sizes=tuple(sizes),
-            notes=tuple(filter(None, [*trials.notes, notes, *_explain(settings)])),
+
+    def __init__(self, config, settings, memory, folder, report):
+        self.config, self.settings, self.memory = config, settings, memory
+        self.folder, self.report = folder, report
+        self.sizes, self.figures = [], {}
+
+    def search(self, mode):
+        """Searches for one mode; the other modes' size is a good start."""
+        trials: list[dict[str, Any]] = []
+
+        def fits(size):
+            trials.append(self._try(mode, size))
+            return not trials[-1]["reason"]
+
+        start = max((each["batch_size"] for each in self.sizes), default=MULTIPLE)
+        largest, failing = search(fits, self.settings.max_batch_size, start)
+        if not largest:
+            raise errors.RunError(
+                f"{failing} is the smallest batch size that is tried (multiples of "
+                f"it suit Tensor Cores), and does not fit in {mode}. Received: "
+                f"{trials[-1]['reason']}. Expected more memory or a smaller model."
+            )
+        base = next((each for each in self.sizes if each["mode"] == "float32"), None)
+        comparable = base and base["failing"] and failing
+        peaks = {trial["batch_size"]: trial["peak_bytes"] for trial in trials}
+        self.sizes.append(
+            {
+                "mode": mode,
+                "batch_size": largest,
+                "failing": failing,
+                "ratio": largest / base["batch_size"] if comparable else None,
+                "peak_bytes": peaks[largest],
+                "trials": trials,
+            }
         )
-        run_files.write_text(folder / "report.md", found.to_markdown())
-        text = json.dumps(found.to_dict(), indent=2)
-        run_files.write_text(folder / "batch_sizes.json", text)
-    return found
 
-
-def _explain(settings):
-    yield (
-        f"a batch fits if a process of its own takes {settings.steps} training steps "
-        "on synthetic batches, the step of `fit`, within the limit; multiples of 8 "
-        f"(Tensor Cores), doubled from 8, then bisected to 8 or {TOLERANCE:.0%}; a run "
-        "holds its data set beside, so leave a margin"
-    )
-    facts = doctor.describe()
-    yield f"{facts.device}; TensorFlow {facts.facts['tensorflow']}"
-
-
-def _search(mode, trials, settings, before):
-    """Searches for one mode; the other modes' size is a good start."""
-    made: list[dict[str, Any]] = []
-
-    def fits(size):
-        made.append(trials.make(mode, size))
-        return not made[-1]["reason"]
-
-    known = max((size["batch_size"] for size in before), default=0)
-    bracket = search(fits, settings.max_batch_size, known, TOLERANCE)
-    if not bracket.largest:
-        raise errors.RunError(
-            f"{bracket.failing} is the smallest batch size that is tried (multiples of "
-            f"it suit Tensor Cores), and does not fit in {mode}. Received: "
-            f"{made[-1]['reason']}. Expected more memory or a smaller model."
-        )
-    base = next((size for size in before if size["mode"] == "float32"), None)
-    comparable = base and base["failing"] and bracket.failing
-    peaks = {trial["batch_size"]: trial["peak_bytes"] for trial in made}
-    return {
-        "mode": mode,
-        "batch_size": bracket.largest,
-        "failing": bracket.failing,
-        "ratio": bracket.largest / base["batch_size"] if comparable else None,
-        "peak_bytes": peaks[bracket.largest],
-        "trials": made,
-    }
-
-
-class _Trials:
-    """The trials of a search; those in its folder are not made again."""
-
-    def __init__(self, config, steps, memory, folder, report):
-        self.config, self.steps, self.memory = config, steps, memory
-        self.cells, self.report = folder / "cells", report
-        self.unit, self.notes = "", []
-
-    def make(self, mode, batch_size) -> dict[str, Any]:
+    def _try(self, mode, size):
         """Takes the steps of one batch size, and tells of it."""
-        file = self.cells / f"train-{mode}-batch{batch_size}-repeat0.json"
+        file = self.folder / f"train-{mode}-batch{size}-repeat0.json"
         found = json.loads(file.read_text()) if file.exists() else {}
         again = " (tried before)"
         # A lack of memory says nothing where the limit was lower.
         if not found or found["reason"] and found["limit"] < self.memory.host:
-            again, found = "", self._execute(mode, batch_size)
+            again, found = "", self._execute(mode, size)
             run_files.write_text(file, json.dumps(found))
         reason, peak = found["reason"], found["peak_bytes"]
         told = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
-        self.report(f"{mode}, batch {batch_size}{again}: {told}")
-        self.unit = found.get("unit") or self.unit
-        if found.get("description") not in (None, *self.notes):
-            self.notes.append(found["description"])
-        return {"batch_size": batch_size, "peak_bytes": peak, "reason": reason}
+        self.report(f"{mode}, batch {size}{again}: {told}")
+        self.figures = self.figures if reason else found
+        return {"batch_size": size, "peak_bytes": peak, "reason": reason}
 
-    def _execute(self, mode, batch_size):
-        config = _config_of(self.config, mode, batch_size).to_dict()
-        done = processes.call(train, config, self.steps, memory=self.memory)
-        failed = {"reason": done.lack, "peak_bytes": None, "limit": self.memory.host}
-        if not done.failure:
-            # A peak can be shorter than what the process sees of itself.
-            held, limit = done.value["host_bytes"], self.memory.host
-            over = processes.over(held, limit) if held > limit else ""
-            return {**failed, **done.value, "reason": over}
-        if not done.lack:
+    def _execute(self, mode, size):
+        config = _config_of(self.config, mode, size).to_dict()
+        done = processes.call(train, config, self.settings.steps, memory=self.memory)
+        if done.failure and not done.lack:
             raise errors.RunError(
                 "A trial failed, and not for lack of memory: "
-                f"{mode}, batch {batch_size}. Received: {done.failure}"
+                f"{mode}, batch {size}. Received: {done.failure}"
             )
-        return failed
+        figures, limit = done.value or {"peak_bytes": None}, self.memory.host
+        # A peak can be shorter than what the process sees of itself.
+        held = figures.get("host_bytes", 0)
+        over = processes.over(held, limit) if held > limit else ""
+        return {**figures, "reason": done.lack or over, "limit": limit}
 
 
 def train(plain: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -418,7 +346,7 @@ def train(plain: dict[str, Any], steps: int) -> dict[str, Any]:
 def define() -> None:
     """Defines the flags."""
     flags.DEFINE_bool(
-        _FLAG,
+        "find_batch_size",
         False,
         "Instead of a job: find the largest batch size that fits into memory, in "
         "float32 and in the mixed mode, in processes of their own.",
@@ -438,26 +366,12 @@ def define() -> None:
     )
 
 
-def settings(others: Sequence[str], tiny: bool = False) -> Settings | None:
-    """Returns what the flags ask for; None if they ask for no search.
+def settings(tiny: bool = False) -> Settings:
+    """Returns what the flags ask for.
 
     Args:
-      others: Flags of jobs that were given; none goes with a search.
       tiny: Whether a run of seconds is wanted; a largest batch that was given counts.
-
-    Raises:
-      ValueError: If flags do not go together.
     """
-    limit, largest = (flags.FLAGS[n] for n in ("memory_limit_mb", "max_batch_size"))
-    if not flags.FLAGS[_FLAG].value:
-        for flag in (limit, largest):
-            if flag.present:
-                raise ValueError(f"--{flag.name} belongs to --{_FLAG}.")
-        return None
-    if others:
-        raise ValueError(
-            f"--{_FLAG} is no part of a job. Received: --{', --'.join(others)}. The "
-            "mode, XLA and the sequence length are the configuration's."
-        )
+    limit, largest = (flags.FLAGS[name] for name in FLAGS)
     small = tiny and not largest.present
     return Settings((), limit.value, _TINY if small else largest.value)

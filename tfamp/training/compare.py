@@ -39,6 +39,11 @@ class Variant(NamedTuple):
         """Name of the folder with its runs."""
         return self.mode if self.loss_scaling else f"{self.mode}_unscaled"
 
+    @property
+    def label(self) -> str:
+        """As `RunResult.variant`."""
+        return self.mode + ("" if self.loss_scaling else ", no loss scaling")
+
 
 def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
     """Returns the mode to set beside float32, and a note on the choice.
@@ -113,7 +118,7 @@ def compare(
         results = []
         for number, (key, run) in enumerate(folders.items(), 1):
             done = (run / "result.json").exists()
-            text = f"{_label(key[0])}, seed {key[1]}{' (finished before)' * done}"
+            text = f"{key[0].label}, seed {key[1]}{' (finished before)' * done}"
             report(f"run {number} of {len(folders)}: {text}")
             made = None if done else task()
             result = trainer.train_and_evaluate(configs[key], run, made, report)
@@ -191,10 +196,6 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     return one
 
 
-def _label(variant):
-    return variant.mode + ("" if variant.loss_scaling else ", no loss scaling")
-
-
 def _read(folder, results):
     """Returns the comparison of just these runs if the folder holds it whole."""
     figure = [plots.COMPARISON] if plots.can_draw() else []
@@ -220,15 +221,15 @@ def _finish(config, task, results, note, folders, folder):
     first = next(key for key in folders if key[0] == mixed)
     exported = _export(task, folders[first], folder / "export")
     environments = {
-        f"{_label(variant)} seed {seed}": json.loads(
+        f"{variant.label} seed {seed}": json.loads(
             (run / "environment.json").read_text()
         )
         for (variant, seed), run in folders.items()
     }
-    environment = environments[f"{_label(mixed)} seed {first[1]}"]
+    environment = environments[f"{mixed.label} seed {first[1]}"]
     note = "; ".join(filter(None, [note, _other_environments(environments)]))
     compared = verdict.Comparison(config.name, results, note, exported, environment)
-    runs = {(_label(each), seed): run for (each, seed), run in folders.items()}
+    runs = {(each.label, seed): run for (each, seed), run in folders.items()}
     plots.write_comparison(folder, compared.name, runs)
     run_files.write_text(folder / "report.md", compared.to_markdown())
     # The last: it says that the others are all there.
@@ -255,15 +256,15 @@ def _export(task, run, path):
 
 def _other_environments(environments):
     """A note where runs are of other versions or devices: more seeds, a year later."""
-    found = {}
-    for run, each in environments.items():
-        packages = {f"{k} {v}" for k, v in each["packages"].items() if v}
-        found[run] = {each["precision"]["device"], *packages}
-    same = set.intersection(*found.values())
-    if all(facts == same for facts in found.values()):
+    found = {
+        run: (each["precision"]["device"], each["packages"])
+        for run, each in environments.items()
+    }
+    first = next(iter(found))
+    others = [run for run, facts in found.items() if facts != found[first]]
+    if not others:
         return ""
-    runs = (
-        f"{run}: {', '.join(sorted(facts - same)) or 'without'}"
-        for run, facts in found.items()
+    return (
+        f"{', '.join(others)}: of other versions or another device than {first}, see "
+        "`environment.json`"
     )
-    return f"the runs' environments differ: {'; '.join(runs)}"

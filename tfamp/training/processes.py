@@ -124,7 +124,7 @@ def call(
             target=_serve, args=(sender, words, memory, function, arguments)
         )
         try:
-            with _without_main(), _quiet():
+            with _without_main():
                 process.start()
             sender.close()
             ended = receiver.poll(timeout)
@@ -160,19 +160,6 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = before
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Starts the server without what TensorFlow says of itself when it is imported."""
-    before, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(nothing)
 
 
 def _serve(sender, words, memory, function, arguments):
@@ -250,21 +237,16 @@ def available() -> int:
     return min([psutil.virtual_memory().available, *_left_to_group()])
 
 
-def _left_to_group(root=pathlib.Path("/sys/fs/cgroup")) -> Iterator[int]:
+def _left_to_group(root=pathlib.Path("/sys/fs/cgroup")) -> list[int]:
     """What a container leaves; psutil 7 knows the host alone."""
-    for names in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # "max", or the other version.
-            limit, used = (int((root / name).read_text()) for name in names[:2])
-            stat = re.search(rf"^{names[3]} (\d+)", (root / names[2]).read_text(), re.M)
-            yield max(0, limit - used + int(stat[1] if stat else 0))
+    try:
+        limit, used = (
+            int((root / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        stat = dict(map(str.split, (root / "memory.stat").read_text().splitlines()))
+    except (OSError, ValueError):  # No container, or a limit of "max".
+        return []
+    return [max(0, limit - used + int(stat["inactive_file"]))]
 
 
 def limits(asked_mib: int | None) -> tuple[Memory, str]:
@@ -280,19 +262,17 @@ def limits(asked_mib: int | None) -> tuple[Memory, str]:
     """
     _check_allocations()
     spare = available()
-    share = int(SHARE * spare)
+    share, asked = int(SHARE * spare), asked_mib and asked_mib * MIB
     shared = f"{SHARE:.0%} of the {mib(spare)} available at the start"
-    asked = asked_mib and asked_mib * MIB
-    source = "as asked for (--memory_limit_mb)"
+    text = f"{mib(asked)}, as asked for (--memory_limit_mb)" if asked else ""
     if any(device.kind == "GPU" for device in hardware.read_devices()):
-        text = f"{mib(asked)}, {source}" if asked else "all, no limit set"
-        return Memory(share, asked), f"memory of the GPU: {text}"
+        return Memory(share, asked), f"memory of the GPU: {text or 'all'}"
     if asked and asked > share:
         raise ValueError(
             "The limit is more than this host can spare. Received: memory_limit_mb="
             f"{asked_mib}. Expected at most {share // MIB}, {shared}."
         )
-    text = f"{mib(asked or share)}, {source if asked else shared}"
+    text = text or f"{mib(share)}, {shared}"
     return Memory(asked or share), f"memory of the CPU: {text}"
 
 

@@ -8,6 +8,7 @@ import os
 import pathlib
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -93,14 +94,12 @@ def _check_same(old, config, folder):
     old, new = _flatten(old), _flatten(plain_config(config))
     keys = sorted(old.keys() | new.keys())
     changed = [key for key in keys if old.get(key) != new.get(key)]
-    if not changed:
-        return
-    none = "none such"
-    shown = (f"{k}: {old.get(k, none)!r} -> {new.get(k, none)!r}" for k in changed[:5])
-    raise errors.RunError(
-        f"{str(folder)!r} holds a run with other settings ({'; '.join(shown)}). Pass "
-        "another --workdir, or --overwrite to delete that run."
-    )
+    shown = (f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed[:5])
+    if changed:
+        raise errors.RunError(
+            f"{str(folder)!r} holds a run with other settings ({'; '.join(shown)}). "
+            "Pass another --workdir, or --overwrite to delete that run."
+        )
 
 
 def _flatten(settings, prefix=""):
@@ -123,23 +122,22 @@ def delete_run(workdir: str | os.PathLike) -> None:
     if not folder.exists():
         return
     here = pathlib.Path.cwd()
-    current = folder.resolve() in (here, *here.parents) or folder.is_symlink()
-    if current or _kind(folder) is None:
-        what = "is the current directory, one above it, or a link" if current else ""
+    if folder.is_symlink() or folder.resolve() in (here, *here.parents):
+        what = "is the current directory, one above it, or a link"
+    else:
+        what = "" if _kind(folder) else "no job of this version has made"
+    if what:
         raise errors.RunError(
             f"--overwrite deletes only folders of runs. Received: {str(workdir)!r}, "
-            f"which {what or 'no job of this version has made'}. Pass another "
-            "--workdir."
+            f"which {what}. Pass another --workdir."
         )
     with locked(folder):
-        # The marker last: a kill on the way leaves what can be deleted.
-        paths = sorted(folder.iterdir(), key=lambda p: p.name.startswith(_MARKER))
-        for path in paths:
+        for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            else:
+            elif not path.name.startswith(_MARKER):
                 path.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)  # The marker last: what a kill leaves can be deleted.
 
 
 @contextlib.contextmanager
@@ -162,6 +160,29 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
             f"Another process is at work in {str(folder)!r}. Wait until it has ended, "
             "or pass another --workdir."
         ) from e
+
+
+@contextlib.contextmanager
+def benchmark_folder(
+    config: config_dict.ConfigDict, workdir: str | os.PathLike | None
+) -> Iterator[pathlib.Path]:
+    """Opens a benchmark's folder with its settings and `cells/`, and locks it.
+
+    Args:
+      config: What its cells share.
+      workdir: The folder; None for a temporary one.
+
+    Raises:
+      RunError: As `open_folder` and `locked` do.
+    """
+    with contextlib.ExitStack() as stack:
+        if workdir is None:
+            workdir = stack.enter_context(tempfile.TemporaryDirectory())
+        folder = open_folder(config, workdir, "benchmark")
+        stack.enter_context(locked(folder))
+        write_config(config, folder)
+        (folder / "cells").mkdir(exist_ok=True)
+        yield folder
 
 
 # ---- Its files ----

@@ -33,6 +33,16 @@ def create(config: config_dict.ConfigDict) -> tasks.Synthetic:
     return tasks.import_task(config.task).synthetic(config)
 
 
+def validate(config: config_dict.ConfigDict) -> None:
+    """Raises ValueError if a setting makes no sense where one device is measured."""
+    base_config.validate(config)
+    if config.strategy != "none":
+        raise ValueError(
+            "Benchmarks measure one device. Received: "
+            f"config.strategy={config.strategy!r}. Expected 'none'."
+        )
+
+
 def check(configs: Iterable[config_dict.ConfigDict]) -> None:
     """Raises what `create` would, in a process of its own: none starts TensorFlow here.
 

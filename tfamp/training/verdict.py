@@ -2,12 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tfamp.training import run_files
 
-SCHEMA_VERSION = 3  # Of `comparison.json`.
+SCHEMA_VERSION = 4  # Of `comparison.json`.
 CONFIDENCE = 0.95
 # Fractions. A score that Keras computes is a float32, rounded by up to 6e-8.
 _EQUAL = 1e-6
@@ -27,17 +29,11 @@ class PairedDifference(NamedTuple):
       base_mode: The mode it is compared with.
       seeds: The seeds, in the order of `differences`.
       differences: `mode` minus `base_mode`, seed by seed, of an error divided by
-        `base_mode`; None where a score is not finite, and then there is nothing of what
-        follows but the verdict.
+        `base_mode`; None where that is not finite, and then there is no mean.
       mean: Mean of the differences.
       deviation: Their sample standard deviation; None for one seed.
-      base_deviation: The same of the base mode's scores; of an error over its mean.
       interval: 95 % confidence interval of the mean difference; None for one seed, and
         where all differences are equal.
-      detectable: Half the interval's width: a smaller mean difference counts as noise
-        here. It is not the test's power: of true differences of this size about half
-        are found. None without an interval.
-      verdict: What a reader may conclude; see `compare`.
       relative: Whether the score is an error.
     """
 
@@ -46,17 +42,37 @@ class PairedDifference(NamedTuple):
     base_mode: str
     seeds: tuple[int, ...]
     differences: tuple[float | None, ...]
-    mean: float | None
-    deviation: float | None
-    base_deviation: float | None
-    interval: tuple[float, float] | None
-    detectable: float | None
-    verdict: str
+    mean: float | None = None
+    deviation: float | None = None
+    interval: tuple[float, float] | None = None
     relative: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """What a reader may conclude."""
+        count, unit = len(self.seeds), _UNITS[self.relative]
+        if self.mean is None:
+            pairs = zip(self.seeds, self.differences, strict=True)
+            seeds = ", ".join(str(seed) for seed, each in pairs if each is None)
+            return f"no verdict: the difference is not finite with seed {seeds}"
+        if count == 1:
+            return f"one seed shows no noise: {_ENOUGH}"
+        if self.interval is None:
+            text = f"no interval: {_points(self.mean)} {unit}"
+            if abs(self.mean) < _EQUAL:
+                text = f"equal to {self.base_mode}"
+            text += f" in each of the {count} seeds, which leaves no deviation to judge"
+        elif self.interval[0] <= 0 <= self.interval[1]:
+            text = "within seed noise"
+        else:
+            side = "lower" if self.mean < 0 else "higher"
+            low, high = (_points(x, "") for x in sorted(map(abs, self.interval)))
+            text = f"{side} than {self.base_mode} by {low} to {high} {unit}"
+        return text + (f" (two seeds say little: {_ENOUGH})" if count == 2 else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        return {**self._asdict(), "confidence": CONFIDENCE}
+        return {**self._asdict(), "verdict": self.verdict, "confidence": CONFIDENCE}
 
     def to_text(self) -> str:
         """Returns the difference in points, with its interval where it has one."""
@@ -76,21 +92,6 @@ class PairedDifference(NamedTuple):
             text += f", {CONFIDENCE:.0%} interval {low} to {high}"
         return text
 
-    def to_verdict(self) -> str:
-        """Returns what the difference means, and how large it is beside the noise."""
-        text, unit = f"verdict on {self.score}: {self.verdict}", _UNITS[self.relative]
-        if self.base_deviation is not None and self.base_deviation >= _EQUAL:
-            text += (
-                f"; {self.base_mode} alone deviates by "
-                f"{_points(self.base_deviation, '')} {unit} from seed to seed"
-            )
-        if self.detectable is not None:
-            text += (
-                "; the interval's half width, below which a mean difference counts as "
-                f"noise, is {_points(self.detectable, '')} {unit}"
-            )
-        return text
-
 
 def compare(
     score: str,
@@ -101,20 +102,7 @@ def compare(
     """Compares two modes by the differences between runs of the same seed.
 
     A seed fixes the first weights and the order of the data in both modes, so that
-    pairs differ by less noise than runs of different seeds do. The interval is SciPy's
-    of Student's paired t-test, which takes the differences for independent and roughly
-    normal.
-
-    ```
-    seeds                        | verdict
-    with a score not finite      | no verdict
-    one                          | one seed shows no noise
-    all differences 0            | equal in every seed
-    all differences equal        | no interval
-    the interval contains 0      | within seed noise
-    else                         | lower or higher by the interval's ends
-    two                          | as above, and that two say little
-    ```
+    pairs differ by less noise than runs of different seeds do.
 
     Args:
       score: Name of the score.
@@ -128,94 +116,49 @@ def compare(
       A `PairedDifference`.
 
     References:
-      Student, "The probable error of a mean", Biometrika 6 (1908), 1-25,
-      https://doi.org/10.1093/biomet/6.1.1. Paired runs of classifiers: Dietterich,
-      "Approximate statistical tests", Neural Computation 10 (1998), 1895-1923,
-      https://doi.org/10.1162/089976698300017197.
+      Dietterich, "Approximate statistical tests", Neural Computation 10 (1998),
+      1895-1923, https://doi.org/10.1162/089976698300017197.
     """
     (base_mode, before), (mode, after) = base, other
     seeds = tuple(sorted(before))
-    places = score, mode, base_mode, seeds
-    pairs = [(before[seed], after[seed]) for seed in seeds]
-    differences = tuple(_difference(*pair, relative) for pair in pairs)
-    found = [value for value in differences if value is not None]
-    if len(found) < len(differences):
-        why = _missing(base_mode, before, mode, after)
-        nothing = [None] * 5
-        return PairedDifference(
-            *places, differences, *nothing, f"no verdict: {why}", relative
-        )
-    interval = _interval(found)
-    several = len(found) > 1
-    base_scores = [score for score, _ in pairs]
-    scale = statistics.fmean(base_scores) if relative else 1.0
+    first, second = (
+        np.array([scores[seed] for seed in seeds], "float64")  # None becomes NaN.
+        for scores in (before, after)
+    )
+    with np.errstate(all="ignore"):
+        found = ((second - first) / (first if relative else 1.0)).tolist()
+    known = tuple(value if math.isfinite(value) else None for value in found)
+    places = score, mode, base_mode, seeds, known
+    if None in known:
+        return PairedDifference(*places, relative=relative)
     return PairedDifference(
         *places,
-        differences=differences,
         mean=statistics.fmean(found),
-        deviation=statistics.stdev(found) if several else None,
-        base_deviation=statistics.stdev(base_scores) / scale if several else None,
-        interval=interval,
-        detectable=(interval[1] - interval[0]) / 2 if interval else None,
-        verdict=_verdict(found, interval, base_mode, _UNITS[relative]),
+        deviation=statistics.stdev(found) if len(found) > 1 else None,
+        interval=interval(found),
         relative=relative,
     )
 
 
-def _is_finite(score):
-    return score is not None and math.isfinite(score)
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the 95 % confidence interval of a mean, by Student's paired t-test.
 
+    Args:
+      values: Differences, taken for independent and roughly normal.
 
-def _difference(before, after, relative):
-    if not _is_finite(after) or not _is_finite(before) or (relative and not before):
-        return None  # Nothing is so many percent of 0.
-    return (after - before) / before if relative else after - before
+    Returns:
+      None where there is no deviation: of one value, or of equal ones.
 
-
-def _missing(base_mode, before, mode, after):
-    """Says which scores are not finite, or that a base is 0."""
-    parts = []
-    for name, scores in ((base_mode, before), (mode, after)):
-        seeds = [str(seed) for seed in sorted(scores) if not _is_finite(scores[seed])]
-        if seeds:
-            seeds = ", ".join(seeds)
-            parts.append(f"the score of {name} is not finite with seed {seeds}")
-    if not parts:
-        return f"the score of {base_mode} is 0 with a seed, which has no percentage"
-    return " and ".join(parts)
-
-
-def _interval(differences):
-    """The confidence interval of the mean; None where there is no deviation."""
+    References:
+      Student, "The probable error of a mean", Biometrika 6 (1908), 1-25,
+      https://doi.org/10.1093/biomet/6.1.1.
+    """
     from scipy import stats
 
-    if len(differences) < 2 or statistics.stdev(differences) < _EQUAL:
+    if len(values) < 2 or statistics.stdev(values) < _EQUAL:
         return None
-    found = stats.ttest_1samp(differences, 0.0).confidence_interval(CONFIDENCE)
+    found = stats.ttest_1samp(values, 0.0).confidence_interval(CONFIDENCE)
     return float(found.low), float(found.high)
-
-
-def _verdict(differences, interval, base_mode, unit):
-    if len(differences) == 1:
-        return f"one seed shows no noise: {_ENOUGH}"
-    mean = statistics.fmean(differences)
-    if interval is None:
-        every = f"in each of the {len(differences)} seeds"
-        if abs(mean) < _EQUAL:
-            text = f"equal to {base_mode} {every}"
-        else:
-            text = f"no interval: {_points(mean)} {unit} {every}"
-        text += ", which leaves no deviation to judge by"
-    elif interval[0] <= 0 <= interval[1]:
-        text = "within seed noise"
-    else:
-        side = "lower" if mean < 0 else "higher"
-        low, high = sorted(map(abs, interval))
-        text = f"{side} than {base_mode} by {_points(low, '')} to "
-        text += f"{_points(high, '')} {unit}"
-    if len(differences) == 2:
-        text += f" (two seeds say little: {_ENOUGH})"
-    return text
 
 
 def _points(fraction, sign="+"):
@@ -253,10 +196,7 @@ class Comparison(NamedTuple):
         return {"schema_version": SCHEMA_VERSION, **fields, "statistics": found}
 
     def by_mode(self) -> dict[str, list[run_files.RunResult]]:
-        """Returns the runs of each mode, in order of seeds.
-
-        Those without the loss scaling that the mode needs are apart.
-        """
+        """Returns the runs of each mode, without loss scaling apart, by seed."""
         return {
             name: [r for r in self.results if r.variant == name]
             for name in dict.fromkeys(r.variant for r in self.results)
@@ -305,8 +245,7 @@ class Comparison(NamedTuple):
         notes = [f"- {note}" for note in self.notes()]
         figure = "![Training curves and loss scale](comparison.png)"
         title = f"# {self.name}: float32 and mixed precision side by side"
-        rows = table(self.rows(), " | ", ("| ", " |"))
-        return "\n".join([title, "", rows, "", *notes, "", figure, ""])
+        return "\n".join([title, "", table(self.rows()), "", *notes, "", figure, ""])
 
     def notes(self) -> list[str]:
         """Returns the lines below the table."""
@@ -328,11 +267,15 @@ class Comparison(NamedTuple):
         return [line for line in lines if line]
 
 
-def table(rows: list[dict[str, str]], between: str, ends: tuple[str, str]) -> str:
-    """Returns rows as lines of text in columns, the head and a rule above.
+def table(
+    rows: Sequence[Mapping[str, str]],
+    between: str = " | ",
+    ends: tuple[str, str] = ("| ", " |"),
+) -> str:
+    """Returns a table, by default in Markdown, that can be read as it is.
 
     Args:
-      rows: By column; all have the same.
+      rows: Texts by column; all have the same.
       between: What stands between two cells.
       ends: What stands before and after a line.
     """
@@ -352,7 +295,7 @@ def _verdicts(found):
     lines = []
     for each in found:
         if each.score == found[0].score:
-            lines += [each.to_text(), each.to_verdict()]
+            lines += [each.to_text(), f"verdict on {each.score}: {each.verdict}"]
         else:
             lines.append(f"besides, {each.to_text()}: {each.verdict}")
     return lines

@@ -6,7 +6,6 @@ Imports nothing of tfamp. A request is {"mode", "exchange", "steps", "warmup",
 "threads"}; the figures are one line of JSON, an error the last line of standard error.
 """
 
-import importlib.metadata
 import json
 import math
 import pathlib
@@ -47,13 +46,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     network.load_state_dict(weights)
     network.to(device=device, memory_format=torch.channels_last).train()
     trainer = training.Trainer(network, mode, asked["optimizer"], asked["loss_scale"])
-    seconds, losses = [], []
-    for *features, labels in batches:
-        start = time.perf_counter()
-        features = [each.to(device, non_blocking=True) for each in features]
-        loss = trainer.step(features, labels.to(device, non_blocking=True))
-        seconds.append(time.perf_counter() - start)
-        losses.append(loss if math.isfinite(loss) else None)
+    seconds, losses = _time(trainer, batches, device)
     gpu, scaled = device.type == "cuda", trainer.scaler.is_enabled()
     return {
         "seconds": seconds[warmup:],
@@ -71,8 +64,19 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         "unit": "",
         "description": "",
         "parameters": sum(value.numel() for value in weights.values()),
-        "versions": {"torch": importlib.metadata.version("torch")},
     }
+
+
+def _time(trainer, batches, device):
+    """Returns seconds and losses of all steps; None for those that are not finite."""
+    seconds, losses = [], []
+    for *features, labels in batches:
+        start = time.perf_counter()
+        features = [each.to(device, non_blocking=True) for each in features]
+        loss = trainer.step(features, labels.to(device, non_blocking=True))
+        seconds.append(time.perf_counter() - start)
+        losses.append(loss if math.isfinite(loss) else None)
+    return seconds, losses
 
 
 def _pinned(tensor, device):

@@ -54,32 +54,27 @@ _VARIABLES = {
 }
 
 
-def reason_without_twin(config) -> str:
-    """Returns why PyTorch has no twin of a configuration, in a sentence; "" if it has.
+def has_twin(config) -> bool:
+    """Returns whether PyTorch has a twin of a configuration.
 
     Args:
       config: A configuration of any task; data are not read.
     """
     model, precision = config.model, config.precision
-    if config.task == "image_classification":
-        if model.name != "cnn":
-            return f"Of images only the network 'cnn' has a twin, not {model.name!r}."
-    elif config.task != "text_classification":
-        return f"The task {config.task!r} has no twin."
-    elif model.preset:
-        return f"Only new encoders have a twin, not the preset {model.preset!r}."
     default = base_config.get_config().precision.loss_scale.to_dict()
     scaling = precision.loss_scale.to_dict()
     ours = scaling.keys() - _SCALER.keys() - {"enabled"}
-    without = {
-        "gradient accumulation": config.optimizer.accumulation_steps > 1,
-        "label smoothing": config.get("label_smoothing", 0) != 0,
-        "modes of single layers": bool(precision.overrides),
-        "the finite guard": precision.finite_guard,
-        "this loss scale": any(scaling[name] != default[name] for name in ours),
-    }
-    found = [name for name, asked in without.items() if asked]
-    return f"The twin does not have {' and '.join(found)}." if found else ""
+    if config.task == "image_classification":
+        network = model.name == "cnn"
+    else:
+        network = config.task == "text_classification" and not model.preset
+    return network and not (
+        config.optimizer.accumulation_steps > 1
+        or config.get("label_smoothing", 0)
+        or precision.overrides
+        or precision.finite_guard
+        or any(scaling[name] != default[name] for name in ours)
+    )
 
 
 def write(
