@@ -52,6 +52,8 @@ def _run_flags():
         )
     if values.workload:
         _measure_own(config, values.workload)
+    elif not config.tasks and not config.time_to_accuracy:
+        raise ValueError("Nothing to measure: pass --workload=module:function.")
     if values.tiny:
         config = cells.apply_tiny(config)
         given = config_flags.get_override_values(flags.FLAGS["config"])
@@ -64,8 +66,10 @@ def _run_flags():
     if values.overwrite:
         run_files.delete_run(folder)
     app.say(f"working directory: {folder}")
-    script = os.path.relpath(sys.argv[0])
-    command = shlex.join(["python", script, *sys.argv[1:]])
+    script = sys.argv[0]
+    if os.path.isfile(script):
+        script = os.path.relpath(script)
+    command = f"python {script} {shlex.join(sys.argv[1:])}".rstrip()
     made = runner.run(config, folder, app.say, command)
     sys.stdout.write(made.to_markdown())
     app.say(f"open {folder / 'report.html'} in a browser")

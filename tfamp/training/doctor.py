@@ -1,10 +1,47 @@
-"""Audits a recipe: its model, built in its mode, with a batch of random content."""
+"""Audits a machine, and a recipe on it; the command line of scripts/doctor.py."""
+
+import json
+import pathlib
+
+from absl import flags
 
 import tfamp
 from tfamp import hardware, modes
+from tfamp.diagnostics import doctor as machine_doctor
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient
-from tfamp.training import base_config, tasks
+from tfamp.training import app, base_config, tasks
+
+
+def define_flags() -> None:
+    """Defines the flags of the script."""
+    app.define_config(None)
+    flags.DEFINE_string("simulate", None, "Decide for another device, such as a100.")
+    flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
+
+
+def run() -> None:
+    """Parses the flags, prints the report, and writes it if a file is named."""
+    app.run(lambda argv: _run_flags())
+
+
+def _run_flags():
+    values = flags.FLAGS
+    config, mode, audit = values.config, "", None
+    report = machine = machine_doctor.describe(values.simulate)
+    if config is not None:
+        mode, audit = audit_recipe(config, values.simulate)
+        report = f"Mode of the recipe: {mode}\n{audit}"
+    if values.output.endswith(".json"):
+        content = {"machine": machine.to_dict(), "mode": mode}
+        content["audit"] = audit and audit.to_dict()
+        pathlib.Path(values.output).write_text(json.dumps(content, indent=2) + "\n")
+    elif values.output:
+        text = machine.to_markdown()
+        if audit:
+            text += f"\nMode of the recipe: {mode}\n\n{audit.to_markdown()}"
+        pathlib.Path(values.output).write_text(text)
+    print(report)
 
 
 def audit_recipe(
