@@ -139,6 +139,13 @@ def _table(rows, place):
 def _read_tfds(name, data_dir):
     """Returns the tables of the splits train and validation of data like "squad"."""
     builder = data_sets.prepared_builder(name, data_dir, None)
+    found = {*builder.info.features, *builder.info.splits}
+    missing = {"id", "context", "question", "answers", "train", "validation"} - found
+    if missing:
+        raise errors.DataError(
+            f"The data set {name!r} is not of questions and answers as 'squad': it has "
+            f"no {', '.join(sorted(missing))}. Found: {', '.join(sorted(found))}."
+        )
     tables = []
     for split in ("train", "validation"):
         examples = builder.as_dataset(split=split, shuffle_files=False)
