@@ -139,20 +139,19 @@ def _table(rows, place):
 def _read_tfds(name, data_dir):
     """Returns the tables of the splits train and validation of data like "squad"."""
     builder = data_sets.prepared_builder(name, data_dir, None)
-    missing = {"id", "context", "question", "answers"} - set(builder.info.features)
-    missing |= {"train", "validation"} - set(builder.info.splits)
+    found = {*builder.info.features, *builder.info.splits}
+    missing = {"id", "context", "question", "answers", "train", "validation"} - found
     if missing:
         raise errors.DataError(
             f"The data set {name!r} is not of questions and answers as 'squad': it has "
-            f"no {', '.join(sorted(missing))}. Found: "
-            f"{', '.join([*builder.info.features, *builder.info.splits])}."
+            f"no {', '.join(sorted(missing))}. Found: {', '.join(sorted(found))}."
         )
     tables = []
     for split in ("train", "validation"):
         examples = builder.as_dataset(split=split, shuffle_files=False)
         rows = [
             (
-                *(e.get(field, b"").decode() for field in _COLUMNS[:4]),
+                *(e[field].decode() for field in _COLUMNS[:4]),
                 [text.decode() for text in e["answers"]["text"]],
                 e["answers"]["answer_start"].tolist(),
             )

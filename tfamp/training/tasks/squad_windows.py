@@ -1,9 +1,11 @@
 """Questions with windows of their contexts, and answers from the scores of tokens."""
 
+import functools
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import keras
 import numpy as np
 
 if TYPE_CHECKING:
@@ -52,8 +54,8 @@ def cut(
         segment: 0 ... 0     1 ... 1                     0
 
     Args:
-      tokenizer: A `tokenizers` tokenizer with BERT's special tokens; its truncation
-        and padding are set.
+      tokenizer: A `tokenizers` tokenizer with BERT's special tokens, which neither
+        truncates nor pads.
       questions: Columns context, question, answers, starts as in `squad_data.Splits`.
       length: Most tokens of an input, special ones included.
       doc_stride: Tokens from one window's start to the next; no more than a window has
@@ -68,57 +70,46 @@ def cut(
       Devlin et al., "BERT", 2019, https://arxiv.org/abs/1810.04805
       https://github.com/google-research/bert/blob/master/run_squad.py
     """
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-
-    def encode(texts):
-        return tokenizer.encode_batch(list(texts), add_special_tokens=False)
-
-    # Of the text: an encoding that is cut keeps the rest, which would be windows, too.
-    asked = [
-        text[: found.offsets[max_query_length - 1][1]]
-        if len(found) > max_query_length
-        else text
-        for text, found in zip(
-            questions.question, encode(questions.question), strict=True
-        )
-    ]
-    texts = questions.context.unique()
+    encode = functools.partial(tokenizer.encode_batch, add_special_tokens=False)
+    texts = list(questions.context.unique())
     contexts = {
-        text: (found, np.array(found.offsets, "int32").reshape(-1, 2))
+        text: (found.ids, np.array(found.offsets, "int32").reshape(-1, 2))
         for text, found in zip(texts, encode(texts), strict=True)
     }
-    rows: list[tuple] = []
-    pairs = zip(encode(asked), questions.itertuples(), strict=True)
+    queries = [found.ids for found in encode(list(questions.question))]
+    cls, sep, pad = map(tokenizer.token_to_id, ("[CLS]", "[SEP]", "[PAD]"))
+    inputs, rows = [], []
+    pairs = zip(queries, questions.itertuples(), strict=True)
     for number, (query, item) in enumerate(pairs):
-        context, offsets = contexts[item.context]
-        room = length - len(query) - SPECIAL
+        ids, offsets = contexts[item.context]
+        prefix = [cls, *query[:max_query_length], sep]
+        room = length - len(prefix) - 1
         step = min(doc_stride, room)
-        tokenizer.enable_truncation(length, stride=room - step, strategy="only_second")
-        window = tokenizer.post_process(query, context)
-        span = _token_span(offsets, item.starts[0], item.answers[0])
-        for place, found in enumerate([window, *window.overflowing]):
-            ids = np.array(found.ids, "int32")
-            rows.append((number, place * step, len(query) + 2, ids, span))
-    tokenizer.no_truncation()
-    longest = max((len(row[3]) for row in rows), default=1)
-    shape = (len(rows), min(-(-longest // 8) * 8, length))
-    ids = np.full(shape, tokenizer.token_to_id("[PAD]"), "int32")
-    segments, mask, labels = (
-        np.zeros(s, "int32") for s in (shape, shape, (len(rows), 2))
-    )
-    for row, (_, first, prefix, found, (begin, end)) in enumerate(rows):
-        size = len(found)
-        ids[row, :size], mask[row, :size], segments[row, prefix:size] = found, 1, 1
-        if first <= begin <= end < first + size - prefix - 1:
-            labels[row] = begin - first + prefix, end - first + prefix
+        begin, end = _token_span(offsets, item.starts[0], item.answers[0])
+        for first in range(0, max(len(ids) - room, 0) + step, step):
+            inputs.append([*prefix, *ids[first : first + room], sep])
+            shift = len(prefix) - first
+            whole = first <= begin <= end < first + room
+            span = (begin + shift, end + shift) if whole else (0, 0)
+            rows.append((number, first, len(prefix), len(inputs[-1]), *span))
+    question, first, prefixes, sizes, *labels = np.array(rows, "int32").reshape(-1, 6).T
+    width = min(-(-max(sizes, default=1) // 8) * 8, length)
+    places = np.arange(width)
+    mask = places < sizes[:, None]
+    features = {
+        "token_ids": keras.utils.pad_sequences(
+            inputs, width, padding="post", value=pad
+        ),
+        "segment_ids": (mask & (places >= prefixes[:, None])).astype("int32"),
+        "padding_mask": mask.astype("int32"),
+    }
     return Windows(
-        {"token_ids": ids, "segment_ids": segments, "padding_mask": mask},
-        labels,
-        np.array([row[0] for row in rows], "int32"),
-        np.array([row[1] for row in rows], "int32"),
+        features,
+        np.stack(labels, axis=1),
+        question,
+        first,
         [contexts[text][1] for text in questions.context],
-        sum(map(str.__ne__, asked, questions.question)),
+        sum(len(query) > max_query_length for query in queries),
     )
 
 
@@ -179,7 +170,7 @@ def decode(
             places = windows.offsets[number][[start + shift[row], end + shift[row]]]
             text = _text(context, places[0, 0], places[1, 1])
             found.setdefault(text, (logits[row, 0, start], logits[row, 1, end]))
-        answers.append(_with_probabilities(found))
+        answers.append(_with_probabilities(found or {"": (0.0, 0.0)}))
     return answers
 
 
@@ -197,17 +188,15 @@ def has_most_context(windows: Windows) -> np.ndarray:
     Returns:
       bool [windows, length]; false for what is not of the context.
     """
+    import pandas
+
     in_context = _in_context(windows)
     rows, columns = np.nonzero(in_context)
     count = in_context.sum(axis=1)[rows]
     left = columns - in_context.argmax(axis=1)[rows]
-    score = np.minimum(left, count - 1 - left) + 0.01 * count
-    # Of all places of a token the best comes first, of equals that of the first row.
-    token = windows.first[rows] + left
-    order = np.lexsort((rows, -score, token, windows.question[rows]))
-    keys = np.stack([windows.question[rows], token])[:, order]
-    new = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))[: len(order)]
-    best = order[new]
+    score = pandas.Series(np.minimum(left, count - 1 - left) + 0.01 * count)
+    tokens = [windows.question[rows], windows.first[rows] + left]
+    best = score.groupby(tokens).idxmax()  # Of equals the first.
     mask = np.zeros_like(in_context)
     mask[rows[best], columns[best]] = True
     return mask
@@ -246,12 +235,12 @@ def _text(context, start, stop):
 
 def _with_probabilities(found):
     """Returns answers as plain data from {text: (start, end score)}."""
-    scores = np.array(list(found.values()) or [(0.0, 0.0)], "float64")
+    scores = np.array(list(found.values()), "float64")
     totals = scores.sum(axis=1)
     weights = np.exp(totals - totals.max())
     names = ("probability", "start_logit", "end_logit")
     numbers = np.column_stack([weights / weights.sum(), scores]).tolist()
     return [
         {"text": text, **dict(zip(names, row, strict=True))}
-        for text, row in zip(found or ("",), numbers, strict=True)
+        for text, row in zip(found, numbers, strict=True)
     ]

@@ -155,7 +155,6 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
     given, numbers = dict(config.data.categories), config.data.continuous_columns
     counts = {name: given.get(name, _CATEGORIES) for name in columns}
     encoder = tabular_data.Encoder(
-        transformer=None,
         categories={n: [str(i) for i in range(1, c)] for n, c in counts.items()},
         medians={},
         mean=dict.fromkeys(numbers, 0.0),
@@ -181,23 +180,32 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
 
 
 def _check(config):
-    """Refuses settings that make no sense, before any data are read."""
-    tabular_data.check_settings(config.data)
-    if config.model.loss not in LOSSES:
+    """Refuses what would train on the target, lose a column or be ignored."""
+    data, model = config.data, config.model
+    columns = tabular_data.categorical_columns(data)
+    features = [*columns, *data.continuous_columns]
+    names = [*map(tabular_data.feature_name, features), tabular_data.CONTINUOUS]
+    rules = {
+        "data.name must be 'table' or 'diabetes'": data.name in ("table", "diabetes"),
+        "data.target_column must be no feature": data.target_column not in features,
+        "data.categorical_columns or continuous_columns must name a column": features,
+        "the features' names must differ, also from 'continuous'": len(set(names))
+        == len(names),
+        "data.fill_missing must be 'raise' or 'median'": data.fill_missing
+        in ("raise", "median"),
+        f"model.loss must be of {tuple(LOSSES)}": model.loss in LOSSES,
+        "model.embedding_sizes and data.categories must be of categorical columns": {
+            *dict(model.embedding_sizes),
+            *dict(data.categories),
+        }
+        <= {*columns},
+    }
+    if wrong := [words for words, holds in rules.items() if not holds]:
         raise ValueError(
-            f"config.model.loss must be of {tuple(LOSSES)}. Received: "
-            f"{config.model.loss!r}."
+            f"Of config: {'; '.join(wrong)}. Received: {data.name=}, "
+            f"{data.target_column=}, {features=}, {data.fill_missing=}, {model.loss=}, "
+            f"{model.embedding_sizes=}, {data.categories=}."
         )
-    columns = tabular_data.categorical_columns(config.data)
-    for name, pairs in (
-        ("model.embedding_sizes", config.model.embedding_sizes),
-        ("data.categories", config.data.categories),
-    ):
-        if unknown := set(dict(pairs)) - set(columns):
-            raise ValueError(
-                f"config.{name} must be of categorical columns, {columns}. Received: "
-                f"{sorted(unknown)}."
-            )
 
 
 def _metrics() -> list[keras.metrics.Metric]:
@@ -228,12 +236,13 @@ def build_model(
       Guo and Berkhahn, "Entity Embeddings of Categorical Variables", 2016,
       https://arxiv.org/abs/1604.06737.
     """
-    layers, given, inputs, parts = keras.layers, dict(model.embedding_sizes), {}, []
+    layers, inputs, parts = keras.layers, {}, []
+    sizes = _embedding_sizes(model, encoder)
     for column, count in encoder.sizes.items():
         name = tabular_data.feature_name(column)
         inputs[name] = keras.Input((), dtype="int32", name=name)
-        size = given.get(column) or embedding_size(count)
-        x = layers.Embedding(count, size, name=f"embedding_{name}")(inputs[name])
+        x = layers.Embedding(count, sizes[column], name=f"embedding_{name}")
+        x = x(inputs[name])
         if model.embedding_dropout:
             rate = model.embedding_dropout
             x = layers.Dropout(rate, name=f"embedding_dropout_{name}")(x)
@@ -272,11 +281,18 @@ def embedding_size(categories: int) -> int:
     return min(600, round(1.6 * categories**0.56))
 
 
+def _embedding_sizes(model, encoder):
+    """Returns the size of each categorical column's embedding."""
+    given = dict(model.embedding_sizes)
+    return {
+        name: given.get(name) or embedding_size(count)
+        for name, count in encoder.sizes.items()
+    }
+
+
 def rmsle(target: np.ndarray, predicted: np.ndarray) -> float:
     """Returns the root mean squared error of log(1 + amount), of amounts from 0 on."""
-    from sklearn import metrics
-
-    return float(metrics.root_mean_squared_log_error(target, predicted))
+    return float(np.sqrt(np.mean((np.log1p(predicted) - np.log1p(target)) ** 2)))
 
 
 def rmspe(target: np.ndarray, predicted: np.ndarray) -> float:
@@ -295,9 +311,9 @@ def rmspe(target: np.ndarray, predicted: np.ndarray) -> float:
 def _score(config, splits, encoder, model, folder: pathlib.Path):
     """Writes figure and columns, and returns the scores on the test split."""
     target = splits.test[config.data.target_column].to_numpy()
-    inputs = tabular_data.encode(encoder, splits.test)
     batches = pipeline.evaluation_batches(
-        tf.data.Dataset.from_tensor_slices(inputs), config.eval_batch_size
+        tf.data.Dataset.from_tensor_slices(tabular_data.encode(encoder, splits.test)),
+        config.eval_batch_size,
     )
     # A bar on a terminal; a file has the trainer's lines.
     logs = model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
@@ -319,22 +335,21 @@ def _score(config, splits, encoder, model, folder: pathlib.Path):
 
 def _describe(config, splits, encoder):
     """Returns the report's line on table and network."""
-    sizes = [len(rows) for rows in (splits.train, splits.validation, splits.test)]
+    data, test = config.data, splits.test
+    sizes = [len(rows) for rows in (splits.train, splits.validation, test)]
     times = f"from {' and '.join(splits.starts)} on" if splits.starts else "drawn"
-    target = splits.test[config.data.target_column].to_numpy()
-    simple = tabular_data.baseline(config.data, splits.train, splits.test)
-    grouped = f" by {', '.join(config.data.baseline_columns)}"
-    inputs = tabular_data.encode(encoder, splits.test)
+    groups = " by " * bool(data.baseline_columns) + ", ".join(data.baseline_columns)
+    target = test[data.target_column].to_numpy()
+    simple = rmsle(target, tabular_data.baseline(data, splits.train, test))
     unseen = {
-        name: (inputs[tabular_data.feature_name(name)] == tabular_data.UNSEEN).sum()
-        for name in encoder.categories
+        name: (~test[name].isin(known)).sum()
+        for name, known in encoder.categories.items()
     }
-    zeros = int((target == 0).sum())
+    zeros = (target == 0).sum()
     parts = [
-        f"Regression of {config.data.target_column}, {config.data.name}",
+        f"Regression of {data.target_column}, {data.name}",
         "{} train / {} validation / {} test rows, ".format(*sizes) + times,
-        f"mean log target{grouped if config.data.baseline_columns else ''}: RMSLE "
-        f"{rmsle(target, simple):.4f}",
+        f"mean log target{groups}: RMSLE {simple:.4f}",
         *(f"{n} test rows with a new {name}" for name, n in unseen.items() if n),
         *([f"RMSPE without {zeros} test rows of target 0"] if zeros else []),
         *splits.notes,
@@ -344,11 +359,7 @@ def _describe(config, splits, encoder):
 
 
 def _describe_model(config, encoder):
-    given = dict(config.model.embedding_sizes)
-    sizes = [
-        given.get(name) or embedding_size(count)
-        for name, count in encoder.sizes.items()
-    ]
+    sizes = _embedding_sizes(config.model, encoder).values()
     units = "-".join(map(str, (*config.model.dense_layers, 1)))
     return (
         f"{len(sizes)} embeddings of {sum(sizes)} units and {len(encoder.mean)} "

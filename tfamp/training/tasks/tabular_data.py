@@ -2,7 +2,6 @@
 
 import csv
 import keyword
-import pathlib
 import re
 from typing import Any, NamedTuple
 
@@ -10,10 +9,12 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp import errors
+from tfamp.training.tasks import text_data
 
 CONTINUOUS = "continuous"  # Name of the model's input of all continuous columns.
 UNSEEN = 0  # Index of every category that no training row has.
 _ROW = "file and row"
+_MISSING = "missingindicator_"
 
 
 class Splits(NamedTuple):
@@ -50,32 +51,6 @@ def feature_name(column: str) -> str:
     return f"column_{name}" if taken else name
 
 
-def check_settings(data: config_dict.ConfigDict) -> None:
-    """Raises ValueError for settings that would train on the target, or lose a column.
-
-    Args:
-      data: `config.data`, as in `load`.
-    """
-    features = [*categorical_columns(data), *data.continuous_columns]
-    names = [*map(feature_name, features), CONTINUOUS]
-    rules = {
-        "target_column must be named, and no feature": data.target_column
-        and data.target_column not in features,
-        "categorical_columns or continuous_columns must name a column": features,
-        "the features' names must differ, also from 'continuous'": len(set(names))
-        == len(names),
-        "fill_missing must be 'raise' or 'median'": data.fill_missing
-        in ("raise", "median"),
-        "on_bad_rows must be 'raise' or 'skip'": data.on_bad_rows in ("raise", "skip"),
-    }
-    if wrong := [words for words, holds in rules.items() if not holds]:
-        raise ValueError(
-            f"Of config.data: {'; '.join(wrong)}. Received: target_column="
-            f"{data.target_column!r}, features {features!r}, fill_missing="
-            f"{data.fill_missing!r}, on_bad_rows={data.on_bad_rows!r}."
-        )
-
-
 def load(config: config_dict.ConfigDict, data_dir: str | None) -> Splits:
     """Reads a table and splits it, the latest rows last.
 
@@ -92,46 +67,35 @@ def load(config: config_dict.ConfigDict, data_dir: str | None) -> Splits:
     Raises:
       DataError: If there is no such file or column, a row cannot be used (file, row
         and reason are told), or there are too few to split.
-      ValueError: If the settings contradict each other.
+      ValueError: If a setting is unknown.
     """
     data = config.data
-    check_settings(data)
-    text = _read(data, data_dir)
+    text = _read(data, data_dir or "")
     notes = []
     for name, value in data.leave_out:
-        has = text[name].eq(value).fillna(False).astype(bool)
+        has = text[name].fillna("") == value
         notes.append(f"{has.sum()} rows with {name} {value} left out")
         text = text[~has]
-    text = text.reset_index(drop=True)
     rows, times, problems = _parse(text, data)
-    if len(problems):
-        if data.on_bad_rows == "raise":
-            raise errors.DataError(
-                f"{len(problems)} bad row(s). {'; '.join(problems[:5])}. Correct them, "
-                "or set config.data.on_bad_rows='skip'."
-            )
-        notes.append(f"{len(problems)} bad row(s) skipped")
-    if data.time_columns:
-        times = times.sort_values([*data.time_columns], kind="stable")
-        ranks = times.groupby([*data.time_columns], sort=False).ngroup().to_numpy()
+    text_data.report_bad_rows(problems, data.on_bad_rows, notes)
+    if by := [*data.time_columns]:
+        times = times.sort_values(by, kind="stable")
         rows = rows.loc[times.index]
+        ranks = times.groupby(by, sort=False).ngroup().to_numpy()
     else:
         order = np.random.default_rng(data.split_seed).permutation(len(rows))
         rows, ranks = rows.iloc[order], np.arange(len(rows))
-    first = _cut(ranks, data.test_fraction, "test")
-    middle = first
+    first = middle = _cut(ranks, data.test_fraction, "test")
     if config.validation_fraction:
         middle = _cut(ranks[:first], config.validation_fraction, "validation")
-    starts = []
-    if data.time_columns:
-        places = rows.index[sorted({middle, first})]
-        starts = [str(value) for value in text[data.time_columns[0]][places]]
+    places = rows.index[sorted({middle, first})]
+    starts = tuple(map(str, text[by[0]][places])) if by else ()
     # Shuffled once, as the pipeline's buffer does not hold all of a large table.
     order = np.random.default_rng(data.split_seed + 1).permutation(middle)
     parts = rows.iloc[order], rows.iloc[middle:first], rows.iloc[first:]
     limit = slice(config.limit_examples or None)
     train, validation, test = (part.iloc[limit] for part in parts)
-    return Splits(train, validation, test, tuple(starts), tuple(notes))
+    return Splits(train, validation, test, starts, tuple(notes))
 
 
 def _cut(ranks, fraction, name):
@@ -154,79 +118,44 @@ def _cut(ranks, fraction, name):
 
 def _read(data, data_dir):
     """Returns the wanted columns and `_ROW`."""
-    dates = [data.date_column] if data.date_column else []
     wanted = [
         *(data.target_column, *data.categorical_columns, *data.continuous_columns),
-        *(*dates, *data.time_columns, *(name for name, _ in data.leave_out)),
+        *([data.date_column] if data.date_column else []),
+        *(*data.time_columns, *(name for name, _ in data.leave_out)),
     ]
-    if data.name == "diabetes":
-        return _read_files(data, None, "", wanted)
-    if data.name != "table":
-        raise ValueError(
-            f"Unknown table. Received: config.data.name={data.name!r}. Expected "
-            "'table', of the files that config.data.table_file names, or 'diabetes'."
-        )
     if not data.join_file:
         return _read_files(data, data_dir, data.table_file, wanted)
-    import pandas as pd
-
-    key, joined = data.join_key, list(data.join_columns)
+    key, joined = data.join_key, [*data.join_columns]
     own = [name for name in wanted if name not in joined]
     table = _read_files(data, data_dir, data.table_file, [*own, key])
     other = _read_files(data, data_dir, data.join_file, [key, *joined])
     other = other.drop(columns=_ROW).dropna(subset=key)
-    try:
-        found = table.merge(other, "left", key, validate="many_to_one", indicator=True)
-    except pd.errors.MergeError as e:
-        twice = list(other[key][other[key].duplicated()][:5])
+    if twice := [*other[key][other[key].duplicated()]]:
         raise errors.DataError(
-            f"{data.join_file} has several rows of {key} {', '.join(twice)}."
-        ) from e
-    alone = found["_merge"] == "left_only"
-    if alone.all():
-        raise errors.DataError(
-            f"{data.join_file} has no row of any {key} of {data.table_file}, such as "
-            f"{list(table[key][:5])}."
+            f"{data.join_file} has several rows of {key} {', '.join(twice[:5])}."
         )
     # Told of as bad rows: what they lack is no value that could be missing.
-    found.loc[alone, data.target_column] = f"no row of {data.join_file} for it"
-    return found.drop(columns="_merge")
+    alone = ~table[key].isin(other[key])
+    table.loc[alone, data.target_column] = f"no row of {data.join_file} for it"
+    return table.merge(other, "left", key)
 
 
 def _read_files(data, data_dir, pattern, columns):
     """Returns columns of a file or a pattern of files, and `_ROW`."""
     import pandas as pd
 
-    if data.name == "diabetes":
-        paths = [pathlib.Path("diabetes")]
-    else:
-        paths = sorted(pathlib.Path(data_dir).glob(pattern)) if data_dir else []
-    if not paths:
-        raise errors.DataError(
-            f"There is no file {pattern!r} in {data_dir!r}. Pass --data_dir=FOLDER "
-            "with it, or set config.data.table_file and config.data.join_file."
-        )
-    columns, frames = list(dict.fromkeys(columns)), []
+    columns, frames = [*dict.fromkeys(columns)], []
+    paths = text_data.find_files(data_dir, pattern) if data.name == "table" else [""]
     for path in paths:
-        try:
-            frame, first = _read_file(path, data)
-        except (OSError, ValueError) as e:  # pandas' and pyarrow's are of these.
-            reason = str(e).strip().splitlines()[0]
-            raise errors.DataError(f"{path} cannot be read: {reason}") from e
-        if missing := [name for name in columns if name not in frame]:
-            raise errors.DataError(
-                f"{path}: no column {', '.join(map(repr, missing))}. Found: "
-                f"{', '.join(map(repr, frame.columns[:20]))}. Set config.data."
-                "target_column, config.data.categorical_columns and the others."
-            )
+        frame, first = _read_file(data, path, columns)
         frame = frame[columns].apply(_clean, data=data)
         places = [f"{path}, row {n}" for n in range(first, first + len(frame))]
         frame[_ROW] = pd.Series(places, frame.index, dtype="string")
         frames.append(frame)
-    return pd.concat(frames).dropna(how="all", subset=columns)
+    return pd.concat(frames, ignore_index=True).dropna(how="all", subset=columns)
 
 
-def _read_file(path, data):
+def _read_file(data, path, columns):
     """Returns a data frame, and the number of its first row in the file."""
     import pandas as pd
 
@@ -237,20 +166,17 @@ def _read_file(path, data):
         # "Least Angle Regression", 2004,
         # https://www4.stat.ncsu.edu/~boos/var.select/diabetes.html.
         return datasets.load_diabetes(scaled=False, as_frame=True).frame, 1
-    if path.suffix.lower() in (".parquet", ".pq"):
-        return pd.read_parquet(path), 1
-    frame = pd.read_csv(
+    if path.lower().endswith((".parquet", ".pq")):
+        return pd.read_parquet(path, columns=columns), 1
+    frame = text_data.read_table(
         path,
-        sep=data.delimiter.encode().decode("unicode_escape"),  # "\\t" of a shell.
+        columns,
+        sep=data.delimiter.replace(r"\t", "\t"),
         header=0 if data.header else None,
         quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
-        dtype=str,
-        keep_default_na=False,
-        index_col=False,  # Else a first row with a field too many shifts the columns.
         skip_blank_lines=False,  # So that rows can be counted.
-        encoding="utf-8-sig",
     )
-    return frame.rename(columns=str), 1 + bool(data.header)
+    return frame, 1 + bool(data.header)
 
 
 def _clean(column, data):
@@ -278,39 +204,32 @@ def _parse(text, data):
         lines = text[_ROW] + f": column {name!r} {words}: " + shown
         problems.mask(wrong & problems.isna(), lines, inplace=True)
 
-    def numbers(name, required=True):
+    rows = {name: text[name].fillna("") for name in data.categorical_columns}
+    target, times = data.target_column, {}
+    if name := data.date_column:
+        dates = pd.to_datetime(text[name], format=data.date_format, errors="coerce")
+        times[name] = dates = dates.dt.tz_localize(None)  # All of one zone.
+        reject(dates.isna(), name, f"is no date of the format {data.date_format!r}")
+        for part in data.date_parts:
+            whole = dates.dt.isocalendar() if part == "week" else dates.dt
+            found = getattr(whole, part).astype("Int64").astype("string")
+            rows[f"{name}_{part}"] = found.fillna("")
+    ordering = [name for name in data.time_columns if name != data.date_column]
+    for name in dict.fromkeys([*data.continuous_columns, target, *ordering]):
         absent = text[name].isna()
         values = pd.to_numeric(text[name], errors="coerce").astype("float64")
         with np.errstate(over="ignore"):
             finite = np.isfinite(values.astype("float32"))  # As the model gets them.
         reject(~finite & ~absent, name, "is no finite float32 number")
-        if required:
+        if data.fill_missing == "raise" or name in (target, *ordering):
             reject(absent, name, "is empty")
-        return values
-
-    target = numbers(data.target_column)
-    reject(target < 0, data.target_column, "is below 0")
-    rows = {name: text[name].fillna("") for name in data.categorical_columns}
-    rows = {name: values.astype("object") for name, values in rows.items()}
-    dates = None
-    if data.date_column:
-        name = data.date_column
-        dates = pd.to_datetime(text[name], format=data.date_format, errors="coerce")
-        dates = dates.dt.tz_localize(None)  # All of one zone.
-        reject(dates.isna(), name, f"is no date of the format {data.date_format!r}")
-        for part in data.date_parts:
-            whole = dates.dt.isocalendar() if part == "week" else dates.dt
-            found = getattr(whole, part).astype("Int64").astype("string")
-            rows[f"{name}_{part}"] = found.fillna("").astype("object")
-    required = data.fill_missing == "raise"
-    rows |= {name: numbers(name, required) for name in data.continuous_columns}
-    rows[data.target_column] = target
-    times = {
-        name: dates if name == data.date_column else numbers(name)
-        for name in data.time_columns
-    }
+        if name in ordering:
+            times[name] = values
+        if name == target or name in data.continuous_columns:
+            rows[name] = values
+    reject(rows[target] < 0, target, "is below 0")
     good = problems.isna()
-    times = pd.DataFrame(times, text.index)
+    times = pd.DataFrame({name: times[name] for name in data.time_columns}, text.index)
     return pd.DataFrame(rows)[good], times[good], list(problems[~good])
 
 
@@ -321,8 +240,6 @@ class Encoder(NamedTuple):
     """From rows to a model's inputs.
 
     Attributes:
-      transformer: scikit-learn's, fitted on the training rows alone; None: of random
-        rows, which are encoded.
       categories: Categorical column -> its categories, sorted; the index of one is its
         position from 1.
       medians: Continuous column -> what stands for a missing value.
@@ -332,7 +249,6 @@ class Encoder(NamedTuple):
       target_scale: Standard deviation of log(1 + target); 1 for a constant.
     """
 
-    transformer: Any
     categories: dict[str, list[str]]
     medians: dict[str, float]
     mean: dict[str, float]
@@ -367,45 +283,34 @@ def fit(data: config_dict.ConfigDict, rows) -> Encoder:
     Raises:
       DataError: If a continuous column has no value at all.
     """
-    from sklearn import compose, impute, preprocessing
-
-    names, numbers = categorical_columns(data), [*data.continuous_columns]
-    if empty := [name for name in numbers if rows[name].isna().all()]:
+    numbers = rows[[*data.continuous_columns]]
+    medians = numbers.median()
+    if empty := [*medians.index[medians.isna()]]:
         raise errors.DataError(
             f"No training row has a value of {', '.join(map(repr, empty))}. Leave it "
             "out of config.data.continuous_columns."
         )
-    ordinal = preprocessing.OrdinalEncoder(
-        handle_unknown="use_encoded_value", unknown_value=UNSEEN - 1
-    )
-    imputer = impute.SimpleImputer(strategy="median", add_indicator=True)
-    transformer = compose.ColumnTransformer(
-        [("categories", ordinal, names), ("numbers", imputer, numbers)],
-        verbose_feature_names_out=False,
-    ).set_output(transform="pandas")
-    found = transformer.fit_transform(rows).drop(columns=names)
-    fitted = transformer.named_transformers_
-    logs = np.log1p(rows[[data.target_column]].to_numpy())
-    target = preprocessing.StandardScaler().fit(logs)
-    scales = [
-        preprocessing.StandardScaler().fit(found[[name]].to_numpy()) for name in found
-    ]
+    found = _fill(numbers, medians)
+    gaps = numbers.columns[numbers.isna().any()]
+    found = found[[*numbers, *(_MISSING + name for name in gaps)]]
+    found[data.target_column] = np.log1p(rows[data.target_column])
+    mean = found.mean()
+    # Of a constant the rounding of its mean would be the scale.
+    variance = found.var(ddof=0).where(found.min() < found.max(), 1.0)
+    target = mean.pop(data.target_column), variance.pop(data.target_column) ** 0.5
     return Encoder(
-        transformer,
-        {
-            name: list(known)
-            for name, known in zip(names, fitted["categories"].categories_, strict=True)
-        }
-        if names
-        else {},
-        dict(zip(numbers, fitted["numbers"].statistics_.tolist(), strict=True))
-        if numbers
-        else {},
-        {n: float(s.mean_[0]) for n, s in zip(found, scales, strict=True)},
-        {n: float(s.scale_[0]) ** 2 for n, s in zip(found, scales, strict=True)},
-        float(target.mean_[0]),
-        float(target.scale_[0]),
+        {name: sorted(rows[name].unique()) for name in categorical_columns(data)},
+        medians.to_dict(),
+        mean.to_dict(),
+        variance.to_dict(),
+        *map(float, target),
     )
+
+
+def _fill(numbers, medians):
+    """Returns the columns without gaps, and for each one a column of where they are."""
+    gaps = numbers.isna().astype("float64").add_prefix(_MISSING)
+    return numbers.fillna(medians).join(gaps)
 
 
 def encode(encoder: Encoder, rows) -> dict[str, np.ndarray]:
@@ -420,13 +325,15 @@ def encode(encoder: Encoder, rows) -> dict[str, np.ndarray]:
       [rows, columns], not normalized, which the model does; none where there is no
       such column.
     """
-    found = encoder.transformer.transform(rows)
-    inputs = {
-        feature_name(name): found[name].to_numpy("int32") + 1
-        for name in encoder.categories
+    import pandas as pd
+
+    inputs = {  # The place of a category that is not there is -1.
+        feature_name(name): pd.Index(known).get_indexer(rows[name]).astype("int32") + 1
+        for name, known in encoder.categories.items()
     }
     if encoder.mean:
-        inputs[CONTINUOUS] = found[list(encoder.mean)].to_numpy("float32")
+        found = _fill(rows[[*encoder.medians]], encoder.medians)
+        inputs[CONTINUOUS] = found[[*encoder.mean]].to_numpy("float32")
     return inputs
 
 
