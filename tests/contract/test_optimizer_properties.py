@@ -17,7 +17,6 @@ import tensorflow as tf
 
 import tfamp
 
-FLOAT32 = tfamp.float_format("float32")
 NAN, INF = float("nan"), float("inf")
 STEPS = "+-++0+--+n+0+++-+"  # Finite, of zeros, infinite or NaN.
 
@@ -37,10 +36,10 @@ SETTINGS = {
     ),
     "below 1": dict(initial_scale=0.25, growth_interval=3, min_scale=2.0**-20),
     "lowest": dict(
-        initial_scale=2.0**-120,
+        initial_scale=2.0**-100,
         growth_interval=2,
         growth_factor=2.0**10,
-        min_scale=FLOAT32.smallest_normal,
+        min_scale=2.0**-103,
         hysteresis=2,
     ),
     "highest": dict(
