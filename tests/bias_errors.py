@@ -1,8 +1,7 @@
 """Bias gradients in bfloat16 against the float64 sum of the same upstream gradient.
 
 Every stock Keras layer that adds a bias, under the dtype policy and the graph rewrite,
-in graph mode and under XLA, with plain TensorFlow's bias gradient and tfamp's. The
-error is relative, in the Euclidean norm.
+in graph mode and under XLA. The error is relative, in the Euclidean norm.
 
 The upstream gradient of a layer's output is given, with values that bfloat16 holds
 exactly. In a recurrent layer it arises inside: there every row of the input has a
@@ -10,14 +9,12 @@ one-hot part of its own, whose kernel is zero and whose kernel gradient is, row 
 the gradient that the bias sums.
 """
 
-import contextlib
 import functools
 
+import helpers
 import keras
 import numpy as np
 import tensorflow as tf
-
-import tfamp
 
 layers = keras.layers
 LAYERS = {
@@ -49,57 +46,20 @@ RECURRENT = {
 }
 
 
-@contextlib.contextmanager
-def plain_policy():
-    """Keras' own mixed_bfloat16."""
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
-@contextlib.contextmanager
-def plain_rewrite():
-    """TensorFlow's own rewrite."""
-    option, options = "auto_mixed_precision_onednn_bfloat16", tf.config.optimizer
-    before = options.get_experimental_options().get(option)
-    options.set_experimental_options({option: True})
-    try:
-        yield
-    finally:
-        options.set_experimental_options({option: before})
-
-
-@contextlib.contextmanager
-def enabled(**keywords):
-    """`tfamp.enable` for a while."""
-    tfamp.enable("mixed_bfloat16", **keywords)
-    try:
-        yield
-    finally:
-        tfamp.disable()
-
-
-# Column: how precision is set, and whether XLA compiles. XLA bypasses the rewrite, so
-# that the last column is float32's.
+# Column: keywords of `tfamp.enable`, and whether XLA compiles.
 COLUMNS = {
-    "plain policy, graph": (plain_policy, False),
-    "plain rewrite, graph": (plain_rewrite, False),
-    "tfamp policy, eager": (enabled, None),
-    "tfamp policy, graph": (enabled, False),
-    "tfamp policy, XLA": (enabled, True),
-    "tfamp rewrite, graph": (functools.partial(enabled, graph_rewrite=True), False),
-    "tfamp rewrite, XLA": (functools.partial(enabled, graph_rewrite=True), True),
+    "policy, graph": ({}, False),
+    "policy, XLA": ({}, True),
+    "rewrite, graph": ({"graph_rewrite": True}, False),
 }
 
 
 def error(name, column):
     """Returns the relative error of a layer's bias gradient."""
-    precision, jit = COLUMNS[column]
+    keywords, jit = COLUMNS[column]
     keras.utils.set_random_seed(0)
     case = recurrent if name in RECURRENT else given
-    with precision():
+    with helpers.enabled("mixed_bfloat16", **keywords):
         got, want = case(name, jit)
     got, want = np.ravel(got).astype(np.float64), np.ravel(want)
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
@@ -166,5 +126,5 @@ def recurrent(name, jit):
 
 
 def run(function, jit, x):
-    """Calls a function eagerly (None), in a graph (False) or under XLA (True)."""
-    return function(x) if jit is None else tf.function(function, jit_compile=jit)(x)
+    """Calls a function in a graph (False) or under XLA (True)."""
+    return tf.function(function, jit_compile=jit)(x)

@@ -1,8 +1,9 @@
 """What the tests share: the process' globals, and small models of the peers' rules."""
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -112,12 +113,16 @@ def describe_support() -> str:
     return str(hardware.detect_support())
 
 
+@contextlib.contextmanager
+def enabled(mode: str, **keywords) -> Iterator[Any]:
+    """Scopes `tfamp.enable`."""
+    try:
+        yield tfamp.enable(mode, **keywords)
+    finally:
+        tfamp.disable()
+
+
 # ---- The loss scale ----
-
-
-def parse_mask(text: str) -> list[bool]:
-    """Returns whether each step is finite: "+" is a finite step, "-" is not."""
-    return [{"+": True, "-": False}[character] for character in text]
 
 
 def as_tensors(state: loss_scale.LossScaleState) -> loss_scale.LossScaleState:
@@ -138,21 +143,21 @@ RUNNERS: dict[str, Callable] = {
 
 def run_mask(
     config: loss_scale.LossScaleConfig,
-    mask: Iterable[bool],
+    mask: Iterable,
     wrap: Callable = RUNNERS["eager"],
 ) -> list[loss_scale.LossScaleState]:
     """Runs `next_state` over a mask; returns the state after each step, in NumPy.
 
     Args:
       config: A `LossScaleConfig`.
-      mask: Whether the gradients of each step are finite.
+      mask: Whether the gradients of each step are finite: bools, or "+" and "-".
       wrap: Compiles the step, for example `tf.function`.
     """
     step = wrap(lambda state, finite: loss_scale.next_state(config, state, finite))
     state = as_tensors(config.initial_state())
     states = []
     for finite in mask:
-        state = step(state, tf.constant(finite))
+        state = step(state, tf.constant(finite in (True, "+")))
         states.append(loss_scale.LossScaleState(*(field.numpy() for field in state)))
     return states
 
@@ -202,15 +207,6 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 class LossScaleModel:
     """The rule as documented, in Python's integers and NumPy's float32."""
 
-    FIELDS = (
-        "scale",
-        "growth_tracker",
-        "hysteresis_tracker",
-        "growth_interval",
-        "skipped_steps",
-        "consecutive_skipped_steps",
-    )
-
     def __init__(
         self,
         initial_scale=2.0**15,
@@ -236,7 +232,7 @@ class LossScaleModel:
         }.get(type(growth_interval), int)(growth_interval)
 
     def step(self, finite):
-        """Takes one step; returns `FIELDS` after it."""
+        """Takes one step; returns the fields of a `LossScaleState` after it."""
         if finite:
             self.in_a_row = 0
         else:

@@ -36,10 +36,6 @@ EPSILON = tfamp.float_format("float32").epsilon
 NAN, INF = float("nan"), float("inf")
 
 
-def schedule():
-    return OPT.schedules.ExponentialDecay(0.1, 5, 0.5)
-
-
 NAMES = ["momentum", "Adam", "AdamW", "clipping", "global clipping", "averages"]
 NAMES += ["accumulation", "schedule", "several"]
 INNER = {name: helpers.OPTIMIZERS[name] for name in NAMES}
@@ -84,9 +80,9 @@ def scaled_step(optimizer, weights):
     return apply
 
 
-def play(made, mask, wrap):
+def play(made, mask):
     """Yields the states of both after each step."""
-    calls = [wrap(scaled_step(*each)) for each in made]
+    calls = [scaled_step(*each) for each in made]
     rng = np.random.default_rng(len(mask))
     for index, finite in enumerate(mask):
         first, second = (rng.normal(size=size).astype("float32") for size in (6, 2))
@@ -102,20 +98,8 @@ def play(made, mask, wrap):
 @given(MASKS, st.integers(1, 4))
 def test_any_sequence_is_the_same_bit_for_bit_in_eager_mode(inner, mask, interval):
     made = pair(inner, 2.0**5, interval)
-    for stock, ours in play(made, mask, lambda f: f):
+    for stock, ours in play(made, mask):
         assert_equal(stock, ours)
-
-
-@pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_sequence_is_the_same_in_graphs(inner, jit_compile):
-    mask = [int(c) for c in "110111001111101111"]
-    made = pair(inner, 2.0**5, 2)
-    wrap = tf.function(jit_compile=jit_compile)
-    for steps, (stock, ours) in enumerate(play(made, mask, wrap), start=1):
-        assert_equal(stock[:4], ours[:4])
-        assert_equal(stock[4:], ours[4:], 8 * steps * EPSILON)
-    assert int(made[0][0].iterations) == int(made[1][0].iterations)
 
 
 # ---- Configuration and attributes ----
@@ -150,18 +134,6 @@ def test_what_belongs_to_the_inner_optimizer_is_refused(kind, name):
         kind(OPT.SGD(), **{name: value})
 
 
-@BOTH
-def test_serialized_optimizer_comes_back_with_class_and_settings(kind):
-    made = kind(OPT.Adam(0.5), 4.0, 7, "scaled")
-    for again in (
-        keras.optimizers.deserialize(keras.optimizers.serialize(made)),
-        keras.optimizers.get(keras.saving.serialize_keras_object(made)),
-        kind.from_config(made.get_config()),
-    ):
-        assert type(again) is kind
-        assert again.get_config() == made.get_config()
-
-
 def test_default_settings_are_those_of_keras():
     stock, ours = STOCK(OPT.SGD()), OURS(OPT.SGD())
     for name in ("initial_scale", "dynamic_growth_steps"):
@@ -187,13 +159,8 @@ def test_learning_rate_is_the_inner_optimizers(kind):
     assert float(made.inner_optimizer.learning_rate) == 0.25
     made.learning_rate.assign(0.125)
     assert float(made.inner_optimizer.learning_rate) == 0.125
-
-
-@BOTH
-def test_learning_rate_of_a_schedule_cannot_be_set(kind):
-    made = kind(OPT.SGD(schedule()))
     with pytest.raises(TypeError, match="not settable"):
-        made.learning_rate = 0.5
+        kind(INNER["schedule"]()).learning_rate = 0.5
 
 
 @BOTH
@@ -249,18 +216,6 @@ def test_apply_gradients_returns_iterations(kind, expected):
     made = kind(OPT.SGD())
     found = made.apply_gradients([(tf.constant([2.0]), keras.Variable([3.0]))])
     assert int(found) == expected
-
-
-@BOTH
-def test_averages_take_the_place_of_the_weights_when_finalized(kind):
-    made = kind(OPT.SGD(1.0, use_ema=True, ema_momentum=0.5), 2.0)
-    weight = keras.Variable([4.0])
-    made.build([weight])
-    for gradient in (2.0, NAN, 2.0):
-        made.apply([tf.constant([gradient])], [weight])
-    np.testing.assert_array_equal(weight, [1.0])
-    made.finalize_variable_values([weight])
-    np.testing.assert_array_equal(weight, [2.0])
 
 
 @BOTH
@@ -341,7 +296,6 @@ def swap():
 
 FITS = {
     "eager": ("Adam", [], dict(run_eagerly=True)),
-    "eager accumulation": ("accumulation", [], dict(run_eagerly=True)),
     "graph": ("Adam", [], dict(jit_compile=False)),
     "XLA": ("AdamW", [], dict(jit_compile=True)),
     "Keras' own choice": ("momentum", [], {}),
@@ -352,12 +306,9 @@ FITS = {
         dict(steps_per_execution=4, jit_compile=True),
     ),
     "accumulation": ("accumulation", [], dict(jit_compile=False)),
-    "clipping": ("global clipping", [], dict(jit_compile=False)),
-    "several optimizers": ("several", [], dict(jit_compile=True)),
     "rate set by a callback": ("Adam", [scheduler], dict(jit_compile=False)),
     "rate lowered on a plateau": ("Adam", [plateau], dict(jit_compile=False)),
     "averages swapped in": ("averages", [swap], dict(jit_compile=False)),
-    "averages under XLA": ("averages", [swap], dict(jit_compile=True)),
 }
 
 

@@ -1,8 +1,8 @@
 """Where Keras runs the fused kernels, and where it keeps its own."""
 
-import contextlib
 import re
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -18,14 +18,6 @@ OVERRIDES = {"dense.*": "mixed_bfloat16"}
 # Models of the mode before are meant to keep it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*were built before")
 _graphs = []
-
-
-@contextlib.contextmanager
-def enabled(mode, **keywords):
-    try:
-        yield tfamp.enable(mode, **keywords)
-    finally:
-        tfamp.disable()
 
 
 class Look(keras.layers.Layer):
@@ -73,7 +65,7 @@ def compiled(optimizer="adam", **keywords):
 
 
 def test_training_evaluation_and_prediction_use_them():
-    with enabled("mixed_bfloat16"):
+    with helpers.enabled("mixed_bfloat16"):
         model = compiled(keras.optimizers.Adam(global_clipnorm=1.0))
         model.fit(X, Y, verbose=0)
         assert used() == {*TRAINING, "clip"}
@@ -95,7 +87,7 @@ def test_training_evaluation_and_prediction_use_them():
     ids=["float32", "switched off", "graph rewrite", "16-bit layers"],
 )
 def test_they_go_with_layers_that_compute_in_16_bits(mode, keywords, expected):
-    with enabled(mode, **keywords) as status:
+    with helpers.enabled(mode, **keywords) as status:
         compiled().fit(X, Y, verbose=0)
         found = used()
         assert found == expected
@@ -103,7 +95,7 @@ def test_they_go_with_layers_that_compute_in_16_bits(mode, keywords, expected):
 
 
 def test_status_names_them_and_says_where():
-    with enabled("mixed_bfloat16") as status:
+    with helpers.enabled("mixed_bfloat16") as status:
         names = "dropout, GELU, SiLU, layer normalization, Adam's update"
         assert status.fused_kernels.startswith(names)
     assert tfamp.status().fused_kernels == "off"
@@ -146,13 +138,13 @@ STOCK = {
 
 @pytest.mark.parametrize(("fit", "expected"), STOCK.values(), ids=STOCK)
 def test_keras_own_stays_where_a_kernel_is_not_for_it(fit, expected):
-    with enabled("mixed_bfloat16"):
+    with helpers.enabled("mixed_bfloat16"):
         fit()
     assert used() == expected
 
 
 def test_exported_models_have_keras_own(tmp_path):
-    with enabled("mixed_bfloat16"):
+    with helpers.enabled("mixed_bfloat16"):
         model = compiled()
         model.fit(X, Y, verbose=0)
         model.predict(X, verbose=0)
@@ -164,7 +156,7 @@ def test_exported_models_have_keras_own(tmp_path):
 
 
 def test_a_loop_of_ones_own_uses_them_where_layers_train():
-    with enabled("mixed_bfloat16"):
+    with helpers.enabled("mixed_bfloat16"):
         model = build()
         call = tf.function(lambda training: model(X, training=training))
         _graphs.clear()
@@ -179,7 +171,7 @@ def test_training_goes_as_without_them(optimizer):
     """Without dropout, whose numbers differ: to bfloat16's rounding."""
     losses = {}
     for fused in (False, True):
-        with enabled("mixed_bfloat16", fused_kernels=fused):
+        with helpers.enabled("mixed_bfloat16", fused_kernels=fused):
             keras.utils.set_random_seed(0)
             model = build(rate=0.0)
             model.compile(optimizer, "mse", run_eagerly=False)
@@ -193,7 +185,7 @@ def test_training_goes_as_without_them(optimizer):
 def test_layers_after_dropout_draw_the_same_seeds():
     states = []
     for fused in (False, True):
-        with enabled("mixed_bfloat16", fused_kernels=fused):
+        with helpers.enabled("mixed_bfloat16", fused_kernels=fused):
             model = compiled()
             model.fit(X, Y, verbose=0)
             states.append([v.numpy() for v in model.variables if "seed" in v.path])
@@ -203,7 +195,7 @@ def test_layers_after_dropout_draw_the_same_seeds():
 @pytest.mark.parametrize("mode", ["mixed_float16", "mixed_bfloat16"])
 def test_a_skipped_step_still_changes_nothing(mode):
     """Also where the fused update stands behind the check, in bfloat16 without XLA."""
-    with enabled(mode):
+    with helpers.enabled(mode):
         scaled = tfamp.LossScaleOptimizer(
             keras.optimizers.Adam(0.1),
             **({} if mode == "mixed_float16" else {"initial_scale": 1.0}),
@@ -228,7 +220,7 @@ class FrozenAdam(keras.optimizers.Adam):
 
 
 def test_a_subclass_of_adam_keeps_its_own_assignments():
-    with enabled("mixed_bfloat16"):
+    with helpers.enabled("mixed_bfloat16"):
         model = compiled(FrozenAdam(0.1))
         before = model.get_weights()
         model.fit(X, Y, verbose=0)
@@ -241,7 +233,7 @@ def trained(layer, shape=(4, 6, 8)):
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     outputs = []
     for fused in (False, True):
-        with enabled("mixed_bfloat16", fused_kernels=fused):
+        with helpers.enabled("mixed_bfloat16", fused_kernels=fused):
             built = layer()
             function = tf.function(lambda x, built=built: built(x, training=True))
             outputs.append(np.asarray(function(x), "float32"))
@@ -274,7 +266,7 @@ def test_dropouts_noise_shape_shares_decisions(noise_shape):
 
 
 def test_every_step_drops_other_elements():
-    with enabled("mixed_bfloat16"):
+    with helpers.enabled("mixed_bfloat16"):
         layer = keras.layers.Dropout(0.5, seed=1)
         step = tf.function(lambda: layer(tf.ones([64], tf.bfloat16), training=True))
         masks = [np.asarray(step(), "float32") == 0 for _ in range(3)]

@@ -38,10 +38,13 @@ def fit(model, x, y, *callbacks, **keywords):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_scale_skips_and_names_are_in_the_history(jit_compile):
+def test_scale_skips_and_names_are_shown_and_in_the_history(jit_compile, capsys):
     model = model_with()
     model.jit_compile = jit_compile
-    history = fit(model, *data(INF), tfamp.LossScaleMonitor(), epochs=2).history
+    monitor = tfamp.LossScaleMonitor()
+    history = fit(model, *data(INF), monitor, epochs=2, verbose=2).history
+    shown = "loss_scale: 16384.0000 - skipped_steps: 1.0000"
+    assert shown in capsys.readouterr().out
     assert history["loss_scale"] == [2.0**14, 2.0**13]
     assert history["skipped_steps"] == [1, 2]
     # The infinite input makes the kernel's gradient NaN or infinite, and all later.
@@ -104,11 +107,6 @@ def test_batches_between_readings_show_the_last_one(caplog):
         fit(model_with(), *data(INF), tfamp.LossScaleMonitor(every=4), Spy())
     assert seen == [0, 0, 0, 1, 1, 1, 1, 1]
     assert "1 step(s) skipped" in caplog.text and "first/kernel" in caplog.text
-
-
-def test_progress_bar_shows_it(capsys):
-    fit(model_with(), *data(INF), tfamp.LossScaleMonitor(), verbose=2)
-    assert "loss_scale: 16384.0000 - skipped_steps: 1.0000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("keywords", [{"min_scale": 1.0}, {"dynamic": False}])

@@ -126,12 +126,17 @@ def test_interval_by_both_names_is_refused_unless_they_agree():
     assert made.growth_interval == 7
 
 
-def test_scaling_twice_and_wrapping_no_optimizer_are_refused():
+def test_what_cannot_be_wrapped_or_applied_is_refused():
     stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match="already scales the loss"):
         tfamp.LossScaleOptimizer(stock)
     with pytest.raises(TypeError, match="'adam'"):
         tfamp.LossScaleOptimizer("adam")
+    with pytest.raises(ValueError, match="not built"):
+        tfamp.LossScaleOptimizer(keras.optimizers.SGD()).apply([tf.constant([1.0])])
+    made, variable = make()
+    with pytest.raises(ValueError, match="2 gradients and 1 variables"):
+        made.apply([tf.constant([1.0, 1.0])] * 2, [variable])
 
 
 def test_wrap_optimizer_is_idempotent():
@@ -140,18 +145,6 @@ def test_wrap_optimizer_is_idempotent():
     assert tfamp.wrap_optimizer(made) is made
     stock = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     assert tfamp.wrap_optimizer(stock) is stock
-
-
-def test_unbuilt_optimizer_without_variables_is_refused():
-    made = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
-    with pytest.raises(ValueError, match="not built"):
-        made.apply([tf.constant([1.0])])
-
-
-def test_gradients_that_do_not_match_the_variables_are_refused():
-    made, variable = make()
-    with pytest.raises(ValueError, match="2 gradients and 1 variables"):
-        made.apply([tf.constant([1.0, 1.0])] * 2, [variable])
 
 
 def test_one_device_strategy_works():

@@ -62,60 +62,6 @@ def test_every_float_dtype_is_checked_in_its_own_range(runner, dtype):
 
 # ---- Nothing of a skipped update stays ----
 
-# Those that XLA compiles.
-STOCK = {k: v for k, v in helpers.OPTIMIZERS.items() if k != "accumulation"}
-
-
-def variables():
-    first = np.linspace(-1.0, 1.0, 12, dtype="float32").reshape(4, 3)
-    return [
-        keras.Variable(first, name="first"),
-        keras.Variable([1.0, 2.0], name="second"),
-    ]
-
-
-def gradients(step, factor=1.0):
-    return [
-        factor * tf.random.stateless_normal(shape, [step, index])
-        for index, shape in enumerate([[4, 3], [2]])
-    ]
-
-
-def state(inner, weights):
-    return [variable.numpy() for variable in [*weights, *inner.variables]]
-
-
-@pytest.mark.parametrize("runner", ["graph", "xla"])
-@pytest.mark.parametrize("name", STOCK)
-def test_compiled_update_skips_whole_steps_and_no_other(name, runner):
-    """Against the inner optimizer alone, which takes the finite steps only."""
-    weights, expected = variables(), variables()
-    alone = STOCK[name]()
-    made = tfamp.LossScaleOptimizer(STOCK[name](), 8.0, growth_interval=2)
-    alone.build(expected)
-    made.build(weights)
-    inner = made.inner_optimizer
-
-    @RUNNERS[runner]
-    def step(grads):
-        made.apply([grad * made.loss_scale.value for grad in grads], weights)
-
-    apply_alone = tf.function(lambda grads: alone.apply(grads, expected))
-    for index, bad in enumerate([None, NAN, None, INF, -INF, None, None, None, NAN]):
-        before = state(inner, weights)
-        if bad is None:
-            step(gradients(index))
-            apply_alone(gradients(index))
-            for ours, theirs in zip(
-                state(inner, weights), state(alone, expected), strict=True
-            ):
-                np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
-        else:
-            step([gradients(index)[0], tf.constant([1.0, bad])])
-            for old, new in zip(before, state(inner, weights), strict=True):
-                np.testing.assert_array_equal(old, new)
-    assert int(made.skipped_steps) == 4
-
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_variable_that_keras_overwrites_gets_its_gradient_untouched(runner):

@@ -26,7 +26,7 @@ def trajectory(schedule, mask, **settings):
     config = loss_scale.LossScaleConfig(
         growth_interval=schedule, **{"initial_scale": 8.0, **settings}
     )
-    states = helpers.run_mask(config, helpers.parse_mask(mask))
+    states = helpers.run_mask(config, mask)
     return [int(s.scale) for s in states], [int(s.growth_interval) for s in states]
 
 
@@ -53,9 +53,6 @@ def documented_rows(schedule_class):
 def test_documented_table_is_what_the_rule_gives(schedule):
     gradients, scales, intervals = documented_rows(type(schedule))
     assert trajectory(schedule, gradients) == (scales, intervals)
-
-
-# ---- Trajectories: schedule, settings, mask, interval after each step ----
 
 
 def test_default_piecewise_reaches_the_ceiling_in_900_steps():

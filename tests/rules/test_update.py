@@ -59,22 +59,12 @@ def test_what_is_compiled(inner, jit_compile, expected):
     def trace():
         found.append(update._can_compile(made, gradients(), weights, jit_compile))
 
-    trace()
-    assert found == [expected]
-    assert not update._can_compile(made, gradients(), weights, True)  # Eager.
+        found.append(update._can_compile(made, [slices, None], weights, True))
 
-
-def test_sparse_gradients_are_not_compiled():
-    weights = variables()
-    made = OPT.SGD()
-    made.build(weights)
     slices = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1]), tf.constant([4, 3]))
-
-    @tf.function
-    def trace():
-        assert not update._can_compile(made, [slices, None], weights, True)
-
     trace()
+    assert found == [expected, False]
+    assert not update._can_compile(made, gradients(), weights, True)  # Eager.
 
 
 @pytest.mark.parametrize(
