@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.training.tasks import text_classification, text_data
+from tfamp.training.tasks import docstrings, text_classification, text_data
 
 GOOD = 'id,text,label\n1,"a ""quoted"", text",neg\n2,NA,pos\n3,third,pos\n4,d,neg\n'
 
@@ -348,23 +348,23 @@ def test_unprepared_set_without_a_network_names_manual_dir(tmp_path, monkeypatch
 
 
 @pytest.fixture(scope="module")
-def docstrings():
-    return text_data.docstrings(("sklearn", "keras"), 700)
+def found():
+    return docstrings.collect(("sklearn", "keras"), 700)
 
 
-def test_docstrings_are_prose_in_a_fixed_order(docstrings):
-    assert list(docstrings.columns) == ["text", "label", "file"]
-    assert docstrings.label.value_counts().to_dict() == {"keras": 700, "sklearn": 700}
-    assert docstrings.label.is_monotonic_increasing and docstrings.text.is_unique
+def test_docstrings_are_prose_in_a_fixed_order(found):
+    assert list(found.columns) == ["text", "label", "file"]
+    assert found.label.value_counts().to_dict() == {"keras": 700, "sklearn": 700}
+    assert found.label.is_monotonic_increasing and found.text.is_unique
     pandas.testing.assert_frame_equal(
-        docstrings, text_data.docstrings(("keras", "sklearn"), 700)
+        found, docstrings.collect(("keras", "sklearn"), 700)
     )
-    assert docstrings.text.str.split().str.len().min() >= 8
-    headings = docstrings.text.str.contains(r"Args:|Parameters -{3}|>>>|```")
+    assert found.text.str.split().str.len().min() >= 8
+    headings = found.text.str.contains(r"Args:|Parameters -{3}|>>>|```")
     assert not headings.any()
 
 
-def test_docstrings_as_classes_are_balanced_without_names_or_shared_files(docstrings):
+def test_docstrings_as_classes_are_balanced_without_names_or_shared_files(found):
     config = text_classification.get_config()
     config.data.update({"libraries": ("keras", "sklearn"), "texts_per_library": 700})
     corpus = load(config)
@@ -373,11 +373,11 @@ def test_docstrings_as_classes_are_balanced_without_names_or_shared_files(docstr
     assert texts.label.value_counts().nunique() == 1
     names = re.compile(r"keras|numpy|scikit|sklearn|scipy|\b(tf|np|plt)\b", re.I)
     assert [text for text in texts.text if names.search(text)] == []
-    file = docstrings.set_index("text").file
+    file = found.set_index("text").file
     files = [set(file.reindex(part.text).dropna()) for part in corpus[:3]]
     assert all(files) and not files[0] & files[2] and not files[0] & files[1]
 
 
 def test_library_that_is_not_installed_is_an_error():
     with pytest.raises(errors.DataError, match=r"'no_such_library'.*tfamp\[all\]"):
-        text_data.docstrings(("no_such_library",))
+        docstrings.collect(("no_such_library",))

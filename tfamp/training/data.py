@@ -1,13 +1,24 @@
-"""What tasks share of their data: parts of a data set, and TFDS."""
+"""What tasks share of their data: parts of a data set, TFDS, tables in files."""
 
+import csv
+import glob
+import os
 import pathlib
 import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from ml_collections import config_dict
 
 from tfamp import errors
 
+if TYPE_CHECKING:
+    import pandas
+
 _TFDS_HOST = "storage.googleapis.com"
+_LINES = 5  # Bad rows that an error lists.
+_MANY = 20  # Names that an error lists.
 BATCHES = 8  # Different ones of a `tasks.Synthetic`, again and again.
 
 
@@ -142,3 +153,129 @@ def resolves(host: str) -> bool:
     except OSError:
         return False
     return True
+
+
+# ---- Files ----
+
+
+def read_table(path: str | os.PathLike, columns: Sequence[str], **keywords: Any):
+    """Reads some columns of one CSV or TSV file as strings, "" where there is none.
+
+    Args:
+      path: The file.
+      columns: Names in the header; without one positions from "0".
+      **keywords: Of `pandas.read_csv`.
+
+    Returns:
+      A table of the columns, in this order, without spaces around their texts.
+
+    Raises:
+      DataError: If it cannot be read, or lacks a column.
+    """
+    import pandas
+
+    # Words such as "NA" and "null" are text. Where nothing is quoted, a line ends at
+    # "\n" alone: texts hold other separators, and quotes.
+    unquoted = keywords.get("quoting") == csv.QUOTE_NONE
+    try:
+        table = pandas.read_csv(
+            path,
+            dtype=str,
+            keep_default_na=False,
+            encoding="utf-8-sig",
+            lineterminator="\n" if unquoted else None,
+            **keywords,
+        )
+    except (OSError, ValueError, UnicodeError) as error:  # pandas' own are ValueErrors.
+        reason = " ".join(str(error).split())
+        raise errors.DataError(f"{path} cannot be read: {reason}.") from error
+    table.columns = [str(column).strip() for column in table.columns]
+    missing = [column for column in columns if column not in table.columns]
+    if missing:
+        raise errors.DataError(
+            f"{path} has no column {', '.join(map(repr, missing))}. Found: "
+            f"{', '.join(map(repr, table.columns))}. Correct the file, or set the "
+            "columns in config.data."
+        )
+    if not isinstance(table.index, pandas.RangeIndex):  # Else they shift by one.
+        raise errors.DataError(f"{path} has rows with more fields than its header.")
+    return table[list(columns)].fillna("").apply(lambda column: column.str.strip())
+
+
+def find_files(data_dir: str, pattern: str) -> list[str]:
+    """Returns the paths of a file, or of a pattern such as "*.txt", in a folder.
+
+    Raises:
+      DataError: If there is none.
+    """
+    names = [pattern] if os.path.isfile(os.path.join(data_dir, pattern)) else []
+    # Not of the joined path: a folder's name is no pattern.
+    names = names or sorted(glob.glob(pattern, root_dir=data_dir))
+    if not names:
+        raise errors.DataError(
+            f"No file {pattern} in the folder {data_dir!r}. Pass the folder that holds "
+            "it, --data_dir=FOLDER, or set the files in config.data."
+        )
+    return [os.path.join(data_dir, name) for name in names]
+
+
+def read_files(
+    data: config_dict.ConfigDict, folder: str, pattern: str, columns: Sequence[Any]
+) -> "pandas.DataFrame":
+    """Reads some columns of a CSV file, or of all files that match a pattern.
+
+    Args:
+      data: `delimiter`, `header` and `quoted` say how they are written.
+      folder: Folder of the files.
+      pattern: As in `find_files`.
+      columns: As in `read_table`.
+
+    Returns:
+      A table of the columns, and place: file and row.
+    """
+    import pandas
+
+    tables, first = [], 2 if data.header else 1
+    for path in find_files(folder, pattern):
+        table = read_table(
+            path,
+            columns,
+            sep=data.delimiter.replace(r"\t", "\t"),
+            header=0 if data.header else None,
+            quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
+        )
+        rows = [f"{path}, row {number + first}" for number in range(len(table))]
+        tables.append(table.assign(place=rows))
+    return pandas.concat(tables, ignore_index=True)
+
+
+def report_bad_rows(bad: Sequence[str], on_bad_rows: str, notes: list[str]) -> None:
+    """Raises for bad rows, or notes how many are left out.
+
+    Args:
+      bad: A line for each of them.
+      on_bad_rows: "raise" or "skip".
+      notes: Gets a line for the report.
+
+    Raises:
+      DataError: If there are any, for "raise".
+      ValueError: If `on_bad_rows` is neither.
+    """
+    if on_bad_rows not in ("raise", "skip"):
+        raise ValueError(
+            "`config.data.on_bad_rows` must be 'raise' or 'skip'. Received: "
+            f"{on_bad_rows!r}."
+        )
+    if bad and on_bad_rows == "raise":
+        more = f"; and {len(bad) - _LINES} more" if len(bad) > _LINES else ""
+        raise errors.DataError(
+            f"{len(bad)} bad row(s). {'; '.join(bad[:_LINES])}{more}. Correct the "
+            "file, or leave such rows out with config.data.on_bad_rows='skip'."
+        )
+    notes += [f"{len(bad)} bad row(s) skipped"] if bad else []
+
+
+def list_names(names: Sequence[object]) -> str:
+    """Returns up to twenty names, such as those of classes, and how many there are."""
+    more = f", ... ({len(names)})" if len(names) > _MANY else ""
+    return ", ".join(map(str, names[:_MANY])) + more

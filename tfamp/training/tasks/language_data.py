@@ -10,7 +10,8 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training.tasks import presets, text_data
+from tfamp.training import data as data_sets
+from tfamp.training.tasks import docstrings, presets, text_data
 
 _CHUNK = 10_000  # Lines at a time: the tokenizer's objects are 100 times the ids.
 _SPACE = re.compile(r"\s")
@@ -133,7 +134,7 @@ def split(text: str, validation: float, test: float) -> dict[str, str]:
 def _text_files(config, data_dir):
     """Returns the lines of each split, and a note on the files."""
     data, texts = config.data, []
-    paths = text_data.find_files(data_dir or "", data.text_files)
+    paths = data_sets.find_files(data_dir or "", data.text_files)
     for path in paths:
         try:
             texts.append(pathlib.Path(path).read_text("utf-8-sig").rstrip("\n"))
@@ -150,7 +151,7 @@ def _text_files(config, data_dir):
 def _docstrings(config, _):
     """Returns the texts of each split, and a note; a file's are all in one split."""
     data = config.data
-    table = text_data.docstrings(data.libraries, data.texts_per_library, data.min_words)
+    table = docstrings.collect(data.libraries, data.texts_per_library, data.min_words)
     train, test = text_data.hold_out(
         table.assign(key=table.file), data.test_fraction, data.split_seed
     )
@@ -160,7 +161,7 @@ def _docstrings(config, _):
             train, config.validation_fraction, data.split_seed + 1
         )
     parts = {"train": train, **parts, "test": test}
-    note = f"{len(table)} docstrings of {text_data.versions(data.libraries)}"
+    note = f"{len(table)} docstrings of {docstrings.versions(data.libraries)}"
     return {name: list(part.text) for name, part in parts.items()}, note
 
 

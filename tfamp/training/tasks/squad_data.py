@@ -84,7 +84,7 @@ def load(
         for place, reason in zip(part.place, reasons, strict=True)
         if reason
     ]
-    text_data.report_bad_rows(bad, data.on_bad_rows, notes)
+    data_sets.report_bad_rows(bad, data.on_bad_rows, notes)
     parts = [part[w == ""] for part, w in zip(parts, wrong, strict=True)]
     if not all(map(len, parts)):
         sizes = " and ".join(str(len(part)) for part in parts)
@@ -164,7 +164,7 @@ def _read_tfds(name, data_dir):
 def _read_csv(data, folder, pattern):
     """Returns the table of a CSV file, or of all that match a pattern."""
     columns = (data.context_column, data.question_column, data.answer_column)
-    table = text_data.read_files(data, folder, pattern, columns)
+    table = data_sets.read_files(data, folder, pattern, columns)
     table = table.set_axis(["context", "question", "answers", "place"], axis=1)
     starts = [[c.find(a)] for c, a in zip(table.context, table.answers, strict=True)]
     return table.assign(

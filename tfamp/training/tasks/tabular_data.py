@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training.tasks import text_data
+from tfamp.training import data as data_sets
 
 CONTINUOUS = "continuous"  # Name of the model's input of all continuous columns.
 UNSEEN = 0  # Index of every category that no training row has.
@@ -77,7 +77,7 @@ def load(config: config_dict.ConfigDict, data_dir: str | None) -> Splits:
         notes.append(f"{has.sum()} rows with {name} {value} left out")
         text = text[~has]
     rows, times, problems = _parse(text, data)
-    text_data.report_bad_rows(problems, data.on_bad_rows, notes)
+    data_sets.report_bad_rows(problems, data.on_bad_rows, notes)
     if by := [*data.time_columns]:
         times = times.sort_values(by, kind="stable")
         rows = rows.loc[times.index]
@@ -145,7 +145,7 @@ def _read_files(data, data_dir, pattern, columns):
     import pandas as pd
 
     columns, frames = [*dict.fromkeys(columns)], []
-    paths = text_data.find_files(data_dir, pattern) if data.name == "table" else [""]
+    paths = data_sets.find_files(data_dir, pattern) if data.name == "table" else [""]
     for path in paths:
         frame, first = _read_file(data, path, columns)
         frame = frame[columns].apply(_clean, data=data)
@@ -168,7 +168,7 @@ def _read_file(data, path, columns):
         return datasets.load_diabetes(scaled=False, as_frame=True).frame, 1
     if path.lower().endswith((".parquet", ".pq")):
         return pd.read_parquet(path, columns=columns), 1
-    frame = text_data.read_table(
+    frame = data_sets.read_table(
         path,
         columns,
         sep=data.delimiter.replace(r"\t", "\t"),

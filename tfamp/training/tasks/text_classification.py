@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp.training import callbacks, pipeline, run_files, tasks
+from tfamp.training import callbacks, data, pipeline, run_files, tasks
 from tfamp.training.tasks import presets, text_data
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _describe(corpus, config, encoder, cut, width):
     chance = corpus.test.label.value_counts(normalize=True).max()
     parts = [
         f"Text classification, {len(corpus.classes)} classes "
-        f"({text_data.list_names(corpus.classes)})",
+        f"({data.list_names(corpus.classes)})",
         "{} train / {} validation / {} test texts".format(*sizes),
         f"chance level {chance:.1%} (largest class of the test split)",
         f"{cut} of {sum(sizes)} texts cut to {config.data.sequence_length} tokens, "

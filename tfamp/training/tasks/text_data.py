@@ -1,28 +1,19 @@
 """Labeled texts in three splits: CSV and TSV files, GLUE, sets of TFDS, docstrings."""
 
-import ast
 import csv
-import glob
-import hashlib
-import importlib.metadata
-import importlib.util
-import os
 import pathlib
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ml_collections import config_dict
 
 from tfamp import errors
 from tfamp.training import data as data_sets
-from tfamp.training.tasks import presets
+from tfamp.training.tasks import docstrings, presets
 
 if TYPE_CHECKING:
     import pandas
 
-_LINES = 5  # Bad rows that an error lists.
 _COLUMNS = "Set config.data.text_column, second_text_column and label_column."
 _MANY = 20  # Classes that may have one text each.
 
@@ -136,8 +127,8 @@ def load(
     if data.name == "csv":
         train, test = _read_csv_files(data, data_dir or ".")
     elif data.name == "docstrings":
-        train, test = _read_docstrings(data), None
-        notes.append(f"docstrings of {versions(data.libraries)}")
+        train, test = docstrings.read(data), None
+        notes.append(f"docstrings of {docstrings.versions(data.libraries)}")
     elif data.name in GLUE and manual_dir:
         train, test, classes = _read_glue_files(data.name, manual_dir)
     elif data.name:
@@ -157,104 +148,13 @@ def load(
 # ---- Local files ----
 
 
-def read_table(path: str | os.PathLike, columns: Sequence[str], **keywords: Any):
-    """Reads some columns of one CSV or TSV file as strings, "" where there is none.
-
-    Args:
-      path: The file.
-      columns: Names in the header; without one positions from "0".
-      **keywords: Of `pandas.read_csv`.
-
-    Returns:
-      A table of the columns, in this order, without spaces around their texts.
-
-    Raises:
-      DataError: If it cannot be read, or lacks a column.
-    """
-    import pandas
-
-    # Words such as "NA" and "null" are text. Where nothing is quoted, a line ends at
-    # "\n" alone: texts hold other separators, and quotes.
-    unquoted = keywords.get("quoting") == csv.QUOTE_NONE
-    try:
-        table = pandas.read_csv(
-            path,
-            dtype=str,
-            keep_default_na=False,
-            encoding="utf-8-sig",
-            lineterminator="\n" if unquoted else None,
-            **keywords,
-        )
-    except (OSError, ValueError, UnicodeError) as error:  # pandas' own are ValueErrors.
-        reason = " ".join(str(error).split())
-        raise errors.DataError(f"{path} cannot be read: {reason}.") from error
-    table.columns = [str(column).strip() for column in table.columns]
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise errors.DataError(
-            f"{path} has no column {', '.join(map(repr, missing))}. Found: "
-            f"{', '.join(map(repr, table.columns))}. Correct the file, or set the "
-            "columns in config.data."
-        )
-    if not isinstance(table.index, pandas.RangeIndex):  # Else they shift by one.
-        raise errors.DataError(f"{path} has rows with more fields than its header.")
-    return table[list(columns)].fillna("").apply(lambda column: column.str.strip())
-
-
-def find_files(data_dir: str, pattern: str) -> list[str]:
-    """Returns the paths of a file, or of a pattern such as "*.txt", in a folder.
-
-    Raises:
-      DataError: If there is none.
-    """
-    names = [pattern] if os.path.isfile(os.path.join(data_dir, pattern)) else []
-    # Not of the joined path: a folder's name is no pattern.
-    names = names or sorted(glob.glob(pattern, root_dir=data_dir))
-    if not names:
-        raise errors.DataError(
-            f"No file {pattern} in the folder {data_dir!r}. Pass the folder that holds "
-            "it, --data_dir=FOLDER, or set the files in config.data."
-        )
-    return [os.path.join(data_dir, name) for name in names]
-
-
-def read_files(
-    data: config_dict.ConfigDict, folder: str, pattern: str, columns: Sequence[Any]
-) -> "pandas.DataFrame":
-    """Reads some columns of a CSV file, or of all files that match a pattern.
-
-    Args:
-      data: `delimiter`, `header` and `quoted` say how they are written.
-      folder: Folder of the files.
-      pattern: As in `find_files`.
-      columns: As in `read_table`.
-
-    Returns:
-      A table of the columns, and place: file and row.
-    """
-    import pandas
-
-    tables, first = [], 2 if data.header else 1
-    for path in find_files(folder, pattern):
-        table = read_table(
-            path,
-            columns,
-            sep=data.delimiter.replace(r"\t", "\t"),
-            header=0 if data.header else None,
-            quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
-        )
-        rows = [f"{path}, row {number + first}" for number in range(len(table))]
-        tables.append(table.assign(place=rows))
-    return pandas.concat(tables, ignore_index=True)
-
-
 def _read_csv_files(data, folder):
     """Returns the training table and the test table, None if there is none."""
     wanted = [data.text_column, data.second_text_column, data.label_column]
     columns = [name for name in wanted if name]
 
     def read(pattern):
-        table = read_files(data, folder, pattern, columns)
+        table = data_sets.read_files(data, folder, pattern, columns)
         names = ["text", "second", "label"][: len(columns) - 1] + ["label"]
         return table.set_axis([*names, "place"], axis=1)
 
@@ -287,7 +187,7 @@ def _read_glue_files(name, folder):
     header = None if task.columns[0].isdigit() else 0
     tables = []
     for path in found[0]:
-        table = read_table(
+        table = data_sets.read_table(
             path, task.columns, sep="\t", header=header, quoting=csv.QUOTE_NONE
         )
         table = _named(table, path, first=1 if header is None else 2)
@@ -363,44 +263,18 @@ def _read_split(builder, split, columns, classes):
 def _drop_bad_rows(parts, classes, data, notes):
     """Returns the tables without rows of no text or no known label."""
     names = [name for name in ("text", "second", "label") if name in parts[0]]
-    kept, bad = [], []
+    kept, bad, known = [], [], data_sets.list_names(classes)
     for part in parts:
         unknown = ~part.label.isin(classes)
         empty = (part[names] == "").any(axis=1)
         bad += [f"{place}: a field is empty" for place in part.place[empty]]
         bad += [
-            f"{row.place}: label {row.label!r} is not one of {list_names(classes)}"
+            f"{row.place}: label {row.label!r} is not one of {known}"
             for row in part[unknown & ~empty].itertuples()
         ]
         kept.append(part[~unknown & ~empty])
-    report_bad_rows(bad, data.on_bad_rows, notes)
+    data_sets.report_bad_rows(bad, data.on_bad_rows, notes)
     return kept
-
-
-def report_bad_rows(bad: Sequence[str], on_bad_rows: str, notes: list[str]) -> None:
-    """Raises for bad rows, or notes how many are left out.
-
-    Args:
-      bad: A line for each of them.
-      on_bad_rows: "raise" or "skip".
-      notes: Gets a line for the report.
-
-    Raises:
-      DataError: If there are any, for "raise".
-      ValueError: If `on_bad_rows` is neither.
-    """
-    if on_bad_rows not in ("raise", "skip"):
-        raise ValueError(
-            "`config.data.on_bad_rows` must be 'raise' or 'skip'. Received: "
-            f"{on_bad_rows!r}."
-        )
-    if bad and on_bad_rows == "raise":
-        more = f"; and {len(bad) - _LINES} more" if len(bad) > _LINES else ""
-        raise errors.DataError(
-            f"{len(bad)} bad row(s). {'; '.join(bad[:_LINES])}{more}. Correct the "
-            "file, or leave such rows out with config.data.on_bad_rows='skip'."
-        )
-    notes += [f"{len(bad)} bad row(s) skipped"] if bad else []
 
 
 def _check(parts, classes, data):
@@ -410,12 +284,13 @@ def _check(parts, classes, data):
         raise errors.DataError(
             f"{data.get('train_file') or data.name} has {len(used)} class(es) in "
             f"{len(parts[0])} usable training row(s), column {data.label_column!r}: "
-            f"{list_names(used)}. Expected at least 2, and several rows of each."
+            f"{data_sets.list_names(used)}. Expected at least 2, and several rows of "
+            "each."
         )
     if not len(parts[-1]):
         raise errors.DataError(
             f"{data.get('test_file') or data.name} has no usable row to score: none "
-            f"has a text and one of the labels {list_names(classes)}."
+            f"has a text and one of the labels {data_sets.list_names(classes)}."
         )
 
 
@@ -499,115 +374,3 @@ def hold_out(
             f"{table.key.nunique()} distinct text(s) cannot be split: {error}"
         ) from error
     return table.iloc[kept], table.iloc[held_out]
-
-
-def list_names(names: Sequence[object]) -> str:
-    """Returns up to twenty names, such as those of classes, and how many there are."""
-    more = f", ... ({len(names)})" if len(names) > _MANY else ""
-    return ", ".join(map(str, names[:_MANY])) + more
-
-
-# ---- Docstrings ----
-
-# TensorFlow carries an old copy of Keras, and wrappers generated from op descriptions.
-_SKIPPED = re.compile(
-    r"^tensorflow/python/keras/|/gen_[^/]*$|/test_[^/]*$|_test\.py$"
-    r"|/(tests?|testing|externals|vendored|_vendor)/"
-)
-_TEXTS_PER_FILE = 30  # No file dominates its class, or a split.
-_SECTION = re.compile(
-    r"^\s*(?:Arg(?:ument)?s|Parameters|Returns?|Raises|Yields?|Examples?|Usage|Notes?"
-    r"|References?|Attributes|See Also|Methods|Warnings?|Call arguments|Input shape"
-    r"|Output shapes?|Keyword Args|Other Parameters)\s*(?::.*)?$"
-    r"|^[^\n]*\n\s*[-=~]{3,}\s*$|^\s*(?:>>>|```|\.\. )",
-    re.MULTILINE | re.IGNORECASE,
-)
-_MARKUP = re.compile(r":[\w:]+:(?=`)|https?://\S+|%\(\w+\)s|[`*|]|<[^<>\s]*>")
-# Long names are masked wherever they occur ("KerasTensor"), short ones only as words
-# or at the start of a name ("TFRecord").
-_LONG = "tensorflow|keras|scikit[-_]?learn|scikit|sklearn|matplotlib|pyplot|pylab|numpy"
-_LONG += "|scipy|tflite"
-_SHORT = r"(?<![A-Za-z])(?i:tf|mpl|plt|np|tfds|sp)(?![a-z])"
-
-
-def docstrings(
-    libraries: Sequence[str] = ("matplotlib", "scipy", "sklearn", "tensorflow"),
-    texts_per_library: int = 100_000,
-    min_words: int = 8,
-) -> "pandas.DataFrame":
-    """Reads the docstrings of installed packages: text that every host has.
-
-    Source files are parsed, not imported. A text is the prose of a docstring up to its
-    first section or example. Files come in the order of a hash of their paths, the same
-    on every file system; another version of a package has other texts.
-
-    Args:
-      libraries: Import names.
-      texts_per_library: Reading a library stops at so many.
-      min_words: Shortest text.
-
-    Returns:
-      A table with the columns text, label (the library) and file, sorted by library,
-      without repeated texts.
-
-    Raises:
-      DataError: If a library is not installed or has no docstrings.
-    """
-    import pandas
-
-    rows = []
-    for library in sorted(libraries):
-        spec = importlib.util.find_spec(library)
-        if spec is None or not spec.submodule_search_locations:
-            raise errors.DataError(
-                f"The package {library!r} is not installed; its docstrings are text of "
-                'this task. `pip install "tfamp[all]"`, or set config.data.libraries.'
-            )
-        found: dict[str, str] = {}  # Text -> file.
-        for file, text in _prose(pathlib.Path(spec.submodule_search_locations[0])):
-            if len(found) >= texts_per_library:
-                break
-            if len(text.split()) >= min_words:
-                found.setdefault(text, file)
-        if not found:
-            raise errors.DataError(f"The package {library!r} has no docstrings.")
-        rows += [(text, library, file) for text, file in found.items()]
-    return pandas.DataFrame(rows, columns=["text", "label", "file"])
-
-
-def _prose(root) -> Iterator[tuple[str, str]]:
-    """Yields (file, text) of a package's classes and functions."""
-    files = [path.relative_to(root.parent).as_posix() for path in root.rglob("*.py")]
-    files = [file for file in files if not _SKIPPED.search(file)]
-    for file in sorted(files, key=lambda file: hashlib.sha256(file.encode()).digest()):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Invalid escapes.
-                tree = ast.parse((root.parent / file).read_bytes())
-        except SyntaxError:  # For another Python, or a template.
-            continue
-        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        docs = (ast.get_docstring(n) for n in ast.walk(tree) if isinstance(n, kinds))
-        for doc in [doc for doc in docs if doc][:_TEXTS_PER_FILE]:
-            section = _SECTION.search(doc)
-            prose = doc[: section.start()] if section else doc
-            yield file, " ".join(_MARKUP.sub(" ", prose).split())
-
-
-def versions(libraries: Sequence[str]) -> str:
-    """Returns the names of packages, and the versions of those that are installed."""
-    known = importlib.metadata.packages_distributions()
-    return ", ".join(
-        " ".join([name, *map(importlib.metadata.version, known.get(name, [])[:1])])
-        for name in sorted(libraries)
-    )
-
-
-def _read_docstrings(data):
-    """Returns docstrings without the names that tell the class, as many of each."""
-    table = docstrings(data.libraries, data.texts_per_library, data.min_words)
-    names = "|".join([_LONG, *map(re.escape, data.libraries)])
-    text = table.text.str.replace(f"(?i:{names})|{_SHORT}", " ", regex=True)
-    table = table.assign(text=text.str.split().str.join(" "), place=table.file)
-    table = table[table.text.str.split().str.len() >= data.min_words]
-    return table.groupby("label").head(table.label.value_counts().min())
