@@ -81,12 +81,6 @@ def test_bad_arguments_change_nothing(keywords, error, phrase, enabled):
     assert tfamp.status() == before[1]
 
 
-def test_other_keras_backend_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(tfamp.UnsupportedModeError, match="KERAS_BACKEND=tensorflow"):
-        tfamp.enable()
-
-
 def test_status_tells_of_what_was_changed_after_enable():
     tfamp.enable(BF16)
     tf.config.experimental.enable_tensor_float_32_execution(False)

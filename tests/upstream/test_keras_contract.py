@@ -248,7 +248,9 @@ PATCHED = {
 }
 GROUPS = (install.HOOKS, bias_gradient.HOOKS, skipped_steps.HOOKS)
 GROUPS = (*GROUPS, borders.INPUTS, borders.OUTPUTS)
-PLACES = [place for group in GROUPS for place in group.places]
+PLACES = [place for group in GROUPS for place in group.places if place.find()]
+# Keras -> what it has no place for; docs/versions.md.
+LACKED = {"3.10": {"layer normalization"}}.get(keras.__version__[:4], set())
 
 
 def test_functions_that_kernels_replace_have_these_parameters():
@@ -256,8 +258,9 @@ def test_functions_that_kernels_replace_have_these_parameters():
         place.name: list(inspect.signature(vars(place.find())[place.name]).parameters)
         for place in PLACES
     }
-    assert found == PATCHED
-    assert [group.missing() for group in GROUPS] == [[]] * len(GROUPS)
+    assert patches.missing().keys() == LACKED
+    lacked = {name for name, place in patches.PLACES.items() if place.what in LACKED}
+    assert found == {name: PATCHED[name] for name in PATCHED.keys() - lacked}
 
 
 def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch):
@@ -286,18 +289,18 @@ def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch)
     model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
     model.predict(np.ones((2, 2)), verbose=0)
     keras.layers.Embedding(2, 2)(np.ones((2, 2)))
-    assert set(called) == set(PATCHED)
+    assert set(called) == {place.name for place in PLACES}
 
 
 def test_a_place_that_a_release_lacks_is_left_out_and_told_of(monkeypatch):
     """Everything else goes in, and `enable` works."""
-    monkeypatch.delattr(keras.src.ops, "layer_normalization")
+    monkeypatch.delattr(keras.src.ops, "layer_normalization", raising=False)
     monkeypatch.delattr(keras.src.random.seed_generator, "draw_seed")
-    assert install.HOOKS.missing() == ["dropout", "layer normalization"]
-    described = tfamp.enable("mixed_bfloat16").fused_kernels
+    status = tfamp.enable("mixed_bfloat16")
     tfamp.disable()
-    assert described.startswith("GELU, SiLU, Adam's update")
-    assert described.endswith("no place for dropout, layer normalization")
+    assert status.fused_kernels.startswith("GELU, SiLU, Adam's update")
+    assert "dropout (keras.src.random.seed_generator:draw_seed)" in status.versions
+    assert "layer normalization (keras.src.ops:layer_norm" in status.versions
 
 
 def test_call_context_tells_whether_layers_train():
