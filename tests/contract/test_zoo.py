@@ -41,7 +41,9 @@ def application(name):
 
 
 def backbone(name):
-    make = getattr(keras_hub.models, f"{name}Backbone")
+    make = getattr(keras_hub.models, f"{name}Backbone", None)
+    if make is None:
+        return None  # Of a newer KerasHub.
     taken = inspect.signature(make.__init__).parameters
     given = {key: value for key, value in TINY.items() if key in taken}
     return lambda: make(**given | SPECIAL.get(name, {}))
@@ -86,7 +88,7 @@ SPECIAL = {
 }
 # fmt: on
 MODELS = {name: application(name) for name in APPLICATIONS.split()}
-MODELS |= {name: backbone(name) for name in BACKBONES.split()}
+MODELS |= {n: made for n in BACKBONES.split() if (made := backbone(n))}
 MODELS["BertTextClassifier"] = text_classifier
 BY_DEFAULT = {
     "BertTextClassifier": BF16,
@@ -277,6 +279,9 @@ def write_page(name, parameters):
     PAGE.write_text("\n".join([top + RULE[:-1], *lines, ""]))
 
 
+@pytest.mark.skipif(
+    keras.__version__ < "3.15", reason="the page is of the newest releases"
+)
 def test_page_has_each_model_and_each_known_failure():
     rows = rows_of(PAGE.read_text())
     assert list(rows) == list(MODELS)

@@ -18,7 +18,7 @@ FLOORS = (
     {""},  # tfamp itself: the public names.
     {"training"},
     {"benchmark"},
-    {"scripts"},
+    {"scripts", "__main__"},
 )
 # `compile` scales the loss, `enable` switches the rewrite and the kernels.
 BESIDE = {

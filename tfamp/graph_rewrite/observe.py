@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from google.protobuf import message
 
+from tfamp import names
 from tfamp.graph_rewrite import switch
 
 _LOG_PATH = switch.PREFIX + "LOG_PATH"
@@ -270,8 +271,8 @@ def _preview(concrete):
 
 def _optimize(graph, definition):
     """Optimizes a copy of a function's graph; nothing is executed."""
-    names = "eager.context:context", "grappler.tf_optimizer:OptimizeGraph"
-    context, optimize = (names.resolve(f"tensorflow.python.{n}") for n in names)
+    needed = "eager.context:context", "grappler.tf_optimizer:OptimizeGraph"
+    context, optimize = (names.resolve(f"tensorflow.python.{n}") for n in needed)
     if not context or not optimize:
         raise ImportError("this release of TensorFlow gives no way to preview it")
     meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
