@@ -253,7 +253,8 @@ def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     # guarded by tests/contract/test_audit.py.
     for layer, *_ in kept:
         held = {name: vars(layer).get(name) for name in ("_losses", "_loss_ids")}
-        vars(layer).update({name: copy.copy(x) for name, x in held.items() if x})
+        held = {name: x for name, x in held.items() if x is not None}
+        vars(layer).update({name: copy.copy(x) for name, x in held.items()})
     try:
         yield
     finally:
