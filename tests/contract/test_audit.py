@@ -372,6 +372,13 @@ def test_an_audit_changes_nothing():
     model.fit(inputs, np.ones((4, 4)), verbose=0)
 
 
+def test_a_trace_leaves_no_loss_in_a_model_that_was_never_called():
+    model = build((8,), lambda: [L.Dense(4, activity_regularizer="l2")], FP32)
+    tfamp.audit(model)
+    tfamp.set_precision(model, "mixed_bfloat16")
+    assert model.losses == []
+
+
 # ---- Arguments and the report ----
 
 

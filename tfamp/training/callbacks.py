@@ -10,7 +10,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfamp import errors
+from tfamp import errors, names
 from tfamp.training import run_files
 
 _EVERY = 15.0  # Seconds from one line of progress to the next.
@@ -56,7 +56,7 @@ class ReplicaStatistics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Finds what the layers that train move besides their weights."""
-        layers = self.model._flatten_layers()
+        layers = names.flatten_layers(self.model)
         frozen = {id(w) for x in layers if not x.trainable for w in x.weights}
         moving = [
             weight.value
