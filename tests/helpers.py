@@ -125,6 +125,12 @@ def enabled(mode: str, **keywords) -> Iterator[Any]:
 # ---- The loss scale ----
 
 
+def warned(caught: Iterable[Any]) -> list[str]:
+    """Returns the texts that were warned of, without NumPy's of TensorFlow 2.20."""
+    ours = [each for each in caught if each.category is not DeprecationWarning]
+    return [str(each.message) for each in ours]
+
+
 def as_tensors(state: loss_scale.LossScaleState) -> loss_scale.LossScaleState:
     """Returns a state of Python numbers as scalar tensors."""
     return loss_scale.LossScaleState(

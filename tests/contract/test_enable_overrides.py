@@ -1,5 +1,6 @@
 """Modes of single layers under `enable`, in models that are compiled or first built."""
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -165,7 +166,7 @@ def test_the_advice_about_unscaled_optimizers_is_true():
     model.compile("sgd", "mse")
     with pytest.warns(UserWarning, match="`compile` again, now that the model is") as w:
         fit(model)
-    assert "half" in str(w[0].message)
+    assert "half" in helpers.warned(w)[0]
     model.compile("sgd", "mse")
     assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
     fit(model)
@@ -313,7 +314,14 @@ SAVED = [
     (nested, "net/head", None),
     (wrapped, "net/both/forward_lstm", None),
     (attention, "mha", None),
-    (attention, "mha/query", "'mha/query'"),
+    pytest.param(
+        attention,
+        "mha/query",
+        "'mha/query'",
+        marks=pytest.mark.skipif(
+            keras.__version__ < "3.11", reason="Keras 3.10's attention casts nothing"
+        ),
+    ),
     (subclassed, "net/head", "'net/head'"),
 ]
 

@@ -2,6 +2,7 @@
 
 import logging as standard_logging
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ def test_exhaustion_can_warn_once_or_be_ignored():
     with pytest.warns(UserWarning, match="static at 1") as caught:
         monitor = tfamp.LossScaleMonitor("warn", patience=2, every=1)
         fit(model_with(**keywords), x, y * NAN, monitor, epochs=2)
-    assert len(caught) == 1
+    assert len(helpers.warned(caught)) == 1
     monitor = tfamp.LossScaleMonitor("ignore", patience=2, every=1)
     fit(model_with(**keywords), x, y * NAN, monitor)
 

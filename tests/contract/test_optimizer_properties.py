@@ -131,8 +131,15 @@ def check(inner, settings, runner, pack=dense):
 TURNED = [*SETTINGS] * 3
 
 
+def in_graphs(name):
+    """Keras 3.10's own Muon asks a TensorFlow variable for its `path`."""
+    fails = name == "Muon" and keras.__version__ < "3.11"
+    reason = f"Keras {keras.__version__}'s Muon does not train"
+    return pytest.param(name, marks=pytest.mark.skipif(fails, reason=reason))
+
+
 @pytest.mark.parametrize("runner", ["graph", "xla"])
-@pytest.mark.parametrize("inner", helpers.OPTIMIZERS)
+@pytest.mark.parametrize("inner", [in_graphs(name) for name in helpers.OPTIMIZERS])
 def test_step_of_every_optimizer_is_taken_whole_or_not_at_all(inner, runner):
     index = [*helpers.OPTIMIZERS].index(inner) + 5 * (runner == "xla")
     check(inner, TURNED[index], runner)
