@@ -7,7 +7,7 @@ the logits of a large vocabulary.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -147,6 +147,94 @@ def count_out_of_range(values: Any, dtype: str, loss_scale: float = 1.0) -> Coun
         overflow=int((held >= limits.max + unit / 2).sum()),
         not_finite=magnitudes.size - held.size,
     )
+
+
+def count_lost(low: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Counts what float32 values have become in another format.
+
+    By their bits: TensorFlow's kernels take subnormals of float32, and those of
+    bfloat16 are such, for 0.
+
+    Args:
+      low: Values in a format of 16 or 32 bits.
+      exact: What they are in float32, in the same shapes.
+
+    Returns:
+      int64 [6], the fields of `Counts`.
+    """
+    total = tf.zeros([6], tf.int64)
+    for x, y in zip(low, exact, strict=True):
+        known, found = _classes(y), _classes(x)
+        gone = (
+            tf.ones_like(known.zero),
+            known.zero,
+            found.zero & ~known.zero,
+            found.subnormal & ~known.subnormal
+            if x.dtype == y.dtype
+            else found.subnormal,
+            found.not_finite & ~known.not_finite,
+            known.not_finite,
+        )
+        total += tf.stack([tf.math.count_nonzero(each) for each in gone])
+    return total
+
+
+class _Classes(NamedTuple):
+    zero: tf.Tensor
+    subnormal: tf.Tensor
+    not_finite: tf.Tensor
+
+
+def _classes(x):
+    """Which values are zeros, subnormals, or infinite or NaN."""
+    wide = x.dtype == tf.float32
+    bits = tf.bitcast(x, tf.int32 if wide else tf.int16)
+    magnitude = tf.bitwise.bitwise_and(bits, bits.dtype.max)  # Without the sign.
+    limits = formats.float_format(x.dtype.name)
+    # Exponents of all zeros are of subnormals, of all ones of what is not finite.
+    normal, infinite = (
+        tf.bitcast(tf.constant(value, x.dtype), bits.dtype)
+        for value in (limits.smallest_normal, math.inf)
+    )
+    return _Classes(
+        magnitude == 0, (magnitude > 0) & (magnitude < normal), magnitude >= infinite
+    )
+
+
+def relative_error(low: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the norm of the difference of values over that of the exact ones.
+
+    Args:
+      low: Values in any float format.
+      exact: What they should be, in the same shapes. What is not finite there is left
+        out.
+
+    Returns:
+      A float64 scalar: 0 for 0 / 0; infinite if a value is not finite that should be.
+    """
+    difference = norm = tf.zeros([], tf.float64)
+    lost = tf.zeros([], tf.bool)
+    for x, y in zip(low, exact, strict=True):
+        x, y = tf.cast(x, tf.float64), tf.cast(y, tf.float64)
+        counted = tf.math.is_finite(y)
+        lost |= tf.reduce_any(counted & ~tf.math.is_finite(x))
+        difference += tf.reduce_sum(tf.where(counted, x - y, 0.0) ** 2)
+        norm += tf.reduce_sum(tf.where(counted, y, 0.0) ** 2)
+    error = tf.where(difference == 0.0, difference, tf.sqrt(difference / norm))
+    return tf.where(lost, tf.constant(math.inf, tf.float64), error)
+
+
+def recommended_loss_scale(largest: float) -> float | None:
+    """Returns the largest power of two that leaves gradients three bits below float16.
+
+    Args:
+      largest: The largest magnitude of a gradient in float16, unscaled.
+
+    Returns:
+      The largest power of two with `largest` times it at most 65504 / 8; None for 0.
+    """
+    room = formats.float_format("float16").max / 8
+    return 2.0 ** math.floor(math.log2(room / largest)) if largest else None
 
 
 def gradient_underflow(

@@ -1,0 +1,44 @@
+"""Pictures of what the numerics tools found."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+_COLORS = ("#2a6f97", "#e07a5f", "#81b29a")
+
+
+def errors(
+    names: Sequence[str], bars: Mapping[str, Sequence[float | None]], title: str
+) -> Any:
+    """Draws errors of calls, the first on top, on a log scale.
+
+    Args:
+      names: The calls.
+      bars: {what: an error for each call}; infinite ones reach the edge.
+      title: The figure's.
+
+    Returns:
+      A matplotlib figure.
+    """
+    height = 0.8 / len(bars)
+    figure = Figure(figsize=(9, 1.5 + 0.35 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    finite = [x for found in bars.values() for x in found if x and np.isfinite(x)]
+    low, high = min(finite, default=1e-4) / 3, max([1.0, *finite]) * 3
+    for index, (what, found) in enumerate(bars.items()):
+        values = [min(x or low, high) for x in found]
+        places = np.arange(len(names)) + (index - (len(bars) - 1) / 2) * height
+        axes.barh(places, values, height, label=what, color=_COLORS[index])
+        for place, x in zip(places, found, strict=True):
+            if x is not None and not np.isfinite(x):
+                axes.text(high, place, "inf or NaN ", ha="right", va="center", size=7)
+    axes.set(xscale="log", xlim=(low, high), xlabel="norm of the error / norm")
+    axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_title(title, loc="left")
+    axes.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1.0 + 0.4 / len(names)), ncols=3
+    )
+    return figure

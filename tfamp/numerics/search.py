@@ -1,0 +1,380 @@
+"""`search_precision`: which layers must stay in float32, and what that costs."""
+
+import itertools
+import math
+import re
+import statistics as python_statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfamp import modes
+from tfamp.numerics import calls, compare, report, statistics
+from tfamp.precision import assign, borders, plan, settings
+from tfamp.precision import overrides as overriding
+
+_FEWEST, _MOST = 4, 16  # Batches that are looked at.
+
+
+class LayerSensitivity(NamedTuple):
+    """What 16 bits in one layer alone do to the model.
+
+    Attributes:
+      path: The layer's.
+      output_error: Norm of the outputs' difference from float32's over their norm.
+      gradient_error: The same of the weights' gradients; None without a loss.
+      time: Time of a batch over float32's; None where the mode is emulated.
+    """
+
+    path: str
+    output_error: float
+    gradient_error: float | None
+    time: float | None
+
+    @property
+    def error(self) -> float:
+        """The larger of both errors."""
+        return max(self.output_error, self.gradient_error or 0.0)
+
+
+class Choice(NamedTuple):
+    """A choice of layers that stay in float32, with its error and its time.
+
+    Attributes:
+      label: "all float32", "all 16 bits", or how many layers stay.
+      kept: Paths of the layers that stay in float32.
+      output_error: As of a layer, of the whole model.
+      gradient_error: As of a layer.
+      time: As of a layer.
+    """
+
+    label: str
+    kept: tuple[str, ...]
+    output_error: float
+    gradient_error: float | None
+    time: float | None
+
+    error = LayerSensitivity.error
+
+
+class PrecisionSearch(NamedTuple):
+    """What `search_precision` found.
+
+    Attributes:
+      model: The model's name.
+      mode: The mode.
+      tolerance: The error that was allowed.
+      overrides: {pattern: "float32"} of the layers that must stay, for `enable` or
+        `set_precision`; empty if none must.
+      held_out: The choice on batches that the search did not see.
+      layers: The layers that were tried, in the model's order.
+      frontier: The choices that were tried on the way, from all in 16 bits.
+      complete: Whether time sufficed. If not, `overrides` is the best so far.
+      notes: What to know of the host.
+    """
+
+    model: str
+    mode: str
+    tolerance: float
+    overrides: dict[str, str]
+    held_out: Choice
+    layers: tuple[LayerSensitivity, ...]
+    frontier: tuple[Choice, ...]
+    complete: bool
+    notes: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the choice is within the tolerance on the held-out batches."""
+        return self.held_out.error <= self.tolerance
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"schema_version": 1} | report.plain(self)
+
+    def to_text(self) -> str:
+        """Returns the verdict, the choices and the layers, for a terminal."""
+        parts = [*self._lines()]
+        for header, rows in self._tables():
+            parts += ["", report.text_table(header, rows)]
+        return "\n".join(parts)
+
+    def to_markdown(self) -> str:
+        """Returns the same in Markdown."""
+        title = f"# {self.model}: layers that must stay in float32 in {self.mode}"
+        lines = "\n".join(f"- {line}" for line in self._lines())
+        tables = [report.markdown_table(*table) for table in self._tables()]
+        return "\n\n".join([title, lines, *tables])
+
+    def figure(self) -> Any:
+        """Returns a matplotlib figure: error against time of each choice."""
+        from tfamp.numerics import plots
+
+        points = [(x.label, x.error, x.time) for x in self.frontier]
+        return plots.frontier(points, self.tolerance, f"{self.model}: {self.mode}")
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _lines(self):
+        kept = ", ".join(self.held_out.kept)
+        what = f"keep {kept} in float32" if kept else "no layer must stay in float32"
+        yield f"{self.model}: in {self.mode} {what}"
+        verdict = "within" if self.passed else "above"
+        yield (
+            f"on held-out batches the error is {report.number(self.held_out.error)}, "
+            f"{verdict} the tolerance of {self.tolerance:g}"
+        )
+        if not self.complete:
+            yield "the time was over before the search was: the best so far"
+        yield from self.notes
+
+    def _tables(self):
+        choices = [*self.frontier, self.held_out]
+        yield (
+            ["choice", "outputs", "gradients", "time / float32's"],
+            [[x.label, *_cells(x)] for x in choices],
+        )
+        if self.layers:
+            yield (
+                ["16 bits in this layer alone", "outputs", "gradients", "time"],
+                [[x.path, *_cells(x)] for x in self.layers],
+            )
+
+
+def _cells(found):
+    time_ratio = "-" if found.time is None else f"{found.time:.2f}"
+    errors = found.output_error, found.gradient_error
+    return [*map(report.number, errors), time_ratio]
+
+
+def search_precision(
+    model: keras.Model,
+    data: Iterable[Any],
+    mode: str = "auto",
+    *,
+    tolerance: float = 0.1,
+    seconds: float = 600.0,
+    loss: Callable[[Any, Any], Any] | str | None = None,
+    loss_scale: float | None = None,
+) -> PrecisionSearch:
+    """Finds the fewest layers that must stay in float32 for a mode to compute rightly.
+
+    ```
+    error: norm of the difference from float32 over the norm in float32; of the outputs
+      and, with a loss, of the gradients of all weights; the larger counts
+    all layers in 16 bits: within the tolerance, so no layer must stay
+    else each layer alone in 16 bits: its error, and its time
+    keep the layers of the largest errors, more and more, until within the tolerance
+    give back, the smallest error first, each layer that is not needed for it
+    judge on batches that were held out
+    ```
+    Never by the loss, which an error may lower. Layers of equal errors are ranked by
+    time: what gains least in 16 bits is kept first.
+
+    Args:
+      model: A built model of any kind; afterwards as before.
+      data: Batches, at least 4, of which up to 16 are looked at, the last quarter held
+        out: inputs, or with a loss (inputs, targets).
+      mode: "mixed_bfloat16", "mixed_float16", or "auto": what `enable` would choose.
+      tolerance: The error that is allowed.
+      seconds: When to stop with the best so far.
+      loss: Function of (targets, outputs in float32), a Keras loss or its name; by
+        default the compiled one if there are targets.
+      loss_scale: What the loss is multiplied by in the mode; by default what the
+        model's optimizer scales it by.
+
+    Returns:
+      A `PrecisionSearch`; `set_precision(model, mode, found.overrides)` applies it.
+
+    Raises:
+      TypeError: If `model` is no Keras model.
+      ValueError: If it is not built, the mode is float32, there are fewer than 4
+        batches, or float32 itself makes NaN.
+
+    Example:
+      found = tfamp.search_precision(model, dataset.take(8), "mixed_float16")
+      tfamp.enable("mixed_float16", overrides=found.overrides)
+    """
+    assign.check_built(model)
+    chosen, _ = settings.resolve_mode("auto") if mode == "auto" else (None, "")
+    chosen = chosen or modes.get_mode(mode)
+    if chosen.policy == "float32":
+        raise ValueError(
+            f"Nothing to search: the mode is {chosen.name!r}. Received: mode={mode!r}. "
+            "Pass mode='mixed_bfloat16' or 'mixed_float16'."
+        )
+    batches = [_inputs_and_targets(x) for x in _first(data)]
+    inputs, targets = batches[0]
+    # Checks the model and its float32 pass, and says what computes in 16 bits.
+    known = compare.compare_precision(
+        *(model, inputs, chosen.name),
+        **{"targets": targets, "loss": loss, "loss_scale": loss_scale},
+    )
+    search = _Search(model, chosen, batches, known, loss, tolerance, seconds)
+    choices, layers, best, complete = search.run()
+    return PrecisionSearch(
+        model=model.name,
+        mode=chosen.name,
+        tolerance=tolerance,
+        overrides={re.escape(path): "float32" for path in best.kept},
+        held_out=best,
+        layers=tuple(layers),
+        frontier=tuple(choices),
+        complete=complete,
+        notes=known.notes,
+    )
+
+
+def _inputs_and_targets(batch):
+    inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    return keras.tree.map_structure(compare.as_float32, inputs), targets
+
+
+def _first(data):
+    batches = list(itertools.islice(iter(data), _MOST))
+    if len(batches) < _FEWEST:
+        raise ValueError(
+            f"`data` must have at least {_FEWEST} batches, of which one is held out. "
+            f"Received: {len(batches)}."
+        )
+    return batches
+
+
+class _TimeIsOverError(Exception):
+    pass
+
+
+class _Search:
+    """The trials of one search; each assigns, traces and puts back."""
+
+    def __init__(self, model, mode, batches, known, loss, tolerance, seconds):
+        self._model, self._mode, self._loss = model, mode, loss
+        self._scale, self._tolerance = known.loss_scale, tolerance
+        self._deadline = time.monotonic() + seconds
+        count = max(1, len(batches) // 4)
+        self._seen, self._held_out = batches[:-count], batches[-count:]
+        self._timed = not known.notes  # Of an emulated mode, no times.
+        paths = {x.path for x in known.rows if x.format in assign.LOW}
+        asked = overriding.parse(mode, self._overrides(paths))
+        can = plan.Plan(model, asked).matched
+        self._units = [
+            x.path for x in known.rows if not x.call and re.escape(x.path) in can
+        ]
+        with assign.EXCLUSIVE, assign.assigned_float32(model):
+            self._exact = self._step(None if self._scale is None else 1.0)
+            self._exact(*batches[0])
+        self._layers: list[LayerSensitivity] = []
+
+    def run(self):
+        """Returns (choices, sensitivities, the best on held-out batches, complete)."""
+        zero = None if self._scale is None else 0.0
+        one = 1.0 if self._timed else None
+        choices = [Choice("all float32", tuple(self._units), 0.0, zero, one)]
+        complete = True
+        try:
+            choices.append(self._choose(()))
+            if choices[-1].error > self._tolerance:
+                for path in self._units:
+                    others = self._overrides(set(self._units) - {path})
+                    own = {re.escape(path): self._mode.name}
+                    self._layers.append(
+                        LayerSensitivity(path, *self._try(others | own, self._seen))
+                    )
+                choices += self._narrowed(sorted(self._layers, key=_rank))
+        except _TimeIsOverError:
+            complete = False
+        within = [x for x in choices if x.error <= self._tolerance]
+        best = min(within, key=lambda x: len(x.kept))
+        self._deadline = math.inf
+        found = self._try(self._overrides(best.kept), self._held_out)
+        return choices, self._layers, Choice("held out", best.kept, *found), complete
+
+    def _narrowed(self, order):
+        """Yields choices: more and more layers, then without those not needed."""
+        kept = [x.path for x in order if x.error > self._tolerance]
+        rest = [x.path for x in order if x.path not in kept]
+        while True:
+            if kept:
+                yield (found := self._choose(kept))
+                if found.error <= self._tolerance:
+                    break
+            if not rest:
+                return
+            more = max(1, len(kept) // 2)
+            kept, rest = kept + rest[:more], rest[more:]
+        for path in reversed(kept):
+            fewer = [x for x in kept if x != path]
+            if fewer:
+                yield (found := self._choose(fewer))
+                if found.error <= self._tolerance:
+                    kept = fewer
+
+    def _choose(self, kept):
+        label = f"{len(kept)} in float32" if kept else "all 16 bits"
+        found = self._try(self._overrides(kept), self._seen)
+        return Choice(label, tuple(kept), *found)
+
+    def _overrides(self, paths):
+        return {re.escape(path): "float32" for path in sorted(paths)}
+
+    def _try(self, overrides, batches):
+        """Returns the largest errors on the batches, and the time over float32's."""
+        if time.monotonic() > self._deadline:
+            raise _TimeIsOverError
+        with (
+            assign.EXCLUSIVE,
+            compare.assigned(self._model, self._mode, overrides),
+        ):
+            step = self._step(self._scale)
+            step(*batches[0])
+            pairs = [(_timed(self._exact, *x), _timed(step, *x)) for x in batches]
+        errors = []
+        for (_, exact), (_, low) in pairs:
+            both = zip(low, exact, strict=True)
+            errors.append([float(statistics.relative_error(*each)) for each in both])
+        outputs, gradients = map(max, zip(*errors, strict=True))
+        ratio = python_statistics.median(low / exact for (exact, _), (low, _) in pairs)
+        return (
+            outputs,
+            None if self._scale is None else gradients,
+            ratio if self._timed else None,
+        )
+
+    def _step(self, scale):
+        """Returns a function of (inputs, targets): outputs and unscaled gradients."""
+        model, weights = self._model, [v.value for v in self._model.trainable_variables]
+
+        def step(inputs, targets):
+            with keras.StatelessScope(), tf.GradientTape() as tape:
+                outputs = borders.widened(model(inputs, training=False))
+                if scale is not None:
+                    objective = compare.objective_of(model, inputs, targets, self._loss)
+                    value = objective(outputs) * scale
+            gradients = []
+            if scale is not None:
+                zero = tf.UnconnectedGradients.ZERO
+                gradients = tape.gradient(value, weights, unconnected_gradients=zero)
+            unscaled = [tf.cast(_dense(x), "float32") / scale for x in gradients]
+            return calls.floats(outputs), unscaled
+
+        return tf.function(step, autograph=False)
+
+
+def _dense(gradient):
+    return tf.convert_to_tensor(gradient)
+
+
+def _timed(step, *batch):
+    start = time.perf_counter()
+    found = step(*batch)
+    tf.test.experimental.sync_devices()
+    return time.perf_counter() - start, found
+
+
+def _rank(layer):
+    """Larger errors first; among equal ones, what gains least in 16 bits."""
+    return -float(f"{layer.error:.1e}"), -(layer.time or 1.0)
