@@ -55,15 +55,13 @@ class Sum(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("faults")
-class Running(keras.layers.Layer):
-    """A sum over 100,000 values, rounded at each of 1,000 steps."""
+class RunningSum(keras.layers.Layer):
+    """A mean over 100,000 values by their running sum, rounded at each of them."""
 
     def call(self, x):
-        total = ops.zeros_like(x[:, :1])
-        part = ops.sum(ops.abs(x), -1, keepdims=True) * (100_000 / 1000 / x.shape[-1])
-        for _ in range(1000):
-            total = total + part * 0.01
-        return x * total / 1000.0
+        count = 100_000 // x.shape[-1]
+        many = ops.tile(ops.abs(x) / 100_000, (1, count))
+        return x * ops.cumsum(many, -1)[:, -1:]
 
 
 @keras.saving.register_keras_serializable("faults")
@@ -106,7 +104,7 @@ class Subclassed(keras.Model):
 
     def call(self, x):
         x = self.first(x)
-        return self.head(self.second(x + self.fault(x)))
+        return self.head(self.second(ops.add(x, self.fault(x))))
 
 
 def subclassed(fault):

@@ -93,8 +93,12 @@ class Recorder:
         self.calls: list[Call] = []
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Scopes the watching; afterwards all is as before."""
+    def installed(self, collect_losses: bool = False) -> Iterator[None]:
+        """Scopes the watching; afterwards all is as before.
+
+        Args:
+          collect_losses: Whether layers that add losses find them there.
+        """
         owners = [owner for owner, _ in self._paths.values()]
         layers = [each for each in owners if isinstance(each, keras.layers.Layer)]
         with model_inputs.unchanged(layers), contextlib.ExitStack() as undo:
@@ -106,7 +110,7 @@ class Recorder:
                     undo.callback(object.__delattr__, owner, "call")
             self._graph = tf.compat.v1.get_default_graph()
             # Seeds, statistics and losses of these calls go nowhere.
-            undo.enter_context(keras.StatelessScope())
+            undo.enter_context(keras.StatelessScope(collect_losses=collect_losses))
             yield
 
     def again(self, call: Call, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:

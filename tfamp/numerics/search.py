@@ -244,6 +244,9 @@ def _first(data):
     return batches
 
 
+_FAILED = (math.inf, None, None)
+
+
 class _TimeIsOverError(Exception):
     pass
 
@@ -261,9 +264,8 @@ class _Search:
         paths = {x.path for x in known.rows if x.format in assign.LOW}
         asked = overriding.parse(mode, self._overrides(paths))
         can = plan.Plan(model, asked).matched
-        self._units = [
-            x.path for x in known.rows if not x.call and re.escape(x.path) in can
-        ]
+        self._rows = [x for x in known.rows if not x.call and re.escape(x.path) in can]
+        self._units = [x.path for x in self._rows]
         with assign.EXCLUSIVE, assign.assigned_float32(model):
             self._exact = self._step(None if self._scale is None else 1.0)
             self._exact(*batches[0])
@@ -278,12 +280,8 @@ class _Search:
         try:
             choices.append(self._choose(()))
             if choices[-1].error > self._tolerance:
-                for path in self._units:
-                    others = self._overrides(set(self._units) - {path})
-                    own = {re.escape(path): self._mode.name}
-                    self._layers.append(
-                        LayerSensitivity(path, *self._try(others | own, self._seen))
-                    )
+                for row in self._rows:
+                    self._layers.append(self._alone(row))
                 choices += self._narrowed(sorted(self._layers, key=_rank))
         except _TimeIsOverError:
             complete = False
@@ -292,6 +290,13 @@ class _Search:
         self._deadline = math.inf
         found = self._try(self._overrides(best.kept), self._held_out)
         return choices, self._layers, Choice("held out", best.kept, *found), complete
+
+    def _alone(self, row):
+        others = self._overrides(set(self._units) - {row.path})
+        found = self._try(others | {re.escape(row.path): self._mode.name}, self._seen)
+        if found is _FAILED:  # What the layer itself does is known.
+            found = row.local_error, row.local_gradient_error, None
+        return LayerSensitivity(row.path, *found)
 
     def _narrowed(self, order):
         """Yields choices: more and more layers, then without those not needed."""
@@ -330,7 +335,10 @@ class _Search:
             compare.assigned(self._model, self._mode, overrides),
         ):
             step = self._step(self._scale)
-            step(*batches[0])
+            try:
+                step(*batches[0])
+            except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+                return _FAILED  # A `call` that adds float32 to 16 bits.
             pairs = [(_timed(self._exact, *x), _timed(step, *x)) for x in batches]
         errors = []
         for (_, exact), (_, low) in pairs:

@@ -115,10 +115,11 @@ def assign(model: keras.Model, policies: Mapping[int, str]) -> contextlib.ExitSt
     Returns:
       What puts everything back when it is closed, traced functions included.
     """
-    strategy = (
-        getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
-    )
-    with contextlib.ExitStack() as undo, strategy.scope(), tf.init_scope():
+    inside = tf.distribute.get_strategy()
+    strategy = getattr(model, "distribute_strategy", None) or inside
+    # A replica, in whose step it may be, cannot enter it again.
+    scope = contextlib.nullcontext() if strategy is inside else strategy.scope()
+    with contextlib.ExitStack() as undo, scope, tf.init_scope():
         for place in walk(model):
             layer = place.layer
             if isinstance(layer, keras.layers.InputLayer):

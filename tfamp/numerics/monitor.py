@@ -1,0 +1,323 @@
+"""A Keras callback that shows, layer by layer, what training loses in 16 bits."""
+
+import json
+import pathlib
+import re
+import warnings
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfamp import checks
+from tfamp.numerics import calls, report, statistics
+from tfamp.precision import assign, borders
+
+_KINDS = ("outputs", "weights", "gradients", "weight_gradients")
+
+
+class LayerNumerics(NamedTuple):
+    """What becomes of one layer's float32 values in its format, in one step.
+
+    Attributes:
+      path: As `describe_layers` gives it.
+      format: The format that it computes in.
+      outputs: Of what it returns.
+      weights: Of its weights when they are cast.
+      gradients: Of the gradients of what it returns, times the loss scale.
+      weight_gradients: Of the gradients of its weights, times the loss scale.
+      largest_gradient: The largest magnitude of both, unscaled.
+      updates_lost: Share of the step's changes of its weights that weights stored in
+        its format would round away; NaN if none changed.
+    """
+
+    path: str
+    format: str
+    outputs: statistics.Counts
+    weights: statistics.Counts
+    gradients: statistics.Counts
+    weight_gradients: statistics.Counts
+    largest_gradient: float
+    updates_lost: float
+
+    @property
+    def gradients_lost(self) -> float:
+        """Share of the nonzero gradients that become 0, infinite or NaN; NaN if none.
+
+        Of what it returns or of its weights, whichever loses more.
+        """
+        shares = [
+            found.share(found.underflow + found.overflow)
+            for found in (self.gradients, self.weight_gradients)
+        ]
+        return float(np.fmax(*shares))
+
+
+class NumericsMonitor(keras.callbacks.Callback):
+    """Finds what 16 bits lose in each layer, in every so many steps of `fit`.
+
+    A monitored step computes its batch a second time, forward and backward, with the
+    layers in float32 and the same dropout, since a step in 16 bits sees only the zeros
+    that are left; and counts which of those values each layer's format cannot hold.
+    Nothing of it reaches the training: weights, statistics, random states and the
+    history are those of a run without it. It works in graphs, eagerly, under XLA, and
+    under a strategy, whose replicas are counted together.
+
+    Written are `numerics.jsonl`, a line for each monitored step, and scalars for
+    TensorBoard. One warning names the layer whose gradients lose most, once they lose
+    more than `max_lost`, and the loss scale that would hold them.
+
+    Args:
+      every: Int >= 1. Steps from one monitored step to the next; the first is one.
+      layers: Regular expression; layers of 16 bits whose whole path it matches.
+      log_dir: Folder to write to; None for none.
+      max_lost: Share of a layer's gradients, 0 to 1, that may be lost without warning.
+
+    Attributes:
+      rows: A `LayerNumerics` for each layer, of the last monitored step.
+      recommended_loss_scale: `statistics.recommended_loss_scale` of the largest
+        gradient in float16 so far; None without any.
+      fits: Whether the present loss scale is at most that; None without any.
+
+    Raises:
+      ValueError: If a setting makes no sense.
+
+    Example:
+      model.fit(x, y, callbacks=[tfamp.NumericsMonitor(every=100)])
+    """
+
+    def __init__(
+        self,
+        every: int = 100,
+        layers: str = ".*",
+        *,
+        log_dir: str | None = "logs",
+        max_lost: float = 0.05,
+    ):
+        super().__init__()
+        checks.check_count("every", every)
+        if not 0.0 <= max_lost <= 1.0:
+            raise ValueError(
+                f"`max_lost` must be a share. Received: max_lost={max_lost!r}."
+            )
+        try:
+            self._pattern = re.compile(layers)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                "`layers` must be a regular expression. Received: "
+                f"layers={layers!r} ({error})."
+            ) from error
+        self.every, self.max_lost = every, max_lost
+        self._folder = None if log_dir is None else pathlib.Path(log_dir)
+        self._step: Any = None
+        self._layers: dict[int, tuple[str, str]] = {}
+        self.rows: tuple[LayerNumerics, ...] = ()
+        self.recommended_loss_scale: float | None = None
+        self.fits: bool | None = None
+
+    # ---- In `fit` ----
+
+    def on_train_begin(self, logs=None):
+        """Puts the second pass into the training step, which is traced again."""
+        self._largest, self._warned, self._seen = 0.0, False, 0
+        self._layers = {
+            id(layer): (path, layer.compute_dtype)
+            for layer, path, _ in assign.walk(self.model)
+            if layer.compute_dtype in assign.LOW and self._pattern.fullmatch(path)
+        }
+        if not self._layers:
+            logging.warning("NumericsMonitor: no layer of 16 bits is to be watched.")
+            return
+        with self.model.distribute_strategy.scope():
+            own = dict(
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+            shape = [len(self._layers), len(_KINDS), len(statistics.Counts._fields)]
+            self._counts = tf.Variable(tf.zeros(shape, tf.int64), **own)
+            self._magnitudes = tf.Variable(tf.zeros([len(self._layers)]), **own)
+            self._scale = tf.Variable(1.0, **own)
+            self._due = tf.Variable(False, trainable=False)
+        # Of an interrupted `fit`, another one's may be there still.
+        found = self.model.train_step
+        self._step = getattr(found, "unwatched", found)
+        self.model.train_step = self._watched(self._step)
+        self.model.make_train_function(force=True)
+
+    def on_train_end(self, logs=None):
+        """Takes it out again."""
+        if self._step is not None:
+            del self.model.train_step
+            if self.model.train_step != self._step:  # One of a caller's own.
+                self.model.train_step = self._step
+            self._step = self.model.train_function = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Asks for the second pass if this step is to be watched."""
+        if self._step is None:
+            return
+        self._watching = self._seen % self.every == 0
+        self._seen += 1
+        if self._watching:
+            self._due.assign(True)
+            self._before = [tf.identity(x) for x in self._weights()]
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Reads what was found, writes it, and warns."""
+        if self._step is None or not self._watching:
+            return
+        self._due.assign(False)
+        self.rows = tuple(self._read())
+        self._recommend()
+        self._write()
+        self._warn()
+
+    # ---- In the step ----
+
+    def _watched(self, step):
+        def train_step(*args, **kwargs):
+            def measure():
+                self._measure(*args, **kwargs)
+                return tf.constant(0)
+
+            tf.cond(self._due, measure, lambda: tf.constant(0))
+            return step(*args, **kwargs)
+
+        train_step.unwatched = step
+        return train_step
+
+    def _measure(self, data):
+        model = self.model
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        scale = getattr(model.optimizer, "dynamic_scale", None)
+        scale = tf.constant(1.0) if scale is None else tf.convert_to_tensor(scale)
+        with assign.assigned_float32(model), tf.GradientTape() as tape:
+            recorder = calls.Recorder(model, tape)
+            with recorder.installed(collect_losses=True):
+                outputs = borders.widened(model(x, training=True))
+                loss = model.compute_loss(x, y, outputs, weight, training=True)
+        seen = [call for call in recorder.calls if id(call.owner) in self._layers]
+        seen = [call for call in seen if not call.only_chains]
+        sources = [(calls.floats(call.outputs), call.weights) for call in seen]
+        zero = tf.UnconnectedGradients.ZERO
+        gradients = tape.gradient(loss, sources, unconnected_gradients=zero)
+        found = {key: [[], [], [], []] for key in self._layers}
+        for call, (outputs, weights), (down, of_weights) in zip(
+            seen, sources, gradients, strict=True
+        ):
+            kinds = found[id(call.owner)]
+            kinds[0] += outputs
+            kinds[2] += down
+            if not call.number:  # Weights, and their gradients, are of all calls.
+                kinds[1] += weights
+                kinds[3] += [tf.convert_to_tensor(x) for x in of_weights]
+        rows, largest = [], []
+        for key, (outputs, weights, down, of_weights) in found.items():
+            _, low = self._layers[key]
+            scaled = [[x * scale for x in values] for values in (down, of_weights)]
+            parts = [outputs, [tf.cast(w, "float32") for w in weights], *scaled]
+            rows.append(tf.stack([_lost(values, low) for values in parts]))
+            sizes = [tf.reduce_max(tf.abs(x)) for x in (*down, *of_weights)]
+            largest.append(tf.reduce_max(tf.stack([tf.constant(0.0), *sizes])))
+        self._counts.assign(tf.stack(rows))
+        self._magnitudes.assign(tf.stack(largest))
+        self._scale.assign(tf.cast(scale, "float32"))
+
+    # ---- What was found ----
+
+    def _weights(self):
+        return [v.value for v in self.model.trainable_variables]
+
+    def _read(self):
+        local = self.model.distribute_strategy.experimental_local_results
+        counts = sum(each.numpy() for each in local(self._counts))
+        largest = np.max([each.numpy() for each in local(self._magnitudes)], axis=0)
+        lost = self._updates_lost()
+        for (key, (path, low)), row, magnitude in zip(
+            self._layers.items(), counts.tolist(), largest.tolist(), strict=True
+        ):
+            kinds = [statistics.Counts(*each) for each in row]
+            if kinds[0].values:
+                yield LayerNumerics(path, low, *kinds, magnitude, lost[key])
+
+    def _updates_lost(self):
+        """Returns {id of a layer: share of its updates that its format rounds away}."""
+        before = {
+            id(v): x
+            for v, x in zip(self.model.trainable_variables, self._before, strict=True)
+        }
+        shares = {}
+        for layer, *_ in assign.walk(self.model):
+            if id(layer) in self._layers:
+                own = [v for v in assign.own_weights(layer) if id(v) in before]
+                pairs = [(before[id(v)], v.value) for v in own]
+                shares[id(layer)] = _rounded_away(pairs, self._layers[id(layer)][1])
+        return shares
+
+    def _recommend(self):
+        largest = [x.largest_gradient for x in self.rows if x.format == "float16"]
+        self._largest = max([self._largest, *largest])
+        if largest and np.isfinite(self._largest):
+            found = statistics.recommended_loss_scale(self._largest)
+            self.recommended_loss_scale = found
+            self.fits = found is None or float(self._scale.numpy()) <= found
+
+    def _write(self):
+        if self._folder is None:
+            return
+        step = self._seen - 1
+        line = {
+            "step": step,
+            "loss_scale": float(self._scale.numpy()),
+            "recommended_loss_scale": self.recommended_loss_scale,
+            "layers": report.plain(self.rows),
+        }
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "numerics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        writer = tf.summary.create_file_writer(str(self._folder / "numerics"))
+        with writer.as_default(step):
+            for row in self.rows:
+                for name in _KINDS:
+                    counts = getattr(row, name)
+                    for lost in ("underflow", "overflow"):
+                        share = counts.share(getattr(counts, lost))
+                        tf.summary.scalar(f"numerics/{row.path}/{name}_{lost}", share)
+        writer.close()
+
+    def _warn(self):
+        worst = max(self.rows, key=lambda x: np.nan_to_num(x.gradients_lost, nan=0.0))
+        if self._warned or not worst.gradients_lost > self.max_lost:
+            return
+        self._warned = True
+        scale = float(self._scale.numpy())
+        advice = (
+            f"A loss scale of {self.recommended_loss_scale:g} would hold the largest; "
+            f"it is {scale:g}: tfamp.enable('mixed_float16') before `compile` scales "
+            "the loss, and adapts it."
+            if worst.format == "float16" and self.recommended_loss_scale
+            else "Name the layer in overrides={...: 'float32'}."
+        )
+        warnings.warn(
+            f"Step {self._seen - 1}: {worst.gradients_lost:.1%} of the gradients of "
+            f"layer {worst.path!r} are lost in {worst.format}: they become 0, infinite "
+            f"or NaN. {advice}",
+            stacklevel=2,
+        )
+
+
+def _lost(values, low):
+    return statistics.count_lost([tf.cast(x, low) for x in values], values)
+
+
+def _rounded_away(pairs, low):
+    changed = kept = 0
+    for before, after in pairs:
+        moved = before != after
+        changed += int(tf.math.count_nonzero(moved))
+        same = tf.cast(before, low) == tf.cast(after, low)
+        kept += int(tf.math.count_nonzero(moved & same))
+    return kept / changed if changed else float("nan")
