@@ -73,14 +73,20 @@ class GradientUnderflow(keras.layers.Layer):
         def identity(x):
             def backward(*args, upstream=None):
                 (upstream,) = args or (upstream,)
-                return upstream * 1e-4 * 1e-4 * 1e4 * 1e4
+                for factor in (1e-4, 1e-4, 1e4, 1e4):  # Clipped: not one product.
+                    upstream = ops.clip(upstream * factor, -6e4, 6e4)
+                return upstream
 
             return x + 0.0, backward
 
         return identity(x)
 
 
-FORWARD = (Overflow, Cancellation, Mask, Variance, Sum)
+FLOAT16 = (Overflow, Cancellation, Mask, Variance, Sum, GradientUnderflow)
+FAULTS = [
+    *(("mixed_float16", fault) for fault in FLOAT16),
+    *(("mixed_bfloat16", fault) for fault in (Cancellation, Variance, RunningSum)),
+]
 
 
 def functional(fault):

@@ -30,6 +30,9 @@ from tfamp.loss_scaling.growth_schedules import (
 from tfamp.loss_scaling.load_model import load_model
 from tfamp.loss_scaling.monitor import LossScaleMonitor
 from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
+from tfamp.numerics.compare import PrecisionComparison, compare_precision
+from tfamp.numerics.monitor import NumericsMonitor
+from tfamp.numerics.search import PrecisionSearch, search_precision
 from tfamp.precision.control import (
     disable,
     disable_graph_rewrite,
@@ -58,13 +61,17 @@ __all__ = [
     "LossScaleExhaustedError",
     "LossScaleMonitor",
     "LossScaleOptimizer",
+    "NumericsMonitor",
     "OverrideError",
     "PiecewiseGrowthInterval",
+    "PrecisionComparison",
+    "PrecisionSearch",
     "RunError",
     "TfampError",
     "UnsupportedModeError",
     "audit",
     "benchmark_model",
+    "compare_precision",
     "describe_layers",
     "detect_support",
     "disable",
@@ -78,6 +85,7 @@ __all__ = [
     "load_model",
     "policy_scope",
     "represent",
+    "search_precision",
     "set_precision",
     "status",
     "sync_thread",

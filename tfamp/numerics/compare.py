@@ -209,7 +209,7 @@ def compare_precision(
 
     Raises:
       TypeError: If `model` is no Keras model.
-      ValueError: If it is not built; if no layer would compute in 16 bits; if the
+      ValueError: If it is not built; if the mode is not one of 16 bits; if the
         float32 pass itself makes NaN; if there are targets, but no loss.
 
     Example:
@@ -217,6 +217,14 @@ def compare_precision(
     """
     assign.check_built(model)
     chosen = None if mode is None else modes.get_mode(mode)
+    low = {place.layer.compute_dtype for place in assign.walk(model)} & {*assign.LOW}
+    if chosen:
+        low = {chosen.compute_format} & {*assign.LOW}
+    if not low:
+        raise ValueError(
+            f"Nothing to compare with float32: {model.name!r} is asked to be in 32 "
+            f"bits. Received: mode={mode!r}. Pass 'mixed_bfloat16' or 'mixed_float16'."
+        )
     inputs = keras.tree.map_structure(as_float32, inputs)
     objective = None
     if targets is not None or loss is not None:
@@ -228,19 +236,13 @@ def compare_precision(
         _check_finite(exact, paths)
         with assigned(model, chosen):
             rows = _run_low(model, inputs, objective, scale, exact, paths, jit_compile)
-    formats = {row.format for row in rows}
-    if not formats & set(assign.LOW):
-        raise ValueError(
-            f"No layer of {model.name!r} computes in 16 bits. Received: mode={mode!r}. "
-            "Pass mode='mixed_bfloat16' or 'mixed_float16'."
-        )
     return PrecisionComparison(
         model=model.name,
         mode=chosen.name if chosen else "as it is",
         jit_compile=jit_compile,
         loss_scale=scale if objective else None,
         recommended_loss_scale=_recommended(exact, rows) if objective else None,
-        notes=tuple(_notes(formats)),
+        notes=tuple(_notes(low)),
         rows=tuple(rows),
     )
 
@@ -437,7 +439,7 @@ def _recommended(exact, rows):
 
 
 def _notes(formats):
-    for low in sorted(formats & set(assign.LOW)):
+    for low in sorted(formats):
         support = hardware.format_support(low, hardware.read_devices())
         if not support.fast:
             yield f"{low} is not fast here: {support.reason}"

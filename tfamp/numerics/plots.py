@@ -38,7 +38,38 @@ def errors(
     axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
     axes.grid(axis="x", alpha=0.3)
     axes.set_title(title, loc="left")
-    axes.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1.0 + 0.4 / len(names)), ncols=3
-    )
+    figure.legend(loc="outside lower center", ncols=len(bars))
+    return figure
+
+
+def frontier(
+    choices: Sequence[tuple[str, float, float | None]], tolerance: float, title: str
+) -> Any:
+    """Draws the error of choices against their time, over float32's.
+
+    Args:
+      choices: (label, error, time) of each; without times they stand side by side.
+      tolerance: The error that was allowed.
+      title: The figure's.
+
+    Returns:
+      A matplotlib figure.
+    """
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    finite = [x for _, x, _ in choices if x and np.isfinite(x)]
+    low = min([tolerance, *finite]) / 5
+    high = max([tolerance, *finite]) * 5
+    for index, (label, error, time) in enumerate(choices):
+        x = index if time is None else time
+        y = min(max(error, low), high)
+        axes.plot(x, y, "o", color=_COLORS[error > tolerance])
+        text = label if low <= error <= high else f"{label} ({error:g})"
+        axes.annotate(text, (x, y), (5, 5), textcoords="offset points", size=8)
+    axes.axhline(tolerance, color="gray", linestyle="--", linewidth=1)
+    axes.set(yscale="log", ylim=(low / 2, high * 2), ylabel="error")
+    axes.set(xlabel="choice" if choices[0][2] is None else "time / float32's")
+    axes.margins(x=0.2)
+    axes.grid(alpha=0.3)
+    axes.set_title(title, loc="left")
     return figure

@@ -202,11 +202,6 @@ def search_precision(
     assign.check_built(model)
     chosen, _ = settings.resolve_mode("auto") if mode == "auto" else (None, "")
     chosen = chosen or modes.get_mode(mode)
-    if chosen.policy == "float32":
-        raise ValueError(
-            f"Nothing to search: the mode is {chosen.name!r}. Received: mode={mode!r}. "
-            "Pass mode='mixed_bfloat16' or 'mixed_float16'."
-        )
     batches = [_inputs_and_targets(x) for x in _first(data)]
     inputs, targets = batches[0]
     # Checks the model and its float32 pass, and says what computes in 16 bits.
@@ -369,7 +364,7 @@ class _Search:
             unscaled = [tf.cast(_dense(x), "float32") / scale for x in gradients]
             return calls.floats(outputs), unscaled
 
-        return tf.function(step, autograph=False)
+        return tf.function(step, autograph=False, reduce_retracing=True)
 
 
 def _dense(gradient):
