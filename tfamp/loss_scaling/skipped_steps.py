@@ -58,7 +58,8 @@ def _warn(model, steps, skipped):
         " now. If that does not end, numbers overflow before the loss: look for"
         " constants beyond 65504, such as masks of -1e9, name the layer in"
         " overrides={...: 'float32'}, or train in mixed_bfloat16."
-        " tfamp.LossScaleMonitor names the variables.",
+        " tfamp.LossScaleMonitor names the variables, and tfamp.compare_precision the"
+        " layer where it begins.",
         stacklevel=3,
     )
 

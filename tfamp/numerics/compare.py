@@ -151,13 +151,13 @@ class PrecisionComparison(NamedTuple):
             cells = [row.name, row.format, *map(report.number, errors)]
             found = row.outputs
             lost = [found.overflow, found.underflow, found.subnormal]
-            cells += [report.share(found.share(count)) for count in lost]
+            cells += [report.share(count, found.values) for count in lost]
             if gradients:
                 errors = [row.gradient_error, row.local_gradient_error]
                 found = row.gradients
-                lost = [found.overflow, found.underflow]
                 cells += map(report.number, errors)
-                cells += [report.share(found.share(count)) for count in lost]
+                lost = [found.overflow, found.underflow]
+                cells += [report.share(count, found.values) for count in lost]
             rows.append(cells)
         return header, rows
 

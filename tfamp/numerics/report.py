@@ -10,9 +10,11 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2e}" if value else "0"
 
 
-def share(value: float) -> str:
-    """Returns a share in percent; empty for none, NaN included."""
-    return f"{value:.2%}" if value > 0 else ""
+def share(count: int, of: int) -> str:
+    """Returns a share in percent; empty for none."""
+    if not count:
+        return ""
+    return f"{count / of:.2%}" if count / of >= 1e-4 else "< 0.01%"
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

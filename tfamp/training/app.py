@@ -164,6 +164,13 @@ def define_flags(default_config: str, benchmarks: types.ModuleType) -> None:
     flags.DEFINE_integer("seeds", 1, "How many seeds to compare over.", lower_bound=1)
     flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
     flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
+    flags.DEFINE_integer(
+        "numerics",
+        None,
+        "Steps from one to the next of which tfamp.NumericsMonitor tells what 16 bits "
+        "lose; in the folder `numerics` of each run.",
+        lower_bound=1,
+    )
     benchmarks.define()
     batch_size.define()
     show_in_help(__name__, benchmarks.__name__, batch_size.__name__)
@@ -266,6 +273,8 @@ def run_flags() -> None:
         # Absolute: part of what the run is, wherever it goes on from.
         config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
         config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
+    if values.numerics is not None:
+        config.precision.numerics = values.numerics
     base_config.validate(config)
     job, asked = _find_job(values)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.

@@ -97,6 +97,9 @@ def _precision():
         # Skip and count steps whose gradients are not finite in the modes without loss
         # scaling, too.
         "finite_guard": False,
+        # Steps from one to the next of which a `NumericsMonitor` tells what 16 bits
+        # lose; 0 for none.
+        "numerics": 0,
         "loss_scale": {
             # False: float16 trains without loss scaling, to see what that does.
             "enabled": True,

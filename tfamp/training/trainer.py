@@ -17,6 +17,7 @@ from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient, switches
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
+from tfamp.numerics import monitor
 from tfamp.precision import control
 from tfamp.training import (
     base_config,
@@ -201,6 +202,9 @@ class _Run:
         found = [callbacks.EpochSeeds(self.steps), callbacks.ReplicaStatistics()]
         if isinstance(made, optimizer.LossScaleOptimizer):
             found.append(loss_scale_monitor.LossScaleMonitor(every=every))
+        if watched := self.config.precision.numerics:
+            folder = self.folder / "numerics"
+            found.append(monitor.NumericsMonitor(watched, log_dir=folder))
         metrics = self.folder / "metrics.jsonl"
         found += [callbacks.Recorder(metrics, self.steps, every), *self.progress]
         if self.task.validation is not None:
