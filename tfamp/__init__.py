@@ -30,9 +30,10 @@ from tfamp.loss_scaling.growth_schedules import (
 from tfamp.loss_scaling.load_model import load_model
 from tfamp.loss_scaling.monitor import LossScaleMonitor
 from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
-from tfamp.numerics.compare import PrecisionComparison, compare_precision
+from tfamp.numerics.compare import compare_precision
 from tfamp.numerics.monitor import NumericsMonitor
-from tfamp.numerics.search import PrecisionSearch, search_precision
+from tfamp.numerics.results import PrecisionComparison, PrecisionSearch
+from tfamp.numerics.search import search_precision
 from tfamp.precision.control import (
     disable,
     disable_graph_rewrite,

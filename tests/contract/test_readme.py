@@ -52,7 +52,7 @@ def cells_of(text):
 def test_each_block_has_a_language_that_is_tested_here():
     # "sh" needs several hosts; tests/training/test_distribution.py runs the like.
     kinds = {kind for blocks in BLOCKS.values() for kind, _ in blocks}
-    assert kinds == {"python", "bash", "sh"}
+    assert kinds == {"python", "bash", "sh", "text"}  # "text" is what they print.
     # An unlabelled block would not be found above.
     for name, text in PAGES.items():
         assert text.count("```") == 2 * len(BLOCKS[name]), name

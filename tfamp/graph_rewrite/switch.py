@@ -177,6 +177,18 @@ def find_obstacle() -> str:
     return ""
 
 
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Scopes calls of functions that TensorFlow is not to rewrite."""
+    options = _options()
+    on = {name: True for name in TOGGLES.values() if options.get(name)}
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(on, False))
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options(on)
+
+
 def _options():
     return tf.config.optimizer.get_experimental_options()
 

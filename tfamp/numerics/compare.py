@@ -8,158 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfamp import hardware, modes
-from tfamp.numerics import calls, report, statistics
+from tfamp.graph_rewrite import switch
+from tfamp.numerics import calls, results, statistics
 from tfamp.precision import assign, borders, plan, policy
 from tfamp.precision import overrides as overriding
-
-# A call diverges that makes an error above the second out of one below the first.
-SOUND, DIVERGED = 0.1, 0.5
-
-
-class CallPrecision(NamedTuple):
-    """One call of a layer, or of an operation of a functional model.
-
-    An error is the norm of the difference from float32 over the norm in float32: 0 of
-    nothing, infinite where 16 bits are not finite and float32 is.
-
-    Attributes:
-      path: As `describe_layers` gives it.
-      call: Which call of that layer, from 0.
-      format: The format that it computes in.
-      input_error: Error of what it is given.
-      accumulated_error: Error of what it returns, with that of all layers before.
-      local_error: Its own: the layer in 16 bits, given what float32 computed.
-      gradient_error: Error of the gradients that it passes on, of its weights' and of
-        its inputs'; None without a loss.
-      local_gradient_error: Its own: its backward pass in 16 bits, given float32's
-        inputs and gradients.
-      outputs: What becomes of float32's outputs.
-      weights: What becomes of its weights when they are cast.
-      gradients: What becomes of the gradients that it passes on, times the loss scale.
-    """
-
-    path: str
-    call: int
-    format: str
-    input_error: float
-    accumulated_error: float
-    local_error: float
-    gradient_error: float | None
-    local_gradient_error: float | None
-    outputs: statistics.Counts
-    weights: statistics.Counts
-    gradients: statistics.Counts | None
-
-    @property
-    def name(self) -> str:
-        """The path, with the number of the call if it is not the first."""
-        return f"{self.path} (call {self.call + 1})" if self.call else self.path
-
-
-class PrecisionComparison(NamedTuple):
-    """What `compare_precision` found.
-
-    Attributes:
-      model: The model's name.
-      mode: The mode, or "as it is".
-      jit_compile: Whether XLA compiled it.
-      loss_scale: What the loss was multiplied by in 16 bits; None without a loss.
-      recommended_loss_scale: `statistics.recommended_loss_scale` of its gradients; None
-        without a loss, or where no layer computes in float16.
-      notes: What to know of the host.
-      rows: Calls in the order in which they end.
-    """
-
-    model: str
-    mode: str
-    jit_compile: bool
-    loss_scale: float | None
-    recommended_loss_scale: float | None
-    notes: tuple[str, ...]
-    rows: tuple[CallPrecision, ...]
-
-    @property
-    def first_overflow(self) -> CallPrecision | None:
-        """The first call that returns inf or NaN where float32 is finite."""
-        return next((row for row in self.rows if row.outputs.overflow), None)
-
-    @property
-    def first_diverging(self) -> CallPrecision | None:
-        """The first call that is given an error below 0.1 and returns one above 0.5."""
-        found = (
-            row
-            for row in self.rows
-            if row.input_error < SOUND and not row.accumulated_error <= DIVERGED
-        )
-        return next(found, None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON; an infinite error is "inf"."""
-        return {"schema_version": 1} | report.plain(self)
-
-    def to_text(self) -> str:
-        """Returns the table, and what it says, for a terminal."""
-        return "\n".join([*self._lines(), "", report.text_table(*self._table())])
-
-    def to_markdown(self) -> str:
-        """Returns the same in Markdown."""
-        title = f"# {self.model}: {self.mode} beside float32"
-        lines = "\n".join(f"- {line}" for line in self._lines())
-        return f"{title}\n\n{lines}\n\n{report.markdown_table(*self._table())}"
-
-    def figure(self) -> Any:
-        """Returns a matplotlib figure: both errors of each call, on a log scale."""
-        names = [row.name for row in self.rows]
-        bars = {
-            "local error": [row.local_error for row in self.rows],
-            "accumulated error": [row.accumulated_error for row in self.rows],
-        }
-        if self.loss_scale is not None:
-            found = [row.local_gradient_error for row in self.rows]
-            bars["local error of gradients"] = found
-        from tfamp.numerics import plots
-
-        return plots.errors(names, bars, f"{self.model}: {self.mode} beside float32")
-
-    def __str__(self) -> str:
-        return self.to_text()
-
-    def _lines(self):
-        compiled = "compiled by XLA" if self.jit_compile else "without XLA"
-        yield f"{self.model}: {self.mode} beside float32, the same weights, {compiled}"
-        yield from self.notes
-        for what, row in (
-            ("first overflow", self.first_overflow),
-            ("first diverging", self.first_diverging),
-        ):
-            yield f"{what}: {row.name if row else 'none'}"
-        if self.loss_scale is not None:
-            advice = self.recommended_loss_scale
-            yield f"loss scale: {self.loss_scale:g}" + (
-                f", recommended {advice:g}" if advice else ""
-            )
-
-    def _table(self):
-        header = ["call", "format", "error in", "error out", "local error"]
-        header += ["overflow", "to 0", "subnormal"]
-        gradients = self.loss_scale is not None
-        if gradients:
-            header += ["gradients", "local", "overflow", "to 0"]
-        rows = []
-        for row in self.rows:
-            errors = [row.input_error, row.accumulated_error, row.local_error]
-            cells = [row.name, row.format, *map(report.number, errors)]
-            found = row.outputs
-            lost = [found.overflow, found.underflow, found.subnormal]
-            cells += [report.share(count, found.values) for count in lost]
-            if gradients:
-                errors = [row.gradient_error, row.local_gradient_error]
-                found = row.gradients
-                cells += map(report.number, errors)
-                lost = [found.overflow, found.underflow]
-                cells += [report.share(count, found.values) for count in lost]
-            rows.append(cells)
-        return header, rows
 
 
 class _Pass(NamedTuple):
@@ -168,8 +20,9 @@ class _Pass(NamedTuple):
     taken: list  # What it computes from.
     made: list  # What it computes.
     upstream: list  # Gradients of `made`; empty without a loss.
-    passed: list  # Gradients of `taken` and of its weights.
-    local: list  # The same, by its own backward pass.
+    passed: list  # Gradients of `taken`.
+    of_weights: list
+    local: list  # Both by its own backward pass.
 
 
 def compare_precision(
@@ -181,7 +34,7 @@ def compare_precision(
     loss: Callable[[Any, Any], Any] | str | None = None,
     loss_scale: float | None = None,
     jit_compile: bool = False,
-) -> PrecisionComparison:
+) -> results.PrecisionComparison:
     """Finds where a mode loses what float32 computes, for each call of each layer.
 
     The same weights are run twice, by assignment: in float32, and in the mode as
@@ -230,13 +83,13 @@ def compare_precision(
     if targets is not None or loss is not None:
         objective = objective_of(model, inputs, targets, loss)
     scale = _scale_of(model) if loss_scale is None else loss_scale
-    with assign.EXCLUSIVE:
+    with assign.EXCLUSIVE, switch.paused():
         with assign.assigned_float32(model):
             exact, paths = _run_exact(model, inputs, objective, jit_compile)
         _check_finite(exact, paths)
         with assigned(model, chosen):
             rows = _run_low(model, inputs, objective, scale, exact, paths, jit_compile)
-    return PrecisionComparison(
+    return results.PrecisionComparison(
         model=model.name,
         mode=chosen.name if chosen else "as it is",
         jit_compile=jit_compile,
@@ -330,11 +183,9 @@ def _run_exact(model, inputs, objective, jit_compile):
     paths = []
 
     def note(recorder, call, gradients):
-        upstream, *passed = map(list, gradients)
-        passed = [_dense(x) for each in passed for x in each]
-        _, local = _backward(recorder, call, call.taken, upstream)
-        local = [_dense(x) for x in local]
-        return _Pass(call.taken, call.made, upstream, passed, local)
+        gradients = [[dense(x) for x in each] for each in gradients]
+        _, local = _backward(recorder, call, call.taken, gradients[0])
+        return _Pass(call.taken, call.made, *gradients, [dense(x) for x in local])
 
     def run(inputs):
         own, noted = _recorded(model, inputs, objective, 1.0, note, _computes)
@@ -358,8 +209,9 @@ def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
 
         def note(recorder, call, gradients):
             wide = known[call.path, call.number]
-            upstream, *passed = gradients
-            passed = [_dense(x) for each in passed for x in each]
+            upstream, passed, of_weights = (
+                [dense(x) for x in each] for each in gradients
+            )
             taken = _cast_as(wide.taken, call.taken)
             scaled = [x * scale for x in wide.upstream]
             made, local = _backward(
@@ -375,12 +227,16 @@ def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
                 statistics.count_lost(*_cast_weights(call)),
             ]
             if scaled:
-                unscaled = [tf.cast(x, "float32") / scale for x in passed]
-                alone = [tf.cast(_dense(x), "float32") / scale for x in local]
-                errors.append(statistics.relative_error(unscaled, wide.passed))
-                errors.append(statistics.relative_error(alone, wide.local))
-                larger = [x * scale for x in wide.passed]
-                counts.append(statistics.count_lost(passed, larger))
+                all_passed = [*wide.passed, *wide.of_weights]
+                for found, exact in (
+                    ([*passed, *of_weights], all_passed),
+                    (local, wide.local),
+                ):
+                    unscaled = [tf.cast(dense(x), "float32") / scale for x in found]
+                    errors.append(statistics.relative_error(unscaled, exact))
+                larger = [x * scale for x in wide.of_weights]
+                counts.append(statistics.count_lost(upstream, scaled))
+                counts.append(statistics.count_lost(of_weights, larger))
             return tf.stack(errors), tf.stack(counts)
 
         own, noted = _recorded(model, inputs, objective, scale, note, chosen)
@@ -392,15 +248,15 @@ def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
     rows = []
     for call, (errors, counts) in zip(owners, found, strict=True):
         errors = [*errors.numpy().tolist(), None, None][:5]
-        counts = [*(statistics.Counts(*x) for x in counts.numpy().tolist()), None][:3]
-        rows.append(
-            CallPrecision(call.path, call.number, _format(call), *errors, *counts)
-        )
+        kinds = [*(statistics.Counts(*x) for x in counts.numpy().tolist()), None, None]
+        named = call.path, call.number, _format(call)
+        rows.append(results.CallPrecision(*named, *errors, *kinds[:4]))
     return rows
 
 
-def _dense(gradient):
-    return tf.convert_to_tensor(gradient)  # Of an embedding's rows, too.
+def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """Returns a gradient as a tensor, that of an embedding's rows, too."""
+    return tf.convert_to_tensor(gradient)
 
 
 def _cast_as(values, like):
@@ -420,7 +276,8 @@ def _format(call):
 
 def _check_finite(exact, paths):
     for (path, _), call in zip(paths, exact, strict=True):
-        for what, values in (("outputs", call.made), ("gradients", call.passed)):
+        gradients = [*call.passed, *call.of_weights]
+        for what, values in (("outputs", call.made), ("gradients", gradients)):
             if any(bool(tf.reduce_any(tf.math.is_nan(x))) for x in values):
                 raise ValueError(
                     f"The {what} of {path!r} have NaN in float32 already, so precision "
@@ -433,8 +290,9 @@ def _recommended(exact, rows):
     largest = 0.0
     for call, row in zip(exact, rows, strict=True):
         if row.format == "float16":
-            found = [float(tf.reduce_max(tf.abs(x))) for x in call.passed if tf.size(x)]
-            largest = max([largest, *found])
+            found = [x for x in (*call.upstream, *call.of_weights) if tf.size(x)]
+            sizes = [float(tf.reduce_max(tf.abs(x))) for x in found]
+            largest = max([largest, *sizes])
     return statistics.recommended_loss_scale(largest)
 
 

@@ -6,149 +6,18 @@ import re
 import statistics as python_statistics
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfamp import modes
-from tfamp.numerics import calls, compare, report, statistics
+from tfamp.graph_rewrite import switch
+from tfamp.numerics import calls, compare, results, statistics
 from tfamp.precision import assign, borders, plan, settings
 from tfamp.precision import overrides as overriding
 
 _FEWEST, _MOST = 4, 16  # Batches that are looked at.
-
-
-class LayerSensitivity(NamedTuple):
-    """What 16 bits in one layer alone do to the model.
-
-    Attributes:
-      path: The layer's.
-      output_error: Norm of the outputs' difference from float32's over their norm.
-      gradient_error: The same of the weights' gradients; None without a loss.
-      time: Time of a batch over float32's; None where the mode is emulated.
-    """
-
-    path: str
-    output_error: float
-    gradient_error: float | None
-    time: float | None
-
-    @property
-    def error(self) -> float:
-        """The larger of both errors."""
-        return max(self.output_error, self.gradient_error or 0.0)
-
-
-class Choice(NamedTuple):
-    """A choice of layers that stay in float32, with its error and its time.
-
-    Attributes:
-      label: "all float32", "all 16 bits", or how many layers stay.
-      kept: Paths of the layers that stay in float32.
-      output_error: As of a layer, of the whole model.
-      gradient_error: As of a layer.
-      time: As of a layer.
-    """
-
-    label: str
-    kept: tuple[str, ...]
-    output_error: float
-    gradient_error: float | None
-    time: float | None
-
-    error = LayerSensitivity.error
-
-
-class PrecisionSearch(NamedTuple):
-    """What `search_precision` found.
-
-    Attributes:
-      model: The model's name.
-      mode: The mode.
-      tolerance: The error that was allowed.
-      overrides: {pattern: "float32"} of the layers that must stay, for `enable` or
-        `set_precision`; empty if none must.
-      held_out: The choice on batches that the search did not see.
-      layers: The layers that were tried, in the model's order.
-      frontier: The choices that were tried on the way, from all in 16 bits.
-      complete: Whether time sufficed. If not, `overrides` is the best so far.
-      notes: What to know of the host.
-    """
-
-    model: str
-    mode: str
-    tolerance: float
-    overrides: dict[str, str]
-    held_out: Choice
-    layers: tuple[LayerSensitivity, ...]
-    frontier: tuple[Choice, ...]
-    complete: bool
-    notes: tuple[str, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether the choice is within the tolerance on the held-out batches."""
-        return self.held_out.error <= self.tolerance
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return {"schema_version": 1} | report.plain(self)
-
-    def to_text(self) -> str:
-        """Returns the verdict, the choices and the layers, for a terminal."""
-        parts = [*self._lines()]
-        for header, rows in self._tables():
-            parts += ["", report.text_table(header, rows)]
-        return "\n".join(parts)
-
-    def to_markdown(self) -> str:
-        """Returns the same in Markdown."""
-        title = f"# {self.model}: layers that must stay in float32 in {self.mode}"
-        lines = "\n".join(f"- {line}" for line in self._lines())
-        tables = [report.markdown_table(*table) for table in self._tables()]
-        return "\n\n".join([title, lines, *tables])
-
-    def figure(self) -> Any:
-        """Returns a matplotlib figure: error against time of each choice."""
-        from tfamp.numerics import plots
-
-        points = [(x.label, x.error, x.time) for x in self.frontier]
-        return plots.frontier(points, self.tolerance, f"{self.model}: {self.mode}")
-
-    def __str__(self) -> str:
-        return self.to_text()
-
-    def _lines(self):
-        kept = ", ".join(self.held_out.kept)
-        what = f"keep {kept} in float32" if kept else "no layer must stay in float32"
-        yield f"{self.model}: in {self.mode} {what}"
-        verdict = "within" if self.passed else "above"
-        yield (
-            f"on held-out batches the error is {report.number(self.held_out.error)}, "
-            f"{verdict} the tolerance of {self.tolerance:g}"
-        )
-        if not self.complete:
-            yield "the time was over before the search was: the best so far"
-        yield from self.notes
-
-    def _tables(self):
-        choices = [*self.frontier, self.held_out]
-        yield (
-            ["choice", "outputs", "gradients", "time / float32's"],
-            [[x.label, *_cells(x)] for x in choices],
-        )
-        if self.layers:
-            yield (
-                ["16 bits in this layer alone", "outputs", "gradients", "time"],
-                [[x.path, *_cells(x)] for x in self.layers],
-            )
-
-
-def _cells(found):
-    time_ratio = "-" if found.time is None else f"{found.time:.2f}"
-    errors = found.output_error, found.gradient_error
-    return [*map(report.number, errors), time_ratio]
 
 
 def search_precision(
@@ -160,7 +29,7 @@ def search_precision(
     seconds: float = 600.0,
     loss: Callable[[Any, Any], Any] | str | None = None,
     loss_scale: float | None = None,
-) -> PrecisionSearch:
+) -> results.PrecisionSearch:
     """Finds the fewest layers that must stay in float32 for a mode to compute rightly.
 
     ```
@@ -209,9 +78,10 @@ def search_precision(
         *(model, inputs, chosen.name),
         **{"targets": targets, "loss": loss, "loss_scale": loss_scale},
     )
-    search = _Search(model, chosen, batches, known, loss, tolerance, seconds)
-    choices, layers, best, complete = search.run()
-    return PrecisionSearch(
+    with switch.paused():
+        search = _Search(model, chosen, batches, known, loss, tolerance, seconds)
+        choices, layers, best, complete = search.run()
+    return results.PrecisionSearch(
         model=model.name,
         mode=chosen.name,
         tolerance=tolerance,
@@ -264,13 +134,13 @@ class _Search:
         with assign.EXCLUSIVE, assign.assigned_float32(model):
             self._exact = self._step(None if self._scale is None else 1.0)
             self._exact(*batches[0])
-        self._layers: list[LayerSensitivity] = []
+        self._layers: list[results.LayerSensitivity] = []
 
     def run(self):
         """Returns (choices, sensitivities, the best on held-out batches, complete)."""
         zero = None if self._scale is None else 0.0
         one = 1.0 if self._timed else None
-        choices = [Choice("all float32", tuple(self._units), 0.0, zero, one)]
+        choices = [results.Choice("all float32", tuple(self._units), 0.0, zero, one)]
         complete = True
         try:
             choices.append(self._choose(()))
@@ -284,14 +154,15 @@ class _Search:
         best = min(within, key=lambda x: len(x.kept))
         self._deadline = math.inf
         found = self._try(self._overrides(best.kept), self._held_out)
-        return choices, self._layers, Choice("held out", best.kept, *found), complete
+        held_out = results.Choice("held out", best.kept, *found)
+        return choices, self._layers, held_out, complete
 
     def _alone(self, row):
         others = self._overrides(set(self._units) - {row.path})
         found = self._try(others | {re.escape(row.path): self._mode.name}, self._seen)
         if found is _FAILED:  # What the layer itself does is known.
             found = row.local_error, row.local_gradient_error, None
-        return LayerSensitivity(row.path, *found)
+        return results.LayerSensitivity(row.path, *found)
 
     def _narrowed(self, order):
         """Yields choices: more and more layers, then without those not needed."""
@@ -316,7 +187,7 @@ class _Search:
     def _choose(self, kept):
         label = f"{len(kept)} in float32" if kept else "all 16 bits"
         found = self._try(self._overrides(kept), self._seen)
-        return Choice(label, tuple(kept), *found)
+        return results.Choice(label, tuple(kept), *found)
 
     def _overrides(self, paths):
         return {re.escape(path): "float32" for path in sorted(paths)}
@@ -361,14 +232,10 @@ class _Search:
             if scale is not None:
                 zero = tf.UnconnectedGradients.ZERO
                 gradients = tape.gradient(value, weights, unconnected_gradients=zero)
-            unscaled = [tf.cast(_dense(x), "float32") / scale for x in gradients]
+            unscaled = [tf.cast(compare.dense(x), "float32") / scale for x in gradients]
             return calls.floats(outputs), unscaled
 
         return tf.function(step, autograph=False, reduce_retracing=True)
-
-
-def _dense(gradient):
-    return tf.convert_to_tensor(gradient)
 
 
 def _timed(step, *batch):

@@ -1,21 +1,17 @@
-"""Gradient values that a 16-bit format cannot hold, with and without a loss scale.
+"""What becomes of float32 values in a 16-bit format: counts and errors.
 
-Backpropagation in float16 rounds each gradient to the format. What is smaller than half
-of its smallest subnormal becomes 0, and what is beyond its maximum infinite. Gradients
-of weights, which are sums, show the least of it: most is lost at activations, such as
-the logits of a large vocabulary.
+Rounded to float16, what is smaller than half of its smallest subnormal becomes 0, and
+what is beyond its maximum infinite. Gradients of weights, which are sums, show the
+least of it: most is lost at activations, such as the logits of a large vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from tfamp import formats
-from tfamp.precision import assign
 
 
 class Counts(NamedTuple):
@@ -46,107 +42,6 @@ class Counts(NamedTuple):
     def kept(self) -> float:
         """Share of the nonzero values that stay so; NaN if none is, or may be."""
         return math.nan if self.not_finite else 1.0 - self.share(self.underflow)
-
-
-class GradientRange(NamedTuple):
-    """The gradient of one tensor.
-
-    Attributes:
-      name: Path of the weight, or name of the layer whose output it is.
-      kind: "activation" or "weight".
-      largest: Largest finite magnitude, unscaled.
-      unscaled: What becomes of the gradient of the loss itself.
-      scaled: The same of the loss times the loss scale.
-    """
-
-    name: str
-    kind: str
-    largest: float
-    unscaled: Counts
-    scaled: Counts
-
-
-class UnderflowReport(NamedTuple):
-    """What a format makes of a model's gradients on one batch.
-
-    Attributes:
-      format: Name of the format.
-      loss_scale: The loss scale of the `scaled` counts.
-      rows: Activations in the order of the model, then weights.
-    """
-
-    format: str
-    loss_scale: float
-    rows: tuple[GradientRange, ...]
-
-    def row(self, name: str) -> GradientRange:
-        """Returns the first row of a name."""
-        return next(row for row in self.rows if row.name == name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        rows = [
-            row._asdict()
-            | {"unscaled": row.unscaled._asdict(), "scaled": row.scaled._asdict()}
-            for row in self.rows
-        ]
-        return {"schema_version": 2, **self._asdict(), "rows": rows}
-
-    def to_markdown(self) -> str:
-        """Returns the shares of the nonzero values of each gradient, in a table."""
-        times = f", times {self.loss_scale:g}"
-        rows = [
-            ["gradient of", "largest", "become 0", f"become 0{times}"]
-            + ["subnormal", f"subnormal{times}", f"infinite{times}"]
-        ]
-        rows.append(["---"] * len(rows[0]))
-        for name, kind, largest, plain, scaled in self.rows:
-            counts = [plain.underflow, scaled.underflow]
-            counts += [plain.subnormal, scaled.subnormal, scaled.overflow]
-            shares = [f"{plain.share(count):.2%}" for count in counts]
-            rows.append([f"{name} ({kind})", f"{largest:.2g}", *shares])
-        lines = [f"| {' | '.join(row)} |\n" for row in rows]
-        title = f"# Gradients in {self.format}: shares of their nonzero values"
-        return f"{title}\n\n{''.join(lines)}"
-
-
-def count_out_of_range(values: Any, dtype: str, loss_scale: float = 1.0) -> Counts:
-    """Counts the values that a format rounds to 0, to subnormals and to infinity.
-
-    Compared with the format's limits in float64, where float32 values and their
-    products with a power of two are exact; nothing is rounded to the format.
-
-    Args:
-      values: Float array of any shape.
-      dtype: Name of the format, as for `formats.float_format`.
-      loss_scale: What they are multiplied by first; positive.
-
-    Returns:
-      `Counts`, Python integers.
-
-    Raises:
-      ValueError: If the format is unknown.
-
-    References:
-      IEEE 754-2019, sections 4.3.1 and 7.4: half of the smallest subnormal is a tie,
-      which goes to the even one, 0; what is half a unit beyond the maximum is infinite.
-    """
-    limits = formats.float_format(dtype)
-    magnitudes = np.abs(np.asarray(values, "float64").reshape(-1)) * loss_scale
-    held = magnitudes[np.isfinite(magnitudes)]
-    zeros = held == 0.0
-    underflow = held <= limits.smallest_subnormal / 2
-    # A number half a unit below the smallest normal, or nearer, rounds up to it.
-    normal = limits.smallest_normal - limits.smallest_subnormal / 2
-    unit = math.ldexp(limits.epsilon, math.frexp(limits.max)[1] - 1)  # Of the maximum.
-    return Counts(
-        values=magnitudes.size,
-        zeros=int(zeros.sum()),
-        underflow=int((underflow & ~zeros).sum()),
-        subnormal=int((~underflow & (held < normal)).sum()),
-        overflow=int((held >= limits.max + unit / 2).sum()),
-        not_finite=magnitudes.size - held.size,
-    )
 
 
 def count_lost(low: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -235,63 +130,3 @@ def recommended_loss_scale(largest: float) -> float | None:
     """
     room = formats.float_format("float16").max / 8
     return 2.0 ** math.floor(math.log2(room / largest)) if largest else None
-
-
-def gradient_underflow(
-    model: keras.Model,
-    loss: Callable[[Any, Any], Any],
-    features: Any,
-    labels: Any,
-    *,
-    dtype: str = "float16",
-    loss_scale: float = 1.0,
-) -> UnderflowReport:
-    """Computes a model's gradients in float32 and counts what a format cannot hold.
-
-    The model runs with float32 assigned to its layers, eagerly, without dropout, on one
-    batch. Computed in the format itself more would be lost: what one layer's backward
-    pass rounds to 0, the layers before it never see.
-
-    Args:
-      model: A built functional or sequential model, in any precision; put back.
-      loss: Function of (labels, outputs), a scalar; a Keras loss is one.
-      features: A batch, as the model takes it.
-      labels: Its labels.
-      dtype: Name of the format.
-      loss_scale: Loss scale of the `scaled` counts.
-
-    Returns:
-      An `UnderflowReport` of the output of every layer that has one, where it is
-      called first, and of the trained weights.
-    """
-    with assign.assigned_float32(model):
-        names, taps = _tap(model)
-        weights = taps.trainable_weights
-        with tf.GradientTape() as tape:
-            activations, outputs = taps(features)
-            value = loss(labels, outputs)
-        sources = [*activations, *(weight.value for weight in weights)]
-        gradients = tape.gradient(value, sources)
-    named = [(name, "activation") for name in names]
-    named += [(weight.path, "weight") for weight in weights]
-    rows = []
-    for (name, kind), gradient in zip(named, gradients, strict=True):
-        if gradient is not None:
-            found = tf.convert_to_tensor(gradient).numpy()
-            largest = float(np.abs(found[np.isfinite(found)]).max(initial=0.0))
-            counts = [count_out_of_range(found, dtype, x) for x in (1.0, loss_scale)]
-            rows.append(GradientRange(name, kind, largest, *counts))
-    name = formats.float_format(dtype).name
-    return UnderflowReport(name, loss_scale, tuple(rows))
-
-
-def _tap(model):
-    """Returns names of layers of one output, and a model of those and the model's."""
-    layers = [x for x in model.layers if not isinstance(x, keras.layers.InputLayer)]
-    # Where it was called first; a nested model's `output` is of a graph of its own.
-    found = {x.name: keras.Operation.output.fget(x) for x in layers}  # pyright: ignore[reportOptionalCall]
-    kept = {k: y for k, y in found.items() if isinstance(y, keras.KerasTensor)}
-    connected = not isinstance(model, keras.Sequential)  # That was never called.
-    given = model.input if connected else model.inputs[0]
-    outputs = model.output if connected else model.outputs[0]
-    return list(kept), keras.Model(given, [list(kept.values()), outputs])

@@ -9,6 +9,7 @@ to batch; here each window starts from zeros, and windows are shuffled.
 
 import functools
 import json
+import math
 import pathlib
 
 import keras
@@ -17,7 +18,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.numerics import statistics
+from tfamp.numerics import compare
 from tfamp.training import base_config, pipeline, run_files, tasks
 from tfamp.training.tasks import language_data, presets
 
@@ -75,8 +76,8 @@ def create(
 
     The scores are the perplexity of the test split, and `kept_gradients`: the share of
     the gradient values at the logits that the format of their product does not round to
-    0, at the loss scale in force. Scoring writes into the run's folder `underflow.json`
-    and `underflow.md`, an `UnderflowReport`, and `tokenizer.json`, see
+    0, at the loss scale in force. Scoring writes into the run's folder `precision.json`
+    and `precision.md`, a `PrecisionComparison`, and `tokenizer.json`, see
     `language_data.Text`.
 
     Args:
@@ -194,37 +195,34 @@ def _score(config, tokenizer, parts, model, folder: pathlib.Path):
     """Returns perplexity and the share of gradients kept; writes the report on them."""
     test = pipeline.evaluation_batches(parts["test"], config.eval_batch_size)
     scores = model.evaluate(test, verbose=0, return_dict=True)
-    report = _measure_underflow(config, parts["train"], model)
     run_files.write_text(folder / "tokenizer.json", tokenizer)
-    shares = json.dumps(report.to_dict(), indent=2)
-    run_files.write_text(folder / "underflow.json", shares)
-    run_files.write_text(folder / "underflow.md", report.to_markdown())
-    kept = report.row(_LOGITS).scaled.kept
+    kept = math.nan
+    if math.isfinite(scores["perplexity"]):
+        kept = _kept_gradients(config, parts["train"], model, folder)
     return {"perplexity": scores["perplexity"], "kept_gradients": kept}
 
 
-def _measure_underflow(config, train, model):
-    """Counts on a batch of training data, or on as much of it as memory is kept for.
+def _kept_gradients(config, train, model, folder):
+    """Compares on a batch of training data, or on as much of it as memory is kept for.
 
     The loss is a mean over the batch; of a part of it each token's gradient is made as
     small as in the whole.
     """
+    rewrite = graph_rewrite.active()
+    low = rewrite.dtype if rewrite else model.get_layer(_LOGITS).compute_dtype
+    if low == "float32":
+        return 1.0
     length, vocabulary = model.output.shape[1:]
     count = min(config.batch_size, max(1, _ELEMENTS // (length * vocabulary)))
     features, labels = next(iter(train.batch(count)))
     loss, share = _loss(), count / config.batch_size
-    rewrite = graph_rewrite.active()
-    scale = getattr(model.optimizer, "dynamic_scale", 1.0)
-    report = statistics.gradient_underflow(
-        model,
-        lambda y, x: loss(y, x) * share,
-        features,
-        labels,
-        dtype=rewrite.dtype if rewrite else model.get_layer(_LOGITS).compute_dtype,
-        loss_scale=float(keras.ops.convert_to_numpy(scale)),
+    found = compare.compare_precision(
+        *(model, features, f"mixed_{low}" if rewrite else None),
+        targets=labels,
+        loss=lambda y, x: loss(y, x) * share,
     )
-    if share == 1.0:
-        return report
-    # A weight's gradient is a sum over the batch.
-    rows = tuple(row for row in report.rows if row.kind == "activation")
-    return report._replace(rows=rows)
+    plain = json.dumps(found.to_dict(), indent=2)
+    run_files.write_text(folder / "precision.json", plain)
+    run_files.write_text(folder / "precision.md", found.to_markdown())
+    (logits,) = (row for row in found.rows if row.path.endswith(_LOGITS))
+    return logits.gradients.kept
