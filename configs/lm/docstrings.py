@@ -11,7 +11,7 @@ besides.
 Why: of a mean over 8192 tokens, the gradient at a logit is p / 8192 for each word that
 did not come. Half of float16's smallest subnormal is 3e-8, so that without loss scaling
 words of p below 2.4e-4 are never pushed down, which is twice the mean of the vocabulary
-of 8192: 94 % of the gradient values become 0 (`kept_gradients`, `underflow.md` in each
+of 8192: 94 % of the gradient values become 0 (`kept_gradients`, `precision.md` in each
 run's folder). The word that came is pushed up in full, and the sum of the others rises.
 With the product in float32 (`--config.model.float32_head=True`) float16 without loss
 scaling comes to 355.7.
