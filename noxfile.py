@@ -1,12 +1,14 @@
-"""Sessions for nox: `nox -s contract`, `tests`, `lint`, `next`.
+"""Sessions for nox: `nox -s contract`, `tests`, `lint`, `docs`, `next`.
 
 `contract` runs over the tested pairs of TensorFlow and Keras, each with its file in
 constraints/; `next` with the Keras source in the folder $KERAS_SOURCE. Environments are
 kept: TensorFlow is a wheel of half a gigabyte.
 """
 
+import configparser
 import os
 import pathlib
+import shutil
 
 import nox
 
@@ -43,6 +45,22 @@ def lint(session):
     session.install("ruff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def docs(session):
+    """The documentation as a site, in build/site; a broken link is an error."""
+    setup = configparser.ConfigParser()
+    setup.read("setup.cfg")
+    # Without tfamp, whose source is only read, and TensorFlow.
+    session.install(*setup["options.extras_require"]["docs"].split())
+    source = pathlib.Path("build/docs")
+    shutil.rmtree(source, ignore_errors=True)
+    for folder in ("docs", "results"):
+        shutil.copytree(folder, source / folder)
+    for page in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+        shutil.copy(page, source)
+    session.run("mkdocs", "build", "--strict", *session.posargs)
 
 
 @nox.session

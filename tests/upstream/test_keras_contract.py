@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import pathlib
 import re
 
 import keras
@@ -423,3 +424,14 @@ def test_every_patch_says_where_it_is_filed_and_when_it_may_go():
         assert "; remove w" in upstream
         for test in re.findall(r"test_\w+", upstream):
             assert test in globals()
+
+
+def test_the_page_on_the_design_has_every_patch():
+    page = pathlib.Path(__file__).parents[2].joinpath("docs/design.md").read_text()
+    for key, places in patches.UPSTREAM.items():
+        thread, _, reason = key.rpartition("; remove when ")
+        assert thread.removeprefix("not filed; symptom: ").split()[0] in page
+        assert re.sub(r"(test_\w+)", r"`\1`", reason) in page
+        for place in places:
+            name = f"{place.owner.replace(':', '.')}.{place.name}"
+            assert f"| `{name}` | {place.what} |" in page
