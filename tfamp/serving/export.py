@@ -117,8 +117,8 @@ def export_float32(
     return ExportReport(
         path=os.fspath(path),
         parameters=model.count_params(),
-        inputs=_described(served.serve.structured_input_signature[1]),
-        outputs=_described(served.serve.structured_outputs),
+        inputs=_described(served.signature.structured_input_signature[1]),
+        outputs=_described(served.signature.structured_outputs),
         nodes_checked=nodes,
         source_policies=tuple(sorted(policies)),
         reloaded=verification.difference(served.outputs, served.expected),

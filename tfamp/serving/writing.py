@@ -1,9 +1,10 @@
-"""What every export does: one job at a time, a SavedModel written, reloaded, compared."""
+"""What every export does: one job at a time, written, reloaded and compared."""
 
 import contextlib
+import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -45,15 +46,17 @@ class Job(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A SavedModel as it was reloaded.
+    """What was written, as it was reloaded.
 
     Attributes:
-      serve: Its "serving_default" signature.
-      outputs: What it returned for the samples, by name.
+      signature: A SavedModel's "serving_default", a `tf.types` concrete function.
+      run: Returns its outputs for the samples, by name.
+      outputs: What it returned first.
       expected: What the model that was written returned for them, eagerly.
     """
 
-    serve: Any
+    signature: Any
+    run: Callable[[], Mapping[str, Any]]
     outputs: Mapping[str, Any]
     expected: Mapping[str, Any]
 
@@ -121,29 +124,35 @@ def plain_call(model: keras.Model) -> Callable:
     return lambda inputs: model(inputs, training=False)
 
 
-def write(
-    job: Job, folder: pathlib.Path, call: Callable, tracked: Iterable[Any]
-) -> Served:
-    """Writes `call` as a SavedModel, and reloads it.
+def write(job: Job, folder: pathlib.Path, call: Callable) -> Served:
+    """Writes `call`, of the model's inputs, as a SavedModel, and reloads it.
 
-    Args:
-      job: The export; the precision to write in is assigned to its model.
-      folder: To create.
-      call: Function of the model's inputs.
-      tracked: Layers whose lookup tables are saved, and whose variables.
+    The precision to write in is assigned to the job's model.
     """
     job.put_back()
     archive: Any = keras.export.ExportArchive()
     with model_inputs.explained(job.model, "cannot be exported"):
-        for each in tracked:
-            archive.track(each)
+        for table in _tables(job.model):
+            archive.track(table)
         archive.add_endpoint("serve", call, [job.specs])
         archive.write_out(str(folder), verbose=False)
         # The call follows the write, so that random seeds and recurrent states are
         # those that were saved.
         expected = run(job, call)
         serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
-        return Served(serve, serve(**job.named_samples), expected)
+        reloaded = functools.partial(serve, **job.named_samples)
+        return Served(serve, reloaded, reloaded(), expected)
+
+
+def _tables(model):
+    """Returns lookup tables. Variables are tracked by what reads them.
+
+    To track the model as well would store each variable twice, as `model.export` does
+    (Keras 3.10 to 3.15).
+    """
+    kind = tf.saved_model.experimental.TrackableResource
+    layers = [place.layer for place in assign.walk(model)]
+    return [x for layer in layers for x in vars(layer).values() if isinstance(x, kind)]
 
 
 def write_float32(job: Job, folder: pathlib.Path) -> tuple[int, Served]:
@@ -152,7 +161,7 @@ def write_float32(job: Job, folder: pathlib.Path) -> tuple[int, Served]:
     Returns:
       How many nodes of its graph were checked, and the reloaded SavedModel.
     """
-    served = write(job, folder, plain_call(job.model), [job.model])
+    served = write(job, folder, plain_call(job.model))
     nodes, low = verification.read_graph(folder)
     if low:
         raise errors.ExportError(
@@ -163,18 +172,21 @@ def write_float32(job: Job, folder: pathlib.Path) -> tuple[int, Served]:
     found = verification.difference(served.outputs, served.expected)
     if found.relative > MAX_RELATIVE_DIFFERENCE:
         other = f"differing by {found}"
-        raise mismatch(served, other, f"at most {MAX_RELATIVE_DIFFERENCE} relative")
+        most = f"at most {MAX_RELATIVE_DIFFERENCE} relative"
+        raise mismatch("float32", served, other, most)
     return nodes, served
 
 
-def mismatch(served: Served, received: str, expected: str) -> errors.ExportError:
-    """Returns the error of a SavedModel that does not compute what was written."""
+def mismatch(
+    precision: str, served: Served, received: str, expected: str
+) -> errors.ExportError:
+    """Returns the error of an export that does not compute what was written."""
     shapes = [
         {name: tuple(value.shape) for name, value in sorted(outputs.items())}
         for outputs in (served.outputs, served.expected)
     ]
     return errors.ExportError(
-        "The reloaded SavedModel computes something else than the float32 model. "
+        f"What was exported computes something else than the {precision} model. "
         f"Received: outputs {shapes[0]}, {received}. Expected: outputs {shapes[1]}, "
         f"and {expected}. A layer may compute otherwise in a graph than eagerly."
     )
