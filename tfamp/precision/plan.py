@@ -1,16 +1,15 @@
 """Decides which dtype policy each layer of a built model gets, and why."""
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import keras
 from absl import logging
 
 from tfamp import errors, modes
-from tfamp.precision import assign, borders, float32_layers, overrides, policy
+from tfamp.precision import assign, borders, float32_layers, overrides
 
 _AS_MADE = "as it was made"
 SOFTMAX = "softmax stays in float32: its exponentials overflow and its sums round"
@@ -271,28 +270,6 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
         LayerPrecision(path, layer.dtype_policy.name, _reasons.get(layer, _AS_MADE))
         for layer, path, _ in _assignable(model)
     ]
-
-
-@contextlib.contextmanager
-def assigned(model: keras.Model, mode: modes.Mode) -> Iterator[None]:
-    """Scopes a 16-bit mode in a model, as `assign.assigned_float32` does float32.
-
-    Layers of 16 bits get this mode's, and those of float32 beside them stay. A model
-    without any gets what `set_precision` would give it.
-    """
-    places = _assignable(model)
-    formats = {id(place.layer): place.layer.compute_dtype for place in places}
-    if set(formats.values()) & set(assign.LOW):
-        policies = {
-            key: "float32" if name == "float32" else mode.policy
-            for key, name in formats.items()
-        }
-    else:
-        planned = Plan(model, ()).complete(mode)
-        policies = {key: name for key, (name, _) in planned.items()}
-    with assign.EXCLUSIVE, policy.policy_scope(mode.name):
-        with assign.assign(model, policies):
-            yield
 
 
 def _unsaved(model, planned):

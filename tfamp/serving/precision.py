@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tfamp import errors, formats, modes
-from tfamp.precision import assign, plan
+from tfamp.precision import assign, conversion
 from tfamp.serving import half_weights as halving
 from tfamp.serving import litert, parity, verification, writing
 
@@ -117,25 +117,24 @@ def _weights_format(precision):
 
 def _write_saved_model(job, precision, half_weights):
     """Returns what was reloaded, and the outputs that float32 weights would give."""
-    model, scope = job.model, assign.assigned_float32
+    scope = assign.assigned_float32
     if precision != "float32":
-        scope = functools.partial(plan.assigned, mode=modes.get_mode(precision))
-    with scope(model):
-        call = writing.plain_call(model)
-        job.put_back()
-        full = writing.run(job, call)
+        scope = functools.partial(conversion.assigned, mode=modes.get_mode(precision))
+    call = writing.plain_call(job.model)
+    with scope(job.model):
+        full = writing.run_afresh(job, call)
         if half_weights:
-            call = halving.stored(model, _weights_format(precision))
+            call = halving.stored(job.model, _weights_format(precision))
         return writing.write(job, job.folder, _float32_outputs(call)), full
 
 
 def _write_litert(job, precision, half_weights):
+    call = writing.plain_call(job.model)
     with assign.assigned_float32(job.model):
-        job.put_back()
-        full = expected = writing.run(job)
+        full = writing.run_afresh(job, call)
         if half_weights:
             call = halving.stored(job.model, _weights_format(precision))
-            expected = writing.run(job, call)
+        expected = writing.run_afresh(job, call)
         run, outputs = litert.write(job, half_weights)
         return writing.Served(None, run, outputs, expected), full
 
@@ -167,8 +166,9 @@ def _check_graph(folder, precision, half_weights):
     if wrong:
         raise errors.ExportError(
             f"The graph does not compute as {precision} does. Received: "
-            f"{errors.examples(wrong)}. `tfamp.describe_layers` says what each layer "
-            "has; let layers cast to `self.compute_dtype` in their `call`."
+            f"{errors.examples(wrong)}. Of a float32 model, layers that compute an "
+            "output stay in float32, as by `tfamp.set_precision`; let others cast to "
+            "`self.compute_dtype` in their `call`."
         )
     return {name: len(nodes) for name, nodes in products.items()}, sizes
 

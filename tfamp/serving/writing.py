@@ -107,8 +107,12 @@ def _restorer(model):
 
 
 def run(job: Job, call: Callable | None = None) -> dict[str, Any]:
-    """Returns the outputs for the samples by name, of the model or of `call`."""
+    """Returns the outputs for the samples by name, of the model or of `call`.
+
+    From the states that the model had, which are those that are saved.
+    """
     call = call or plain_call(job.model)
+    job.put_back()
     advice = "cannot be called on the sample inputs; check or pass `sample_inputs`"
     with model_inputs.explained(job.model, advice):
         outputs = call(job.samples)
@@ -117,6 +121,12 @@ def run(job: Job, call: Callable | None = None) -> dict[str, Any]:
     # The names that TensorFlow gives the outputs of a signature.
     flat = keras.tree.flatten(outputs)
     return {f"output_{index}": value for index, value in enumerate(flat)}
+
+
+def run_afresh(job: Job, call: Callable) -> dict[str, Any]:
+    """As `run`; a `tf.function` in the model neither keeps nor leaves a trace."""
+    with assign.assign(job.model, {}):
+        return run(job, call)
 
 
 def plain_call(model: keras.Model) -> Callable:
@@ -136,9 +146,7 @@ def write(job: Job, folder: pathlib.Path, call: Callable) -> Served:
             archive.track(table)
         archive.add_endpoint("serve", call, [job.specs])
         archive.write_out(str(folder), verbose=False)
-        # The call follows the write, so that random seeds and recurrent states are
-        # those that were saved.
-        expected = run(job, call)
+        expected = run_afresh(job, call)
         serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
         reloaded = functools.partial(serve, **job.named_samples)
         return Served(serve, reloaded, reloaded(), expected)
