@@ -26,16 +26,13 @@ def check() -> None:
         )
 
 
-def write(job: writing.Job, half_weights: bool) -> tuple[Callable, dict[str, Any]]:
-    """Converts the model, to which float32 is assigned.
+def write(job: writing.Job, call: Callable, half_weights: bool) -> writing.Served:
+    """Converts the model, to which float32 is assigned, and runs the interpreter.
 
     Args:
       job: The export; a file is written in place of its folder.
-      half_weights: Whether weights are stored in float16. They are cast up when the
-        interpreter begins.
-
-    Returns:
-      What runs the interpreter on the samples, and its first outputs by name.
+      call: The model as a function of its inputs, to compare with.
+      half_weights: Whether weights are stored in float16; the interpreter casts them.
     """
     options: dict[str, Any] = {}
     if half_weights:
@@ -44,12 +41,13 @@ def write(job: writing.Job, half_weights: bool) -> tuple[Callable, dict[str, Any
             "target_spec": {"supported_types": [tf.float16]},
         }
     file = job.folder.with_name("new.tflite")
+    expected = writing.run_afresh(job, call)
     with model_inputs.explained(job.model, "cannot be converted to LiteRT"):
         _convert(job, file, options)
         run = _runner(job, file)
-        outputs = run()
+        served = writing.Served(None, run, run(), expected)
     file.rename(job.folder)
-    return run, outputs
+    return served
 
 
 def _convert(job, file: pathlib.Path, options):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfamp import formats
+from tfamp.serving import verification
 
 _PAIRS, _SECONDS = (5, 50), 1.0  # Least and most calls of each, and when to stop.
 
@@ -110,17 +111,14 @@ def compare(
 
 
 def _errors(a, b):
-    if b.dtype.kind in "biuOSU":  # Of bfloat16 the kind is "V".
-        differ = a != b
-        gap = differ if b.dtype.kind in "bOSU" else np.abs(a.astype("O") - b)
-        return float(np.max(gap, initial=0)), float(np.mean(differ)) if b.size else 0.0
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # Infinity minus infinity.
-        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    gap = np.where(np.isnan(gap), np.inf, gap)
-    tiny = formats.float_format("float32").smallest_normal
-    norm = max(float(np.linalg.norm(b[np.isfinite(b)])), tiny)
-    return float(gap.max(initial=0.0)), float(np.linalg.norm(gap)) / norm
+    gap = verification.gaps(a, b)
+    if b.dtype.kind in "biuOSU":
+        relative = np.mean(gap > 0) if b.size else 0.0
+    else:
+        b = b.astype(np.float64)
+        tiny = formats.float_format("float32").smallest_normal
+        relative = np.linalg.norm(gap) / max(np.linalg.norm(b[np.isfinite(b)]), tiny)
+    return float(gap.max(initial=0.0)), float(relative)
 
 
 def latencies(first: Callable[[], Any], second: Callable[[], Any]) -> list[float]:

@@ -189,12 +189,13 @@ def mismatch(
     precision: str, served: Served, received: str, expected: str
 ) -> errors.ExportError:
     """Returns the error of an export that does not compute what was written."""
-    shapes = [
-        {name: tuple(value.shape) for name, value in sorted(outputs.items())}
-        for outputs in (served.outputs, served.expected)
-    ]
     return errors.ExportError(
         f"What was exported computes something else than the {precision} model. "
-        f"Received: outputs {shapes[0]}, {received}. Expected: outputs {shapes[1]}, "
-        f"and {expected}. A layer may compute otherwise in a graph than eagerly."
+        f"Received: outputs {shapes(served.outputs)}, {received}. Expected: outputs "
+        f"{shapes(served.expected)}, and {expected}. A layer may compute otherwise in a graph than eagerly."
     )
+
+
+def shapes(outputs: Mapping[str, Any]) -> dict[str, tuple]:
+    """Returns the shapes of named arrays, sorted by name."""
+    return {name: tuple(value.shape) for name, value in sorted(outputs.items())}
