@@ -192,7 +192,8 @@ def mismatch(
     return errors.ExportError(
         f"What was exported computes something else than the {precision} model. "
         f"Received: outputs {shapes(served.outputs)}, {received}. Expected: outputs "
-        f"{shapes(served.expected)}, and {expected}. A layer may compute otherwise in a graph than eagerly."
+        f"{shapes(served.expected)}, and {expected}. A layer may compute otherwise in "
+        "a graph than eagerly."
     )
 
 
