@@ -47,6 +47,7 @@ from tfamp.precision.overrides import OverrideError
 from tfamp.precision.plan import LayerPrecision, describe_layers
 from tfamp.precision.policy import policy_scope
 from tfamp.serving.export import export_float32
+from tfamp.serving.precision import export
 
 __version__ = "0.2.0"
 
@@ -79,6 +80,7 @@ __all__ = [
     "disable_graph_rewrite",
     "enable",
     "enable_graph_rewrite",
+    "export",
     "export_float32",
     "float_format",
     "graph_rewrite_report",

@@ -18,7 +18,7 @@ class UnsupportedModeError(TfampError, ValueError):
 
 
 class ExportError(TfampError, RuntimeError):
-    """A model could not be exported or verified in float32."""
+    """A model could not be exported, or what was written not verified."""
 
 
 class DataError(TfampError, ValueError):

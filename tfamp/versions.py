@@ -40,6 +40,11 @@ def describe() -> str:
     return f"{text}: untested; tested are {listed}"
 
 
+def keras_is_at_least(release: str) -> bool:
+    """Whether Keras is this release, as "3.13", or a newer one."""
+    return _numbers(keras.__version__) >= _numbers(release)
+
+
 def _numbers(version):
     """(3, 15) of "3.15.1": releases of the same two numbers have the same names."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -1,12 +1,13 @@
 """`set_precision`: another precision for a built model, in place."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import keras
 from absl import logging
 
 from tfamp import errors, modes
-from tfamp.precision import assign, compile_hook, plan
+from tfamp.precision import assign, compile_hook, plan, policy
 from tfamp.precision import overrides as overriding
 
 
@@ -80,6 +81,27 @@ def set_precision(
         model.make_train_function()
     _log(model, chosen)
     return model
+
+
+@contextlib.contextmanager
+def assigned(model: keras.Model, mode: modes.Mode) -> Iterator[None]:
+    """Scopes a 16-bit mode in a model, as `assign.assigned_float32` does float32.
+
+    Layers of 16 bits get this mode's, and those of float32 beside them stay. A model
+    without any gets what `set_precision` would give it.
+    """
+    layers = [place.layer for place in assign.walk(model)]
+    found = {id(x): x.compute_dtype for x in layers if assign.is_assignable(x)}
+    policies = {
+        key: "float32" if name == "float32" else mode.policy
+        for key, name in found.items()
+    }
+    if set(policies.values()) == {"float32"}:
+        planned = plan.Plan(model, ()).complete(mode)
+        policies = {key: name for key, (name, _) in planned.items()}
+    with assign.EXCLUSIVE, policy.policy_scope(mode.name):
+        with assign.assign(model, policies):
+            yield
 
 
 def check_not_quantized(model: keras.Model) -> None:

@@ -163,11 +163,11 @@ def _generator():
 
 def _fitted(sample_inputs, specs):
     """Returns the samples as tensors, structured and cast as the specs say."""
-    if not keras.tree.is_nested(specs):
-        sample_inputs = tf.convert_to_tensor(sample_inputs)
-    elif isinstance(specs, list) and not keras.tree.is_nested(sample_inputs):
+    if isinstance(specs, list) and not keras.tree.is_nested(sample_inputs):
         sample_inputs = [sample_inputs]
     try:
+        if not keras.tree.is_nested(specs):
+            sample_inputs = tf.convert_to_tensor(sample_inputs)
         keras.tree.assert_same_structure(
             keras.tree.lists_to_tuples(specs), keras.tree.lists_to_tuples(sample_inputs)
         )

@@ -1,1 +1,1 @@
-"""SavedModels in float32, verified."""
+"""SavedModels and LiteRT files in a chosen precision, verified."""

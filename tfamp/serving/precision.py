@@ -1,0 +1,186 @@
+"""Exports a model in a chosen precision, and tells what it costs beside float32."""
+
+import functools
+import os
+from typing import Literal
+
+import keras
+import numpy as np
+
+from tfamp import errors, formats, modes
+from tfamp.precision import assign, conversion
+from tfamp.serving import half_weights as halving
+from tfamp.serving import litert, parity, verification, writing
+
+_PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+# The saved graph may round elsewhere than the model does eagerly (a fused kernel
+# leaves out some roundings): that much farther from float32, and no more.
+_FARTHER = 4
+
+
+def export(
+    model: keras.Model,
+    path: str | os.PathLike,
+    precision: str = "float32",
+    *,
+    half_weights: bool = False,
+    format: Literal["tf_saved_model", "litert"] = "tf_saved_model",
+    sample_inputs=None,
+    overwrite: bool = False,
+) -> parity.ServingReport:
+    """Exports a model that computes in a precision, verified and compared with float32.
+
+    ```
+    assign float32 to every layer; write, verify and reload the float32 SavedModel
+    assign the precision; write; read the graph: products in its format, and no other
+    reload, run, compare with the float32 model; time both in turn
+    only then move it to `path`
+    ```
+    A mixed model keeps its overrides: its 16-bit layers get the asked format, its
+    float32 layers stay. A float32 model gets what `set_precision` would give it. What
+    the signature takes and returns is float32 (ids, strings and so on as they are). The
+    model itself is as before afterwards.
+
+    Args:
+      model: A built `keras.Model` with any dtype policies but quantized ones.
+      path: Local folder to create; a file that ends in ".tflite" for LiteRT.
+      precision: "float32" (verified as by `export_float32`), "mixed_bfloat16" or
+        "mixed_float16".
+      half_weights: Whether weights of two axes or more are stored in 16 bits and cast
+        where they are read: bfloat16 for "mixed_bfloat16", else float16.
+      format: "tf_saved_model", or "litert" by Keras' converter, in float32 only.
+      sample_inputs: A batch of inputs as for `export_float32`; compared and timed on.
+      overwrite: Whether to replace a SavedModel, a .tflite file or an empty folder.
+
+    Returns:
+      A `ServingReport`: parity by output, products by dtype, bytes and latency of both.
+
+    Raises:
+      ExportError: If `path` cannot be written, the release lacks Keras' converter, or
+        the result does not pass: another format in the graph, overflow where float32 is
+        finite, outputs that the model does not have. Nothing is left on disk.
+      TypeError: If `model` is not a Keras model.
+      ValueError: If an argument is none of its choices, or `path` is remote.
+
+    Example:
+      print(tfamp.export(model, "exported/1", "mixed_bfloat16").to_text())
+    """
+    _check_request(path, precision, format)
+    with writing.opened(model, path, sample_inputs, overwrite) as job:
+        is_plain = precision == "float32" and format != "litert" and not half_weights
+        folder = job.folder if is_plain else job.folder.with_name("float32")
+        with assign.assigned_float32(model):
+            _, float32 = writing.write_float32(job, folder)
+        served, cost = float32, ()
+        if not is_plain:
+            served, full = _write(job, precision, half_weights, format)
+            cost = parity.compare(served.expected, full) if half_weights else ()
+            _check_outputs(served, float32.expected, precision)
+        facts = ({}, {})
+        if format != "litert":
+            facts = _check_graph(job.folder, precision, half_weights)
+        seconds = parity.latencies(served.run, float32.run)
+        sizes = map(parity.bytes_on_disk, (job.folder, folder))
+        rows = parity.compare(served.outputs, float32.expected)
+        report = parity.ServingReport(
+            *(os.fspath(path), precision, format, rows, cost, *facts, *sizes, *seconds)
+        )
+    return report
+
+
+def _check_request(path, precision, format):
+    choices = {"precision": _PRECISIONS, "format": ("tf_saved_model", "litert")}
+    for name, value in (("precision", precision), ("format", format)):
+        if value not in choices[name]:
+            raise ValueError(
+                f"`{name}` must be one of {', '.join(map(repr, choices[name]))}. "
+                f"Received: {name}={value!r}."
+            )
+    if format != "litert":
+        return
+    if precision != "float32":
+        raise ValueError(
+            'LiteRT computes in float32 here. Received: format="litert", precision='
+            f'{precision!r}. Use precision="float32"; `half_weights=True` halves it.'
+        )
+    if not os.fspath(path).endswith(".tflite"):
+        raise ValueError(
+            f"A LiteRT file ends in .tflite. Received: path={os.fspath(path)!r}."
+        )
+    litert.check()
+
+
+def _weights_format(precision):
+    return "bfloat16" if precision == "mixed_bfloat16" else "float16"
+
+
+def _write(job, precision, half_weights, format):
+    """Returns what was reloaded, and the outputs that float32 weights would give."""
+    scope, full = assign.assigned_float32, {}
+    if precision != "float32":
+        scope = functools.partial(conversion.assigned, mode=modes.get_mode(precision))
+    call = writing.plain_call(job.model)
+    with scope(job.model):
+        if half_weights:
+            full = writing.run_afresh(job, call)
+            call = halving.stored(job.model, _weights_format(precision))
+        if format == "litert":
+            return litert.write(job, call, half_weights), full
+        return writing.write(job, job.folder, _float32_outputs(call)), full
+
+
+def _float32_outputs(call):
+    """Widens outputs of 16 bits, which is exact."""
+
+    def widened(value):
+        is_low = keras.backend.standardize_dtype(value.dtype) in assign.LOW
+        return keras.ops.cast(value, "float32") if is_low else value
+
+    return lambda inputs: keras.tree.map_structure(widened, call(inputs))
+
+
+def _check_graph(folder, precision, half_weights):
+    """Returns the numbers of products, and the bytes of variables, by dtype."""
+    mode, stored = modes.get_mode(precision), _weights_format(precision)
+    _, low = verification.read_graph(folder)
+    products = verification.read_products(folder)
+    sizes = verification.read_variables(folder)
+    wrong = [line for line in low if not line.endswith(f": {stored}")]
+    if precision == "float32":
+        wrong += [x for name in assign.LOW for x in products.get(name, ())]
+    elif not products.get(mode.compute_format) and (products or not low):
+        counts = {name: len(nodes) for name, nodes in products.items()}
+        wrong.append(f"no product of {mode.compute_format}, but {counts}")
+    if half_weights and stored not in sizes:
+        wrong.append(f"no variable of {stored}")
+    if wrong:
+        raise errors.ExportError(
+            f"The graph does not compute as {precision} does. Received: "
+            f"{errors.examples(wrong)}. Of a float32 model, layers that compute an "
+            "output stay in float32, as by `tfamp.set_precision`; let others cast to "
+            "`self.compute_dtype` in their `call`."
+        )
+    return {name: len(nodes) for name, nodes in products.items()}, sizes
+
+
+def _check_outputs(served, float32, precision):
+    if writing.shapes(served.outputs) != writing.shapes(float32):
+        raise writing.mismatch(precision, served, "of other names or shapes", "those")
+    epsilon = formats.float_format(_weights_format(precision)).epsilon
+    rows = parity.compare(served.outputs, served.expected)
+    of_model = parity.compare(served.expected, float32)
+    for row, model_row in zip(rows, of_model, strict=True):
+        low, wide = (np.asarray(x[row.name]) for x in (served.outputs, float32))
+        if wide.dtype.kind != "f":  # A class may be another one by a rounding.
+            continue
+        if lost := int(np.sum(np.isfinite(wide) & ~np.isfinite(low))):
+            raise errors.ExportError(
+                f"{precision} overflows on the sample inputs: {lost} of {low.size} "
+                f"elements of output {row.name!r} are not finite, which they are in "
+                "float32. Use mixed_bfloat16, which has float32's range, or first keep "
+                "layers in float32, by the overrides of `tfamp.set_precision`."
+            )
+        most = _FARTHER * max(model_row.relative, epsilon)
+        if row.relative > most:
+            received = f"{row.name!r} differing by {row.relative:.1e} relative"
+            raise writing.mismatch(precision, served, received, f"at most {most:.1e}")

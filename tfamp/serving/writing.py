@@ -1,0 +1,202 @@
+"""What every export does: one job at a time, written, reloaded and compared."""
+
+import contextlib
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfamp import errors
+from tfamp.precision import assign, conversion, model_inputs
+from tfamp.serving import staging, verification
+
+# The requirement: about 84 times the epsilon of float32, for sums that the saved
+# graph may take in another order.
+MAX_RELATIVE_DIFFERENCE = 1e-5
+
+
+class Job(NamedTuple):
+    """One export.
+
+    Attributes:
+      model: The built model.
+      specs: `tf.TensorSpec`s, structured as the model's inputs.
+      samples: Tensors that fit them, likewise.
+      folder: Where to write; it is moved to the asked path if all goes well. What is
+        written beside it is deleted.
+      put_back: Puts seeds, recurrent states and statistics back.
+    """
+
+    model: keras.Model
+    specs: Any
+    samples: Any
+    folder: pathlib.Path
+    put_back: Callable[[], None]
+
+    @property
+    def named_samples(self) -> dict[str, tf.Tensor]:
+        """The samples by the names of the signature's inputs."""
+        each = zip(*map(keras.tree.flatten, (self.specs, self.samples)), strict=True)
+        return {spec.name: value for spec, value in each}
+
+
+class Served(NamedTuple):
+    """What was written, as it was reloaded.
+
+    Attributes:
+      signature: A SavedModel's "serving_default", a `tf.types` concrete function.
+      run: Returns its outputs for the samples, by name.
+      outputs: What it returned first.
+      expected: What the model that was written returned for them, eagerly.
+    """
+
+    signature: Any
+    run: Callable[[], Mapping[str, Any]]
+    outputs: Mapping[str, Any]
+    expected: Mapping[str, Any]
+
+
+@contextlib.contextmanager
+def opened(
+    model: keras.Model, path: str | os.PathLike, sample_inputs: Any, overwrite: bool
+) -> Iterator[Job]:
+    """Scopes an export: checks it before, restores the model and its states after."""
+    target = staging.checked(path, overwrite)
+    _check_model(model)
+    specs, samples = model_inputs.describe(model, sample_inputs)
+    with assign.EXCLUSIVE, contextlib.ExitStack() as undo:
+        put_back = undo.callback(_restorer(model))
+        with staging.staged(target, overwrite) as folder:
+            yield Job(model, specs, samples, folder, put_back)
+
+
+def _check_model(model):
+    assign.check_built(model, errors.ExportError)
+    with model_inputs.explained(model, "cannot be exported"):
+        conversion.check_not_quantized(model)
+    options = tf.config.optimizer.get_experimental_options()
+    if any(on for key, on in options.items() if key.startswith("auto_mixed_precision")):
+        raise errors.ExportError(
+            "TensorFlow's graph rewrite (auto_mixed_precision) is on, so the exported "
+            "graph would be verified in low precision. Turn it off for the export: "
+            "tfamp.disable_graph_rewrite(), or tfamp.disable()."
+        )
+
+
+def states(model: keras.Model) -> list[keras.Variable]:
+    """Returns what a call in inference may change: seeds, recurrent states, counts."""
+    found = list(model.non_trainable_variables)
+    for place in assign.walk(model):
+        found += keras.tree.flatten(getattr(place.layer, "states", None) or ())
+    return found
+
+
+def _restorer(model):
+    before = [(each, np.array(each)) for each in states(model)]
+
+    def put_back():
+        for variable, value in before:
+            variable.assign(value)
+
+    return put_back
+
+
+def run(job: Job, call: Callable | None = None) -> dict[str, Any]:
+    """Returns the outputs for the samples by name, of the model or of `call`.
+
+    From the states that the model had, which are those that are saved.
+    """
+    call = call or plain_call(job.model)
+    job.put_back()
+    advice = "cannot be called on the sample inputs; check or pass `sample_inputs`"
+    with model_inputs.explained(job.model, advice):
+        outputs = call(job.samples)
+    if isinstance(outputs, dict):
+        return dict(outputs)
+    # The names that TensorFlow gives the outputs of a signature.
+    flat = keras.tree.flatten(outputs)
+    return {f"output_{index}": value for index, value in enumerate(flat)}
+
+
+def run_afresh(job: Job, call: Callable) -> dict[str, Any]:
+    """As `run`; a `tf.function` in the model neither keeps nor leaves a trace."""
+    with assign.assign(job.model, {}):
+        return run(job, call)
+
+
+def plain_call(model: keras.Model) -> Callable:
+    """Returns the model in inference as a function of its inputs."""
+    return lambda inputs: model(inputs, training=False)
+
+
+def write(job: Job, folder: pathlib.Path, call: Callable) -> Served:
+    """Writes `call`, of the model's inputs, as a SavedModel, and reloads it.
+
+    The precision to write in is assigned to the job's model.
+    """
+    job.put_back()
+    archive: Any = keras.export.ExportArchive()
+    with model_inputs.explained(job.model, "cannot be exported"):
+        for table in _tables(job.model):
+            archive.track(table)
+        archive.add_endpoint("serve", call, [job.specs])
+        archive.write_out(str(folder), verbose=False)
+        expected = run_afresh(job, call)
+        serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
+        reloaded = functools.partial(serve, **job.named_samples)
+        return Served(serve, reloaded, reloaded(), expected)
+
+
+def _tables(model):
+    """Returns lookup tables. Variables are tracked by what reads them.
+
+    To track the model as well would store each variable twice, as `model.export` does
+    (Keras 3.10 to 3.15).
+    """
+    kind = tf.saved_model.experimental.TrackableResource
+    layers = [place.layer for place in assign.walk(model)]
+    return [x for layer in layers for x in vars(layer).values() if isinstance(x, kind)]
+
+
+def write_float32(job: Job, folder: pathlib.Path) -> tuple[int, Served]:
+    """Writes the model, to which float32 is assigned, and verifies the graph.
+
+    Returns:
+      How many nodes of its graph were checked, and the reloaded SavedModel.
+    """
+    served = write(job, folder, plain_call(job.model))
+    nodes, low = verification.read_graph(folder)
+    if low:
+        raise errors.ExportError(
+            "The graph of the float32 model is not float32 throughout. Received: "
+            f"{errors.examples(low)}. Let the layers cast to "
+            "`self.compute_dtype`, and not to these dtypes, in their `call`."
+        )
+    found = verification.difference(served.outputs, served.expected)
+    if found.relative > MAX_RELATIVE_DIFFERENCE:
+        other = f"differing by {found}"
+        most = f"at most {MAX_RELATIVE_DIFFERENCE} relative"
+        raise mismatch("float32", served, other, most)
+    return nodes, served
+
+
+def mismatch(
+    precision: str, served: Served, received: str, expected: str
+) -> errors.ExportError:
+    """Returns the error of an export that does not compute what was written."""
+    return errors.ExportError(
+        f"What was exported computes something else than the {precision} model. "
+        f"Received: outputs {shapes(served.outputs)}, {received}. Expected: outputs "
+        f"{shapes(served.expected)}, and {expected}. A layer may compute otherwise in "
+        "a graph than eagerly."
+    )
+
+
+def shapes(outputs: Mapping[str, Any]) -> dict[str, tuple]:
+    """Returns the shapes of named arrays, sorted by name."""
+    return {name: tuple(value.shape) for name, value in sorted(outputs.items())}
