@@ -25,6 +25,7 @@ class Call:
       owner: The layer or operation.
       path: Its path in the model, as `describe_layers` gives it.
       number: Which of the calls of its owner this is, from 0.
+      is_shared: Whether its owner has other calls, too.
       arguments: (args, kwargs) with tensors that are this call's alone.
       sources: The tensors that those were before.
       children: The calls that it made.
@@ -34,6 +35,7 @@ class Call:
 
     def __init__(self, owner: keras.Operation, path: str, number: int, given: Any):
         self.owner, self.path, self.number = owner, path, number
+        self.is_shared = number > 0
         self.sources = given
         self.arguments = keras.tree.map_structure(_own, given)
         self.children: list[Call] = []
@@ -157,6 +159,8 @@ class Recorder:
         number = self._counts.get(id(owner), 0)
         self._counts[id(owner)] = number + 1
         record = Call(owner, self._paths[id(owner)][1], number, (args, kwargs))
+        for each in self.calls:
+            each.is_shared |= each.owner is owner
         if self._open:
             self._open[-1].children.append(record)
         self._open.append(record)

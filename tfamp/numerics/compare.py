@@ -43,7 +43,7 @@ def compare_precision(
     backward pass, too. Inference: no dropout, no new statistics. A layer that only
     calls others, or returns what it is given, has no row; one with operations of its
     own has a row for those. What runs inside a loop, as the cell of a recurrent layer,
-    belongs to the layer around it.
+    belongs to the layer around it. Memory: some ten times the activations of the batch.
 
     Args:
       model: A built model of any kind; its precision, weights, optimizer and random
@@ -156,14 +156,25 @@ def _recorded(model, inputs, objective, scale, note, chosen):
     gradients = [([], [], [])] * len(own)
     if objective:
         gradients = tape.gradient(value, sources, None, tf.UnconnectedGradients.ZERO)
+    noted: list[Any] = []
     with recorder.installed():
-        noted = [note(recorder, *each) for each in zip(own, gradients, strict=True)]
+        for each in zip(own, gradients, strict=True):
+            # One after the other: all at once would need memory for all at once.
+            with tf.control_dependencies(keras.tree.flatten(noted[-1:])):
+                noted.append(note(recorder, *each))
     return own, noted
 
 
 def _computes(call):
     """Whether a call has a row; float32 tells, where no cast is in between."""
     return call.made and not call.only_chains
+
+
+def _passes_on_only_its_own(call):
+    """Whether the gradients of the whole pass are those of this call alone."""
+    given = {id(x) for x in call.taken}
+    is_leaf = not call.children and given.isdisjoint(map(id, call.made))
+    return is_leaf and not call.is_shared
 
 
 def _backward(recorder, call, taken, upstream):
@@ -184,7 +195,9 @@ def _run_exact(model, inputs, objective, jit_compile):
 
     def note(recorder, call, gradients):
         gradients = [[dense(x) for x in each] for each in gradients]
-        _, local = _backward(recorder, call, call.taken, gradients[0])
+        local = [*gradients[1], *gradients[2]]
+        if objective and not _passes_on_only_its_own(call):
+            _, local = _backward(recorder, call, call.taken, gradients[0])
         return _Pass(call.taken, call.made, *gradients, [dense(x) for x in local])
 
     def run(inputs):
