@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfamp import hardware, modes
 from tfamp.graph_rewrite import switch
+from tfamp.kernels import bias_gradient
 from tfamp.numerics import calls, results, statistics
 from tfamp.precision import assign, borders, plan, policy
 from tfamp.precision import overrides as overriding
@@ -38,12 +39,12 @@ def compare_precision(
     """Finds where a mode loses what float32 computes, for each call of each layer.
 
     The same weights are run twice, by assignment: in float32, and in the mode as
-    `set_precision` would give it. Then each layer runs once more in the mode on what
-    float32 gave it, which shows the error that it makes itself; with a loss, its
-    backward pass, too. Inference: no dropout, no new statistics. A layer that only
-    calls others, or returns what it is given, has no row; one with operations of its
-    own has a row for those. What runs inside a loop, as the cell of a recurrent layer,
-    belongs to the layer around it. Memory: some ten times the activations of the batch.
+    `enable` and `set_precision` would give it. Then each layer runs once more in the
+    mode on what float32 gave it, which shows the error that it makes itself; with a
+    loss, its backward pass, too. Inference: no dropout, no new statistics. A layer that
+    only calls others, or returns what it is given, has no row; one with operations of
+    its own has a row for those. What runs inside a loop, as the cell of a recurrent
+    layer, belongs to the layer around it. Memory: some ten times the activations.
 
     Args:
       model: A built model of any kind; its precision, weights, optimizer and random
@@ -110,7 +111,11 @@ def assigned(
         return
     asked = plan.Plan(model, overriding.parse(mode, overrides))
     policies = {key: name for key, (name, _) in asked.complete(mode).items()}
-    with policy.policy_scope(mode.policy), assign.assign(model, policies):
+    with (
+        policy.policy_scope(mode.policy),
+        assign.assign(model, policies),
+        bias_gradient.HOOKS.installed(),  # As by `enable`.
+    ):
         yield
 
 
