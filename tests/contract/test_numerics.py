@@ -152,6 +152,16 @@ def test_the_loss_scale_is_the_optimizers():
     assert any(row.gradients.overflow for row in far.rows)
 
 
+def test_a_loss_that_goes_past_a_sigmoid():
+    """Keras' losses use the logits of a layer, which are no outputs of it."""
+    head = L.Dense(1, "sigmoid", dtype="float32", name="head")
+    model = keras.Sequential([keras.Input((4,)), L.Dense(8, name="body"), head])
+    x = models.batch(model)
+    given = {"targets": np.ones((len(x), 1)), "loss": "binary_crossentropy"}
+    found = tfamp.compare_precision(model, x, "mixed_bfloat16", **given)
+    assert max(row.local_gradient_error for row in found.rows) < 0.05
+
+
 def test_reports():
     model = faults.functional(faults.Variance)
     inputs, targets = faults.batch(model)

@@ -179,7 +179,9 @@ def _passes_on_only_its_own(call):
     """Whether the gradients of the whole pass are those of this call alone."""
     given = {id(x) for x in call.taken}
     is_leaf = not call.children and given.isdisjoint(map(id, call.made))
-    return is_leaf and not call.is_shared
+    # Keras' losses go past a softmax or sigmoid, to what it was made from.
+    is_passed = any(hasattr(x, "_keras_logits") for x in call.made)
+    return is_leaf and not call.is_shared and not is_passed
 
 
 def _backward(recorder, call, taken, upstream):
