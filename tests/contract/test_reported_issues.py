@@ -37,6 +37,7 @@ def constant(predicted):
     return model
 
 
+@pytest.mark.issue("tensorflow#45568")
 @pytest.mark.issue("keras#15012")
 @pytest.mark.issue("keras#11965")
 @in_both
@@ -463,6 +464,7 @@ def overflowing():
     return model
 
 
+@pytest.mark.issue("DeepSpeed#697")
 @pytest.mark.issue("keras#16100")
 def test_an_epoch_of_skipped_steps_is_told_of_once():
     tfamp.enable("mixed_float16")
@@ -519,7 +521,6 @@ def nested(mode, path):
     return keras.Model(inputs, layers.Dense(1)(inner(inputs)))
 
 
-@pytest.mark.issue("keras#16100")
 @in_both
 @pytest.mark.parametrize("origin", [built_before, loaded, of_another_thread, nested])
 def test_a_model_from_elsewhere_is_named_once(mode, origin, tmp_path):

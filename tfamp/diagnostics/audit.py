@@ -64,7 +64,9 @@ class AuditReport(NamedTuple):
             textwrap.fill(f"- {item}", 88, subsequent_indent="  ", **whole)
             for item in (items if self.findings else [*items, "Nothing found."])
         ]
-        lines += ["- Wrong results, not slow ones? `tfamp.compare_precision` says where."]
+        lines += [
+            "- Wrong results, not slow ones? `tfamp.compare_precision` says where."
+        ]
         return "\n".join([f"# Audit of {self.model!r}", "", *lines])
 
     __str__ = to_markdown
