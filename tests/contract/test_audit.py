@@ -202,6 +202,16 @@ FOUND = [
 ]
 
 
+@pytest.mark.issue(
+    "keras-cv#752",
+    "tensorflow#38457",
+    "tensorflow#37130",
+    "tensorflow#40397",
+    "google/automl#351",
+    "tensorflow#55765",
+    "tensorflow/docs#2140",
+    "keras-convnext-conversion#3",
+)
 @pytest.mark.parametrize(("name", "device", "keywords", "found", "phrase"), FOUND)
 def test_rules_find(name, device, keywords, found, phrase):
     check(audit(MODELS[name](), device, **keywords), found, phrase)

@@ -63,6 +63,7 @@ def policy(request):
 # ---- `.keras` ----
 
 
+@pytest.mark.issue("OpenSeq2Seq#233")
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_load_model_brings_every_layout_to_ours_and_to_a_bare_one(kind, scaled, policy):
@@ -150,6 +151,7 @@ def test_model_that_was_never_trained_loads_in_silence(kind, tmp_path):
     assert np.isfinite(golden.train(model, [0])).all()
 
 
+@pytest.mark.issue("tf-keras#376")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_several_optimizers_are_told_from_one_with_loss_scaling(scaled, tmp_path):
     members = keras.optimizers.OptimizerMap(
@@ -238,6 +240,7 @@ def built(kind):
     return model
 
 
+@pytest.mark.issue("keras#15709")
 @pytest.mark.parametrize("kind", ["tfamp", "stock", "auto"])
 def test_checkpoint_of_ours_and_of_stock_keras_restores_into_ours(kind):
     model = built("tfamp")

@@ -130,6 +130,7 @@ def by_a_map():
     return (model,)
 
 
+@pytest.mark.issue("tensorflow#47884")
 @pytest.mark.parametrize("parts", [nested, wrapped, by_a_map])
 def test_scaling_finds_layers(parts):
     tfamp.enable("float32")
@@ -203,6 +204,7 @@ def test_own_compile_that_passes_the_optimizer_on_is_scaled():
     assert np.isfinite(fit(model)).all()
 
 
+@pytest.mark.issue("tensorflow#49368")
 def test_own_compile_that_keeps_its_optimizers_is_warned_about_with_names():
     tfamp.enable("float32")
     model = OwnOptimizers()

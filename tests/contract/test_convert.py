@@ -51,6 +51,7 @@ CASES = [(name, BF16) for name in models.MODELS]
 CASES += [(name, F16) for name in ("functional", "shared", "subclassed", "own class")]
 
 
+@pytest.mark.issue("OpenSeq2Seq#233")
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_precision_is_assigned_in_place_and_taken_back(name, mode):
     """An override leaves outputs and softmax in the mode, as a model built in it."""
@@ -93,6 +94,7 @@ def computed(model, x):
     return found
 
 
+@pytest.mark.issue("keras-cv#752")
 def test_layers_compute_in_what_is_asked_and_outputs_and_softmax_in_float32(messages):
     model = models.functional()
     x = models.batch(model)

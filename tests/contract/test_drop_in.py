@@ -98,6 +98,7 @@ def play(made, mask):
         yield [state(*each) for each in made]
 
 
+@pytest.mark.issue("tf-keras#376")
 @pytest.mark.parametrize("inner", INNER)
 @settings(max_examples=5)
 @given(MASKS, st.integers(1, 4))
@@ -149,6 +150,7 @@ def test_default_settings_are_those_of_keras():
     assert set(expected) - set(DEPRECATED) <= set(config)
 
 
+@pytest.mark.issue("keras#21233")
 @BOTH
 def test_loss_scale_of_the_inner_optimizer_is_cleared(kind):
     inner = OPT.SGD(loss_scale_factor=8.0)
@@ -215,6 +217,7 @@ def test_first_apply_builds_and_later_ones_need_no_variables(kind):
     assert int(made.iterations) == 5 and int(made.step_counter) == 5
 
 
+@pytest.mark.issue("keras#20878")
 @pytest.mark.parametrize(("kind", "expected"), [(STOCK, 0), (OURS, 1)])
 def test_apply_gradients_returns_iterations(kind, expected):
     """As tf.keras did; stock Keras returns the wrapper's own, which never move."""
@@ -239,6 +242,7 @@ def test_no_gradients_are_no_step(kind, counted):
     assert int(made.iterations) == 0 and int(made.step_counter) == counted
 
 
+@pytest.mark.issue("tensorflow#33484")
 @pytest.mark.parametrize(("kind", "expected"), [(STOCK, INF), (OURS, 10 * 2.0**15)])
 def test_float16_loss_before_build(kind, expected):
     scaled = kind(OPT.SGD()).scale_loss(tf.constant(10.0, "float16"))
@@ -317,6 +321,7 @@ FITS = {
 }
 
 
+@pytest.mark.issue("keras#14829", "keras#17225", "tensorflow/addons#2403")
 @pytest.mark.parametrize("name", FITS)
 def test_fit_is_the_same(name):
     inner, callbacks, keywords = FITS[name]

@@ -131,6 +131,7 @@ def trained(build, **keywords):
 # ---- What is assigned, and when ----
 
 
+@pytest.mark.issue("keras#12249")
 @pytest.mark.parametrize(
     "build",
     [functional, subclassed, called, made_in_build, built_in_name, late, in_a_stack],

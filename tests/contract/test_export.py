@@ -74,6 +74,7 @@ def assert_close(actual, expected):
 # --- what is exported -------------------------------------------------------------
 
 
+@pytest.mark.issue("tensorflow#35379")
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_every_model_is_exported_in_float32_and_stays_as_it_was(name, mode, target):
     model = built(ALL[name], mode)
@@ -192,6 +193,7 @@ UNKNOWN = {"a class of one's own": "reads integers. Pass `sample_inp"}
 UNKNOWN |= {"strings": "dtype string"}
 
 
+@pytest.mark.issue("tf-keras#303", "keras#19458")
 @pytest.mark.parametrize("case", SIGNATURES)
 def test_signature_has_the_models_names_and_ids_and_floats_of_float32(case, target):
     build, sample, inputs, outputs = SIGNATURES[case]

@@ -90,6 +90,7 @@ def test_a_traced_function_keeps_its_gradient():
 # ---- Biases ----
 
 
+@pytest.mark.issue("tensorflow#86378")
 @pytest.mark.parametrize(("name", "column"), CELLS)
 def test_bias_gradient_is_the_sum_of_the_upstream_gradient(name, column):
     assert bias_errors.error(name, column) < TOLERANCE

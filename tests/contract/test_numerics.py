@@ -29,6 +29,17 @@ def case(kind, mode, fault):
     )
 
 
+@pytest.mark.issue(
+    "keras#16552",
+    "keras#17604",
+    "tensorflow#47156",
+    "transformers#6915",
+    "tensorflow#115732",
+    "tensorflow#115731",
+    "tensorflow#37130",
+    "transformers#18798",
+    "tensorflow#56065",
+)
 @pytest.mark.parametrize(
     ("kind", "mode", "fault"),
     [case(kind, *each) for kind in faults.KINDS for each in faults.FAULTS],
@@ -324,6 +335,7 @@ def monitored(log_dir, **keywords):
     return monitor, texts, differ + [k for k in history if history[k] != expected[k]]
 
 
+@pytest.mark.issue("transformers#18798")
 @pytest.mark.parametrize(
     "compiled", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str
 )

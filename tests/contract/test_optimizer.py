@@ -44,6 +44,7 @@ def test_scale_is_live_in_a_function_traced_before_build():
     assert float(scaled(tf.constant(1.0))) == 4.0
 
 
+@pytest.mark.issue("keras#19244")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_loop_that_forgets_to_scale_the_loss_is_told_once(scaled, caplog):
     made, variable = make()

@@ -138,6 +138,7 @@ def in_graphs(name):
     return pytest.param(name, marks=pytest.mark.skipif(fails, reason=reason))
 
 
+@pytest.mark.issue("keras#16560")
 @pytest.mark.parametrize("runner", ["graph", "xla"])
 @pytest.mark.parametrize("inner", [in_graphs(name) for name in helpers.OPTIMIZERS])
 def test_step_of_every_optimizer_is_taken_whole_or_not_at_all(inner, runner):
@@ -150,6 +151,7 @@ def test_so_it_is_with_every_setting_in_eager_mode(settings):
     check("Adam", settings, "eager")
 
 
+@pytest.mark.issue("tensorflow#31956")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
 @pytest.mark.parametrize("runner", ["graph", "xla"])
 @pytest.mark.parametrize("inner", ["momentum", "Adam", "accumulation", "several"])

@@ -33,6 +33,7 @@ def train(optimizer, weights, runner="graph"):
     return lambda factor: step(tf.constant(factor, "float32"))
 
 
+@pytest.mark.issue("NVIDIA/DeepLearningExamples#543")
 @pytest.mark.parametrize("runner", ["graph", "xla"])
 def test_clean_step_after_a_thousand_of_nan(runner):
     """Stock Keras' scale is 0 by then; 0 / 0 is NaN, and every weight becomes it."""
@@ -52,6 +53,7 @@ def test_clean_step_after_a_thousand_of_nan(runner):
     assert ends[OURS] == (2.0**-14, [[0.5, 1.5], 2.5])
 
 
+@pytest.mark.issue("google/flax#2547")
 @pytest.mark.parametrize("runner", ["graph", "xla"])
 def test_growth_for_two_hundred_intervals_of_one_step(runner):
     """Stock Keras' scale is infinite after 113, and half of it still is: for good.

@@ -70,6 +70,7 @@ def nan_on_each_replica():
     return [_skip_then_apply(bad, strategy) for bad in (0, 1)]
 
 
+@pytest.mark.issue("keras#18666")
 def test_nan_on_one_replica_skips_the_step_on_all(two_replicas):
     """Stock Keras writes NaN into both when replica 1 is the bad one."""
     reports = two_replicas["nan_on_each_replica"]
@@ -164,6 +165,7 @@ def every_refusal():
     return errors
 
 
+@pytest.mark.issue("keras#21366")
 def test_what_cannot_work_says_so(two_replicas):
     errors = two_replicas["every_refusal"]
     assert "XLA over several replicas needs GPUs" in errors["xla"]
@@ -279,6 +281,7 @@ def _recipe(strategy, reduce_in_float16, bad_replica):
     return [skipped, _report(strategy, made, weight)]
 
 
+@pytest.mark.issue("tensorflow#37602", "keras#19308")
 def test_recipe_for_custom_loops(two_replicas):
     reports = two_replicas["train_with_the_recipe"]
     assert len(reports) == 2

@@ -1,5 +1,7 @@
 """What users reported of mixed precision in Keras, each with its thread."""
 
+import pathlib
+import re
 from concurrent import futures
 from typing import Any
 
@@ -37,6 +39,7 @@ def constant(predicted):
     return model
 
 
+@pytest.mark.issue("tensorflow#45568")
 @pytest.mark.issue("keras#15012")
 @pytest.mark.issue("keras#11965")
 @in_both
@@ -59,6 +62,24 @@ def test_class_ids_are_not_rounded_to_the_format_of_the_outputs(mode, tmp_path):
     assert found.dtype == model.predict_on_batch(x).dtype == "float32"
     np.save(tmp_path / "p.npy", found)
     assert np.load(tmp_path / "p.npy").dtype == "float32"
+
+
+@pytest.mark.issue("keras#15012")
+@in_both
+def test_the_class_to_ignore_is_not_taken_for_its_neighbors(mode):
+    """The loss as a function, which does not cast, as the class of it does."""
+    tfamp.enable(mode)
+    label, ignored = WRONG[mode]
+    keywords = {"from_logits": True, "ignore_class": ignored}
+    losses = (
+        lambda *y: keras.losses.sparse_categorical_crossentropy(*y, **keywords),
+        keras.losses.SparseCategoricalCrossentropy(**keywords),
+    )
+    model, x = constant(0), np.ones((2, 1))
+    for loss in losses:
+        model.compile("sgd", loss)
+        assert model.evaluate(x, np.full(2, label), verbose=0) > 1
+        assert model.evaluate(x, np.full(2, ignored), verbose=0) == 0
 
 
 class Outputs(keras.Model):
@@ -345,6 +366,37 @@ def test_bilinear_upsampling_trains_under_xla(mode):
     assert larger.compute_dtype == "float32"
 
 
+@pytest.mark.issue("tensorflow#46392")
+@in_both
+def test_losses_fall_under_xla_as_they_do_without(mode):
+    def losses(jit_compile):
+        keras.utils.set_random_seed(0)
+        body = [layers.Dense(16, "relu"), layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((2,)), *body, layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit_compile)
+        x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+        return model.fit(x, x[:, :1], epochs=8, verbose=0).history["loss"]
+
+    tfamp.enable(mode)
+    found = losses(True)
+    assert found[-1] < 0.2 * found[0]
+    np.testing.assert_allclose(found, losses(False), rtol=0.05)
+
+
+@pytest.mark.issue("tensorflow#48662")
+def test_the_recipe_for_a_gradient_penalty_keeps_the_scale_and_learns_as_in_float32():
+    page = pathlib.Path(__file__).parents[2] / "docs/loss_scaling.md"
+    (code,) = re.findall(r"```python\n([^`]*penalty[^`]*)```", page.read_text())
+    low, exact = {}, {}
+    exec(code, low)
+    exec(code.replace("mixed_float16", "float32"), exact)
+    optimizer = low["optimizer"]
+    assert int(optimizer.skipped_steps) == 0
+    assert float(optimizer.loss_scale) == optimizer.initial_scale
+    np.testing.assert_allclose(low["losses"], exact["losses"], rtol=0, atol=0.02)
+    assert low["losses"][-1] < low["losses"][0] - 1
+
+
 @pytest.fixture
 def slow_here():
     """Skips where the table has no row: on GPUs, and where bfloat16 is emulated."""
@@ -463,6 +515,7 @@ def overflowing():
     return model
 
 
+@pytest.mark.issue("DeepSpeed#697")
 @pytest.mark.issue("keras#16100")
 def test_an_epoch_of_skipped_steps_is_told_of_once():
     tfamp.enable("mixed_float16")
@@ -519,7 +572,6 @@ def nested(mode, path):
     return keras.Model(inputs, layers.Dense(1)(inner(inputs)))
 
 
-@pytest.mark.issue("keras#16100")
 @in_both
 @pytest.mark.parametrize("origin", [built_before, loaded, of_another_thread, nested])
 def test_a_model_from_elsewhere_is_named_once(mode, origin, tmp_path):
@@ -565,6 +617,25 @@ def test_names_of_keras_2_say_what_replaces_them(name, now):
     with pytest.raises(AttributeError, match=f"{name}.*`{now}"):
         getattr(optimizer, name)
     assert not hasattr(optimizer, name) and not hasattr(optimizer, "nothing")
+
+
+@pytest.mark.issue("keras#9582")
+@in_both
+@pytest.mark.parametrize("floatx", ["float16", "bfloat16"])
+def test_losses_and_metrics_of_16_bits_are_told_of_when_compiled(mode, floatx):
+    tfamp.enable(mode)
+    keras.config.set_floatx(floatx)
+    try:
+        model = small()
+        with pytest.warns(UserWarning, match="set_floatx") as caught:
+            model.compile("sgd", "mse")
+            model.compile("sgd", "mse")
+    finally:
+        keras.config.set_floatx("float32")
+    (text,) = helpers.warned(caught)
+    assert f"is {floatx!r}" in text
+    assert {each.dtype for each in model.trainable_variables} == {"float32"}
+    fit(model)  # Warnings are errors.
 
 
 class HoldsAnOptimizer(layers.Dense):

@@ -282,6 +282,7 @@ def test_bad_requests_change_nothing(call, error, enabled):
 # ---- The published environment variables ----
 
 
+@pytest.mark.issue("NVIDIA/tensorflow#39")
 @pytest.mark.parametrize("name", [FLAG, LONG_FLAG])
 def test_the_environment_asks_for_the_rewrite(name, monkeypatch):
     monkeypatch.setenv(name, "1")

@@ -120,6 +120,7 @@ def test_constraint_of_the_user_is_not_compiled():
     assert int(model.optimizer.iterations) == 1
 
 
+@pytest.mark.issue("tensorflow#59215")
 def test_numerics_can_be_checked_in_a_graph():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(tfamp.LossScaleOptimizer(OPT.Adam(0.1)), "mse")

@@ -48,6 +48,7 @@ CASES = {
 }
 
 
+@pytest.mark.issue("tensorflow#45441")
 @pytest.mark.parametrize("name", CASES)
 def test_formats_and_mode_of_one_device_with_reasons(name):
     device, fast, mode, fact = CASES[name]
@@ -68,6 +69,7 @@ def test_every_device_of_the_table_has_its_mode():
     assert TABLE.keys() <= CASES.keys()
 
 
+@pytest.mark.issue("tensorflow#44191")
 @pytest.mark.parametrize(
     ("name", "has_tensor_cores"),
     [

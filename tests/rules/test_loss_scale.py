@@ -45,6 +45,7 @@ TRAJECTORIES = {
 }
 
 
+@pytest.mark.issue("keras#16100")
 @pytest.mark.parametrize("row", TRAJECTORIES.values(), ids=TRAJECTORIES)
 def test_scale(row):
     settings, mask, expected = row

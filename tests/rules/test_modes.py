@@ -35,6 +35,7 @@ def test_no_alias_is_accepted(name):
     assert all(repr(mode) in str(caught.value) for mode in modes.MODES)
 
 
+@pytest.mark.issue("keras#11860", "tensorflow#58138")
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_pure_16_bits_are_refused_with_the_reason(name):
     with pytest.raises(ValueError, match="half an epsilon") as caught:

@@ -184,6 +184,7 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.issue("tensorflow#55592")
 @pytest.mark.parametrize("mode", MODES)
 def test_run_of_two_replicas_is_that_of_one(mode, several, one_replica):
     tolerance = {"rtol": 0, "atol": TOLERANCE[mode]}

@@ -243,6 +243,7 @@ def saved(tmp_path_factory):
     return backbone, folder
 
 
+@pytest.mark.issue("keras-hub#959")
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16"])
 def test_folder_saved_by_keras_hub_loads(saved, mode):
     with tfamp.policy_scope(mode):

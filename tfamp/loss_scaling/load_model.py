@@ -36,6 +36,9 @@ def load_model(
     | wrapped by Keras in `compile` | ours, all state | the inner optimizer |
     | an optimizer alone | ours if a float16 layer trains, or for a dict | the same |
 
+    A `.h5` file of Keras 2, whose layers hold a `Policy` where Keras 3 has a
+    `DTypePolicy`, loads with `compile=False`: Keras 3 does not read its optimizer.
+
     The second and third kind lose moments and iterations in stock Keras if the
     global dtype policy differs from the one they were saved under.
 
@@ -74,6 +77,7 @@ def load_model(
             return given
         return optimizer.wrap_optimizer(given, **settings)
 
+    custom_objects = {"Policy": keras.DTypePolicy, **(custom_objects or {})}
     with patches.transforming(transform), warnings.catch_warnings():
         # Keras' way to say that state is lost; it says so too of an optimizer that
         # was never built, and has none.

@@ -96,6 +96,12 @@ class _Rules:
         return optimizer.wrap_optimizer(given, config=self._scaling)
 
     def before_compile(self, model, arguments):
+        if (floatx := keras.config.floatx()) in assign.LOW:
+            self._say(
+                f"Losses and metrics are computed in {floatx}, which loses counts and "
+                f"overflows: keras.config.floatx() is {floatx!r}. Call keras.config."
+                "set_floatx('float32') before this; layers have the mode without it."
+            )
         if graph_rewrite.active() is not None:
             _check_policies(model)
             _keep_from_xla(model, arguments)

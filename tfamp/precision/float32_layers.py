@@ -2,7 +2,7 @@
 
 | which | when |
 |---|---|
-| preprocessing, unit norms | made under `enable`; `set_precision` |
+| preprocessing, unit norms, SavedModels | made under `enable`; `set_precision` |
 | what XLA does not compile | `compile` or first step under `enable`; `set_precision` |
 | `SLOW`: faster in float32 on this device | `compile` or first step under `enable` |
 | output layers, found in a trace of the model | `set_precision` |
@@ -23,6 +23,7 @@ from tfamp.precision import assign, model_inputs
 
 RAW = "takes raw values, which 16 bits would round before they are scaled"
 _SQUARES = "its gradient divides by squares, which underflow in 16 bits (keras#23546)"
+_SAVED = "calls a SavedModel, which takes the formats that it was saved with"
 _BILINEAR = "XLA does not compile its gradient in 16 bits (keras#20931)"
 OUTPUT = "computes an output of the model, which stays in float32"
 PASSES_OUTPUT = "passes on an output of the model, which stays in float32"
@@ -77,6 +78,8 @@ def made_in_float32(layer: keras.layers.Layer) -> str:
     # What Keras' preprocessing derives from: `DataLayer`, before 3.11 `TFDataLayer`.
     if isinstance(layer, _KINDS.Rescaling.__bases__[0]):
         return RAW
+    if isinstance(layer, _KINDS.TFSMLayer):
+        return _SAVED
     return _SQUARES if isinstance(layer, _KINDS.UnitNormalization) else ""
 
 

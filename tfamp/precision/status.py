@@ -158,7 +158,7 @@ def _describe_scaling(asked, active):
 def _describe_float32(asked):
     if asked is None or not asked.is_mixed:
         return "none but those asked for"
-    kinds = "preprocessing, UnitNormalization, bilinear UpSampling2D"
+    kinds = "preprocessing, UnitNormalization, TFSMLayer, bilinear UpSampling2D"
     if not float32_layers.has_slow(asked.mode.compute_format):
         return kinds
     slow = ", ".join(f"{x.what} ({x.ratio} times)" for x in float32_layers.SLOW)
