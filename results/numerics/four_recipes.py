@@ -64,7 +64,6 @@ def main(name, mode, root):
         f"search_precision {end - middle:.0f} s.\n"
     )
     search.figure().savefig(stem.with_suffix(".png"), dpi=100)
-    found.figure().savefig(f"{stem}_errors.png", dpi=70)
     worst = max(found.rows, key=lambda row: row.local_error)
     gradient = max(found.rows, key=lambda row: row.local_gradient_error or 0.0)
     print(name, mode, "largest local error", worst.name, f"{worst.local_error:.2e}")
