@@ -245,17 +245,26 @@ class NumericsMonitor(keras.callbacks.Callback):
 
     def _updates_lost(self):
         """Returns {id of a layer: share of its updates that its format rounds away}."""
-        before = {
-            id(v): x
-            for v, x in zip(self.model.trainable_variables, self._before, strict=True)
+        pairs = {
+            id(v): (before, v.value)
+            for v, before in zip(
+                self.model.trainable_variables, self._before, strict=True
+            )
         }
-        shares = {}
-        for layer, *_ in assign.walk(self.model):
-            if id(layer) in self._layers:
-                own = [v for v in assign.own_weights(layer) if id(v) in before]
-                pairs = [(before[id(v)], v.value) for v in own]
-                shares[id(layer)] = _rounded_away(pairs, self._layers[id(layer)][1])
-        return shares
+        own = {
+            id(layer): [
+                pairs[id(v)] for v in assign.own_weights(layer) if id(v) in pairs
+            ]
+            for layer, *_ in assign.walk(self.model)
+            if id(layer) in self._layers
+        }
+        formats = tuple(low for _, low in self._layers.values())
+        updates = [own[key] for key in self._layers]
+        counts = statistics.count_rounded_away(updates, formats).numpy()
+        return {
+            key: kept / changed if changed else float("nan")
+            for key, (changed, kept) in zip(self._layers, counts.tolist(), strict=True)
+        }
 
     def _recommend(self):
         largest = [x.largest_gradient for x in self.rows if x.format == "float16"]
@@ -311,13 +320,3 @@ class NumericsMonitor(keras.callbacks.Callback):
 
 def _lost(values, low):
     return statistics.count_lost([tf.cast(x, low) for x in values], values)
-
-
-def _rounded_away(pairs, low):
-    changed = kept = 0
-    for before, after in pairs:
-        moved = before != after
-        changed += int(tf.math.count_nonzero(moved))
-        same = tf.cast(before, low) == tf.cast(after, low)
-        kept += int(tf.math.count_nonzero(moved & same))
-    return kept / changed if changed else float("nan")
