@@ -82,6 +82,17 @@ def test_import_does_no_work():
     assert found["above"] == []  # No training and no benchmark.
 
 
+def test_a_folder_of_the_same_name_does_not_hide_an_installed_tfamp(tmp_path):
+    """A checkout beside the user's script, say."""
+    (tmp_path / "tfamp" / "docs").mkdir(parents=True)
+    environ = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", "import tfamp; print(tfamp.__version__)"]
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
+    )
+    assert run.stdout.strip() == tfamp.__version__, run.stderr
+
+
 def test_public_names_are_listed_sorted_and_in_the_reference():
     assert tfamp.__all__ == sorted(set(tfamp.__all__))
     assert [name for name in tfamp.__all__ if not hasattr(tfamp, name)] == []
