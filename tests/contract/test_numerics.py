@@ -212,6 +212,8 @@ def test_bad_input(chain):
         tfamp.compare_precision(chain, x)
     with pytest.raises(ValueError, match="not compiled"):
         tfamp.compare_precision(chain, x, "mixed_float16", targets=y)
+    with pytest.raises(ValueError, match="A loss needs targets.*'mse'"):
+        tfamp.search_precision(chain, [x] * 4, "mixed_float16", loss="mse")
     with pytest.raises(ValueError, match=r"at least 4.*\n?.*Received: 3"):
         tfamp.search_precision(chain, batches[:3], "mixed_float16", loss="mse")
     x[3, 2] = np.nan
@@ -295,6 +297,25 @@ def test_search_where_a_call_cannot_mix_formats():
     assert set(found.held_out.kept) == {"subclassed/first", "subclassed/fault"}
     tfamp.set_precision(model, "mixed_float16", found.overrides)
     model(x)
+
+
+@pytest.mark.parametrize("own", [None, "stack", "stack_1"])
+def test_overrides_hold_for_the_same_model_made_again(own):
+    """Keras counts models that are given no name: sequential, sequential_1."""
+
+    def build():
+        fault = faults.Cancellation(name="fault")
+        stack = [L.Dense(8, "relu"), fault, L.Dense(2, name="head")]
+        return keras.Sequential([keras.Input((8,)), *stack], name=own)
+
+    model = build()
+    batches = [np.random.default_rng(0).normal(size=(16, 8))] * 4
+    found = tfamp.search_precision(model, batches, "mixed_float16")
+    assert len(found.overrides) == 1
+    with tfamp.policy_scope("mixed_float16"):
+        again = build()
+    tfamp.set_precision(again, "mixed_float16", found.overrides)
+    assert again.get_layer("fault").compute_dtype == "float32"
 
 
 # ---- While it trains ----

@@ -129,7 +129,7 @@ def objective_of(model, inputs, targets, loss):
     """Returns a function from a model's outputs to the loss, a scalar.
 
     Raises:
-      ValueError: If there is no loss.
+      ValueError: If there is no loss, or if it lacks targets.
     """
     if loss is None:
         if not model.compiled:
@@ -138,6 +138,11 @@ def objective_of(model, inputs, targets, loss):
                 "`loss`, a function of (targets, outputs)."
             )
         return lambda outputs: model.compute_loss(inputs, targets, outputs)
+    if targets is None and isinstance(loss, str | keras.losses.Loss):
+        raise ValueError(
+            f"A loss needs targets. Received: loss={loss!r} and none. Pass `targets`, "
+            "or batches of (inputs, targets)."
+        )
     function = keras.losses.get(loss)
     return lambda outputs: tf.reduce_mean(function(targets, outputs))
 

@@ -85,13 +85,22 @@ def search_precision(
         model=model.name,
         mode=chosen.name,
         tolerance=tolerance,
-        overrides={re.escape(path): "float32" for path in best.kept},
+        overrides={_pattern(model, path): "float32" for path in best.kept},
         held_out=best,
         layers=tuple(layers),
         frontier=tuple(choices),
         complete=complete,
         notes=known.notes,
     )
+
+
+def _pattern(model, path):
+    """A pattern for such models, whatever number Keras gives them: model, model_1."""
+    base, rest = re.sub(r"_\d+$", "", model.name), path.removeprefix(model.name)
+    is_counted = base.replace("_", "") == type(model).__name__.lower()
+    if assign.is_functional(model) or not is_counted:
+        return re.escape(path)
+    return rf"{base}(_\d+)?{re.escape(rest)}"
 
 
 def _inputs_and_targets(batch):
