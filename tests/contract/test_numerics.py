@@ -404,6 +404,46 @@ def test_a_monitor_with_loss_scaling_has_nothing_to_warn_of():
     monitor = tfamp.NumericsMonitor(every=4, log_dir=None)
     trained("mixed_float16", [monitor], loss_scale={"initial_scale": 2.0**28})
     assert max(row.gradients_lost for row in monitor.rows) < 0.01
+    # Nor where a scale that adapts is too high for a step or two.
+    scale = {"initial_scale": 32.0 * monitor.recommended_loss_scale}
+    monitor = tfamp.NumericsMonitor(every=100, log_dir=None, max_lost=0.0)
+    trained("mixed_float16", [monitor], loss_scale=scale)
+    lost = {(row.gradients_underflowed, row.gradients_lost > 0) for row in monitor.rows}
+    assert (0.0, True) in lost and not monitor.fits
+
+
+class OwnStep(keras.Model):
+    """Has a training step of its own, and no weights before the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = L.Dense(3, name="head")
+
+    def call(self, x):
+        return self.head(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.cast(self(x), "float32") - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_a_monitor_beside_a_training_step_of_the_users_own():
+    monitor = tfamp.NumericsMonitor(every=2, log_dir=None)
+    keywords = {"x": np.ones((32, 4)), "y": np.ones((32, 3)), "verbose": 0}
+    with tfamp.policy_scope("mixed_float16"):
+        model, other = OwnStep(), OwnStep()
+    model.compile("sgd", "mse", auto_scale_loss=False)
+    model.fit(**keywords, batch_size=8, callbacks=[monitor])
+    assert [row.path for row in monitor.rows] == ["own_step/head"]
+    model = other
+    model.compile("sgd", auto_scale_loss=False)
+    with pytest.raises(ValueError, match="Provide a `loss`"):
+        model.fit(**keywords, callbacks=[monitor])
+    model.fit(**keywords)  # Without the monitor nothing is left of it.
 
 
 @pytest.mark.parametrize(

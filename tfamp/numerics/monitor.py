@@ -4,7 +4,7 @@ import json
 import pathlib
 import re
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,43 +16,6 @@ from tfamp.numerics import calls, report, statistics
 from tfamp.precision import assign, borders
 
 _KINDS = ("outputs", "weights", "gradients", "weight_gradients")
-
-
-class LayerNumerics(NamedTuple):
-    """What becomes of one layer's float32 values in its format, in one step.
-
-    Attributes:
-      path: As `describe_layers` gives it.
-      format: The format that it computes in.
-      outputs: Of what it returns.
-      weights: Of its weights when they are cast.
-      gradients: Of the gradients of what it returns, times the loss scale.
-      weight_gradients: Of the gradients of its weights, times the loss scale.
-      largest_gradient: The largest magnitude of both, unscaled.
-      updates_lost: Share of the step's changes of its weights that weights stored in
-        its format would round away; NaN if none changed.
-    """
-
-    path: str
-    format: str
-    outputs: statistics.Counts
-    weights: statistics.Counts
-    gradients: statistics.Counts
-    weight_gradients: statistics.Counts
-    largest_gradient: float
-    updates_lost: float
-
-    @property
-    def gradients_lost(self) -> float:
-        """Share of the nonzero gradients that become 0, infinite or NaN; NaN if none.
-
-        Of what it returns or of its weights, whichever loses more.
-        """
-        shares = [
-            found.share(found.underflow + found.overflow)
-            for found in (self.gradients, self.weight_gradients)
-        ]
-        return float(np.fmax(*shares))
 
 
 class NumericsMonitor(keras.callbacks.Callback):
@@ -76,13 +39,13 @@ class NumericsMonitor(keras.callbacks.Callback):
       max_lost: Share of a layer's gradients, 0 to 1, that may be lost without warning.
 
     Attributes:
-      rows: A `LayerNumerics` for each layer, of the last monitored step.
+      rows: A `statistics.LayerNumerics` for each layer, of the last monitored step.
       recommended_loss_scale: `statistics.recommended_loss_scale` of the largest
         gradient in float16 so far; None without any.
       fits: Whether the present loss scale is at most that; None without any.
 
     Raises:
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting makes no sense; in `fit`, if the model has no loss.
 
     Example:
       model.fit(x, y, callbacks=[tfamp.NumericsMonitor(every=100)])
@@ -113,7 +76,7 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._folder = None if log_dir is None else pathlib.Path(log_dir)
         self._step: Any = None
         self._layers: dict[int, tuple[str, str]] = {}
-        self.rows: tuple[LayerNumerics, ...] = ()
+        self.rows: tuple[statistics.LayerNumerics, ...] = ()
         self.recommended_loss_scale: float | None = None
         self.fits: bool | None = None
 
@@ -163,7 +126,8 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._seen += 1
         if self._watching:
             self._due.assign(True)
-            self._before = [tf.identity(x) for x in self._weights()]
+            variables = self.model.trainable_variables
+            self._before = {id(v): tf.identity(v.value) for v in variables}
 
     def on_train_batch_end(self, batch, logs=None):
         """Reads what was found, writes it, and warns."""
@@ -183,7 +147,11 @@ class NumericsMonitor(keras.callbacks.Callback):
                 self._measure(*args, **kwargs)
                 return tf.constant(0)
 
-            tf.cond(self._due, measure, lambda: tf.constant(0))
+            try:
+                tf.cond(self._due, measure, lambda: tf.constant(0))
+            except Exception:  # Of the model's; Keras does not end such a `fit`.
+                self.on_train_end()
+                raise
             return step(*args, **kwargs)
 
         train_step.unwatched = step
@@ -228,9 +196,6 @@ class NumericsMonitor(keras.callbacks.Callback):
 
     # ---- What was found ----
 
-    def _weights(self):
-        return [v.value for v in self.model.trainable_variables]
-
     def _read(self):
         local = self.model.distribute_strategy.experimental_local_results
         counts = sum(each.numpy() for each in local(self._counts))
@@ -241,19 +206,16 @@ class NumericsMonitor(keras.callbacks.Callback):
         ):
             kinds = [statistics.Counts(*each) for each in row]
             if kinds[0].values:
-                yield LayerNumerics(path, low, *kinds, magnitude, lost[key])
+                yield statistics.LayerNumerics(path, low, *kinds, magnitude, lost[key])
 
     def _updates_lost(self):
         """Returns {id of a layer: share of its updates that its format rounds away}."""
-        pairs = {
-            id(v): (before, v.value)
-            for v, before in zip(
-                self.model.trainable_variables, self._before, strict=True
-            )
-        }
+        before = self._before  # Without what the first step itself has made.
         own = {
             id(layer): [
-                pairs[id(v)] for v in assign.own_weights(layer) if id(v) in pairs
+                (before[id(v)], v.value)
+                for v in assign.own_weights(layer)
+                if id(v) in before
             ]
             for layer, *_ in assign.walk(self.model)
             if id(layer) in self._layers
@@ -298,20 +260,26 @@ class NumericsMonitor(keras.callbacks.Callback):
         writer.close()
 
     def _warn(self):
-        worst = max(self.rows, key=lambda x: np.nan_to_num(x.gradients_lost, nan=0.0))
-        if self._warned or not worst.gradients_lost > self.max_lost:
+        config = getattr(self.model.optimizer, "config", None)
+        adapts = hasattr(self.model.optimizer, "dynamic_scale")
+        adapts = adapts and getattr(config, "dynamic", True)
+        # A scale that adapts is found by overflows, whose steps are skipped.
+        kind = "gradients_underflowed" if adapts else "gradients_lost"
+        worst = max(self.rows, key=lambda x: np.nan_to_num(getattr(x, kind), nan=0.0))
+        lost = getattr(worst, kind)
+        if self._warned or not lost > self.max_lost:
             return
         self._warned = True
-        scale = float(self._scale.numpy())
+        scaling = "tfamp.enable('mixed_float16') before `compile` scales the loss, and "
+        scaling = ", and adapts" if adapts else f": {scaling}adapts it"
         advice = (
             f"A loss scale of {self.recommended_loss_scale:g} would hold the largest; "
-            f"it is {scale:g}: tfamp.enable('mixed_float16') before `compile` scales "
-            "the loss, and adapts it."
+            f"it is {float(self._scale.numpy()):g}{scaling}."
             if worst.format == "float16" and self.recommended_loss_scale
             else "Name the layer in overrides={...: 'float32'}."
         )
         warnings.warn(
-            f"Step {self._seen - 1}: {worst.gradients_lost:.1%} of the gradients of "
+            f"Step {self._seen - 1}: {lost:.1%} of the gradients of "
             f"layer {worst.path!r} are lost in {worst.format}: they become 0, infinite "
             f"or NaN. {advice}",
             stacklevel=2,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfamp import formats
@@ -42,6 +43,50 @@ class Counts(NamedTuple):
     def kept(self) -> float:
         """Share of the nonzero values that stay so; NaN if none is, or may be."""
         return math.nan if self.not_finite else 1.0 - self.share(self.underflow)
+
+
+class LayerNumerics(NamedTuple):
+    """What becomes of one layer's float32 values in its format, in one step.
+
+    Attributes:
+      path: As `describe_layers` gives it.
+      format: The format that it computes in.
+      outputs: Of what it returns.
+      weights: Of its weights when they are cast.
+      gradients: Of the gradients of what it returns, times the loss scale.
+      weight_gradients: Of the gradients of its weights, times the loss scale.
+      largest_gradient: The largest magnitude of both, unscaled.
+      updates_lost: Share of the step's changes of its weights that weights stored in
+        its format would round away; NaN if none changed.
+    """
+
+    path: str
+    format: str
+    outputs: Counts
+    weights: Counts
+    gradients: Counts
+    weight_gradients: Counts
+    largest_gradient: float
+    updates_lost: float
+
+    @property
+    def gradients_lost(self) -> float:
+        """Share of the nonzero gradients that become 0, infinite or NaN; NaN if none.
+
+        Of what it returns or of its weights, whichever loses more.
+        """
+        return self._largest_share("underflow", "overflow")
+
+    @property
+    def gradients_underflowed(self) -> float:
+        """The like, of those that become 0."""
+        return self._largest_share("underflow")
+
+    def _largest_share(self, *kinds):
+        both = self.gradients, self.weight_gradients
+        return float(
+            np.fmax(*(x.share(sum(getattr(x, k) for k in kinds)) for x in both))
+        )
 
 
 def count_lost(low: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> tf.Tensor:
