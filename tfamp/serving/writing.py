@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfamp import errors
@@ -97,7 +96,7 @@ def states(model: keras.Model) -> list[keras.Variable]:
 
 
 def _restorer(model):
-    before = [(each, np.array(each)) for each in states(model)]
+    before = [(each, tf.identity(each.value)) for each in states(model)]
 
     def put_back():
         for variable, value in before:
