@@ -12,8 +12,8 @@ had once.
 Expected, mean and deviation of 5 seeds: RMSLE 0.370 (0.004) in float32 and 0.368
 (0.005) in mixed_bfloat16, 0.5 % less, which is within the noise of seeds: single ones
 deviate by more than 1 %. The mean log count of an hour on working and other days has
-0.708. Time: nine minutes for the ten runs on 2 cores of an AMD EPYC with native
-bfloat16 that had much other work, three minutes of CPU time.
+0.708. Time: four minutes for the ten runs on 2 cores of an AMD EPYC with native
+bfloat16 that had other work.
 """
 
 from tfamp.training.tasks import tabular
