@@ -19,9 +19,9 @@ L = keras.layers
 
 
 def case(kind, mode, fault):
-    """Every fault in a chain; one of each sort in the others, the rest if asked for."""
-    few = (faults.Mask,) if kind is faults.recurrent else (faults.Mask, faults.Variance)
-    usual = kind is faults.functional or (fault in few and mode == "mixed_float16")
+    """Every fault in a chain; one in each of the others, the rest if asked for."""
+    one = faults.Mask if kind is faults.recurrent else faults.Variance
+    usual = kind is faults.functional or (fault is one and mode == "mixed_float16")
     return pytest.param(
         *(kind, mode, fault),
         id=f"{kind.__name__}-{fault.__name__}-{mode}",
