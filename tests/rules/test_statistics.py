@@ -76,7 +76,9 @@ def test_counts_are_those_of_a_cast(dtype, values):
 @both
 @given(many)
 def test_errors_are_those_of_float64(dtype, values):
-    values = np.where(np.isfinite(values), values, np.float32(1.0))
+    # TensorFlow's kernels take subnormals for 0, in some threads.
+    usual = np.isfinite(values) & ~(abs(values) < np.finfo("float32").tiny)
+    values = np.where(usual, values, np.float32(1.0))
     low = cast(values, dtype)
     found = float(statistics.relative_error([tf.constant(low)], [tf.constant(values)]))
     wide = values.astype("float64")

@@ -180,7 +180,7 @@ def relative_error(low: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> tf.T
     Args:
       low: Values in any float format.
       exact: What they should be, in the same shapes. What is not finite there is left
-        out.
+        out; TensorFlow may take subnormals of float32 for 0.
 
     Returns:
       A float64 scalar: 0 for 0 / 0; infinite if a value is not finite that should be.
