@@ -270,8 +270,12 @@ class NumericsMonitor(keras.callbacks.Callback):
         if self._warned or not lost > self.max_lost:
             return
         self._warned = True
-        scaling = "tfamp.enable('mixed_float16') before `compile` scales the loss, and "
-        scaling = ", and adapts" if adapts else f": {scaling}adapts it"
+        scaling = (
+            ", and adapts"
+            if adapts
+            else ": tfamp.enable('mixed_float16') before `compile` scales the loss, "
+            "and adapts it"
+        )
         advice = (
             f"A loss scale of {self.recommended_loss_scale:g} would hold the largest; "
             f"it is {float(self._scale.numpy()):g}{scaling}."

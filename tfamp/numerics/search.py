@@ -97,7 +97,8 @@ def search_precision(
 def _pattern(model, path):
     """A pattern for such models, whatever number Keras gives them: model, model_1."""
     base, rest = re.sub(r"_\d+$", "", model.name), path.removeprefix(model.name)
-    is_counted = base.replace("_", "") == type(model).__name__.lower()
+    kind = type(model).__name__.lower()
+    is_counted = base.replace("_", "") == kind.replace("_", "")
     if assign.is_functional(model) or not is_counted:
         return re.escape(path)
     return rf"{base}(_\d+)?{re.escape(rest)}"
