@@ -24,7 +24,7 @@ def make_config(**settings):
     return config
 
 
-def create(config, data_dir=None, manual_dir=None):
+def create(config):
     """Returns the task: 80 training, 20 validation and 20 test examples."""
     points = np.random.default_rng(0).normal(size=(120, 4)).astype("float32")
     labels = (points @ [1, -2, 3, 1] > 0).astype("int32")

@@ -19,7 +19,7 @@ def make_config(**settings):
     return points.make_config(**given)
 
 
-def with_scores(config, data_dir, manual_dir):
+def with_scores(config):
     """The task with two scores of its own."""
     task = points.create(config)
     labels = [int(label) for _, label in task.test.as_numpy_iterator()]
@@ -36,7 +36,7 @@ def compared(tmp_path_factory):
     """A comparison over two seeds, then over three in the same folder."""
     folder = tmp_path_factory.mktemp("seeds")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "from_config", lambda c: with_scores(c, None, None))
+        patch.setattr(tasks, "from_config", with_scores)
         said = [[], []]
         two = compare.compare(make_config(), folder, 2, report=said[0].append)
         models = sorted(folder.glob("*/seed*/model.keras"))
@@ -48,7 +48,7 @@ def compared(tmp_path_factory):
 @pytest.fixture
 def finished(compared, tmp_path, monkeypatch):
     """A copy of the comparison over three seeds, to be damaged."""
-    monkeypatch.setattr(tasks, "from_config", lambda c: with_scores(c, None, None))
+    monkeypatch.setattr(tasks, "from_config", with_scores)
     return shutil.copytree(compared[0], tmp_path / "copy")
 
 

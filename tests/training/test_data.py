@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.training import data
+from tfamp.training import base_config, data
 
 
 @pytest.fixture
@@ -31,12 +31,18 @@ def test_hold_out_parts_are_disjoint_and_not_empty():
         data.hold_out(numbers.take(1), 0.5)
 
 
-@pytest.mark.parametrize("manual", [None, "", "absent"])
+def prepare(name, data_dir, manual_dir=""):
+    config = base_config.get_config()
+    config.data.name = name
+    config.data_dir, config.manual_dir = str(data_dir), str(manual_dir)
+    return data.prepared_builder(config)
+
+
+@pytest.mark.parametrize("manual", ["", "absent"])
 def test_unprepared_data_without_network_are_refused_at_once(tmp_path, offline, manual):
     start = time.monotonic()
-    files = None if manual is None else str(tmp_path / manual)
     with pytest.raises(tfamp.DataError, match="images.*--manual_dir.*--data_dir"):
-        data.prepared_builder("mnist", str(tmp_path), files)
+        prepare("mnist", tmp_path, manual and tmp_path / manual)
     # TFDS retries for 200 s; half of that is no tight limit on any machine.
     assert time.monotonic() - start < 100
 
@@ -46,9 +52,9 @@ def test_file_with_other_bytes_is_refused(tmp_path, offline, shared_data):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(b"not the original")
     with pytest.raises(tfamp.DataError, match="Checksum"):
-        data.prepared_builder("mnist", str(tmp_path / "tfds"), str(tmp_path))
+        prepare("mnist", tmp_path / "tfds", tmp_path)
 
 
 def test_unknown_data_set_is_named(tmp_path):
     with pytest.raises(tfamp.DataError, match="mnits"):
-        data.prepared_builder("mnits", str(tmp_path), None)
+        prepare("mnits", tmp_path)

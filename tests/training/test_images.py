@@ -116,7 +116,7 @@ def test_settings_that_make_no_sense_are_refused_before_data_are_read(changes, m
     config = make_config()
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
-        images.create(config, "/nowhere")
+        images.create(config)
     with pytest.raises(ValueError, match=message):
         images.synthetic(config)
 
@@ -161,14 +161,20 @@ def test_images_of_any_set_can_be_timed_where_their_shape_is_given():
 
 
 def test_digits_are_the_real_ones_split_the_same_each_time():
-    train, test, classes = images_data.load("digits", 16)
+    train, test, classes = images_data.load_digits(16)
     assert (len(train), len(test), classes) == (1437, 360, 10)
     pixels, labels = next(test.batch(360).as_numpy_iterator())
     assert pixels.shape == (360, 16, 16, 1) and pixels.dtype == np.uint8
     assert pixels.max() > 200
     assert np.bincount(labels).min() >= 34  # Stratified: about 36 of each digit.
-    again, _ = next(images_data.load("digits", 16)[1].batch(360).as_numpy_iterator())
+    again, _ = next(images_data.load_digits(16)[1].batch(360).as_numpy_iterator())
     np.testing.assert_array_equal(pixels, again)
+
+
+def load_folder(folder):
+    config = make_config()
+    config.data.name, config.manual_dir = "mine", str(folder)
+    return images_data.load(config)
 
 
 def write(path, value=0, shape=(4, 6, 1)):
@@ -208,13 +214,13 @@ def test_fifth_of_each_class_is_held_out_the_same_in_every_run(tmp_path):
         for number in range(10):
             write(tmp_path / name / f"{number}.png", 10 * label + number)
     write(tmp_path / "a" / "0.png", 0, (4, 6, 3))  # In color if one is.
-    train, test, _ = images_data.load("mine", None, None, str(tmp_path))
+    train, test, _ = load_folder(tmp_path)
     assert train.element_spec[0].shape == (4, 6, 3)
     assert [label for _, label in pairs(test)] == [0, 0, 1, 1]
     assert sorted(pairs(train) + pairs(test)) == [(n, n // 10) for n in range(20)]
     labels = [int(label) for _, label in train]
     assert labels != sorted(labels)  # So that what is split off has all classes.
-    again = images_data.load("mine", None, None, str(tmp_path))
+    again = load_folder(tmp_path)
     assert pairs(again[1]) == pairs(test)
 
 
@@ -234,7 +240,7 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, spoil, message):
             write(tmp_path / name / f"{number}.png")
     spoil(tmp_path)
     with pytest.raises(tfamp.DataError, match=message):
-        images_data.load("mine", None, None, str(tmp_path))
+        load_folder(tmp_path)
 
 
 # ---- Augmentation ----

@@ -85,10 +85,10 @@ def test_tokenizer_json_tells_what_ids_stand_for(tmp_path, unit):
     (tmp_path / "b.txt").write_text(TEXT[half:].replace("sleeps", "Schl\u00e4ft!"))
     (tmp_path / "a.txt").write_text("\ufeff" + TEXT[:half], encoding="utf-8")
     (tmp_path / "c.md").write_text("not this one")
-    config = make_config()
+    config = make_config(str(tmp_path))
     config.data.unit = unit
     config.validation_fraction = 0.0
-    text = language_data.read(config, str(tmp_path))
+    text = language_data.read(config)
     assert "2 file(s)" in text.note and list(text.windows) == ["train", "test"]
     assert text.vocabulary % 8 == 0
     ids = text.windows["train"][:, :-1].reshape(-1)
@@ -107,7 +107,7 @@ def test_tokenizer_json_tells_what_ids_stand_for(tmp_path, unit):
 
 def test_vocabulary_is_of_the_training_split(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT + "\u00e9" * 30 + "\n", encoding="utf-8")
-    text = language_data.read(make_config(), str(tmp_path))
+    text = language_data.read(make_config(str(tmp_path)))
     assert ", 0.00% unknown" not in text.note
     assert (text.windows["test"] == 0).any() and not (text.windows["train"] == 0).any()
 
@@ -125,10 +125,10 @@ def test_vocabulary_is_of_the_training_split(tmp_path):
 def test_unusable_text_is_one_line(tmp_path, content, message):
     if content is not None:
         (tmp_path / "a.txt").write_bytes(content)
-    config = make_config()
+    config = make_config(str(tmp_path))
     config.data.text_files = "a.txt"
     with pytest.raises(errors.DataError, match=message) as raised:
-        language_data.read(config, str(tmp_path))
+        language_data.read(config)
     assert "\n" not in str(raised.value)
 
 
@@ -137,7 +137,7 @@ def test_unknown_settings_are_refused(field, value):
     config = make_config()
     config.data[field] = value
     with pytest.raises(ValueError, match=f"config.data.{field}. Received: '{value}'"):
-        language_data.read(config, None)
+        language_data.read(config)
 
 
 def test_docstrings_of_a_file_are_in_one_split(tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_docstrings_of_a_file_are_in_one_split(tmp_path, monkeypatch):
     config.data.libraries = ("lorem",)
     config.data.unit, config.data.sequence_length = "character", 1
     config.data.test_fraction = config.validation_fraction = 0.2
-    text = language_data.read(config, None)
+    text = language_data.read(config)
     sys.modules.pop("lorem", None)
     assert "40 docstrings of lorem; " in text.note
     names = ["", *json.loads(text.tokenizer)["characters"]]

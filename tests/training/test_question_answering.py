@@ -40,6 +40,11 @@ def squad_file(*articles):
     return {"data": data, "version": "1.1"}
 
 
+def load(config, data_dir="", manual_dir=""):
+    config.data_dir, config.manual_dir = data_dir, manual_dir
+    return squad_data.load(config)
+
+
 def write_squad(folder, train, test=None):
     for name, content in (("train-v1.1", train), ("dev-v1.1", test)):
         if content is not None:
@@ -56,10 +61,8 @@ def test_json_of_squad_is_read_as_it_is(tmp_path):
     other = [(f"t{n}", f"{n} a", [("a", 2)]) for n in range(3)]
     folder = write_squad(tmp_path, squad_file(GOOD, *other), squad_file(GOOD))
     config = question_answering.get_config("squad")
-    for place in ({"data_dir": folder}, {"manual_dir": folder}):
-        splits = squad_data.load(
-            config, **{"data_dir": None, "manual_dir": None, **place}
-        )
+    for config.data_dir, config.manual_dir in ((folder, ""), ("", folder)):
+        splits = squad_data.load(config)
         assert [len(part) for part in splits[:3]] == [4, 0, 1]
         (row,) = splits.test.to_dict("records")
         assert (row["id"], row["title"], row["context"]) == ("q0", *GOOD[:2])
@@ -72,16 +75,16 @@ def test_held_out_are_whole_articles_and_limits_count_questions(tmp_path):
     folder = write_squad(tmp_path, squad_file(*articles))
     config = question_answering.get_config("squad")
     config.data.test_file, config.validation_fraction = "", 0.25
-    splits = squad_data.load(config, folder, None)
+    splits = load(config, folder)
     titles = [set(part.title) for part in splits[:3]]
     assert [len(part) for part in titles] == [6, 3, 3]
     assert len(set.union(*titles)) == 12 and splits.notes == ()
     config.limit_examples = 4
-    again = squad_data.load(config, folder, None)
+    again = load(config, folder)
     for part, limited in zip(splits[:3], again[:3], strict=True):
         pd.testing.assert_frame_equal(limited, part.head(4))
     config.data.split_seed = 1
-    assert set(squad_data.load(config, folder, None).test.id) != set(again.test.id)
+    assert set(load(config, folder).test.id) != set(again.test.id)
 
 
 def test_without_titles_a_context_is_on_one_side(tmp_path):
@@ -90,7 +93,7 @@ def test_without_titles_a_context_is_on_one_side(tmp_path):
     folder = write_squad(tmp_path, squad_file(*articles))
     config = question_answering.get_config("squad")
     config.data.test_file, config.data.test_fraction = "", 0.5
-    splits = squad_data.load(config, folder, None)
+    splits = load(config, folder)
     sides = [{context[0] for context in part.context} for part in splits[:3:2]]
     assert sides[0].isdisjoint(sides[1]) and len(splits.test) == 16
 
@@ -115,10 +118,10 @@ def test_bad_questions_are_named_or_skipped_and_counted(tmp_path, bad, expected)
     with pytest.raises(
         errors.DataError, match=f"question 'q1': .*{expected}"
     ) as caught:
-        squad_data.load(config, folder, None)
+        load(config, folder)
     assert "train-v1.1.json" in str(caught.value) and "\n" not in str(caught.value)
     config.data.on_bad_rows = "skip"
-    splits = squad_data.load(config, folder, None)
+    splits = load(config, folder)
     assert len(splits.train) == 1 and "1 bad row(s) skipped" in splits.notes
 
 
@@ -127,7 +130,7 @@ def test_id_that_occurs_twice_is_named(tmp_path):
     content["data"] *= 2
     folder = write_squad(tmp_path, content, squad_file(GOOD))
     with pytest.raises(errors.DataError, match="'q0': its id occurs twice"):
-        squad_data.load(question_answering.get_config(), folder, None)
+        load(question_answering.get_config(), folder)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_files_of_another_format_are_one_line_errors(tmp_path, content, expected
     folder = write_squad(tmp_path, None, squad_file(GOOD))
     (tmp_path / "train-v1.1.json").write_text(content)
     with pytest.raises(errors.DataError, match=expected) as caught:
-        squad_data.load(question_answering.get_config(), None, folder)
+        load(question_answering.get_config(), manual_dir=folder)
     assert "\n" not in str(caught.value)
 
 
@@ -152,10 +155,10 @@ def test_missing_file_is_told_by_name(tmp_path):
     folder = write_squad(tmp_path, None, squad_file(GOOD))
     config = question_answering.get_config()
     with pytest.raises(errors.DataError, match="No file train-v1.1.json.*--manual_dir"):
-        squad_data.load(config, None, folder)
+        load(config, manual_dir=folder)
     (tmp_path / "dev-v1.1.json").rename(tmp_path / "train-v1.1.json")
     with pytest.raises(errors.DataError, match="dev-v1.1.json cannot be read.*No such"):
-        squad_data.load(config, None, folder)
+        load(config, manual_dir=folder)
 
 
 ROWS = (
@@ -171,7 +174,7 @@ def test_csv_spans_get_their_first_place_and_their_row(tmp_path):
     (tmp_path / "train.csv").write_text(ROWS)
     config = question_answering.get_config("csv")
     config.data.test_fraction = config.validation_fraction = 0.25
-    splits = squad_data.load(config, str(tmp_path), None)
+    splits = load(config, str(tmp_path))
     assert [len(part) for part in splits[:3]] == [2, 1, 1]
     rows = pd.concat(splits[:3]).set_index("id")
     assert sorted(rows.index) == [f"train.csv, row {n}" for n in (2, 3, 4, 5)]
@@ -180,10 +183,10 @@ def test_csv_spans_get_their_first_place_and_their_row(tmp_path):
     assert (first.answers, first.starts) == (["good"], [3])
     (tmp_path / "train.csv").write_text(ROWS + "5,fine day,Fine,neutral\n")
     with pytest.raises(errors.DataError, match="row 6: the answer 'Fine' is not in"):
-        squad_data.load(config, str(tmp_path), None)
+        load(config, str(tmp_path))
     config.data.answer_column = "answer"
     with pytest.raises(errors.DataError, match="no column 'answer'. Found: 'textID'"):
-        squad_data.load(config, str(tmp_path), None)
+        load(config, str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +221,7 @@ def tfds_folder(tmp_path_factory):
 
 def test_squad_of_tfds_is_read_as_it_was_written(tfds_folder):
     config = question_answering.get_config()
-    splits = squad_data.load(config, tfds_folder, None)
+    splits = load(config, tfds_folder)
     assert [len(part) for part in splits[:3]] == [9, 0, 3]
     row = splits.test.set_index("id").loc["q10"]
     assert (row.title, row.context) == ("z\u00e9 5", "10 a b")

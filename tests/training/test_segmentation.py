@@ -72,7 +72,9 @@ def test_run_learns_and_its_scores_are_those_of_scikit_learn(tmp_path):
 
 
 def test_run_of_several_classes_draws_them(tmp_path):
-    task = segmentation.create(make_config(4), draw_folder(tmp_path, 4, 10))
+    config = make_config(4)
+    config.data_dir = draw_folder(tmp_path, 4, 10)
+    task = segmentation.create(config)
     assert "foreground" not in task.description
     assert task.score(task.build_model(), tmp_path) == {}  # The metrics are the scores.
     assert imread(tmp_path / "predictions.png").std() > 0.05
@@ -161,9 +163,10 @@ def test_crops_are_parts_of_the_image_and_every_place_occurs():
 )
 def test_settings_that_make_no_sense_are_errors(changes, message, tmp_path):
     config = make_config()
+    config.data_dir = draw_folder(tmp_path, 2, 2)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
-        segmentation.create(config, draw_folder(tmp_path, 2, 2))
+        segmentation.create(config)
 
 
 def test_synthetic_batches_are_of_the_size_trained_on():

@@ -16,9 +16,10 @@ def config():
     return segmentation.get_config()
 
 
-def load(config, folder, manual=None):
+def load(config, folder, manual=""):
     """Returns the arrays of the splits: (images, masks) of each."""
-    splits = segmentation_data.load(config, folder and str(folder), manual)[:2]
+    config.data_dir, config.manual_dir = str(folder), manual
+    splits = segmentation_data.load(config)[:2]
     return [tuple(map(np.stack, zip(*split, strict=True))) for split in splits]
 
 
@@ -203,7 +204,7 @@ def test_pictures_are_turned_as_their_exif_data_say(folder, config):
 
 
 def test_folder_must_be_there(config, tmp_path):
-    for folder in (None, tmp_path / "absent"):
+    for folder in ("", tmp_path / "absent"):
         with pytest.raises(errors.DataError, match=f"--data_dir.*{folder}"):
             load(config, folder)
 
@@ -225,21 +226,21 @@ def test_images_of_several_sizes_are_resized_and_no_classes_mixed(folder, config
 def test_digits_are_where_their_masks_are(config):
     config.data.name, config.data.image_size = "digits", 32
     config.limit_examples = 50
-    (images, masks), test = load(config, None)
+    (images, masks), test = load(config, "")
     assert images.shape == (50, 32, 32, 3) and test[1].shape == (50, 32, 32, 1)
-    np.testing.assert_array_equal(images, load(config, None)[0][0])
+    np.testing.assert_array_equal(images, load(config, "")[0][0])
     for image, mask in zip(images, masks, strict=True):
         ink = image[mask[..., 0] == 1].astype(float)
         # Half ink at least, on a patch of the other half of the levels.
         assert 0.02 < mask.mean() < 0.25
         assert abs(ink.mean() - image[mask[..., 0] == 0].mean()) > 40
     config.data.classes = 11
-    (_, numbered), _ = load(config, None)
+    (_, numbered), _ = load(config, "")
     np.testing.assert_array_equal(numbered > 0, masks > 0)
     assert set(np.unique(numbered)) == set(range(11))
     for config.data.image_size, config.data.classes in ((None, 2), (256, 2), (64, 3)):
         with pytest.raises(ValueError, match="2 or 11 classes and a side of 8 to 128"):
-            load(config, None)
+            load(config, "")
 
 
 @pytest.fixture(scope="module")
@@ -302,11 +303,11 @@ def test_original_files_of_a_tfds_data_set_are_read_from_folders(trimaps, tmp_pa
         for number in range(1, 4):
             mask = np.full((SIDE, SIDE), number, "B")
             write_pair(tmp_path / split, f"{number}", mask)
-    (images, masks), _ = load(trimaps, None, str(tmp_path))
+    (images, masks), _ = load(trimaps, "", str(tmp_path))
     found = {
         (int(x[0, 0, 0]), int(y[0, 0, 0])) for x, y in zip(images, masks, strict=True)
     }
     assert found == {(1, 0), (2, 1), (3, 2)} and images.shape == (3, 16, 16, 3)
     trimaps.data.name = "no_such_set"
     with pytest.raises(errors.DataError, match="--manual_dir may also have images/NA"):
-        load(trimaps, None, str(tmp_path / "train/images"))
+        load(trimaps, "", str(tmp_path / "train/images"))

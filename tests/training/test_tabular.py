@@ -79,7 +79,7 @@ def test_embedding_size_follows_the_rule_of_thumb():
 
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_normalization_and_output_are_float32_in_every_mode(config, mode):
-    task = tabular.create(config, config.data_dir)
+    task = tabular.create(config)
     with tfamp.policy_scope(mode):
         model = task.build_model()
     compute = {"float32": "float32", "mixed_bfloat16": "bfloat16"}.get(mode, "float16")
@@ -105,7 +105,7 @@ def test_normalization_and_output_are_float32_in_every_mode(config, mode):
 
 def test_untrained_network_predicts_about_the_mean_with_embeddings_as_given(config):
     config.model.embedding_sizes = (("shop of", 7),)
-    task = tabular.create(config, config.data_dir)
+    task = tabular.create(config)
     model = task.build_model()
     assert model.get_layer("embedding_shop_of").embeddings.shape == (5, 7)
     kernel = model.get_layer("standardized").kernel
@@ -119,7 +119,7 @@ def test_untrained_network_predicts_about_the_mean_with_embeddings_as_given(conf
 def test_one_kind_of_columns_is_enough(config, kind):
     config.data[f"{kind}_columns"] = ()
     config.data.baseline_columns = config.data.categories = ()
-    task = tabular.create(config, config.data_dir)
+    task = tabular.create(config)
     inputs, _ = next(iter(task.test.batch(3)))
     assert task.build_model()(inputs).shape == (3, 1) and len(inputs) == 1
 
@@ -141,9 +141,9 @@ def test_one_kind_of_columns_is_enough(config, kind):
     ],
 )
 def test_setting_without_sense_is_an_error_before_reading(config, settings, message):
-    config.update_from_flattened_dict(settings)
+    config.update_from_flattened_dict({"data_dir": "/nowhere", **settings})
     with pytest.raises(ValueError, match=message):
-        tabular.create(config, "nowhere")
+        tabular.create(config)
     with pytest.raises(ValueError, match=message):
         tabular.synthetic(config)
 
@@ -153,7 +153,7 @@ def test_setting_without_sense_is_an_error_before_reading(config, settings, mess
 
 def test_comparison_scores_both_modes_as_scikit_learn_does(compared):
     result, config, folder = compared
-    splits = tabular_data.load(config, config.data_dir)
+    splits = tabular_data.load(config)
     simple = tabular_data.baseline(config.data, splits.train, splits.test)
     target = splits.test["sold"].to_numpy()
     simple = metrics.root_mean_squared_log_error(target, simple)
@@ -202,7 +202,7 @@ def test_run_keeps_what_prepares_rows_for_its_model(compared):
 
 
 def test_diverged_model_has_a_score_of_no_number(config, tmp_path):
-    task = tabular.create(config, config.data_dir)
+    task = tabular.create(config)
     model = task.build_model()
     model.get_layer("standardized").bias.assign([np.nan])
     assert np.isnan([*task.score(model, tmp_path).values()]).all()
@@ -211,7 +211,7 @@ def test_diverged_model_has_a_score_of_no_number(config, tmp_path):
 
 def test_synthetic_batches_fit_the_model_of_the_data(config):
     made = tabular.synthetic(config)
-    task = tabular.create(config, config.data_dir)
+    task = tabular.create(config)
     batch, labels = next(iter(made.batches))
     expected, real = next(iter(task.train.batch(config.batch_size)))
     assert batch.keys() == expected.keys()

@@ -49,10 +49,6 @@ def write(folder, rows, header=HEADER, name="sold.csv"):
     (folder / name).write_text("\n".join([header, *rows]) + "\n")
 
 
-def load(config):
-    return tabular_data.load(config, config.data_dir)
-
-
 def sold(splits):
     """Returns the targets of each split."""
     return [part["sold"].to_list() for part in splits[:3]]
@@ -65,21 +61,21 @@ def test_split_is_by_time_with_no_time_on_two_sides_and_always_the_same(
     config, tmp_path
 ):
     write(tmp_path, np.random.default_rng(0).permutation(ROWS).tolist())
-    splits = load(config)
+    splits = tabular_data.load(config)
     train, validation, test = sold(splits)
     assert [*map(len, splits[:3])] == [38, 10, 12]
     # The target grows with the time.
     assert max(train) < min(validation) and max(validation) < min(test)
     assert splits.starts == ("2020-01-07", "2020-01-09")
     assert test == sorted(test) and train != sorted(train)
-    for one, other in zip(splits[:3], load(config)[:3], strict=True):
+    for one, other in zip(splits[:3], tabular_data.load(config)[:3], strict=True):
         pd.testing.assert_frame_equal(one, other)
     config.data.split_seed = 1
-    other = sold(load(config))
+    other = sold(tabular_data.load(config))
     assert other[0] != train and sorted(other[0]) == sorted(train)
     assert other[2] == test
     config.validation_fraction, config.limit_examples = 0.0, 7
-    splits = load(config)
+    splits = tabular_data.load(config)
     assert [*map(len, splits[:3])] == [7, 0, 7]
     assert sold(splits)[2] == [90.0, 90, 91, 91, 92, 92, 100]
     assert splits.starts == ("2020-01-09",)
@@ -87,7 +83,7 @@ def test_split_is_by_time_with_no_time_on_two_sides_and_always_the_same(
 
 def test_without_a_time_the_split_is_drawn(config):
     config.data.time_columns = ()
-    splits = load(config)
+    splits = tabular_data.load(config)
     assert splits.starts == () and [*map(len, splits[:3])] == [38, 10, 12]
     expected = [float(row.split(",")[4]) for row in ROWS]
     assert sold(splits)[2] != expected[-12:]
@@ -115,12 +111,12 @@ def test_without_a_time_the_split_is_drawn(config):
 def test_bad_row_is_told_and_can_be_skipped(config, tmp_path, row, reason):
     write(tmp_path, [*ROWS[:9], row, "", *ROWS[9:]])
     with pytest.raises(errors.DataError) as caught:
-        load(config)
+        tabular_data.load(config)
     message = str(caught.value)
     assert f"1 bad row(s). {tmp_path}/sold.csv, row 11: " in message
     assert reason in message and "on_bad_rows='skip'" in message
     config.data.on_bad_rows = "skip"
-    splits = load(config)
+    splits = tabular_data.load(config)
     assert sum(map(len, splits[:3])) == len(ROWS)
     assert splits.notes == ("1 bad row(s) skipped",)
 
@@ -145,7 +141,7 @@ def test_unusable_file_is_an_error(config, tmp_path, text, message):
     if text is None:
         path.unlink()
     with pytest.raises(errors.DataError, match=message):
-        load(config)
+        tabular_data.load(config)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +159,7 @@ def test_parquet_is_read_as_csv_is(config, tmp_path):
     write(tmp_path, [*ROWS, "2020-01-11,1,,,7"])
     config.data.fill_missing = "median"
     config.data.date_parts = ("day_of_week",)
-    from_csv = load(config)
+    from_csv = tabular_data.load(config)
     frame = pd.read_csv(tmp_path / "sold.csv")
     dates = pd.to_datetime(frame["day"])
     for number, day in enumerate((frame["day"], dates, dates.dt.date)):
@@ -171,12 +167,12 @@ def test_parquet_is_read_as_csv_is(config, tmp_path):
         name = f"sold{number}.parquet"
         frame.assign(day=day).to_parquet(tmp_path / name)
         config.data.table_file = name
-        for one, other in zip(load(config)[:3], from_csv[:3], strict=True):
+        for one, other in zip(tabular_data.load(config)[:3], from_csv[:3], strict=True):
             pd.testing.assert_frame_equal(one, other)
     frame.assign(sold=-1).to_parquet(tmp_path / "sold4.parquet")
     config.data.table_file = "sold4.parquet"
     with pytest.raises(errors.DataError, match=r"sold4.parquet, row 1: .* below 0"):
-        load(config)
+        tabular_data.load(config)
 
 
 def write_parquet(config, **columns):
@@ -192,7 +188,7 @@ def test_parquet_timestamps_keep_their_hours(config, zone):
     order = np.random.default_rng(0).permutation(len(ROWS))
     write_parquet(config, day=times[order], sold=order)
     config.data.date_parts, config.data.time_columns = ("hour",), ("day",)
-    splits = load(config)
+    splits = tabular_data.load(config)
     assert sold(splits)[2] == list(range(48, 60)) and len(splits.train) == 38
     hours = [str(7 * row % 24) for row in range(48, 60)]
     assert splits.test["day_hour"].to_list() == hours
@@ -203,12 +199,12 @@ def test_parquet_dates_are_integers_or_dates_whatever_the_format(config):
     write_parquet(config, day=pd.Series([None, *days[1:]]))
     config.data.date_format, config.data.date_parts = "%Y%m%d", ("day",)
     config.data.on_bad_rows = "skip"
-    splits = load(config)
+    splits = tabular_data.load(config)
     assert splits.notes == ("1 bad row(s) skipped",)
     assert splits.test["day_day"].to_list() == ["9"] * 6 + ["10"] * 6
     write_parquet(config, day=[datetime.date.fromisoformat(r[:10]) for r in ROWS])
     config.data.date_format = "%d.%m.%Y"
-    assert load(config).test["day_day"].to_list() == ["9"] * 6 + ["10"] * 6
+    assert tabular_data.load(config).test["day_day"].to_list() == ["9"] * 6 + ["10"] * 6
 
 
 def test_join_adds_the_columns_of_each_key_which_must_be_there_once(config, tmp_path):
@@ -218,25 +214,25 @@ def test_join_adds_the_columns_of_each_key_which_must_be_there_once(config, tmp_
     config.data.categorical_columns = ("shop", "region")
     config.data.continuous_columns = ("heat", "area")
     config.data.fill_missing = "median"
-    rows = load(config).test
+    rows = tabular_data.load(config).test
     north = rows["shop"] == "a"
     assert north.sum() == 6 and set(rows["region"][north]) == {"north"}
     assert set(rows["region"][~north]) == {""}
     assert set(rows["area"][north]) == {3.5} and rows["area"][~north].isna().all()
     write(tmp_path, ["a,n,1", "b,s,2", "a,n,3"], "shop,region,area", "shops.csv")
     with pytest.raises(errors.DataError, match=r"shops.csv has several rows of shop a"):
-        load(config)
+        tabular_data.load(config)
     write(tmp_path, ["a,n,1", "NA,s,2"], "shop,region,area", "shops.csv")
     message = r"30 bad .*row 3: .* no row of shops.csv for it"
     with pytest.raises(errors.DataError, match=message):
-        load(config)
+        tabular_data.load(config)
 
 
 def test_rows_are_left_out_and_counted_and_date_parts_are_categories(config):
     parts = ("year", "month", "week", "day", "day_of_week", "day_of_year", "hour")
     config.data.date_parts = parts
     config.data.leave_out = (("shop", "a"), ("hour", "2"))
-    splits = load(config)
+    splits = tabular_data.load(config)
     assert splits.notes == (
         "30 rows with shop a left out",
         "10 rows with hour 2 left out",
@@ -248,7 +244,8 @@ def test_rows_are_left_out_and_counted_and_date_parts_are_categories(config):
 
 def test_rossmann_files_become_its_features(tmp_path):
     config = load_file("tabular/rossmann")
-    splits = tabular_data.load(config, made_tables.write_rossmann(tmp_path))
+    config.data_dir = made_tables.write_rossmann(tmp_path)
+    splits = tabular_data.load(config)
     assert splits.notes[0] == "24 rows with Open 0 left out"
     # Two days of three stores.
     assert sum(map(len, splits[:3])) == 60 * 3 - 24 and len(splits.test) == 6
@@ -269,7 +266,8 @@ def test_rossmann_files_become_its_features(tmp_path):
 
 def test_bike_sharing_knows_nothing_of_the_target(shared_data):
     config = load_file("tabular/bike_sharing")
-    splits = tabular_data.load(config, str(shared_data("bike_sharing")))
+    config.data_dir = str(shared_data("bike_sharing"))
+    splits = tabular_data.load(config)
     assert [*map(len, splits[:3])] == [12513, 1390, 3476] and splits.notes == ()
     assert splits.starts == ("2012-06-10", "2012-08-07")
     assert not {"casual", "registered", "instant", "dteday"} & {*splits.train.columns}
@@ -335,7 +333,7 @@ def test_baseline_is_the_mean_of_its_group_or_of_all(settings):
 
 def test_diabetes_is_bundled_in_its_units():
     config = load_file("tabular/diabetes")
-    splits = tabular_data.load(config, None)
+    splits = tabular_data.load(config)
     assert [*map(len, splits[:3])] == [319, 35, 88]
     ages = np.concatenate([part["age"] for part in splits[:3]])
     assert (ages.min(), ages.max()) == (19, 79)

@@ -18,8 +18,9 @@ def csv_config(validation=0.34, **data):
     return config
 
 
-def load(config, data_dir=None, manual_dir=None):
-    return text_data.load(config, data_dir and str(data_dir), manual_dir)
+def load(config, data_dir="", manual_dir=""):
+    config.data_dir, config.manual_dir = str(data_dir), manual_dir
+    return text_data.load(config)
 
 
 def rows_of(corpus):

@@ -222,47 +222,17 @@ def _run_exact(model, inputs, objective, jit_compile):
 
 def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
     """Returns the rows: the pass in 16 bits beside the float32 values of each call."""
-    owners = []
-
-    def chosen(call):
-        return (call.path, call.number) in known_paths
-
-    known_paths = set(paths)
+    owners, known = [], set(paths)
 
     def run(inputs, exact):
-        known = dict(zip(paths, exact, strict=True))
+        wide = dict(zip(paths, exact, strict=True))
 
         def note(recorder, call, gradients):
-            wide = known[call.path, call.number]
-            upstream, passed, of_weights = (
-                [dense(x) for x in each] for each in gradients
-            )
-            taken = _cast_as(wide.taken, call.taken)
-            scaled = [x * scale for x in wide.upstream]
-            made, local = _backward(
-                recorder, call, taken, _cast_as(scaled, call.made) if scaled else []
-            )
-            errors = [
-                statistics.relative_error(call.taken, wide.taken),
-                statistics.relative_error(call.made, wide.made),
-                statistics.relative_error(made, wide.made),
-            ]
-            counts = [
-                statistics.count_lost(call.made, wide.made),
-                statistics.count_lost(*_cast_weights(call)),
-            ]
-            if scaled:
-                all_passed = [*wide.passed, *wide.of_weights]
-                for found, exact in (
-                    ([*passed, *of_weights], all_passed),
-                    (local, wide.local),
-                ):
-                    unscaled = [tf.cast(dense(x), "float32") / scale for x in found]
-                    errors.append(statistics.relative_error(unscaled, exact))
-                larger = [x * scale for x in wide.of_weights]
-                counts.append(statistics.count_lost(upstream, scaled))
-                counts.append(statistics.count_lost(of_weights, larger))
-            return tf.stack(errors), tf.stack(counts)
+            beside = wide[call.path, call.number]
+            return _set_beside(recorder, call, gradients, beside, scale)
+
+        def chosen(call):
+            return (call.path, call.number) in known
 
         own, noted = _recorded(model, inputs, objective, scale, note, chosen)
         owners.extend(own)
@@ -277,6 +247,27 @@ def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
         named = call.path, call.number, _format(call)
         rows.append(results.CallPrecision(*named, *errors, *kinds[:4]))
     return rows
+
+
+def _set_beside(recorder, call, gradients, wide, scale):
+    """Returns a call's errors and its lost values, each in the order of a row."""
+    upstream, passed, of_weights = ([dense(x) for x in each] for each in gradients)
+    scaled = [x * scale for x in wide.upstream]
+    given = _cast_as(scaled, call.made) if scaled else []
+    made, local = _backward(recorder, call, _cast_as(wide.taken, call.taken), given)
+    errors = [(call.taken, wide.taken), (call.made, wide.made), (made, wide.made)]
+    counts = [(call.made, wide.made), _cast_weights(call)]
+    if scaled:
+        whole = [*passed, *of_weights], [*wide.passed, *wide.of_weights]
+        for found, exact in (whole, (local, wide.local)):
+            unscaled = [tf.cast(dense(x), "float32") / scale for x in found]
+            errors.append((unscaled, exact))
+        larger = [x * scale for x in wide.of_weights]
+        counts += [(upstream, scaled), (of_weights, larger)]
+    return (
+        tf.stack([statistics.relative_error(*pair) for pair in errors]),
+        tf.stack([statistics.count_lost(*pair) for pair in counts]),
+    )
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

@@ -81,13 +81,13 @@ def describe_feature(feature) -> str:
     return " ".join(str(feature).split())[:100]
 
 
-def prepared_builder(name: str, data_dir: str | None, manual_dir: str | None):
+def prepared_builder(config: config_dict.ConfigDict):
     """Returns the TFDS builder of a data set, which is prepared if that can work.
 
     Args:
-      name: Name in TFDS, e.g. "glue/sst2".
-      data_dir: Folder of prepared data; None for TFDS' own default.
-      manual_dir: Folder with the original files, for hosts without a network.
+      config: `config.data.name` is the name in TFDS, e.g. "glue/sst2";
+        `config.data_dir` the folder of prepared data, "" for TFDS' own default;
+        `config.manual_dir` that of the original files, for hosts without a network.
 
     Returns:
       A `tfds.core.DatasetBuilder` whose data are on disk.
@@ -101,6 +101,7 @@ def prepared_builder(name: str, data_dir: str | None, manual_dir: str | None):
         import tensorflow_datasets as tfds
     except ImportError as e:
         raise ImportError('Install TFDS: pip install "tfamp[data]".') from e
+    name, data_dir = config.data.name, config.data_dir
     try:
         builder = tfds.builder(name, data_dir=data_dir or None)
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as e:
@@ -110,7 +111,7 @@ def prepared_builder(name: str, data_dir: str | None, manual_dir: str | None):
             f"--data_dir{f' ({data_dir} has none of that name)' if data_dir else ''}."
         ) from e
     if not builder.is_prepared():
-        _prepare(tfds, builder, name, manual_dir)
+        _prepare(tfds, builder, name, config.manual_dir or None)
     return builder
 
 

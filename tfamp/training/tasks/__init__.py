@@ -69,10 +69,10 @@ class Synthetic(NamedTuple):
     unit: str
 
 
-# Task name -> module with `create(config, data_dir, manual_dir) -> Task`; `get_config`,
-# its defaults; and `synthetic(config) -> Synthetic`, for what is timed without data,
-# which raises what is wrong with the settings. Imported on use, since each needs its
-# own optional dependencies.
+# Task name -> module with `create(config) -> Task`; `get_config`, its defaults; and
+# `synthetic(config) -> Synthetic`, for what is timed without data, which raises what is
+# wrong with the settings. Imported on use, since each needs its own optional
+# dependencies.
 TASKS = {
     "image_classification": "tfamp.training.tasks.images",
     "language_model": "tfamp.training.tasks.language_model",
@@ -97,8 +97,7 @@ def from_config(config: config_dict.ConfigDict) -> Task:
       ValueError: If there is no such task.
       DataError: If the data are missing or malformed.
     """
-    module = import_task(config.task)
-    return module.create(config, config.data_dir or None, config.manual_dir or None)
+    return import_task(config.task).create(config)
 
 
 def import_task(name: str) -> types.ModuleType:

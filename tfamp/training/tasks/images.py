@@ -38,15 +38,13 @@ def get_config() -> config_dict.ConfigDict:
     return config
 
 
-def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
+def create(config: config_dict.ConfigDict) -> tasks.Task:
     """Loads the images and describes the network.
 
     Args:
-      config: `config.data.name` is "digits" or as `images_data.load` takes it;
-        `config.model` is that of `build_network`, `config.data.augment` "none" or
-        "crop_flip", and `config.label_smoothing` counts in training.
-      data_dir: Folder of data prepared by TFDS.
-      manual_dir: Folder with the data set's original files, or with images by class.
+      config: What `images_data.load` reads; `config.model` is that of `build_network`,
+        `config.data.augment` "none" or "crop_flip", and `config.label_smoothing` counts
+        in training.
 
     Returns:
       A `tasks.Task`.
@@ -56,9 +54,7 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
       ValueError: If a setting makes no sense.
     """
     _check(config)
-    name = config.data.name
-    size = config.data.get("image_size")
-    *parts, classes = images_data.load(name, size, data_dir, manual_dir)
+    *parts, classes = images_data.load(config)
     train, test = (part.take(config.limit_examples or -1) for part in parts)
     shape = tuple(train.element_spec[0].shape)
     if config.label_smoothing:
@@ -70,7 +66,7 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
         test=test,
         build_model=lambda: build_network(shape, classes, config.model),
         augment=crop_and_flip if config.data.augment == "crop_flip" else None,
-        description=f"{name}: images {shape}, {classes} classes (chance "
+        description=f"{config.data.name}: images {shape}, {classes} classes (chance "
         f"{1 / classes:.2f}); {data.describe_sizes(train, validation, test)}",
         **_objective(config),
     )

@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 import tensorflow as tf
+from ml_collections import config_dict
 
 from tfamp import errors
 from tfamp.training import data
@@ -13,7 +14,7 @@ _HELD_OUT = 0.2  # Of digits, and of a folder without splits of its own.
 _LAYOUT = "images in train/CLASS and test/CLASS, or in CLASS"
 
 
-def load(name: str, image_size: int | None, data_dir=None, manual_dir=None):
+def load(config: config_dict.ConfigDict):
     """Loads a data set by its name.
 
     A folder has ROOT/train/CLASS/*.png and ROOT/test/CLASS/*.png, or ROOT/CLASS/*.png,
@@ -21,11 +22,9 @@ def load(name: str, image_size: int | None, data_dir=None, manual_dir=None):
     of one size; in color if one is. Hidden files and other endings are no images.
 
     Args:
-      name: "digits"; any name, if `manual_dir` has folders of images; or a name in
-        TFDS.
-      image_size: Side of the digits.
-      data_dir: Folder of data prepared by TFDS.
-      manual_dir: Folder with the original files, or with images by class.
+      config: `config.data.name` is "digits", of a side `config.data.image_size`; any
+        name, if `config.manual_dir` has images by class; or one in TFDS, whose prepared
+        data `config.data_dir` has, or whose original files `config.manual_dir`.
 
     Returns:
       (train, test, number of classes): unbatched (uint8 image [height, width,
@@ -36,12 +35,13 @@ def load(name: str, image_size: int | None, data_dir=None, manual_dir=None):
       DataError: If the data are missing or have no classes; if a class has no image,
         the splits have other classes, or a file is no image or of another size.
     """
+    name, folder = config.data.name, pathlib.Path(config.manual_dir)
     if name == "digits":
-        return load_digits(image_size)
-    if manual_dir and _has_images(pathlib.Path(manual_dir)):
-        return _read_folder(pathlib.Path(manual_dir))
+        return load_digits(config.data.image_size)
+    if config.manual_dir and _has_images(folder):
+        return _read_folder(folder)
     try:
-        builder = data.prepared_builder(name, data_dir, manual_dir)
+        builder = data.prepared_builder(config)
     except errors.DataError as e:
         raise errors.DataError(f"{e} --manual_dir may also have {_LAYOUT}.") from e
     keys, splits = builder.info.supervised_keys, ("train", "test")

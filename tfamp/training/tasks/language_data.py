@@ -38,7 +38,7 @@ class Text(NamedTuple):
     tokenizer: str
 
 
-def read(config: config_dict.ConfigDict, data_dir: str | None) -> Text:
+def read(config: config_dict.ConfigDict) -> Text:
     """Reads text, splits it, and cuts it to windows.
 
     A test split that shares passages with the training text would measure memory: files
@@ -48,7 +48,8 @@ def read(config: config_dict.ConfigDict, data_dir: str | None) -> Text:
     Args:
       config: `config.data` has
         name: "docstrings", with `libraries`, `texts_per_library`, `min_words` and
-          `split_seed`, or "text_file", with `text_files`, a name or pattern.
+          `split_seed`, or "text_file", with `text_files`, a name or pattern in
+          `config.data_dir`.
         unit: "wordpiece": an uncased WordPiece tokenizer is trained on the training
           split, and each line of text ends in its "[SEP]"; "character": the characters
           of the training split, line ends among them.
@@ -57,7 +58,6 @@ def read(config: config_dict.ConfigDict, data_dir: str | None) -> Text:
         `config.model.vocabulary_size` is the most WordPiece tokens;
         `config.validation_fraction` the share of the rest for validation;
         `config.limit_examples` the most windows of each split.
-      data_dir: Folder of the text files.
 
     Raises:
       DataError: If there is no text, or too little for one window of each split.
@@ -71,7 +71,7 @@ def read(config: config_dict.ConfigDict, data_dir: str | None) -> Text:
                 f"Unknown config.data.{field}. Received: {data[field]!r}. Expected one "
                 f"of {', '.join(map(repr, known))}."
             )
-    lines, note = readers[data.name](config, data_dir)
+    lines, note = readers[data.name](config)
     learned = units[data.unit](lines["train"], config.model.vocabulary_size)
     encode, vocabulary, unknown, tokenizer = learned
     ids = {name: encode(part) for name, part in lines.items()}
@@ -131,10 +131,10 @@ def split(text: str, validation: float, test: float) -> dict[str, str]:
     return {**parts, "test": text[second:]}
 
 
-def _text_files(config, data_dir):
+def _text_files(config):
     """Returns the lines of each split, and a note on the files."""
     data, texts = config.data, []
-    paths = data_sets.find_files(data_dir or "", data.text_files)
+    paths = data_sets.find_files(config.data_dir, data.text_files)
     for path in paths:
         try:
             texts.append(pathlib.Path(path).read_text("utf-8-sig").rstrip("\n"))
@@ -148,7 +148,7 @@ def _text_files(config, data_dir):
     return lines, f"{len(paths)} file(s) {data.text_files}, {len(text)} characters"
 
 
-def _docstrings(config, _):
+def _docstrings(config):
     """Returns the texts of each split, and a note; a file's are all in one split."""
     data = config.data
     table = docstrings.collect(data.libraries, data.texts_per_library, data.min_words)

@@ -19,7 +19,7 @@ from ml_collections import config_dict
 
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.numerics import compare
-from tfamp.training import base_config, pipeline, run_files, tasks
+from tfamp.training import base_config, data, pipeline, run_files, tasks
 from tfamp.training.tasks import language_data, presets
 
 _LOGITS = "logits"
@@ -67,11 +67,7 @@ def get_config(source: str) -> config_dict.ConfigDict:
     return config
 
 
-def create(
-    config: config_dict.ConfigDict,
-    data_dir: str | None = None,
-    manual_dir: str | None = None,
-) -> tasks.Task:
+def create(config: config_dict.ConfigDict) -> tasks.Task:
     """Reads text and describes the model.
 
     The scores are the perplexity of the test split, and `kept_gradients`: the share of
@@ -83,8 +79,6 @@ def create(
     Args:
       config: `config.data` has what `language_data.read` reads, `config.model` what
         `build_model` does.
-      data_dir: Folder of text files.
-      manual_dir: Unused.
 
     Returns:
       A `Task`; features are token ids, int32 [length], labels the tokens after each.
@@ -93,7 +87,7 @@ def create(
       DataError: If there is no text, or too little.
       ValueError: If a setting makes no sense.
     """
-    text = language_data.read(config, data_dir)
+    text = language_data.read(config)
     parts = {
         name: tf.data.Dataset.from_tensor_slices((windows[:, :-1], windows[:, 1:]))
         for name, windows in text.windows.items()
@@ -128,12 +122,11 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
     """
     vocabulary, length = config.model.vocabulary_size, config.data.sequence_length
     draw = np.random.default_rng(config.seed).integers
-    shape = (8, config.batch_size, length + 1)  # Eight batches, again and again.
+    shape = (data.BATCHES, config.batch_size, length + 1)
     ids = draw(vocabulary, size=shape, dtype="int32")
-    batches = tf.data.Dataset.from_tensor_slices((ids[..., :-1], ids[..., 1:]))
     return tasks.Synthetic(
         lambda: build_model(config, vocabulary),
-        batches.repeat().prefetch(tf.data.AUTOTUNE),
+        data.repeat(ids[..., :-1], ids[..., 1:]),
         f"{_describe(config, vocabulary)}; random tokens, {length} a sequence",
         loss=_loss(),
         metrics=_metrics,

@@ -175,7 +175,7 @@ def random_tokens(
         config.model.max_sequence_length = max(length, positions)
     encoder = load(config)
     draw = np.random.default_rng(config.seed).integers
-    shape = (8, config.batch_size, length)
+    shape = (data.BATCHES, config.batch_size, length)
     features = {
         "token_ids": draw(encoder.vocabulary_size, size=shape, dtype="int32"),
         "segment_ids": np.zeros(shape, "int32"),

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from ml_collections import config_dict
 
+from tfamp.training import data as data_sets
 from tfamp.training import pipeline, run_files, tasks
 from tfamp.training.tasks import presets, squad_data, squad_windows
 
@@ -61,11 +62,7 @@ def get_config(data: str = "squad") -> config_dict.ConfigDict:
     return config
 
 
-def create(
-    config: config_dict.ConfigDict,
-    data_dir: str | None = None,
-    manual_dir: str | None = None,
-) -> tasks.Task:
+def create(config: config_dict.ConfigDict) -> tasks.Task:
     """Reads and tokenizes questions and their contexts, and describes the model.
 
     The score is F1, with exact match, as SQuAD 1.1 has them; for CSV files Jaccard,
@@ -78,8 +75,6 @@ def create(
         doc_stride, max_query_length: see `squad_windows.cut`;
         n_best_size, max_answer_length: see `squad_windows.decode`.
         `config.model` has what `presets.load` reads.
-      data_dir: As for `squad_data.load`.
-      manual_dir: The same.
 
     Returns:
       A `Task`; features are {token_ids, segment_ids, padding_mask}, int32 [length],
@@ -99,7 +94,7 @@ def create(
             f"sequence_length={data.sequence_length}."
         )
     encoder = presets.load(config)
-    splits = squad_data.load(config, data_dir, manual_dir)
+    splits = squad_data.load(config)
     parts = splits.train, splits.validation, splits.test
     tokenizer = encoder.tokenizer
     if tokenizer is None:
@@ -143,10 +138,9 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
     encoder, features, draw = presets.random_tokens(config)
     shape = features["token_ids"].shape
     labels = draw(shape[2], size=(*shape[:2], 2), dtype="int32")
-    batches = tf.data.Dataset.from_tensor_slices((features, labels))
     return tasks.Synthetic(
         lambda: build_model(encoder),
-        batches.repeat().prefetch(tf.data.AUTOTUNE),
+        data_sets.repeat(features, labels),
         f"{encoder.description}; random token ids of full length, no padding",
         unit="sequences",
         **_spans(),

@@ -43,7 +43,7 @@ def get_config() -> config_dict.ConfigDict:
     return config
 
 
-def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
+def create(config: config_dict.ConfigDict) -> tasks.Task:
     """Loads images and masks, and describes the network.
 
     The score is the Dice of all test pixels, with IoU and the mean Dice of the images.
@@ -55,8 +55,6 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
         crop_size: side of the random part of an image that trains; None: all of it;
         augment: "flips" or "none".
         `config.model` has the fields of `build_network`.
-      data_dir: Folder of images and masks, or of data prepared by TFDS.
-      manual_dir: Folder with a TFDS data set's original files.
 
     Returns:
       A `tasks.Task`; features are images, uint8 [height, width, 3], labels their masks,
@@ -67,7 +65,7 @@ def create(config, data_dir=None, manual_dir=None) -> tasks.Task:
       ValueError: If a setting makes no sense.
     """
     _check(config)
-    train, test, note = segmentation_data.load(config, data_dir, manual_dir)
+    train, test, note = segmentation_data.load(config)
     shape = tuple(train.element_spec[0].shape)
     _check_sides(config, shape)
     train, validation = data.hold_out(train, config.validation_fraction)

@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 import tensorflow as tf
+from ml_collections import config_dict
 
 from tfamp import errors
 from tfamp.training import data
@@ -16,7 +17,7 @@ _LAYOUT = (
 )
 
 
-def load(config, data_dir: str | None = None, manual_dir: str | None = None):
+def load(config: config_dict.ConfigDict):
     """Loads the examples that a configuration names.
 
     A folder has images/NAME.png and masks/NAME.png, or .jpg or what else Pillow reads;
@@ -29,10 +30,9 @@ def load(config, data_dir: str | None = None, manual_dir: str | None = None):
       config: `config.data.name` is "folder"; "digits", scikit-learn's digits on its
         photographs; or a name in TFDS. `config.data` has what
         `segmentation.get_config` says of images and masks, and
-        `config.limit_examples` are taken of each split.
-      data_dir: The folder, or that of data prepared by TFDS.
-      manual_dir: Folder with a TFDS data set's original files, or with images and
-        masks.
+        `config.limit_examples` are taken of each split. `config.data_dir` is the
+        folder, or that of data prepared by TFDS; `config.manual_dir` has a TFDS data
+        set's original files, or its images and masks.
 
     Returns:
       (train, test, note): unbatched (image, mask), uint8 [height, width, 3] and the
@@ -48,13 +48,14 @@ def load(config, data_dir: str | None = None, manual_dir: str | None = None):
     if settings.name == "digits":
         parts = _write_digits(settings.image_size, settings.classes, limit)
     elif settings.name == "folder":
-        parts = _read_folder(settings, data_dir, limit)
-    elif manual_dir and any(
-        pathlib.Path(manual_dir, name).is_dir() for name in ("masks", "train/masks")
+        parts = _read_folder(settings, config.data_dir, limit)
+    elif config.manual_dir and any(
+        pathlib.Path(config.manual_dir, name).is_dir()
+        for name in ("masks", "train/masks")
     ):
-        parts = _read_folder(settings, manual_dir, limit)
+        parts = _read_folder(settings, config.manual_dir, limit)
     else:
-        return _load_tfds(config, data_dir, manual_dir)
+        return _load_tfds(config)
     note = ""
     if settings.classes == 2:
         share = float(np.mean(parts[1][1]))
@@ -203,7 +204,7 @@ def _resize(image, mask, size):
     return image, tf.image.resize(mask, (size, size), method="nearest")
 
 
-def _load_tfds(config, data_dir, manual_dir):
+def _load_tfds(config):
     """Returns the splits train and test of a TFDS data set, resized."""
     settings, side = config.data, config.data.image_size
     if side is None:
@@ -212,7 +213,7 @@ def _load_tfds(config, data_dir, manual_dir):
             f"=None, config.data.name={settings.name!r}. Set it: 128, for example."
         )
     try:
-        builder = data.prepared_builder(settings.name, data_dir, manual_dir)
+        builder = data.prepared_builder(config)
     except errors.DataError as e:
         raise errors.DataError(f"{e} --manual_dir may also have {_LAYOUT}.") from e
     features, splits = builder.info.features, builder.info.splits

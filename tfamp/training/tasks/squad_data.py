@@ -35,9 +35,7 @@ class Splits(NamedTuple):
     notes: tuple[str, ...]
 
 
-def load(
-    config: config_dict.ConfigDict, data_dir: str | None, manual_dir: str | None
-) -> Splits:
+def load(config: config_dict.ConfigDict) -> Splits:
     """Reads questions, shuffles them, and splits off what is not split yet.
 
     Args:
@@ -52,8 +50,8 @@ def load(
         quoted. The first place of an answer in its context counts.
         `config.validation_fraction` is the share that selects; 0: none.
         `config.limit_examples` are the most of each split; 0: all.
-      data_dir: Folder of the files, or of data prepared by TFDS.
-      manual_dir: Folder of JSON files.
+        `config.data_dir` is the folder of the files, or of data prepared by TFDS;
+        `config.manual_dir` that of JSON files.
 
     Returns:
       `Splits`. Questions on one article, or on one context where no article is named,
@@ -62,11 +60,11 @@ def load(
     Raises:
       DataError: If the data are missing or malformed; bad questions are named.
     """
-    data = config.data
+    data, data_dir, manual_dir = config.data, config.data_dir, config.manual_dir
     folders = [folder for folder in (manual_dir, data_dir) if folder]
     files = [name for name in (data.train_file, data.test_file) if name]
     if data.name == "csv":
-        parts = [_read_csv(data, data_dir or "", name) for name in files]
+        parts = [_read_csv(data, data_dir, name) for name in files]
     elif found := [f for f in folders if os.path.isfile(os.path.join(f, files[0]))]:
         parts = [read_json(os.path.join(found[0], name)) for name in files]
     elif manual_dir:
@@ -75,7 +73,7 @@ def load(
             "folder that holds it, or set config.data.train_file and test_file."
         )
     else:
-        parts = _read_tfds(data.name, data_dir)
+        parts = _read_tfds(config)
     notes: list[str] = []
     wrong = [_problems(part) for part in parts]
     bad = [
@@ -136,9 +134,9 @@ def _table(rows, place):
     return table.assign(place=[f"{place}, question {name!r}" for name in table.id])
 
 
-def _read_tfds(name, data_dir):
+def _read_tfds(config):
     """Returns the tables of the splits train and validation of data like "squad"."""
-    builder = data_sets.prepared_builder(name, data_dir, None)
+    name, builder = config.data.name, data_sets.prepared_builder(config)
     found = {*builder.info.features, *builder.info.splits}
     missing = {"id", "context", "question", "answers", "train", "validation"} - found
     if missing:

@@ -89,11 +89,7 @@ def _get_data_config():
     return data
 
 
-def create(
-    config: config_dict.ConfigDict,
-    data_dir: str | None = None,
-    manual_dir: str | None = None,
-) -> tasks.Task:
+def create(config: config_dict.ConfigDict) -> tasks.Task:
     """Reads and encodes a table, and describes the network.
 
     The score is the root mean squared log error of the amounts (RMSLE), with the root
@@ -106,8 +102,6 @@ def create(
         baseline_columns: see `tabular_data.baseline`, whose score is reported.
         `config.model` has what `build_model` reads, and
         loss: one of `LOSSES`, of log(1 + target).
-      data_dir: Folder of the files.
-      manual_dir: The same, if there is no `data_dir`.
 
     Returns:
       A `Task`; features are those of `tabular_data.encode`, a label is
@@ -119,7 +113,7 @@ def create(
       ValueError: If a setting makes no sense.
     """
     _check(config)
-    splits = tabular_data.load(config, data_dir or manual_dir)
+    splits = tabular_data.load(config)
     encoder = tabular_data.fit(config.data, splits.train)
 
     def encoded(rows):

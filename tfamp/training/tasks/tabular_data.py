@@ -51,15 +51,15 @@ def feature_name(column: str) -> str:
     return f"column_{name}" if taken else name
 
 
-def load(config: config_dict.ConfigDict, data_dir: str | None) -> Splits:
+def load(config: config_dict.ConfigDict) -> Splits:
     """Reads a table and splits it, the latest rows last.
 
     Args:
       config: `config.data` has the fields of `tabular.get_config`, which says what each
         is. Targets are numbers of at least 0. `config.validation_fraction` of the rows
         before those of the test, the latest, select the checkpoint.
-        `config.limit_examples` of each split are kept.
-      data_dir: Folder of the files.
+        `config.limit_examples` of each split are kept. The files are in
+        `config.data_dir`, else `config.manual_dir`.
 
     Returns:
       The `Splits`. Rows of one time are all in one split.
@@ -70,7 +70,7 @@ def load(config: config_dict.ConfigDict, data_dir: str | None) -> Splits:
       ValueError: If a setting is unknown.
     """
     data = config.data
-    text = _read(data, data_dir or "")
+    text = _read(data, config.data_dir or config.manual_dir)
     notes = []
     for name, value in data.leave_out:
         has = text[name].fillna("") == value

@@ -54,11 +54,7 @@ def get_config(data: str = "docstrings") -> config_dict.ConfigDict:
     return config
 
 
-def create(
-    config: config_dict.ConfigDict,
-    data_dir: str | None = None,
-    manual_dir: str | None = None,
-) -> tasks.Task:
+def create(config: config_dict.ConfigDict) -> tasks.Task:
     """Reads and tokenizes a corpus, and describes the model.
 
     Scoring writes into the run's folder what turns text into features and logits into
@@ -69,8 +65,6 @@ def create(
       config: `config.data` has what `text_data.load` reads; `config.model` what
         `presets.load` reads, and pooling: "cls" for BERT's pooled first token, "mean"
         for the mean of the last hidden states.
-      data_dir: As for `text_data.load`; "docstrings" needs none.
-      manual_dir: The same.
 
     Returns:
       A `Task`; features are {token_ids, segment_ids, padding_mask}, int32 [length], as
@@ -83,7 +77,7 @@ def create(
       ValueError: If a length makes no sense.
     """
     encoder = presets.load(config)
-    corpus = text_data.load(config, data_dir, manual_dir)
+    corpus = text_data.load(config)
     parts = corpus.train, corpus.validation, corpus.test
     tokenizer, length = encoder.tokenizer, config.data.sequence_length
     if tokenizer is None:
@@ -160,10 +154,9 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
     encoder, features, draw = presets.random_tokens(config)
     shape = features["token_ids"].shape[:2]
     labels = draw(_CLASSES, size=shape, dtype="int32")
-    batches = tf.data.Dataset.from_tensor_slices((features, labels))
     return tasks.Synthetic(
         lambda: build_model(config, _CLASSES, encoder),
-        batches.repeat().prefetch(tf.data.AUTOTUNE),
+        data.repeat(features, labels),
         f"{encoder.description}; random token ids of full length, no padding",
         unit="sequences",
         **_classification(),

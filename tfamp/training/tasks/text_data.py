@@ -87,9 +87,7 @@ GLUE = {
 _MSR = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
 
 
-def load(
-    config: config_dict.ConfigDict, data_dir: str | None, manual_dir: str | None
-) -> Corpus:
+def load(config: config_dict.ConfigDict) -> Corpus:
     """Reads a corpus, shuffles it, and splits off what is not split yet.
 
     Args:
@@ -108,8 +106,8 @@ def load(
         "docstrings" libraries, texts_per_library, min_words.
         `config.validation_fraction` is the share that selects; 0: none.
         `config.limit_examples` are the most of each split; 0: all.
-      data_dir: Folder of local files, or of data prepared by TFDS.
-      manual_dir: Folder of GLUE's TSV files (train.tsv and dev.tsv, or MRPC's
+        `config.data_dir` is the folder of local files, or of data prepared by TFDS;
+        `config.manual_dir` that of GLUE's TSV files (train.tsv and dev.tsv, or MRPC's
         msr_paraphrase_*.txt), or of another data set's original files.
 
     Returns:
@@ -125,14 +123,14 @@ def load(
         presets.require(module)
     classes, notes = None, []
     if data.name == "csv":
-        train, test = _read_csv_files(data, data_dir or ".")
+        train, test = _read_csv_files(data, config.data_dir or ".")
     elif data.name == "docstrings":
         train, test = docstrings.read(data), None
         notes.append(f"docstrings of {docstrings.versions(data.libraries)}")
-    elif data.name in GLUE and manual_dir:
-        train, test, classes = _read_glue_files(data.name, manual_dir)
+    elif data.name in GLUE and config.manual_dir:
+        train, test, classes = _read_glue_files(data.name, config.manual_dir)
     elif data.name:
-        train, test, classes = _read_tfds(data, data_dir, manual_dir)
+        train, test, classes = _read_tfds(config)
     else:
         raise ValueError(
             "Unknown text data. Received: config.data.name=''. Expected "
@@ -199,9 +197,9 @@ def _read_glue_files(name, folder):
 # ---- TFDS ----
 
 
-def _read_tfds(data, data_dir, manual_dir):
+def _read_tfds(config):
     """Returns the tables of a TFDS set, and its classes, None if they have no names."""
-    builder = data_sets.prepared_builder(data.name, data_dir, manual_dir)
+    data, builder = config.data, data_sets.prepared_builder(config)
     splits, features = set(builder.info.splits), builder.info.features
     task = GLUE.get(data.name.split(":")[0])  # Without a version.
     if task:
