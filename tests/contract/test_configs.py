@@ -30,6 +30,7 @@ SHARED = {  # Folders of the data sets that every host can have.
     "sentences": "uci_sentences",
     "tweets": "tweets",
 }
+SLOW = ("cifar10_efficientnet", "mnist")
 WORDS = "a the film phone was is very not good bad fine poor in it and of".split()
 
 
@@ -224,11 +225,12 @@ def test_config_loads_locks_and_has_the_shared_fields(path, args):
 @pytest.mark.parametrize(
     "path",
     [
-        # EfficientNet's graph alone takes 20 s; its network has tests of its own.
+        # EfficientNet's graph alone takes 20 s, and so do MNIST's 70,000 images; that
+        # network, and other sets of TFDS, have tests of their own.
         pytest.param(
             path,
             id=path.stem if path.parent.name != "lm" else f"lm_{path.stem}",
-            marks=pytest.mark.slow if path.stem.endswith("_efficientnet") else (),
+            marks=pytest.mark.slow if path.stem in SLOW else (),
         )
         for path in FILES
     ],

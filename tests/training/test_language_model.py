@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 import tfamp
 from tfamp import errors, hardware
 from tfamp.precision import policy
-from tfamp.training import (
-    callbacks,
-    compare,
-    run_files,
-    tasks,
-    train_and_evaluate,
-)
+from tfamp.training import compare, run_files, tasks, train_and_evaluate
 from tfamp.training.tasks import language_data, language_model
 
 TEXT = "".join(
@@ -283,28 +277,6 @@ def test_diverged_run_ends_with_a_result_that_says_so(data_dir, tmp_path):
     result = train_and_evaluate(config, tmp_path)
     assert result.scores == {"perplexity": None, "kept_gradients": None}
     assert result.test_loss is None
-
-
-def test_interrupted_run_goes_on_with_the_same_losses(data_dir, tmp_path, monkeypatch):
-    config = make_config(data_dir, "mixed_float16")
-    config.limit_examples = 64
-    train_and_evaluate(config, tmp_path / "whole")
-    original = callbacks.AtomicBackup.on_epoch_end
-
-    def killed(self, epoch, logs=None):
-        original(self, epoch, logs)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.AtomicBackup, "on_epoch_end", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train_and_evaluate(config, tmp_path / "killed")
-    train_and_evaluate(config, tmp_path / "killed")
-    whole, resumed = (
-        [row["loss"] for row in run_files.read_metrics(tmp_path / name, "step")]
-        for name in ("whole", "killed")
-    )
-    assert len(whole) == 4 and resumed == whole
 
 
 @pytest.mark.skipif(
