@@ -75,7 +75,8 @@ def _intervals(report, rows, values, at, unit):
         )
     axes.axvline(at, color="black", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [_label(report, row) for row in rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.locator_params("x", nbins=4)  # Their labels are not to touch.
     axes.set_xlabel(unit)
     return made
 
