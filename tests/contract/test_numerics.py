@@ -62,6 +62,7 @@ def test_a_planted_fault_is_found_and_cured(kind, mode, fault):
     assert search.passed and search.complete
     layers = {x.path: x.error for x in search.layers}
     assert max(layers, key=layers.__getitem__) == worst.path
+    # Each comparison takes a second or two: of the chains one is enough.
     if kind is not faults.functional or fault is faults.Overflow:
         tfamp.set_precision(model, mode, search.overrides)
         after = tfamp.compare_precision(model, inputs, targets=targets, loss="mse")

@@ -114,7 +114,7 @@ def test_efficientnet_computes_what_the_one_of_keras_does(mixed):
 )
 def test_settings_that_make_no_sense_are_refused_before_data_are_read(changes, message):
     config = make_config()
-    config.update_from_flattened_dict(changes)
+    config.update_from_flattened_dict({"data_dir": "/nowhere", **changes})
     with pytest.raises(ValueError, match=message):
         images.create(config)
     with pytest.raises(ValueError, match=message):
@@ -169,6 +169,14 @@ def test_digits_are_the_real_ones_split_the_same_each_time():
     assert np.bincount(labels).min() >= 34  # Stratified: about 36 of each digit.
     again, _ = next(images_data.load_digits(16)[1].batch(360).as_numpy_iterator())
     np.testing.assert_array_equal(pixels, again)
+
+
+def test_digits_are_as_they_are_where_no_size_is_set():
+    config = make_config()
+    config.data.name = "digits"
+    train, _, _ = images_data.load(config)
+    pixels, _ = next(iter(images.synthetic(config).batches))
+    assert pixels.shape[1:] == train.element_spec[0].shape == (8, 8, 1)
 
 
 def load_folder(folder):

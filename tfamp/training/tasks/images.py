@@ -83,7 +83,7 @@ def synthetic(config) -> tasks.Synthetic:
       ValueError: If a setting makes no sense, or the images' shape is not known.
     """
     _check(config)
-    settings, side = config.data, config.data.get("image_size")
+    settings, side = config.data, config.data.get("image_size", images_data.SIDE)
     known = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3), "digits": (side, side, 1)}
     shape = tuple(settings.image_shape or known.get(settings.name, ()))
     classes = settings.classes

@@ -10,6 +10,7 @@ from tfamp import errors
 from tfamp.training import data
 
 _SUFFIXES = [".jpeg", ".jpg", ".png", ".JPEG", ".JPG", ".PNG"]
+SIDE = 8  # Of the digits as they are.
 _HELD_OUT = 0.2  # Of digits, and of a folder without splits of its own.
 _LAYOUT = "images in train/CLASS and test/CLASS, or in CLASS"
 
@@ -22,9 +23,10 @@ def load(config: config_dict.ConfigDict):
     of one size; in color if one is. Hidden files and other endings are no images.
 
     Args:
-      config: `config.data.name` is "digits", of a side `config.data.image_size`; any
-        name, if `config.manual_dir` has images by class; or one in TFDS, whose prepared
-        data `config.data_dir` has, or whose original files `config.manual_dir`.
+      config: `config.data.name` is "digits", of the side `config.data.image_size`, if
+        there is one; any name, if `config.manual_dir` has images by class; or one in
+        TFDS, whose prepared data `config.data_dir` has, or whose original files
+        `config.manual_dir`.
 
     Returns:
       (train, test, number of classes): unbatched (uint8 image [height, width,
@@ -37,7 +39,7 @@ def load(config: config_dict.ConfigDict):
     """
     name, folder = config.data.name, pathlib.Path(config.manual_dir)
     if name == "digits":
-        return load_digits(config.data.image_size)
+        return load_digits(config.data.get("image_size", SIDE))
     if config.manual_dir and _has_images(folder):
         return _read_folder(folder)
     try:
