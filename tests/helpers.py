@@ -12,7 +12,8 @@ import tensorflow as tf
 import workers
 
 import tfamp
-from tfamp import hardware, patches
+from tfamp.facts import hardware
+from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule as loss_scale
 from tfamp.loss_scaling import skipped_steps
@@ -44,7 +45,7 @@ class Globals(NamedTuple):
     methods: dict[tuple[type, str], Callable | None]
 
 
-_PATCHED = [(place.find(), place.name) for place in patches.PLACES.values()]
+_PATCHED = [(place.find(), place.name) for place in places.PLACES.values()]
 _SET_BY_PYTEST = "PYTEST_CURRENT_TEST"  # Differs between set-up, call and tear-down.
 
 

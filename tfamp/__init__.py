@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from tfamp import versions
+from tfamp.facts import versions
 
 versions.check()  # Before what a release that is too old has no names for.
 
@@ -17,10 +17,10 @@ from tfamp.errors import (
     TfampError,
     UnsupportedModeError,
 )
-from tfamp.formats import float_format, represent
+from tfamp.facts.formats import float_format, represent
+from tfamp.facts.hardware import detect_support
 from tfamp.graph_rewrite.observe import graph_rewrite_report
 from tfamp.graph_rewrite.switch import sync_thread
-from tfamp.hardware import detect_support
 from tfamp.loss_scaling.growth_schedules import (
     ConstantGrowthInterval,
     GeometricGrowthInterval,

@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
-from tfamp import hardware
 from tfamp.benchmark import cells, workloads
+from tfamp.facts import hardware
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs/benchmark").glob("*.py"))

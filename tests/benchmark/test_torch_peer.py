@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from tfamp import formats
 from tfamp.benchmark import cells, measure, torch_peer
 from tfamp.benchmark.torch_peer import exchange
+from tfamp.facts import formats
 from tfamp.training.tasks import images, text_classification
 
 PYTHON = os.environ.get("TFAMP_TORCH_PYTHON", sys.executable)

@@ -53,7 +53,7 @@ def can_configure():  # Only as long as no device is initialized.
     return True
 
 configurable = can_configure()
-from tfamp import hardware
+from tfamp.facts import hardware
 hardware.detect_support()
 print("RESULT" + json.dumps({
     "before": before, "after": after, "added": added, "configurable": configurable,
@@ -126,7 +126,11 @@ def private_names(source):
 def test_contract_tests_use_public_names_only():
     found = {p.name: {*private_names(p.read_text())} for p in HERE.glob("test_*.py")}
     assert {name: names for name, names in found.items() if names} == {}
-    for source in ("import tfamp.modes", "tfamp.modes.MODES"):
-        assert [*private_names(source)] == ["tfamp.modes"]
-    for source in ("from tfamp import modes", "from tfamp.modes import MODES"):
-        assert [*private_names(source)] == ["tfamp.modes"]
+    for source in (
+        "import tfamp.facts",
+        "tfamp.facts.modes",
+        "from tfamp import facts",
+    ):
+        assert [*private_names(source)] == ["tfamp.facts"]
+    for source in ("import tfamp.facts.modes", "from tfamp.facts.modes import MODES"):
+        assert [*private_names(source)] == ["tfamp.facts.modes"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfamp import hardware
 from tfamp.diagnostics import layer_facts, rules
+from tfamp.facts import hardware
 
 BIG = 10**9
 GPU = hardware.DeviceDescription("GPU", "NVIDIA A100-SXM4-40GB", (8, 0))

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfamp import formats
+from tfamp.facts import formats
 
 every_format = pytest.mark.parametrize("name", formats.FORMAT_NAMES)
 

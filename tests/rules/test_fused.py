@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp import formats
+from tfamp.facts import formats
 from tfamp.kernels import fused
 
 DTYPES = ("bfloat16", "float16", "float32")

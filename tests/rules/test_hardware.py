@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import hardware
+from tfamp.facts import hardware
 
 
 def gpu(name, capability=None):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfamp import formats
+from tfamp.facts import formats
 from tfamp.loss_scaling import growth_schedules, rule
 
 FLOAT32 = formats.float_format("float32")

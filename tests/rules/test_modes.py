@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfamp import formats, modes
+from tfamp.facts import formats, modes
 
 # name, compute format, dtype policy, TF32, needs loss scaling
 TABLE = [

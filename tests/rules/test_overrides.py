@@ -2,7 +2,8 @@
 
 import pytest
 
-from tfamp import errors, modes
+from tfamp import errors
+from tfamp.facts import modes
 from tfamp.precision import overrides
 
 

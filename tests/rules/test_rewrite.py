@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import errors, hardware
+from tfamp import errors
+from tfamp.facts import hardware
 from tfamp.graph_rewrite.choice import choose_dtype
 
 

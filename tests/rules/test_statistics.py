@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tfamp import formats
+from tfamp.facts import formats
 from tfamp.numerics import statistics
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

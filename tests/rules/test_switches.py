@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import graph_context, hardware
-from tfamp.kernels import switches
+from tfamp.facts import graph_context, hardware, switches
 
 A100 = hardware.DEVICES["a100"]
 AMD = hardware.DeviceDescription("GPU", "AMD Instinct")
@@ -128,8 +127,8 @@ def test_tensorflow_reads_these_names():
 
 _RUN = """
 import tensorflow as tf
-from tfamp import graph_context, hardware
-from tfamp.kernels import switches
+from tfamp.facts import graph_context, hardware
+from tfamp.facts import switches
 switches.describe()
 onednn = hardware.read_devices()[0].onednn
 print(graph_context.has_started(), onednn)

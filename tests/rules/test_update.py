@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import graph_context as tracing
+from tfamp.facts import graph_context as tracing
 from tfamp.loss_scaling import update
 
 OPT = keras.optimizers

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import names, patches, versions
+from tfamp.facts import names, versions
+from tfamp.keras_patches import places
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,9 @@ def test_status_tells_of_releases_that_were_not_tested(
 
 def every_name():
     """Every private name that tfamp uses, as the table has it."""
-    places = patches.PLACES.values()
-    needed = {name for place in places for name in place.needs}
-    replaced = {f"{p.owner}{'.' if ':' in p.owner else ':'}{p.name}" for p in places}
+    listed = places.PLACES.values()
+    needed = {name for place in listed for name in place.needs}
+    replaced = {f"{p.owner}{'.' if ':' in p.owner else ':'}{p.name}" for p in listed}
     # A Keras without `compile` is no Keras.
     return sorted((needed | replaced | {*names.NAMES}) - {"keras:Model.compile"})
 
@@ -73,11 +74,11 @@ def test_a_release_without_a_name_trains_and_exports(name, mode, monkeypatch, tm
             raise AttributeError(asked)
         return whole(asked)
 
-    known = patches.missing()
+    known = places.missing()
     monkeypatch.setattr(names.pkgutil, "resolve_name", lacking)
     try:
         status = tfamp.enable(mode, on_unsupported="warn")
-        (what, *_) = patches.missing().keys() - known.keys() or known
+        (what, *_) = places.missing().keys() - known.keys() or known
         assert what in status.versions
         model = keras.Sequential(
             [

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import hardware
+from tfamp.facts import hardware
 from tfamp.training import base_config, compare, run_files, tasks
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tfamp
-from tfamp import errors, hardware
+from tfamp import errors
+from tfamp.facts import hardware
 from tfamp.precision import policy
 from tfamp.training import compare, run_files, tasks, train_and_evaluate
 from tfamp.training.tasks import language_data, language_model

@@ -13,12 +13,7 @@ import tfamp
 from tfamp import errors
 from tfamp.precision import policy
 from tfamp.training import tasks, trainer
-from tfamp.training.tasks import (
-    presets,
-    question_answering,
-    squad_data,
-    squad_windows,
-)
+from tfamp.training.tasks import presets, question_answering, squad_data, squad_windows
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import hardware
+from tfamp.facts import hardware
 from tfamp.precision import policy
 from tfamp.training import callbacks, run_files, train_and_evaluate
 

@@ -12,10 +12,11 @@ import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
 import tfamp
-from tfamp import patches
+from tfamp.inspect import structure
+from tfamp.keras_patches import compiling, places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import keras_optimizers, skipped_steps
-from tfamp.precision import assign, borders
+from tfamp.precision import borders
 
 
 def tiny_model():
@@ -31,7 +32,7 @@ def hooked():
         calls.append((model, optimizer))
         return keras.optimizers.SGD(0.5)
 
-    hook = patches.hook_compile(transform, nothing)
+    hook = compiling.hook_compile(transform, nothing)
     yield calls
     hook.remove()
 
@@ -41,7 +42,7 @@ def nothing(model, arguments):
 
 
 def test_compile_is_defined_once_for_all_models():
-    trainer = patches.trainer_class()
+    trainer = places.trainer_class()
     assert "auto_scale_loss" in inspect.signature(trainer.compile).parameters
     for kind in (keras.Model, keras.Sequential):
         assert kind.compile is trainer.compile
@@ -82,18 +83,20 @@ def test_loading_under_the_hook_still_compiles(hooked, tmp_path):
 
 
 def test_removing_the_hook_restores_keras_own_function():
-    own = patches.trainer_class().compile
-    hook = patches.hook_compile(lambda model, optimizer: optimizer, nothing)
-    assert patches.trainer_class().compile is not own
+    own = places.trainer_class().compile
+    hook = compiling.hook_compile(lambda model, optimizer: optimizer, nothing)
+    assert places.trainer_class().compile is not own
     hook.remove()
     hook.remove()
-    assert patches.trainer_class().compile is own
+    assert places.trainer_class().compile is own
 
 
 def test_method_put_over_the_hook_stays_when_the_hook_goes(monkeypatch):
-    calls, own = [], patches.trainer_class().compile
-    mine = patches.hook_compile(lambda model, given: calls.append(1) or given, nothing)
-    trainer, hook = patches.trainer_class(), patches.trainer_class().compile
+    calls, own = [], places.trainer_class().compile
+    mine = compiling.hook_compile(
+        lambda model, given: calls.append(1) or given, nothing
+    )
+    trainer, hook = places.trainer_class(), places.trainer_class().compile
 
     @functools.wraps(hook)
     def theirs(*args, **kwargs):
@@ -109,23 +112,24 @@ def test_method_put_over_the_hook_stays_when_the_hook_goes(monkeypatch):
 
 
 def test_compile_that_hides_its_arguments_is_refused(monkeypatch):
-    own = patches.trainer_class().compile
+    own = places.trainer_class().compile
     hiding = lambda *args, **kwargs: own(*args, **kwargs)  # noqa: E731
-    monkeypatch.setattr(patches.trainer_class(), "compile", hiding)
+    monkeypatch.setattr(places.trainer_class(), "compile", hiding)
     with pytest.raises(RuntimeError, match="functools.wraps"):
-        patches.hook_compile(lambda model, given: given, nothing)
-    assert patches.trainer_class().compile is hiding
+        compiling.hook_compile(lambda model, given: given, nothing)
+    assert places.trainer_class().compile is hiding
 
 
 def test_layers_and_the_functional_twin_of_a_sequential_model_are_found():
     wrapped = keras.layers.TimeDistributed(keras.layers.Dense(2, name="wrapped"))
     inner = keras.Sequential([keras.Input((3, 4)), wrapped])
     outer = keras.Sequential([keras.Input((3, 4)), inner], name="outer")
-    places = {place.path: place.layer for place in assign.walk(outer)}
+    found = {place.path: place.layer for place in structure.walk(outer)}
     head = f"outer/{inner.name}"
-    assert places[f"{head}/{wrapped.name}/wrapped"] is wrapped.layer
-    assert outer._functional not in places.values()
-    assert not assign.is_functional(outer) and assign.is_functional(outer._functional)
+    assert found[f"{head}/{wrapped.name}/wrapped"] is wrapped.layer
+    assert outer._functional not in found.values()
+    assert not structure.is_functional(outer)
+    assert structure.is_functional(outer._functional)
 
 
 def test_traced_functions_have_these_names_and_can_be_cloned():
@@ -259,8 +263,8 @@ def test_functions_that_kernels_replace_have_these_parameters():
         place.name: list(inspect.signature(vars(place.find())[place.name]).parameters)
         for place in PLACES
     }
-    assert patches.missing().keys() == LACKED
-    lacked = {name for name, place in patches.PLACES.items() if place.what in LACKED}
+    assert places.missing().keys() == LACKED
+    lacked = {name for name, place in places.PLACES.items() if place.what in LACKED}
     assert found == {name: PATCHED[name] for name in PATCHED.keys() - lacked}
 
 
@@ -411,7 +415,7 @@ FREE = {"Const", "Identity", "NoOp", "Placeholder", "ReadVariableOp"}
 @pytest.mark.parametrize("name", SEVERAL)
 def test_keras_runs_these_as_several_operations(name):
     """Each a pass over memory; with one, no kernel of our own is needed."""
-    if patches.PLACES[name].what in LACKED:
+    if places.PLACES[name].what in LACKED:
         pytest.skip(f"Keras {keras.__version__} has none")
     step = tf.function(SEVERAL[name](tf.ones([4, 8], tf.bfloat16)))
     found = [op.type for op in step.get_concrete_function().graph.get_operations()]
@@ -419,7 +423,7 @@ def test_keras_runs_these_as_several_operations(name):
 
 
 def test_every_patch_says_where_it_is_filed_and_when_it_may_go():
-    for upstream in patches.UPSTREAM:
+    for upstream in places.UPSTREAM:
         assert upstream.startswith(("https://github.com/", "not filed; symptom"))
         assert "; remove w" in upstream
         for test in re.findall(r"test_\w+", upstream):
@@ -428,10 +432,10 @@ def test_every_patch_says_where_it_is_filed_and_when_it_may_go():
 
 def test_the_page_on_the_design_has_every_patch():
     page = pathlib.Path(__file__).parents[2].joinpath("docs/design.md").read_text()
-    for key, places in patches.UPSTREAM.items():
+    for key, listed in places.UPSTREAM.items():
         thread, _, reason = key.rpartition("; remove when ")
         assert thread.removeprefix("not filed; symptom: ").split()[0] in page
         assert re.sub(r"(test_\w+)", r"`\1`", reason) in page
-        for place in places:
+        for place in listed:
             name = f"{place.owner.replace(':', '.')}.{place.name}"
             assert f"| `{name}` | {place.what} |" in page

@@ -5,8 +5,8 @@ import tensorflow as tf
 from tensorflow.python.framework import config
 from tensorflow.python.util import _pywrap_util_port
 
-from tfamp import graph_context as tracing
-from tfamp import hardware
+from tfamp.facts import graph_context as tracing
+from tfamp.facts import hardware
 
 
 def test_onednn_switch_is_read_as_a_bool():

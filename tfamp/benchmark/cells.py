@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
-from tfamp import checks, errors, hardware, modes
+from tfamp import checks, errors
 from tfamp.benchmark import workloads
 from tfamp.benchmark.torch_peer import exchange
+from tfamp.facts import hardware, modes
 from tfamp.precision import settings
 from tfamp.training import base_config, compare, synthetic
 

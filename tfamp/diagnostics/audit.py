@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import errors, hardware, names
+from tfamp import errors
 from tfamp.diagnostics import layer_facts, rules
+from tfamp.facts import hardware, names
 from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.inspect import model_inputs, structure
 from tfamp.kernels import bias_gradient
-from tfamp.precision import assign, model_inputs, policy
+from tfamp.precision import policy
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
 _UNKNOWN_SIZE = 128  # Of other dimensions that the model leaves open.
@@ -112,7 +114,7 @@ def audit(
     Example:
       print(tfamp.audit(model, batch_size=64, device="a100"))
     """
-    assign.check_built(model)
+    structure.check_built(model)
     found = hardware.find_device(device)
     simulated = found not in hardware.read_devices()
     specs, size, notes = _specs(model, inputs, batch_size)

@@ -5,9 +5,10 @@ import os
 import platform
 from typing import Any, NamedTuple
 
-from tfamp import errors, hardware
+from tfamp import errors
+from tfamp.facts import hardware
+from tfamp.facts import switches as kernel_switches
 from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.kernels import switches as kernel_switches
 from tfamp.precision import policy
 
 # Instruction sets that decide which matrix kernels oneDNN has.

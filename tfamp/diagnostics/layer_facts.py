@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfamp import names
-from tfamp.precision import assign, float32_layers, model_inputs
+from tfamp.facts import names
+from tfamp.inspect import structure, traces
+from tfamp.precision import float32_layers
 
 _KINDS = keras.layers
 _DEPTHWISE = float32_layers.DEPTHWISE
@@ -64,7 +65,7 @@ def collect(model: keras.Model, specs: Any) -> tuple[LayerFacts, ...]:
     Raises:
       ValueError: If the model cannot be traced.
     """
-    places = assign.walk(model)
+    places = structure.walk(model)
     calls, outputs = _trace(model, specs)
     # A cell counts as the recurrent layer around it.
     recurrent = (_KINDS.RNN, _KINDS.StackedRNNCells)
@@ -102,7 +103,7 @@ def _trace(model, specs):
             calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
 
     try:
-        graph = model_inputs.trace(model, specs, note, training=True)
+        graph = traces.trace(model, specs, note, training=True)
     except Exception as error:
         raise ValueError(
             f"Model {model.name!r} cannot be traced with inputs "

@@ -17,8 +17,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tfamp import errors, formats, hardware
+from tfamp import errors
 from tfamp.diagnostics.layer_facts import LayerFacts
+from tfamp.facts import formats, hardware
 
 NARROW = ("float16", "bfloat16")
 # Smaller shares are not reported; every mixed model has some casts.

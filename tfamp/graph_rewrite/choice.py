@@ -6,7 +6,8 @@ through oneDNN. Elsewhere it does nothing.
 
 from collections.abc import Mapping, Sequence
 
-from tfamp import errors, hardware
+from tfamp import errors
+from tfamp.facts import hardware
 
 _KINDS = {"float16": "GPU", "bfloat16": "CPU"}
 _CPU_CAP = "ONEDNN_MAX_CPU_ISA"

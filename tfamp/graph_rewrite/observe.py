@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from google.protobuf import message
 
-from tfamp import names
+from tfamp.facts import names
 from tfamp.graph_rewrite import switch
 
 _LOG_PATH = switch.PREFIX + "LOG_PATH"

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import checks, hardware
+from tfamp import checks
+from tfamp.facts import hardware
 from tfamp.graph_rewrite.choice import choose_dtype
 
 # NVIDIA's TensorFlow 1 reads these two; TensorFlow 2 reads neither.

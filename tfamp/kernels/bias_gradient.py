@@ -15,9 +15,10 @@ import functools
 
 import tensorflow as tf
 
-from tfamp import graph_context, patches
+from tfamp.facts import graph_context
+from tfamp.keras_patches import hooks
 
-BIASES, EMBEDDINGS = "biases", "embeddings"  # As `patches.PLACES` calls them.
+BIASES, EMBEDDINGS = "biases", "embeddings"  # As `places.PLACES` calls them.
 
 
 def _with_exact_sums(original):
@@ -83,7 +84,7 @@ def _summed(gradient):
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-HOOKS = patches.HookGroup(
+HOOKS = hooks.HookGroup(
     lookup=_with_exact_sums,
     apply=_with_summed_rows,
     _all_reduce_sum_gradients=_with_summed_sums,

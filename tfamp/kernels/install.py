@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp import graph_context, patches
+from tfamp.facts import graph_context
+from tfamp.keras_patches import hooks
 from tfamp.kernels import fused
 
 _LOW = (tf.bfloat16, tf.float16)
@@ -149,7 +150,7 @@ def _in_graph(values) -> bool:
     )
 
 
-HOOKS = patches.HookGroup(
+HOOKS = hooks.HookGroup(
     dropout=_or_keras_own(_dropout),
     gelu=_or_keras_own(_gelu),
     silu=_or_keras_own(_silu),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import h5py
 import keras
 
-from tfamp import patches
+from tfamp.keras_patches import compiling
 from tfamp.loss_scaling import optimizer, rule
 
 # Members of a `.keras` archive, and the group in its weights (Keras 3.15).
@@ -78,7 +78,7 @@ def load_model(
         return optimizer.wrap_optimizer(given, **settings)
 
     custom_objects = {"Policy": keras.DTypePolicy, **(custom_objects or {})}
-    with patches.transforming(transform), warnings.catch_warnings():
+    with compiling.transforming(transform), warnings.catch_warnings():
         # Keras' way to say that state is lost; it says so too of an optimizer that
         # was never built, and has none.
         lost = _has_slots(path)

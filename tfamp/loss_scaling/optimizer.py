@@ -5,7 +5,8 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tfamp import errors, names
+from tfamp import errors
+from tfamp.facts import names
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 

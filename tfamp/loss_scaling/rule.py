@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import checks, formats
+from tfamp import checks
+from tfamp.facts import formats
 from tfamp.loss_scaling import growth_schedules
 
 # apex.amp's ceiling; growth beyond it has no use and nears float32's infinity.

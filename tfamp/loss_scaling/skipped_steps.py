@@ -7,7 +7,7 @@ are read between epochs: no step waits for them.
 import warnings
 import weakref
 
-from tfamp import patches
+from tfamp.keras_patches import hooks
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 _SEARCH = 8  # A sound model may skip so many at first, while its scale falls.
@@ -64,4 +64,4 @@ def _warn(model, steps, skipped):
     )
 
 
-HOOKS = patches.HookGroup(on_train_begin=_on_train_begin, on_epoch_end=_on_epoch_end)
+HOOKS = hooks.HookGroup(on_train_begin=_on_train_begin, on_epoch_end=_on_epoch_end)

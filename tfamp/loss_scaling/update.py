@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import graph_context
+from tfamp.facts import graph_context
 from tfamp.loss_scaling import keras_optimizers
 
 _SUPPORTED = (

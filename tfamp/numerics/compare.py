@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import hardware, modes
+from tfamp.facts import formats, hardware, modes
 from tfamp.graph_rewrite import switch
+from tfamp.inspect import calls, structure
 from tfamp.kernels import bias_gradient
-from tfamp.numerics import calls, results, statistics
+from tfamp.numerics import results, statistics
 from tfamp.precision import assign, borders, plan, policy
 from tfamp.precision import overrides as overriding
 
@@ -69,11 +70,10 @@ def compare_precision(
     Example:
       print(tfamp.compare_precision(model, x, "mixed_float16"))
     """
-    assign.check_built(model)
+    structure.check_built(model)
     chosen = None if mode is None else modes.get_mode(mode)
-    low = {place.layer.compute_dtype for place in assign.walk(model)} & {*assign.LOW}
-    if chosen:
-        low = {chosen.compute_format} & {*assign.LOW}
+    found = {place.layer.compute_dtype for place in structure.walk(model)}
+    low = {*formats.LOW} & ({chosen.compute_format} if chosen else found)
     if not low:
         raise ValueError(
             f"Nothing to compare with float32: {model.name!r} is asked to be in 32 "

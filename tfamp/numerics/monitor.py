@@ -12,7 +12,9 @@ import tensorflow as tf
 from absl import logging
 
 from tfamp import checks
-from tfamp.numerics import calls, report, statistics
+from tfamp.facts import formats
+from tfamp.inspect import calls, structure
+from tfamp.numerics import report, statistics
 from tfamp.precision import assign, borders
 
 _KINDS = ("outputs", "weights", "gradients", "weight_gradients")
@@ -87,8 +89,8 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._largest, self._warned, self._seen = 0.0, False, 0
         self._layers = {
             id(layer): (path, layer.compute_dtype)
-            for layer, path, _ in assign.walk(self.model)
-            if layer.compute_dtype in assign.LOW and self._pattern.fullmatch(path)
+            for layer, path, _ in structure.walk(self.model)
+            if layer.compute_dtype in formats.LOW and self._pattern.fullmatch(path)
         }
         if not self._layers:
             logging.warning("NumericsMonitor: no layer of 16 bits is to be watched.")
@@ -214,10 +216,10 @@ class NumericsMonitor(keras.callbacks.Callback):
         own = {
             id(layer): [
                 (before[id(v)], v.value)
-                for v in assign.own_weights(layer)
+                for v in structure.own_weights(layer)
                 if id(v) in before
             ]
-            for layer, *_ in assign.walk(self.model)
+            for layer, *_ in structure.walk(self.model)
             if id(layer) in self._layers
         }
         formats = tuple(low for _, low in self._layers.values())

@@ -11,9 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp import modes
+from tfamp.facts import formats, modes
 from tfamp.graph_rewrite import switch
-from tfamp.numerics import calls, compare, results, statistics
+from tfamp.inspect import calls, structure
+from tfamp.numerics import compare, results, statistics
 from tfamp.precision import assign, borders, plan, settings
 from tfamp.precision import overrides as overriding
 
@@ -68,7 +69,7 @@ def search_precision(
       found = tfamp.search_precision(model, dataset.take(8), "mixed_float16")
       tfamp.enable("mixed_float16", overrides=found.overrides)
     """
-    assign.check_built(model)
+    structure.check_built(model)
     chosen, _ = settings.resolve_mode("auto") if mode == "auto" else (None, "")
     chosen = chosen or modes.get_mode(mode)
     batches = [_inputs_and_targets(x) for x in _first(data)]
@@ -99,7 +100,7 @@ def _pattern(model, path):
     base, rest = re.sub(r"_\d+$", "", model.name), path.removeprefix(model.name)
     kind = type(model).__name__.lower()
     is_counted = base.replace("_", "") == kind.replace("_", "")
-    if assign.is_functional(model) or not is_counted:
+    if structure.is_functional(model) or not is_counted:
         return re.escape(path)
     return rf"{base}(_\d+)?{re.escape(rest)}"
 
@@ -136,7 +137,7 @@ class _Search:
         count = max(1, len(batches) // 4)
         self._seen, self._held_out = batches[:-count], batches[-count:]
         self._timed = not known.notes  # Of an emulated mode, no times.
-        paths = {x.path for x in known.rows if x.format in assign.LOW}
+        paths = {x.path for x in known.rows if x.format in formats.LOW}
         asked = overriding.parse(mode, self._overrides(paths))
         can = plan.Plan(model, asked).matched
         self._rows = [x for x in known.rows if not x.call and re.escape(x.path) in can]

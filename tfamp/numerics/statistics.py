@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfamp import formats
+from tfamp.facts import formats
 
 
 class Counts(NamedTuple):

@@ -15,8 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp import formats, patches
-from tfamp.precision import assign, float32_layers
+from tfamp.facts import formats
+from tfamp.keras_patches import hooks
+from tfamp.precision import float32_layers
 
 # An attribute of a rounded tensor, as Keras keeps masks: the tensor before.
 _EXACT = "_tfamp_exact"
@@ -31,7 +32,7 @@ def _init(original):
     from keras.src.saving import serialization_lib
 
     def init(layer, *args, **kwargs):
-        low = keras.config.dtype_policy().compute_dtype in assign.LOW
+        low = keras.config.dtype_policy().compute_dtype in formats.LOW
         if low and kwargs.get("dtype") is None:
             if float32_layers.made_in_float32(layer):
                 kwargs["dtype"] = "float32"
@@ -55,7 +56,7 @@ def _convert_input(original):
 
 def _marked(rounded, exact):
     if isinstance(rounded, tf.Tensor) and isinstance(exact, tf.Tensor):
-        if rounded is not exact and rounded.dtype.name in assign.LOW:
+        if rounded is not exact and rounded.dtype.name in formats.LOW:
             setattr(rounded, _EXACT, exact)
     return rounded
 
@@ -80,7 +81,7 @@ def _data_layer_call(original):
     def call(layer, inputs, *args, **kwargs):
         exact = keras.tree.map_structure(_unrounded, inputs)
         low = any(map(_is_rounded, keras.tree.flatten(exact)))
-        if low and layer.compute_dtype not in assign.LOW and layer not in _warned:
+        if low and layer.compute_dtype not in formats.LOW and layer not in _warned:
             _warned.add(layer)
             warnings.warn(
                 f"Layer '{layer.name}' gets values that were rounded to 16 bits before "
@@ -94,7 +95,7 @@ def _data_layer_call(original):
 
 
 def _is_rounded(x):
-    return isinstance(x, tf.Tensor) and x.dtype.name in assign.LOW
+    return isinstance(x, tf.Tensor) and x.dtype.name in formats.LOW
 
 
 def _convert_inputs_to_tensors(original):
@@ -109,7 +110,7 @@ def _embedding_call(original):
     def call(layer, inputs):
         ids = _unrounded(inputs)
         dtype = keras.backend.standardize_dtype(ids.dtype)
-        if dtype in assign.LOW:
+        if dtype in formats.LOW:
             # All integers up to two to the power of the bits of the significand.
             exact = 2 / formats.float_format(dtype).epsilon
             if layer.input_dim - 1 > exact:
@@ -124,7 +125,7 @@ def _embedding_call(original):
     return call
 
 
-INPUTS = patches.HookGroup(
+INPUTS = hooks.HookGroup(
     __init__=_init,
     convert_input=_convert_input,
     __call__=_data_layer_call,
@@ -146,7 +147,7 @@ def widened(outputs: Any) -> Any:
 
 def _wide(value):
     dtype = getattr(value, "dtype", None)
-    if dtype is None or keras.backend.standardize_dtype(dtype) not in assign.LOW:
+    if dtype is None or keras.backend.standardize_dtype(dtype) not in formats.LOW:
         return value
     wide = keras.ops.cast(value, "float32")
     if (mask := getattr(value, "_keras_mask", None)) is not None:
@@ -215,7 +216,7 @@ def _of_outputs(original):
     return function
 
 
-OUTPUTS = patches.HookGroup(
+OUTPUTS = hooks.HookGroup(
     _make_function=_make_function,
     make_predict_function=_make_predict_function,
     compute_loss=_of_outputs,

@@ -19,11 +19,14 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfamp import errors, names, patches
+from tfamp import errors
+from tfamp.facts import formats, names
 from tfamp.graph_rewrite import observe
 from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.inspect import structure
+from tfamp.keras_patches import compiling, hooks, places
 from tfamp.loss_scaling import optimizer, rule
-from tfamp.precision import assign, borders, float32_layers, overrides, plan
+from tfamp.precision import borders, float32_layers, overrides, plan
 
 _rules: "_Rules | None" = None
 _seen: observe.GraphRewriteReport | None = None
@@ -48,9 +51,9 @@ def install(
     global _rules, _seen
     remove()
     _rules, _seen = _Rules(policy, scaling, asked), None
-    _rules.hooks = [patches.hook_compile(_rules.scale, _rules.before_compile)]
-    if owner := patches.trainer_class(name := "make_train_function"):
-        _rules.hooks.append(patches.Hook(owner, name, _rules.make_train_function))
+    _rules.hooks = [compiling.hook_compile(_rules.scale, _rules.before_compile)]
+    if owner := places.trainer_class(name := "make_train_function"):
+        _rules.hooks.append(hooks.Hook(owner, name, _rules.make_train_function))
 
 
 def remove() -> None:
@@ -82,7 +85,7 @@ class _Rules:
 
     def __init__(self, policy, scaling, asked):
         self._policy, self._scaling, self._asked = policy, scaling, asked
-        self.hooks: list[patches.Hook] = []
+        self.hooks: list[hooks.Hook] = []
         self.matched: set[str] = set()
         self._said: set[str] = set()
 
@@ -96,7 +99,7 @@ class _Rules:
         return optimizer.wrap_optimizer(given, config=self._scaling)
 
     def before_compile(self, model, arguments):
-        if (floatx := keras.config.floatx()) in assign.LOW:
+        if (floatx := keras.config.floatx()) in formats.LOW:
             self._say(
                 f"Losses and metrics are computed in {floatx}, which loses counts and "
                 f"overflows: keras.config.floatx() is {floatx!r}. Call keras.config."
@@ -126,7 +129,7 @@ class _Rules:
 
     def _assigns(self, model):
         """Whether layers of a model that is not built will be assigned a precision."""
-        places = assign.walk(model) if self._policy else ()
+        places = structure.walk(model) if self._policy else ()
         return bool(self._asked) or any(
             plan.stays_in_float32(each, self._policy) for each in places
         )
@@ -243,8 +246,8 @@ def _build_by_tracing(model, iterator):
 
 
 def _check_policies(model):
-    places = assign.walk(model)
-    low = [x.path for x in places if x.layer.compute_dtype in assign.LOW]
+    places = structure.walk(model)
+    low = [x.path for x in places if x.layer.compute_dtype in formats.LOW]
     if low:
         raise ValueError(
             f"Model '{model.name}' has layers that compute in 16 bits by their dtype "

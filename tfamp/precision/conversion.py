@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 import keras
 from absl import logging
 
-from tfamp import errors, modes
+from tfamp import errors
+from tfamp.facts import formats, modes
+from tfamp.inspect import structure
 from tfamp.precision import assign, compile_hook, plan, policy
 from tfamp.precision import overrides as overriding
 
@@ -90,8 +92,8 @@ def assigned(model: keras.Model, mode: modes.Mode) -> Iterator[None]:
     Layers of 16 bits get this mode's, and those of float32 beside them stay. A model
     without any gets what `set_precision` would give it.
     """
-    layers = [place.layer for place in assign.walk(model)]
-    found = {id(x): x.compute_dtype for x in layers if assign.is_assignable(x)}
+    layers = [place.layer for place in structure.walk(model)]
+    found = {id(x): x.compute_dtype for x in layers if structure.is_assignable(x)}
     policies = {
         key: "float32" if name == "float32" else mode.policy
         for key, name in found.items()
@@ -108,7 +110,7 @@ def check_not_quantized(model: keras.Model) -> None:
     """Raises ConversionError if a layer is quantized."""
     quantized = [
         f"{place.path} ({type(place.layer).__name__})"
-        for place in assign.walk(model)
+        for place in structure.walk(model)
         if place.layer.dtype_policy.quantization_mode is not None
     ]
     if quantized:
@@ -120,9 +122,9 @@ def check_not_quantized(model: keras.Model) -> None:
 
 
 def _check_model(model):
-    assign.check_built(model)
+    structure.check_built(model)
     check_not_quantized(model)
-    low = [v.path for v in model.trainable_variables if v.dtype in assign.LOW]
+    low = [v.path for v in model.trainable_variables if v.dtype in formats.LOW]
     if low and getattr(getattr(model, "optimizer", None), "built", False):
         raise ConversionError(
             "The optimizer holds slots of weights in 16 bits, which would be widened. "

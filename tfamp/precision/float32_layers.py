@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import hardware
-from tfamp.precision import assign, model_inputs
+from tfamp.facts import hardware
+from tfamp.inspect import model_inputs, structure, traces
 
 RAW = "takes raw values, which 16 bits would round before they are scaled"
 _SQUARES = "its gradient divides by squares, which underflow in 16 bits (keras#23546)"
@@ -118,9 +118,9 @@ def mostly_slow(model: keras.Model, format_name: str) -> list[str]:
     other convolution or attention, which multiply by their weights often.
     """
     found, in_slow, others, inside = [], 0, 0, set()
-    for place in assign.walk(model):
+    for place in structure.walk(model):
         layer = place.layer
-        size = sum(math.prod(v.shape) for v in assign.own_weights(layer))
+        size = sum(math.prod(v.shape) for v in structure.own_weights(layer))
         why = layer.compute_dtype == "float32" and slow_here(layer, format_name)
         if why:
             found.append(f"{layer.name}: {why}")
@@ -173,7 +173,7 @@ def output_layers(model: keras.Model) -> dict[int, str]:
 
     specs = model_inputs.specs(model)
     with model_inputs.explained(model, "cannot be traced"):
-        graph = model_inputs.trace(model, specs, note)
+        graph = traces.trace(model, specs, note)
     found: dict[int, str] = {}
     queue = [tensor for tensor in graph.outputs if tensor.dtype.is_floating]
     visited = set()
@@ -184,7 +184,7 @@ def output_layers(model: keras.Model) -> dict[int, str]:
         if tensor.ref() not in visited and not stops:
             queue += tensor.op.inputs
         visited.add(tensor.ref())
-        plain = [x for x in layers if x not in stops and not assign.children(x)]
+        plain = [x for x in layers if x not in stops and not structure.children(x)]
         found |= {id(layer): PASSES_OUTPUT for layer in plain}
         found |= {id(layer): OUTPUT for layer in stops}
     return found
@@ -194,7 +194,7 @@ def _computes(layer):
     """Whether a layer has weights of its own, or runs its inner layers as its own."""
     if isinstance(layer, keras.Model):
         return False
-    inner = assign.children(layer)
+    inner = structure.children(layer)
     if any(follows(each, layer) for each in inner):
         return not isinstance(layer, _ATTENTION)
-    return bool(assign.own_weights(layer))
+    return bool(structure.own_weights(layer))

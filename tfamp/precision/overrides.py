@@ -19,7 +19,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tfamp import errors, modes
+from tfamp import errors
+from tfamp.facts import modes
 
 _MOST_SHOWN = 8  # Known paths in a message.
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import keras
 from absl import logging
 
-from tfamp import errors, modes
+from tfamp import errors
+from tfamp.facts import formats, modes
+from tfamp.inspect import structure
 from tfamp.precision import assign, borders, float32_layers, overrides
 
 _AS_MADE = "as it was made"
@@ -115,14 +117,14 @@ class Plan:
         return found
 
 
-def stays_in_float32(place: assign.Place, policy: str) -> str:
+def stays_in_float32(place: structure.Place, policy: str) -> str:
     """Returns why a layer that has the policy in force gets float32; empty if not.
 
     Only where all layers around it are Keras' own, which cast what they take: in a
     `call` of the user's own, float32 may meet 16 bits in an operation.
     """
     layer, low = place.layer, keras.dtype_policies.get(policy).compute_dtype
-    if low not in assign.LOW or layer.dtype_policy.name != policy:
+    if low not in formats.LOW or layer.dtype_policy.name != policy:
         return ""
     reason = float32_layers.uncompiled(layer) or float32_layers.slow_here(layer, low)
     return reason if reason and _is_in_keras(place) else ""
@@ -133,12 +135,12 @@ def _is_in_keras(place):
 
 
 def _only_casts(layer):
-    known = isinstance(layer, keras.Sequential) or assign.is_functional(layer)
+    known = isinstance(layer, keras.Sequential) or structure.is_functional(layer)
     return known or type(layer).__module__.startswith("keras")
 
 
 def _assignable(model):
-    return [p for p in assign.walk(model) if assign.is_assignable(p.layer)]
+    return [p for p in structure.walk(model) if structure.is_assignable(p.layer)]
 
 
 def _leader(place):
@@ -188,10 +190,10 @@ def apply(model: keras.Model, planned: Planned) -> str:
     Returns:
       What to say of layers whose policy a file of the model would not hold.
     """
-    layers = {id(place.layer): place.layer for place in assign.walk(model)}
+    layers = {id(place.layer): place.layer for place in structure.walk(model)}
     policies = {key: policy for key, (policy, _) in planned.items()}
     changed = any(layers[key].dtype_policy.name != policies[key] for key in policies)
-    if changed or any(v.dtype in assign.LOW for v in model.variables):
+    if changed or any(v.dtype in formats.LOW for v in model.variables):
         assign.assign(model, policies)
     _reasons.update({layers[key]: reason for key, (_, reason) in planned.items()})
     unsaved = _unsaved(model, planned)
@@ -234,9 +236,9 @@ def others(model: keras.Model, policy: str) -> list[keras.Model]:
     """
     if policy == "float32":
         return []
-    layers = [place.layer for place in assign.walk(model)]
+    layers = [place.layer for place in structure.walk(model)]
     inner = [each for each in layers if isinstance(each, keras.Model)]
-    found = [each for each in inner if _has_none(each, assign.LOW)]
+    found = [each for each in inner if _has_none(each, formats.LOW)]
     return [model] if model in found else found
 
 
@@ -284,7 +286,7 @@ def _unsaved(model, planned):
     except Exception:  # Code of the user's layers; such a model cannot be saved.
         saved = set()
     default, found = keras.config.dtype_policy().name, []
-    for layer, path, holders in assign.walk(model):
+    for layer, path, holders in structure.walk(model):
         made = {
             maker.dtype_policy.name
             if type(maker).__module__.startswith("keras")

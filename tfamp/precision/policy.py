@@ -7,7 +7,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import modes
+from tfamp.facts import modes
 
 
 class PrecisionState(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from absl import logging
 
-from tfamp import errors, hardware, modes
+from tfamp import errors
+from tfamp.facts import hardware, modes
 from tfamp.graph_rewrite import choice, switch
 from tfamp.loss_scaling import rule
 from tfamp.precision import overrides as overriding

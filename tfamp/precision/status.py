@@ -3,8 +3,9 @@
 import threading
 from typing import NamedTuple
 
-from tfamp import hardware, modes, patches, versions
+from tfamp.facts import hardware, modes, versions
 from tfamp.graph_rewrite import switch
+from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule
 from tfamp.precision import compile_hook, float32_layers, policy, settings
@@ -166,6 +167,6 @@ def _describe_float32(asked):
 
 
 def _describe_versions():
-    missing = [f"{what} ({names})" for what, names in patches.missing().items()]
+    missing = [f"{what} ({names})" for what, names in places.missing().items()]
     off = f"; off, as they lack names: {', '.join(missing)}" if missing else ""
     return versions.describe() + off

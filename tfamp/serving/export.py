@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfamp.inspect import structure
 from tfamp.precision import assign
 from tfamp.serving import verification, writing
 
@@ -110,7 +111,7 @@ def export_float32(
       print(tfamp.export_float32(model, "exported/1"))
     """
     with writing.opened(model, path, sample_inputs, overwrite) as job:
-        policies = {place.layer.dtype_policy.name for place in assign.walk(model)}
+        policies = {place.layer.dtype_policy.name for place in structure.walk(model)}
         original = writing.run(job)
         with assign.assigned_float32(model):
             nodes, served = writing.write_float32(job, job.folder)

@@ -9,8 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp import errors, versions
-from tfamp.precision import assign, model_inputs
+from tfamp import errors
+from tfamp.facts import versions
+from tfamp.inspect import model_inputs, structure
 from tfamp.serving import writing
 
 OLDEST_KERAS = "3.13"
@@ -53,7 +54,7 @@ def write(job: writing.Job, call: Callable, half_weights: bool) -> writing.Serve
 def _convert(job, file: pathlib.Path, options):
     nodes = [
         (each, list(each))
-        for place in assign.walk(job.model)
+        for place in structure.walk(job.model)
         for each in (place.layer._inbound_nodes, place.layer._outbound_nodes)
     ]
     job.put_back()

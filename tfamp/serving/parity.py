@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfamp import formats
+from tfamp.facts import formats
 from tfamp.serving import verification
 
 _PAIRS, _SECONDS = (5, 50), 1.0  # Least and most calls of each, and when to stop.

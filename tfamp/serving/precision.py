@@ -7,7 +7,8 @@ from typing import Literal
 import keras
 import numpy as np
 
-from tfamp import errors, formats, modes
+from tfamp import errors
+from tfamp.facts import formats, modes
 from tfamp.precision import assign, conversion
 from tfamp.serving import half_weights as halving
 from tfamp.serving import litert, parity, verification, writing
@@ -133,7 +134,7 @@ def _float32_outputs(call):
     """Widens outputs of 16 bits, which is exact."""
 
     def widened(value):
-        is_low = keras.backend.standardize_dtype(value.dtype) in assign.LOW
+        is_low = keras.backend.standardize_dtype(value.dtype) in formats.LOW
         return keras.ops.cast(value, "float32") if is_low else value
 
     return lambda inputs: keras.tree.map_structure(widened, call(inputs))
@@ -147,7 +148,7 @@ def _check_graph(folder, precision, half_weights):
     sizes = verification.read_variables(folder)
     wrong = [line for line in low if not line.endswith(f": {stored}")]
     if precision == "float32":
-        wrong += [x for name in assign.LOW for x in products.get(name, ())]
+        wrong += [x for name in formats.LOW for x in products.get(name, ())]
     elif not products.get(mode.compute_format) and (products or not low):
         counts = {name: len(nodes) for name, nodes in products.items()}
         wrong.append(f"no product of {mode.compute_format}, but {counts}")

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tfamp import formats
+from tfamp.facts import formats
 
 # Operations that multiply, by how their names begin.
 _PRODUCT = re.compile("(Batch)?MatMul|Einsum|Conv|DepthwiseConv|CudnnRNN|Xla(Dot|Conv)")

@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.precision import assign, conversion, model_inputs
+from tfamp.inspect import model_inputs, structure
+from tfamp.precision import assign, conversion
 from tfamp.serving import staging, verification
 
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
@@ -75,7 +76,7 @@ def opened(
 
 
 def _check_model(model):
-    assign.check_built(model, errors.ExportError)
+    structure.check_built(model, errors.ExportError)
     with model_inputs.explained(model, "cannot be exported"):
         conversion.check_not_quantized(model)
     options = tf.config.optimizer.get_experimental_options()
@@ -90,7 +91,7 @@ def _check_model(model):
 def states(model: keras.Model) -> list[keras.Variable]:
     """Returns what a call in inference may change: seeds, recurrent states, counts."""
     found = list(model.non_trainable_variables)
-    for place in assign.walk(model):
+    for place in structure.walk(model):
         found += keras.tree.flatten(getattr(place.layer, "states", None) or ())
     return found
 
@@ -158,7 +159,7 @@ def _tables(model):
     (Keras 3.10 to 3.15).
     """
     kind = tf.saved_model.experimental.TrackableResource
-    layers = [place.layer for place in assign.walk(model)]
+    layers = [place.layer for place in structure.walk(model)]
     return [x for layer in layers for x in vars(layer).values() if isinstance(x, kind)]
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfamp import errors, names
+from tfamp import errors
+from tfamp.facts import names
 from tfamp.training import run_files
 
 _EVERY = 15.0  # Seconds from one line of progress to the next.

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import keras
 from absl import logging
 
-from tfamp import errors, hardware, modes
+from tfamp import errors
+from tfamp.facts import hardware, modes
 from tfamp.precision import settings
 from tfamp.serving import export
 from tfamp.training import (

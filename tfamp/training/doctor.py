@@ -6,8 +6,8 @@ import pathlib
 from absl import flags
 
 import tfamp
-from tfamp import hardware, modes
 from tfamp.diagnostics import doctor as machine_doctor
+from tfamp.facts import hardware, modes
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.kernels import bias_gradient
 from tfamp.training import app, base_config, tasks

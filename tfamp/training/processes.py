@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import errors, hardware
+from tfamp import errors
+from tfamp.facts import hardware
 
 MIB = 2**20
 TIME_LIMIT = 3600  # Seconds; compilation can take many minutes.

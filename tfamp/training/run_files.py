@@ -17,8 +17,8 @@ import tensorflow as tf
 import yaml
 from ml_collections import config_dict
 
-from tfamp import errors, hardware
-from tfamp.kernels import switches
+from tfamp import errors
+from tfamp.facts import hardware, switches
 from tfamp.precision import control
 
 # An empty file `.tfamp-KIND` says that a job made the folder, and which kind of job. A

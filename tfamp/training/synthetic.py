@@ -9,12 +9,7 @@ import keras
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training import (
-    base_config,
-    processes,
-    tasks,
-    trainer,
-)
+from tfamp.training import base_config, processes, tasks, trainer
 
 _TEXTS = ("text_classification", "question_answering")
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import keras
 from absl import logging
 
-from tfamp import modes
+from tfamp.facts import modes, switches
 from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.kernels import bias_gradient, switches
+from tfamp.kernels import bias_gradient
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.numerics import monitor

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp.precision import assign, model_inputs
+from tfamp.inspect import structure, traces
 
 
 class Call:
@@ -62,7 +62,7 @@ class Call:
         """The weights that it trains itself, not those of layers in it."""
         if not isinstance(self.owner, keras.layers.Layer):
             return []
-        own = assign.own_weights(self.owner)
+        own = structure.own_weights(self.owner)
         return [weight.value for weight in own if weight.trainable]
 
     @property
@@ -103,7 +103,7 @@ class Recorder:
         """
         owners = [owner for owner, _ in self._paths.values()]
         layers = [each for each in owners if isinstance(each, keras.layers.Layer)]
-        with model_inputs.unchanged(layers), contextlib.ExitStack() as undo:
+        with traces.unchanged(layers), contextlib.ExitStack() as undo:
             for owner in owners:
                 original = getattr(owner.call, "python_function", owner.call)
                 # Past Keras, which would look for layers and variables in it.
@@ -197,11 +197,11 @@ class Recorder:
 def paths_of(model: keras.Model) -> dict[int, tuple[keras.Operation, str]]:
     """Returns {id: (owner, path)} of a model's layers and of the operations in it."""
     found: dict[int, tuple[keras.Operation, str]] = {}
-    for layer, path, _ in assign.walk(model):
+    for layer, path, _ in structure.walk(model):
         if isinstance(layer, keras.layers.InputLayer):
             continue
         found[id(layer)] = (layer, path)
-    for layer, path, holders in assign.walk(model):
+    for layer, path, holders in structure.walk(model):
         for each in getattr(layer, "operations", ()):
             inside = f"{path}/{each.name}" if holders else each.name
             if not isinstance(each, keras.layers.InputLayer):
@@ -214,7 +214,7 @@ def seeds_of(owner: keras.Operation) -> list[keras.Variable]:
     if not isinstance(owner, keras.layers.Layer):
         return []
     held = {id(v) for v in owner.weights}
-    held |= {id(v) for each in assign.children(owner) for v in each.variables}
+    held |= {id(v) for each in structure.children(owner) for v in each.variables}
     others = [v for v in owner.variables if id(v) not in held]
     return [v for v in others if "seed" in v.path]
 

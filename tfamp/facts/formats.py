@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
+LOW = ("bfloat16", "float16")  # The 16-bit formats that layers compute in.
+
 
 class FloatFormat(NamedTuple):
     """Limits of one binary floating-point format, as Python numbers.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable
 
 import tensorflow as tf
 
-from tfamp import names
+from tfamp.facts import names
 
 
 def _private(name: str, otherwise: Callable) -> Callable:

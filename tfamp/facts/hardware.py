@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfamp import names
+from tfamp.facts import names
 
 FP16_TENSOR_CORES = (7, 0)  # NVIDIA Volta; Keras 2's compatibility check, too.
 BF16_TENSOR_CORES = (8, 0)  # NVIDIA Ampere, which also brought TF32.

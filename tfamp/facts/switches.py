@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import graph_context, hardware, names
+from tfamp.facts import graph_context, hardware, names
 
 DETERMINISM = "op determinism"
 AUTOTUNE = "TF_CUDNN_USE_AUTOTUNE"  # Read whenever a convolution's kernel is created.

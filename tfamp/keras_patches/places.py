@@ -1,22 +1,13 @@
-"""Every function of Keras and TensorFlow that tfamp replaces, and the one way to.
+"""Every function of Keras and TensorFlow that tfamp replaces.
 
 `UPSTREAM` is the list, read in TensorFlow 2.21 and Keras 3.15. Where a release lacks a
 name, the patch stays out, and `status()` says so. tests/upstream guards each row, and
 fails when the reason for one is gone.
 """
 
-import contextlib
-import functools
-import inspect
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import keras
-
-from tfamp import names
-
-OptimizerTransform = Callable[[keras.Model, object], object]
-CompileRule = Callable[[keras.Model, dict[str, Any]], None]
+from tfamp.facts import names
 
 
 class Place(NamedTuple):
@@ -140,76 +131,6 @@ def missing() -> dict[str, str]:
     return {what: ", ".join(lacked) for what, lacked in found.items()}
 
 
-class Hook:
-    """A function in place of another; once inactive, it only calls that one.
-
-    Args:
-      owner: Class or module.
-      name: Name of the function in it.
-      make: Function of the original that returns what replaces it.
-    """
-
-    def __init__(self, owner, name: str, make: Callable):
-        self.owner, self.name, self.active = owner, name, True
-        self.original = original = vars(owner)[name]
-        hooked = make(original)
-
-        @functools.wraps(original)
-        def method(*args, **kwargs):
-            return (hooked if self.active else original)(*args, **kwargs)
-
-        # Keras reads it without following wrappers.
-        method.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess]
-        self.method = method
-        setattr(owner, name, method)
-
-    def remove(self):
-        """Puts the original back, unless another patch lies over this one."""
-        self.active = False
-        if vars(self.owner).get(self.name) is self.method:
-            setattr(self.owner, self.name, self.original)
-
-
-class HookGroup:
-    """Hooks that go in together, and out together.
-
-    A place that a release of Keras or TensorFlow does not have is left out.
-
-    Args:
-      **makes: By a function's name, a key of `PLACES`: as `make` of `Hook`.
-    """
-
-    def __init__(self, **makes: Callable):
-        self.places = [PLACES[name] for name in makes]
-        self._makes, self._hooks = makes, []
-
-    def install(self) -> None:
-        """Replaces the functions; idempotent. What was traced before stays."""
-        for place in self.places if not self._hooks else ():
-            if owner := place.find():
-                self._hooks.append(Hook(owner, place.name, self._makes[place.name]))
-
-    def remove(self) -> None:
-        """Puts the originals back; idempotent. What was traced before stays."""
-        while self._hooks:
-            self._hooks.pop().remove()
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Scopes `install`; where the hooks are in already, they stay."""
-        outer = bool(self._hooks)
-        self.install()
-        try:
-            yield
-        finally:
-            if not outer:
-                self.remove()
-
-    def in_force(self) -> list[str]:
-        """What is replaced now."""
-        return [PLACES[hook.name].what for hook in self._hooks]
-
-
 def trainer_class(name: str = "compile") -> type:
     """Returns the class that defines a method for every Keras model.
 
@@ -218,71 +139,3 @@ def trainer_class(name: str = "compile") -> type:
     overrode `compile`, and silently leaves a model uncompiled if so.
     """
     return PLACES[name].find()
-
-
-# ---- compile ----
-
-_forced: list[OptimizerTransform] = []  # Of `transforming`, the last one counts.
-_compile_hook: Hook | None = None
-
-
-def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> Hook:
-    """Passes the optimizer of each compiled model through `transform`; see `Hook`.
-
-    Keras' own automatic loss scaling is turned off for those calls, so that an
-    optimizer is never scaled twice; `compile(auto_scale_loss=False)` is left alone.
-
-    Args:
-      transform: Function of (model, optimizer) that returns an optimizer.
-      rule: Function of (model, arguments of `compile` by name); it may change them,
-        and raise before anything is compiled.
-
-    Raises:
-      RuntimeError: If another replacement of `compile` hides its arguments.
-    """
-    global _compile_hook
-    signature = inspect.signature(trainer_class().compile)
-    if "auto_scale_loss" not in signature.parameters:
-        raise RuntimeError(
-            "Keras' `compile` was replaced by a function that hides its arguments. "
-            f"Received: {trainer_class().compile!r}. Give it `functools.wraps`, or "
-            "replace it after tfamp.enable()."
-        )
-
-    def make(original):
-        def compile(*args, **kwargs):
-            call = signature.bind(*args, **kwargs)
-            call.apply_defaults()
-            model, given = call.arguments["self"], call.arguments
-            optimizer = keras.optimizers.get(given["optimizer"])
-            rule(model, given)
-            if given["auto_scale_loss"] or _forced:
-                if optimizer is not None:
-                    wanted = _forced[-1] if _forced else transform
-                    given["optimizer"] = wanted(model, optimizer)
-                given["auto_scale_loss"] = False
-            return original(*call.args, **call.kwargs)
-
-        return compile
-
-    _compile_hook = Hook(trainer_class(), "compile", make)
-    return _compile_hook
-
-
-@contextlib.contextmanager
-def transforming(transform: OptimizerTransform) -> Iterator[None]:
-    """Passes the optimizer of each model compiled meanwhile through `transform`.
-
-    In place of the transform of `hook_compile`, whose rule stays. An optimizer for
-    which `compile(auto_scale_loss=False)` asks is passed on, too.
-    """
-    mine = None
-    if _compile_hook is None or not _compile_hook.active:
-        mine = hook_compile(transform, lambda model, arguments: None)
-    _forced.append(transform)
-    try:
-        yield
-    finally:
-        _forced.pop()
-        if mine is not None:
-            mine.remove()

@@ -1,9 +1,8 @@
 """What a model takes: specs, a batch that fits them, and a trace with them."""
 
 import contextlib
-import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.precision import assign
+from tfamp.inspect import structure
 
 _BATCH, _OTHER = 2, 16  # Sizes of generated samples; 16 survives four 2x poolings.
 _SEED = 0
@@ -61,7 +60,7 @@ def specs(model: keras.Model, sample_inputs: Any = None) -> Any:
     Raises:
       ExportError: If the inputs are not known, or sparse or ragged.
     """
-    if assign.is_functional(model):
+    if structure.is_functional(model):
         return _specs(model.input)
     # A sequential model has no `inputs` before it is built.
     if isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
@@ -79,7 +78,7 @@ def _sequential_input(model):
     unless a recurrent layer keeps a state for it.
     """
     tensor = model.inputs[0]
-    stateful = any(getattr(p.layer, "stateful", False) for p in assign.walk(model))
+    stateful = any(getattr(p.layer, "stateful", False) for p in structure.walk(model))
     shape = (tensor.shape[0] if stateful else None, *tensor.shape[1:])
     guessed = keras.backend.is_float_dtype(tensor.dtype)
     guessed &= isinstance(_first_leaf(model), _ID_LAYERS)
@@ -118,7 +117,7 @@ def _any_batch(tensor):
 def _recorded_specs(model):
     """Returns specs from the shapes of a subclassed model's first call."""
     shapes = (model.get_build_config() or {}).get("input_shape")
-    reads_ids = any(isinstance(p.layer, _ID_LAYERS) for p in assign.walk(model))
+    reads_ids = any(isinstance(p.layer, _ID_LAYERS) for p in structure.walk(model))
     if shapes is None or reads_ids:
         why = "reads integers" if reads_ids else "recorded no shape of one input"
         raise errors.ExportError(
@@ -200,67 +199,3 @@ def explained(model: keras.Model, what: str) -> Iterator[None]:
             f"Model {model.name!r} ({type(model).__name__}) {what}. Received: "
             f"{type(error).__name__}: {' '.join(plain.split())[:300]}"
         ) from error
-
-
-# ---- The trace ----
-
-
-def trace(
-    model: keras.Model, specs: Any, note: Callable, training: bool = False
-) -> tf.Graph:
-    """Traces a model, and watches its layers' calls; executes and changes nothing.
-
-    Args:
-      model: A built model.
-      specs: `tf.TensorSpec`s, structured as the model's inputs.
-      note: Function of (layer, its inputs, its outputs), lists of tensors; it is called
-        after each call of a layer or model, of inner ones first.
-      training: What the model is called with.
-
-    Returns:
-      The graph.
-    """
-    layers = [place.layer for place in assign.walk(model)]
-    with unchanged(layers):
-        for layer in layers:
-            # Past Keras, which would look for layers and variables in it.
-            object.__setattr__(layer, "call", _noted(layer, note))
-        forward = tf.function(lambda x: model(x, training=training), autograph=False)
-        return forward.get_concrete_function(specs).graph
-
-
-def _noted(layer, note):
-    # The tensors of a `tf.function` are of a graph of its own.
-    original = getattr(layer.call, "python_function", layer.call)
-
-    def call(*args, **kwargs):
-        returned = original(*args, **kwargs)
-        note(layer, _tensors((args, kwargs)), _tensors(returned))
-        return returned
-
-    return call
-
-
-def _tensors(nested):
-    return [x for x in keras.tree.flatten(nested) if tf.is_symbolic_tensor(x)]
-
-
-@contextlib.contextmanager
-def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Scopes a trace: afterwards no layer holds a tensor, a loss or a `call` of it."""
-    kept = [(layer, layer.built, dict(vars(layer))) for layer in layers]
-    # Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
-    # guarded by tests/contract/test_audit.py.
-    for layer, *_ in kept:
-        held = {name: vars(layer).get(name) for name in ("_losses", "_loss_ids")}
-        held = {name: x for name, x in held.items() if x is not None}
-        vars(layer).update({name: copy.copy(x) for name, x in held.items()})
-    try:
-        yield
-    finally:
-        for layer, was_built, attributes in kept:
-            if layer.built and not was_built:  # What the trace built stays.
-                made = vars(layer).keys() - {"call", "_losses", "_loss_ids"}
-                attributes |= {name: vars(layer)[name] for name in made}
-            vars(layer).clear()
-            vars(layer).update(attributes)

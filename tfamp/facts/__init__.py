@@ -1,0 +1,1 @@
+"""What is true of formats, modes, devices, releases and TensorFlow's switches."""

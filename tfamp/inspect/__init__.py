@@ -1,0 +1,1 @@
+"""How a model is looked into: its layers, inputs, traces and recorded calls."""

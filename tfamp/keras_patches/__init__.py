@@ -1,0 +1,1 @@
+"""Every function of Keras and TensorFlow that is replaced, and how."""

@@ -1,0 +1,77 @@
+"""`compile` of every model: what it gets, and the optimizer that it makes of it."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from tfamp.keras_patches import hooks, places
+
+OptimizerTransform = Callable[[keras.Model, object], object]
+CompileRule = Callable[[keras.Model, dict[str, Any]], None]
+_forced: list[OptimizerTransform] = []  # Of `transforming`, the last one counts.
+_compile_hook: hooks.Hook | None = None
+
+
+def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> hooks.Hook:
+    """Passes the optimizer of each compiled model through `transform`.
+
+    Keras' own automatic loss scaling is turned off for those calls, so that an
+    optimizer is never scaled twice; `compile(auto_scale_loss=False)` is left alone.
+
+    Args:
+      transform: Function of (model, optimizer) that returns an optimizer.
+      rule: Function of (model, arguments of `compile` by name); it may change them,
+        and raise before anything is compiled.
+
+    Raises:
+      RuntimeError: If another replacement of `compile` hides its arguments.
+    """
+    global _compile_hook
+    signature = inspect.signature(places.trainer_class().compile)
+    if "auto_scale_loss" not in signature.parameters:
+        raise RuntimeError(
+            "Keras' `compile` was replaced by a function that hides its arguments. "
+            f"Received: {places.trainer_class().compile!r}. Give it "
+            "`functools.wraps`, or replace it after tfamp.enable()."
+        )
+
+    def make(original):
+        def compile(*args, **kwargs):
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            model, given = call.arguments["self"], call.arguments
+            optimizer = keras.optimizers.get(given["optimizer"])
+            rule(model, given)
+            if given["auto_scale_loss"] or _forced:
+                if optimizer is not None:
+                    wanted = _forced[-1] if _forced else transform
+                    given["optimizer"] = wanted(model, optimizer)
+                given["auto_scale_loss"] = False
+            return original(*call.args, **call.kwargs)
+
+        return compile
+
+    _compile_hook = hooks.Hook(places.trainer_class(), "compile", make)
+    return _compile_hook
+
+
+@contextlib.contextmanager
+def transforming(transform: OptimizerTransform) -> Iterator[None]:
+    """Passes the optimizer of each model compiled meanwhile through `transform`.
+
+    In place of the transform of `hook_compile`, whose rule stays. An optimizer for
+    which `compile(auto_scale_loss=False)` asks is passed on, too.
+    """
+    mine = None
+    if _compile_hook is None or not _compile_hook.active:
+        mine = hook_compile(transform, lambda model, arguments: None)
+    _forced.append(transform)
+    try:
+        yield
+    finally:
+        _forced.pop()
+        if mine is not None:
+            mine.remove()

@@ -1,0 +1,78 @@
+"""The one way to replace a function of Keras or TensorFlow, and to put it back."""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+
+from tfamp.keras_patches import places
+
+
+class Hook:
+    """A function in place of another; once inactive, it only calls that one.
+
+    Args:
+      owner: Class or module.
+      name: Name of the function in it.
+      make: Function of the original that returns what replaces it.
+    """
+
+    def __init__(self, owner, name: str, make: Callable):
+        self.owner, self.name, self.active = owner, name, True
+        self.original = original = vars(owner)[name]
+        hooked = make(original)
+
+        @functools.wraps(original)
+        def method(*args, **kwargs):
+            return (hooked if self.active else original)(*args, **kwargs)
+
+        # Keras reads it without following wrappers.
+        method.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess]
+        self.method = method
+        setattr(owner, name, method)
+
+    def remove(self):
+        """Puts the original back, unless another patch lies over this one."""
+        self.active = False
+        if vars(self.owner).get(self.name) is self.method:
+            setattr(self.owner, self.name, self.original)
+
+
+class HookGroup:
+    """Hooks that go in together, and out together.
+
+    A place that a release of Keras or TensorFlow does not have is left out.
+
+    Args:
+      **makes: By a function's name, a key of `places.PLACES`: as `make` of `Hook`.
+    """
+
+    def __init__(self, **makes: Callable):
+        self.places = [places.PLACES[name] for name in makes]
+        self._makes, self._hooks = makes, []
+
+    def install(self) -> None:
+        """Replaces the functions; idempotent. What was traced before stays."""
+        for place in self.places if not self._hooks else ():
+            if owner := place.find():
+                self._hooks.append(Hook(owner, place.name, self._makes[place.name]))
+
+    def remove(self) -> None:
+        """Puts the originals back; idempotent. What was traced before stays."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Scopes `install`; where the hooks are in already, they stay."""
+        outer = bool(self._hooks)
+        self.install()
+        try:
+            yield
+        finally:
+            if not outer:
+                self.remove()
+
+    def in_force(self) -> list[str]:
+        """What is replaced now."""
+        return [places.PLACES[hook.name].what for hook in self._hooks]
