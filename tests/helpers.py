@@ -17,7 +17,7 @@ from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule as loss_scale
 from tfamp.loss_scaling import skipped_steps
-from tfamp.precision import borders
+from tfamp.precision import model_hooks, promotion
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 
@@ -78,8 +78,8 @@ def write_globals(saved: Globals) -> None:
     os.environ.update(saved.environ)
     for hooks in (bias_gradient, install, skipped_steps):
         hooks.HOOKS.remove()
-    borders.INPUTS.remove()
-    borders.OUTPUTS.remove()
+    promotion.HOOKS.remove()
+    model_hooks.remove()
     for (base, name), function in saved.methods.items():
         if vars(base).get(name) is function:
             continue

@@ -43,8 +43,8 @@ from tfamp.precision.control import (
     status,
 )
 from tfamp.precision.conversion import ConversionError, set_precision
+from tfamp.precision.described import LayerPrecision, describe_layers
 from tfamp.precision.overrides import OverrideError
-from tfamp.precision.plan import LayerPrecision, describe_layers
 from tfamp.precision.policy import policy_scope
 from tfamp.serving.export import export_float32
 from tfamp.serving.precision import export

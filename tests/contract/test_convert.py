@@ -340,8 +340,10 @@ OUTPUTS = {
         "m/attention_output",
     ),
     "recurrent": (
-        lambda: model_of(lambda x: L.Bidirectional(L.GRU(2, name="gru"), name="w")(x)),
-        "w/backward_gru w/forward_gru",
+        lambda: model_of(
+            lambda x: L.Bidirectional(L.LSTM(2, name="lstm"), name="w")(x)
+        ),
+        "w/backward_lstm w/forward_lstm",
     ),
     "stack": (lambda: model_of(stack), "stack/b"),
     "own weights": (lambda: model_of(lambda x: models.Block("block")(x)), "block"),

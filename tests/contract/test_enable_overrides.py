@@ -188,8 +188,8 @@ def test_steps_before_the_first_know_their_own_modes():
     """No step is trained in the base mode: a trace alone builds the model."""
     enable({"net/.*": F32})
     model = trained(Watches, jit_compile=False)
-    assert model.seen[0] == "bfloat16" and model.seen[-1] == "float32"
-    assert int(model.optimizer.iterations) == 1  # Traced twice, run once.
+    assert {*model.seen} == {"float32"}
+    assert int(model.optimizer.iterations) == 1  # Traced several times, run once.
     model = Watches()
     model.compile("sgd", "mse")
     for _ in range(2):

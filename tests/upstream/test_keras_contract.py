@@ -16,7 +16,7 @@ from tfamp.inspect import structure
 from tfamp.keras_patches import compiling, places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import keras_optimizers, skipped_steps
-from tfamp.precision import borders
+from tfamp.precision import promotion, rules
 
 
 def tiny_model():
@@ -227,18 +227,6 @@ def test_optimizers_list_all_the_variables_that_they_write():
 
 _LOSS = ("x", "y", "y_pred", "sample_weight", "training")
 PATCHED = {
-    "__init__": [
-        *("self", "activity_regularizer", "trainable", "dtype", "autocast", "name"),
-        "kwargs",
-    ],
-    "convert_input": ["self", "x", "autocast", "dtype"],
-    "__call__": ["self", "inputs", "kwargs"],
-    "call": ["self", "inputs"],
-    "_convert_inputs_to_tensors": ["self", "flat_inputs"],
-    "_make_function": ["self", "step_function"],
-    "make_predict_function": ["self", "force"],
-    "compute_loss": ["self", *_LOSS],
-    "compute_metrics": ["self", *_LOSS[:-1]],
     "on_train_begin": ["self", "logs"],
     "on_epoch_end": ["self", "epoch", "logs"],
     "gelu": ["x", "approximate"],
@@ -252,7 +240,7 @@ PATCHED = {
     "_all_reduce_sum_gradients": ["self", "grads_and_vars"],
 }
 GROUPS = (install.HOOKS, bias_gradient.HOOKS, skipped_steps.HOOKS)
-GROUPS = (*GROUPS, borders.INPUTS, borders.OUTPUTS)
+GROUPS = (*GROUPS, promotion.HOOKS)
 PLACES = [place for group in GROUPS for place in group.places if place.find()]
 # Keras -> what it has no place for; docs/versions.md.
 LACKED = {"3.10": {"layer normalization"}}.get(keras.__version__[:4], set())
@@ -295,6 +283,29 @@ def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch)
     model.predict(np.ones((2, 2)), verbose=0)
     keras.layers.Embedding(2, 2)(np.ones((2, 2)))
     assert set(called) == {place.name for place in PLACES}
+
+
+def test_every_layer_is_called_through_one_function_and_preprocessing_before_it():
+    """Keras' preprocessing layers convert what they take before `Layer.__call__`."""
+    found = {key: places.PLACES[key].find() for key in ("__call__", "data_layer")}
+    parameters = [[*inspect.signature(x.__call__).parameters] for x in found.values()]
+    assert parameters == [["self", "args", "kwargs"], ["self", "inputs", "kwargs"]]
+    assert found["__call__"] is keras.Layer and found["data_layer"] is not keras.Layer
+    for kind in (keras.Model, keras.Sequential, keras.layers.Embedding):
+        assert kind.__call__ is keras.Layer.__call__
+
+
+def test_layers_of_raw_values_are_known_by_their_folder():
+    kinds = (
+        "Rescaling Normalization Discretization CategoryEncoding RandomFlip Resizing"
+    )
+    layers = keras.layers
+    assert all(
+        rules._takes_raw_values(getattr(layers, x)(*[2] * n))
+        for x, n in zip(kinds.split(), (1, 0, 1, 1, 0, 2), strict=True)
+    )
+    assert not rules._takes_raw_values(layers.Dense(1))
+    assert not rules._takes_raw_values(layers.Embedding(1, 1))
 
 
 def test_a_place_that_a_release_lacks_is_left_out_and_told_of(monkeypatch):

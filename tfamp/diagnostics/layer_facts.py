@@ -16,10 +16,10 @@ import keras
 
 from tfamp.facts import names
 from tfamp.inspect import structure, traces
-from tfamp.precision import float32_layers
+from tfamp.precision import rules
 
 _KINDS = keras.layers
-_DEPTHWISE = float32_layers.DEPTHWISE
+_DEPTHWISE = rules.DEPTHWISE
 _TRANSPOSED = (_KINDS.Conv1DTranspose, _KINDS.Conv2DTranspose, _KINDS.Conv3DTranspose)
 _CONVOLUTIONS = (
     _KINDS.Conv1D,
@@ -103,7 +103,7 @@ def _trace(model, specs):
             calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
 
     try:
-        graph = traces.trace(model, specs, note, training=True)
+        graph = traces.trace(model, (specs,), {"training": True}, note)
     except Exception as error:
         raise ValueError(
             f"Model {model.name!r} cannot be traced with inputs "
@@ -161,7 +161,7 @@ def _facts(place, calls, output_dtype) -> LayerFacts:
         has_bias=any(w is getattr(layer, "bias", None) for w in own) and not fused,
         data_format=getattr(layer, "data_format", None) or "",
         depthwise=isinstance(layer, _DEPTHWISE),
-        slow=float32_layers.slow(layer),
+        slow=rules.slow(layer),
         activation="softmax" if isinstance(layer, _KINDS.Softmax) else activation,
         output_dtype=output_dtype,
     )

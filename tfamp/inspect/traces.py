@@ -2,37 +2,54 @@
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfamp.inspect import structure
 
 
 def trace(
-    model: keras.Model, specs: Any, note: Callable, training: bool = False
+    model: keras.Model, args: tuple, kwargs: dict[str, Any], note: Callable
 ) -> tf.Graph:
     """Traces a model, and watches its layers' calls; executes and changes nothing.
 
+    A model that is not built is built by it.
+
     Args:
-      model: A built model.
-      specs: `tf.TensorSpec`s, structured as the model's inputs.
+      model: A model.
+      args, kwargs: What it is called with: tensors, or `tf.TensorSpec`s.
       note: Function of (layer, its inputs, its outputs), lists of tensors; it is called
         after each call of a layer or model, of inner ones first.
-      training: What the model is called with.
 
     Returns:
       The graph.
     """
-    layers = [place.layer for place in structure.walk(model)]
-    with unchanged(layers):
-        for layer in layers:
-            # Past Keras, which would look for layers and variables in it.
-            object.__setattr__(layer, "call", _noted(layer, note))
-        forward = tf.function(lambda x: model(x, training=training), autograph=False)
-        return forward.get_concrete_function(specs).graph
+    args, kwargs = keras.tree.map_structure(_spec, (args, kwargs))
+    layers: list = []
+    graph: Any = None
+    # Layers that a trace makes are watched in a second one.
+    while len(layers) < len(now := [place.layer for place in structure.walk(model)]):
+        layers = now
+        with unchanged(layers):
+            for layer in layers:
+                # Past Keras, which would look for layers and variables in it.
+                object.__setattr__(layer, "call", _noted(layer, note))
+                if not layer.built:
+                    object.__setattr__(layer, "build", _lifted(layer.build))
+            forward = tf.function(lambda *a, **k: model(*a, **k), autograph=False)
+            graph = forward.get_concrete_function(*args, **kwargs).graph
+    return graph
+
+
+def _spec(x):
+    if isinstance(x, tf.Tensor | np.ndarray):
+        return tf.TensorSpec(x.shape, x.dtype)
+    return x
 
 
 def _noted(layer, note):
@@ -47,8 +64,22 @@ def _noted(layer, note):
     return call
 
 
+def _lifted(build):
+    """Tensors that `build` makes, and keeps, are to be valid after the trace."""
+
+    @functools.wraps(build)  # Keras reads its parameters.
+    def lifted(*args, **kwargs):
+        with tf.init_scope():
+            return build(*args, **kwargs)
+
+    return lifted
+
+
 def _tensors(nested):
     return [x for x in keras.tree.flatten(nested) if tf.is_symbolic_tensor(x)]
+
+
+_REPLACED = {"call", "build", "_losses", "_loss_ids"}  # While a model is traced.
 
 
 @contextlib.contextmanager
@@ -66,7 +97,7 @@ def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     finally:
         for layer, was_built, attributes in kept:
             if layer.built and not was_built:  # What the trace built stays.
-                made = vars(layer).keys() - {"call", "_losses", "_loss_ids"}
+                made = vars(layer).keys() - _REPLACED
                 attributes |= {name: vars(layer)[name] for name in made}
             vars(layer).clear()
             vars(layer).update(attributes)

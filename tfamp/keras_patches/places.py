@@ -19,12 +19,14 @@ class Place(NamedTuple):
         that defines the function has it replaced.
       name: Name of the function in it.
       needs: Other private names that the replacement uses.
+      alias: Its key in `PLACES`, where several places have the name.
     """
 
     what: str
     owner: str
     name: str
     needs: tuple[str, ...] = ()
+    alias: str = ""
 
     def lacks(self) -> list[str]:
         """Returns the names that this release does not have."""
@@ -42,7 +44,12 @@ class Place(NamedTuple):
 
 _TRAINS = ("keras.src.backend.common.global_state:get_global_attribute",)
 _DRAWS = (*_TRAINS, "keras.src.random.seed_generator:draw_seed")
-_SAFE = "keras.src.saving.serialization_lib:in_safe_mode"
+_CALLS = (
+    *_TRAINS,
+    "keras.src.backend.common.stateless_scope:in_stateless_scope",
+    "keras.src.saving.serialization_lib:in_safe_mode",
+)
+_EXECUTE = "tensorflow.python.eager.execute"
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
 # The thread, or "not filed" and the symptom; when the patches may go: a test is one of
 # tests/upstream/test_keras_contract.py.
@@ -85,24 +92,39 @@ UPSTREAM = {
             "clip_by_global_norm",
         ),
     ),
-    "https://github.com/keras-team/keras/issues/19332; remove when "
-    "test_keras_rounds_raw_inputs fails": (
-        Place("raw inputs", "keras:Layer", "__init__", (_SAFE,)),
-        Place("raw inputs", "keras:DTypePolicy", "convert_input"),
-        Place("raw inputs", "keras.layers:Rescaling", "__call__"),
-        Place("raw inputs", "keras.layers:Embedding", "call"),
+    "https://github.com/keras-team/keras/issues/15012 and 19332; remove when "
+    "test_keras_compares_class_ids_in_the_format_of_the_outputs and "
+    "test_keras_rounds_raw_inputs fail": (
         Place(
-            "raw inputs",
-            "keras.src.models.functional:Functional",
-            "_convert_inputs_to_tensors",
+            "a model's first call, and its outputs", "keras:Layer", "__call__", _CALLS
+        ),
+        Place(
+            "raw values outside of models",
+            "keras.layers:Rescaling",
+            "__call__",
+            _CALLS,
+            "data_layer",
         ),
     ),
-    "https://github.com/keras-team/keras/issues/15012; remove when "
-    "test_keras_compares_class_ids_in_the_format_of_the_outputs fails": (
-        Place("float32 outputs", "keras:Model", "_make_function"),
-        Place("float32 outputs", "keras:Model", "make_predict_function"),
-        Place("float32 outputs", "keras:Model", "compute_loss"),
-        Place("float32 outputs", "keras:Model", "compute_metrics"),
+    "https://github.com/tensorflow/tensorflow/issues/49460; remove when "
+    "test_tensorflow_computes_in_one_format_only fails": (
+        Place(
+            "float32 where formats meet",
+            "tensorflow.python.util.dispatch",
+            "dispatch",
+        ),
+        Place(
+            "float32 where formats meet in eager operators",
+            "tensorflow.python.framework.ops",
+            "raise_from_not_ok_status",
+            (f"{_EXECUTE}:args_to_matching_eager",),
+        ),
+        Place(
+            "float32 where formats meet in eager operators",
+            _EXECUTE,
+            "args_to_matching_eager",
+            ("tensorflow.python.framework.ops:raise_from_not_ok_status",),
+        ),
     ),
     "https://github.com/keras-team/keras/issues/16100; remove when Keras says that a "
     "loss scale skips most steps": (
@@ -120,7 +142,7 @@ UPSTREAM = {
         Place("the first training step", "keras:Model", "make_train_function"),
     ),
 }
-PLACES = {place.name: place for places in UPSTREAM.values() for place in places}
+PLACES = {x.alias or x.name: x for places in UPSTREAM.values() for x in places}
 
 
 def missing() -> dict[str, str]:

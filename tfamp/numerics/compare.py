@@ -1,7 +1,7 @@
 """`compare_precision`: where 16 bits lose what float32 computes, call by call."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -10,10 +10,8 @@ import tensorflow as tf
 from tfamp.facts import formats, hardware, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, structure
-from tfamp.kernels import bias_gradient
 from tfamp.numerics import results, statistics
-from tfamp.precision import assign, borders, plan, policy
-from tfamp.precision import overrides as overriding
+from tfamp.precision import assigned, borders, conversion, described
 
 
 class _Pass(NamedTuple):
@@ -84,11 +82,16 @@ def compare_precision(
     if targets is not None or loss is not None:
         objective = objective_of(model, inputs, targets, loss)
     scale = _scale_of(model) if loss_scale is None else loss_scale
-    with assign.EXCLUSIVE, switch.paused():
-        with assign.assigned_float32(model):
+    planned: Any = contextlib.nullcontext()
+    if chosen:
+        plan = conversion.plan_of(model, chosen, inputs=inputs)
+        planned = assigned.assigned(model, plan)
+    with assigned.EXCLUSIVE, switch.paused():
+        with assigned.float32(model):
             exact, paths = _run_exact(model, inputs, objective, jit_compile)
         _check_finite(exact, paths)
-        with assigned(model, chosen):
+        with planned:
+            layers = tuple(described.describe_layers(model))
             rows = _run_low(model, inputs, objective, scale, exact, paths, jit_compile)
     return results.PrecisionComparison(
         model=model.name,
@@ -98,25 +101,8 @@ def compare_precision(
         recommended_loss_scale=_recommended(exact, rows) if objective else None,
         notes=tuple(_notes(low)),
         rows=tuple(rows),
+        layers=layers,
     )
-
-
-@contextlib.contextmanager
-def assigned(
-    model: keras.Model, mode: modes.Mode | None, overrides: Mapping[str, str] = {}
-) -> Iterator[None]:
-    """Scopes what `set_precision` would give a model; a mode of None: what it has."""
-    if mode is None:
-        yield
-        return
-    asked = plan.Plan(model, overriding.parse(mode, overrides))
-    policies = {key: name for key, (name, _) in asked.complete(mode).items()}
-    with (
-        policy.policy_scope(mode.policy),
-        assign.assign(model, policies),
-        bias_gradient.HOOKS.installed(),  # As by `enable`.
-    ):
-        yield
 
 
 def as_float32(x: Any) -> tf.Tensor:

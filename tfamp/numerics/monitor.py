@@ -15,7 +15,7 @@ from tfamp import checks
 from tfamp.facts import formats
 from tfamp.inspect import calls, structure
 from tfamp.numerics import report, statistics
-from tfamp.precision import assign, borders
+from tfamp.precision import assigned, borders
 
 _KINDS = ("outputs", "weights", "gradients", "weight_gradients")
 
@@ -164,7 +164,7 @@ class NumericsMonitor(keras.callbacks.Callback):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         scale = getattr(model.optimizer, "dynamic_scale", None)
         scale = tf.constant(1.0) if scale is None else tf.convert_to_tensor(scale)
-        with assign.assigned_float32(model), tf.GradientTape() as tape:
+        with assigned.float32(model), tf.GradientTape() as tape:
             recorder = calls.Recorder(model, tape)
             with recorder.installed(collect_losses=True):
                 outputs = borders.widened(model(x, training=True))

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from tfamp.numerics import report, statistics
+from tfamp.precision import described
 
 # A call diverges that makes an error above the second out of one below the first.
 SOUND, DIVERGED = 0.1, 0.5
@@ -62,6 +63,7 @@ class PrecisionComparison(NamedTuple):
         without a loss, or where no layer computes in float16.
       notes: What to know of the host.
       rows: Calls in the order in which they end.
+      layers: What `describe_layers` gives while the mode is assigned.
     """
 
     model: str
@@ -71,6 +73,7 @@ class PrecisionComparison(NamedTuple):
     recommended_loss_scale: float | None
     notes: tuple[str, ...]
     rows: tuple[CallPrecision, ...]
+    layers: tuple[described.LayerPrecision, ...] = ()
 
     @property
     def first_overflow(self) -> CallPrecision | None:

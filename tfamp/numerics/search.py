@@ -15,7 +15,7 @@ from tfamp.facts import formats, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, structure
 from tfamp.numerics import compare, results, statistics
-from tfamp.precision import assign, borders, plan, settings
+from tfamp.precision import assigned, borders, conversion, plan, policy, settings
 from tfamp.precision import overrides as overriding
 
 _FEWEST, _MOST = 4, 16  # Batches that are looked at.
@@ -139,10 +139,11 @@ class _Search:
         self._timed = not known.notes  # Of an emulated mode, no times.
         paths = {x.path for x in known.rows if x.format in formats.LOW}
         asked = overriding.parse(mode, self._overrides(paths))
-        can = plan.Plan(model, asked).matched
+        self._traced = conversion.traced(model, mode, batches[0][0])
+        can = plan.Plan(model, mode, asked).matched
         self._rows = [x for x in known.rows if not x.call and re.escape(x.path) in can]
         self._units = [x.path for x in self._rows]
-        with assign.EXCLUSIVE, assign.assigned_float32(model):
+        with assigned.float32(model):
             self._exact = self._step(None if self._scale is None else 1.0)
             self._exact(*batches[0])
         self._layers: list[results.LayerSensitivity] = []
@@ -207,16 +208,15 @@ class _Search:
         """Returns the largest errors on the batches, and the time over float32's."""
         if time.monotonic() > self._deadline:
             raise _TimeIsOverError
-        with (
-            assign.EXCLUSIVE,
-            compare.assigned(self._model, self._mode, overrides),
-        ):
+        asked = overriding.parse(self._mode, overrides)
+        planned = plan.Plan(self._model, self._mode, asked, self._traced)
+        with assigned.assigned(self._model, planned):
             step = self._step(self._scale)
             try:
                 step(*batches[0])
             except (TypeError, ValueError, tf.errors.InvalidArgumentError):
-                return _FAILED  # A `call` that adds float32 to 16 bits.
-            pairs = [(_timed(self._exact, *x), _timed(step, *x)) for x in batches]
+                return _FAILED  # A `call` that sixteen bits end.
+            pairs = [(self._run_exact(x), _timed(step, *x)) for x in batches]
         errors = []
         for (_, exact), (_, low) in pairs:
             both = zip(low, exact, strict=True)
@@ -228,6 +228,10 @@ class _Search:
             None if self._scale is None else gradients,
             ratio if self._timed else None,
         )
+
+    def _run_exact(self, batch):
+        with policy.policy_scope("float32"):  # TF32 is off while it computes, too.
+            return _timed(self._exact, *batch)
 
     def _step(self, scale):
         """Returns a function of (inputs, targets): outputs and unscaled gradients."""

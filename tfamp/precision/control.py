@@ -1,6 +1,7 @@
 """`enable`, `disable`, `status`, and the graph rewrite by itself: what users call."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -9,8 +10,8 @@ from absl import logging
 
 from tfamp.graph_rewrite import switch
 from tfamp.kernels import bias_gradient, install
-from tfamp.loss_scaling import rule, skipped_steps
-from tfamp.precision import borders, compile_hook, policy, settings
+from tfamp.loss_scaling import skipped_steps
+from tfamp.precision import model_hooks, policy, promotion, settings
 from tfamp.precision.status import Status, describe
 
 
@@ -24,6 +25,16 @@ class _Session(NamedTuple):
 
 
 _session: _Session | None = None
+_lock = threading.RLock()  # The session and the globals change together.
+
+
+def _locked(function):
+    @functools.wraps(function)
+    def locked(*args, **kwargs):
+        with _lock:
+            return function(*args, **kwargs)
+
+    return locked
 
 
 def enable(
@@ -109,6 +120,7 @@ def _own_rewrite() -> switch.Rewrite | None:
     return own if own is switch.active() else None
 
 
+@_locked
 def _start(asked: settings.Settings):
     global _session
     outer, now = _session, _read()
@@ -128,6 +140,7 @@ def _start(asked: settings.Settings):
     return described
 
 
+@_locked
 def disable() -> None:
     """Restores exactly what stood before the first `enable`; idempotent.
 
@@ -168,6 +181,7 @@ def _read():
     return policy.read(), switch.snapshot()
 
 
+@_locked
 def _restore(session, state):
     """Goes back to a session, or to none, and to the globals as they were then."""
     global _session
@@ -181,20 +195,20 @@ def _restore(session, state):
 def _refresh_hooks() -> None:
     """Installs, or removes, what goes with the session and the rewrite in force."""
     asked, rewrites = _session and _session.asked, switch.active() is not None
-    if asked is not None:
-        compile_hook.install(asked.mode.policy, asked.scaling, asked.overrides)
-    elif rewrites:
-        compile_hook.install(None, rule.LossScaleConfig(), ())
-    else:
-        compile_hook.remove()
     # enable("float32") is stock Keras.
     mixed = asked is not None and asked.is_mixed
+    if asked is not None:
+        given = asked.mode, asked.scaling, asked.overrides, mixed, asked.float32_outputs
+        model_hooks.install(model_hooks.Asked(*given))
+    elif rewrites:
+        model_hooks.install(model_hooks.Asked())
+    else:
+        model_hooks.remove()
     fused = mixed and asked.fused_kernels
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrites),
         (install.HOOKS, fused),
-        (borders.INPUTS, mixed),
-        (borders.OUTPUTS, mixed and asked.float32_outputs),
+        (promotion.HOOKS, mixed),
         (skipped_steps.HOOKS, mixed and asked.scaling is not False),
     ):
         hooks.install() if wanted else hooks.remove()
@@ -210,6 +224,7 @@ def status() -> Status:
 # ---- The graph rewrite by itself ----
 
 
+@_locked
 def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> Status:
     """Has TensorFlow rewrite graphs to 16 bits from the next call on.
 
@@ -263,6 +278,7 @@ def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> S
     return status()
 
 
+@_locked
 def disable_graph_rewrite() -> None:
     """Restores every option and environment variable exactly; idempotent."""
     global _session

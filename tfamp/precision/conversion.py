@@ -1,15 +1,15 @@
 """`set_precision`: another precision for a built model, in place."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 from absl import logging
 
 from tfamp import errors
 from tfamp.facts import formats, modes
-from tfamp.inspect import structure
-from tfamp.precision import assign, compile_hook, plan, policy
+from tfamp.inspect import model_inputs, structure
+from tfamp.precision import described, model_hooks, plan, rules
 from tfamp.precision import overrides as overriding
 
 
@@ -29,8 +29,7 @@ def set_precision(
 
         the override that matches its path
         the override of the nearest layer or model around it
-        float32, if it computes or passes on an output, or a softmax, takes raw values
-        (preprocessing), or is a unit norm or a bilinear upsampling
+        float32, by a rule: outputs, softmax, raw values and so on (docs/hardware.md)
         the mode, whatever `dtype` the layer was made with
 
     `describe_layers` says which, and so does the log. Softmax inside attention layers
@@ -69,14 +68,13 @@ def set_precision(
     chosen = modes.get_mode(mode)
     parsed = overriding.parse(chosen, overrides)
     _check_model(model)
-    planned = plan.Plan(model, parsed)
+    planned = plan_of(model, chosen, parsed)
     planned.check(planned.matched)
     trains = getattr(model, "train_function", None) is not None
-    with assign.EXCLUSIVE:
-        unsaved = plan.apply(model, planned.complete(chosen))
-    plan.SET.add(model)
-    if unsaved:
-        logging.warning("%s", unsaved)
+    if lost := model_hooks.assigned_for_good(model, planned):
+        logging.warning("%s", lost)
+    model_hooks.SET.add(model)
+    model_hooks.SETTLED.add(model)
     if model.compiled and model.optimizer is not None:
         _scale_loss(model)
     if trains:  # By a callback, in the middle of `fit`.
@@ -85,25 +83,51 @@ def set_precision(
     return model
 
 
-@contextlib.contextmanager
-def assigned(model: keras.Model, mode: modes.Mode) -> Iterator[None]:
-    """Scopes a 16-bit mode in a model, as `assign.assigned_float32` does float32.
+def plan_of(
+    model: keras.Model,
+    mode: modes.Mode,
+    parsed: overriding.Overrides = (),
+    inputs: Any = None,
+) -> plan.Plan:
+    """Returns the plan that `set_precision` has for a model.
 
-    Layers of 16 bits get this mode's, and those of float32 beside them stay. A model
+    Args:
+      model: A built model.
+      mode: The mode.
+      parsed: What `overrides.parse` returned.
+      inputs: A batch, structured as the model takes it; without one, the layers that
+        compute the outputs are not known of a model that records no inputs.
+    """
+    return plan.Plan(model, mode, parsed, traced(model, mode, inputs))
+
+
+def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Traced:
+    """Returns what a trace of a model tells that a mode asks; else logs why not."""
+    if mode.policy == "float32":
+        return rules.UNTRACED
+    try:
+        given = model_inputs.specs(model) if inputs is None else inputs
+        with model_inputs.explained(model, "cannot be traced"):
+            return rules.traced(model, given)
+    except errors.ExportError as error:
+        logging.warning(
+            "The layers that compute the outputs are not known, so they do not stay "
+            "in float32. Name them in `overrides`. %s",
+            error,
+        )
+        return rules.UNTRACED
+
+
+def as_served(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> plan.Plan:
+    """Returns the plan of a model that is exported in a mode.
+
+    Layers of 16 bits get the mode's, and those of float32 beside them stay. A model
     without any gets what `set_precision` would give it.
     """
     layers = [place.layer for place in structure.walk(model)]
-    found = {id(x): x.compute_dtype for x in layers if structure.is_assignable(x)}
-    policies = {
-        key: "float32" if name == "float32" else mode.policy
-        for key, name in found.items()
-    }
-    if set(policies.values()) == {"float32"}:
-        planned = plan.Plan(model, ()).complete(mode)
-        policies = {key: name for key, (name, _) in planned.items()}
-    with assign.EXCLUSIVE, policy.policy_scope(mode.name):
-        with assign.assign(model, policies):
-            yield
+    if all(layer.compute_dtype not in formats.LOW for layer in layers):
+        return plan_of(model, mode, (), inputs)
+    return plan.Plan(model, mode, stays=lambda layer: layer.compute_dtype == "float32")
 
 
 def check_not_quantized(model: keras.Model) -> None:
@@ -135,7 +159,7 @@ def _check_model(model):
 
 def _scale_loss(model):
     with model.distribute_strategy.scope():
-        wrapped = compile_hook.scaled(model)
+        wrapped = model_hooks.scaled(model)
     if wrapped is not model.optimizer:
         model.optimizer, model.train_function = wrapped, None
         if getattr(model, "_compile_config", None):  # Keras <= 3.15; what a file holds.
@@ -143,7 +167,7 @@ def _scale_loss(model):
 
 
 def _log(model, mode):
-    rows = plan.describe_layers(model)
+    rows = described.describe_layers(model)
     others = [
         f"{row.path}: {row.policy} ({row.reason})"
         for row in rows

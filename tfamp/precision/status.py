@@ -4,11 +4,11 @@ import threading
 from typing import NamedTuple
 
 from tfamp.facts import hardware, modes, versions
-from tfamp.graph_rewrite import switch
+from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule
-from tfamp.precision import compile_hook, float32_layers, policy, settings
+from tfamp.precision import model_hooks, policy, rules, settings
 
 
 class Status(NamedTuple):
@@ -76,7 +76,7 @@ def describe(
     effective = "tf32" if name == "float32" and tf32 else name
     if asked and not change and rewrite is None:
         effective = asked.mode.name
-    seen = compile_hook.last_report() if active else None
+    seen = first_step.last_report() if active else None
     if seen and seen.effective:
         effective = f"mixed_{seen.effective}"
     rewritten = "off"
@@ -129,7 +129,7 @@ def _change(asked, state, thread):
 
 def _describe_overrides(asked):
     listed = ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in asked)
-    if compile_hook.has_overridden() or not asked:
+    if model_hooks.has_overridden() or not asked:
         return listed or "none"
     return f"{listed} (when a model is compiled; in a loop of your own: set_precision)"
 
@@ -159,11 +159,12 @@ def _describe_scaling(asked, active):
 def _describe_float32(asked):
     if asked is None or not asked.is_mixed:
         return "none but those asked for"
-    kinds = "preprocessing, UnitNormalization, TFSMLayer, bilinear UpSampling2D"
-    if not float32_layers.has_slow(asked.mode.compute_format):
-        return kinds
-    slow = ", ".join(f"{x.what} ({x.ratio} times)" for x in float32_layers.SLOW)
-    return f"{kinds}; slower in bfloat16 on this CPU: {slow}"
+    *kinds, slow = [each.what for each in rules.BY_KIND]
+    listed = ", ".join(["outputs", *kinds])
+    if not rules.has_slow(asked.mode.compute_format):
+        return listed
+    each = ", ".join(f"{x.what} ({x.ratio} times)" for x in rules.SLOW)
+    return f"{listed}; {slow}: {each}"
 
 
 def _describe_versions():

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tfamp.inspect import structure
-from tfamp.precision import assign
+from tfamp.precision import assigned
 from tfamp.serving import verification, writing
 
 
@@ -113,7 +113,7 @@ def export_float32(
     with writing.opened(model, path, sample_inputs, overwrite) as job:
         policies = {place.layer.dtype_policy.name for place in structure.walk(model)}
         original = writing.run(job)
-        with assign.assigned_float32(model):
+        with assigned.float32(model):
             nodes, served = writing.write_float32(job, job.folder)
     return ExportReport(
         path=os.fspath(path),

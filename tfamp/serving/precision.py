@@ -1,6 +1,5 @@
 """Exports a model in a chosen precision, and tells what it costs beside float32."""
 
-import functools
 import os
 from typing import Literal
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from tfamp import errors
 from tfamp.facts import formats, modes
-from tfamp.precision import assign, conversion
+from tfamp.precision import assigned, conversion
 from tfamp.serving import half_weights as halving
 from tfamp.serving import litert, parity, verification, writing
 
@@ -70,7 +69,7 @@ def export(
     with writing.opened(model, path, sample_inputs, overwrite) as job:
         is_plain = precision == "float32" and format != "litert" and not half_weights
         folder = job.folder if is_plain else job.folder.with_name("float32")
-        with assign.assigned_float32(model):
+        with assigned.float32(model):
             _, float32 = writing.write_float32(job, folder)
         served, cost = float32, ()
         if not is_plain:
@@ -117,11 +116,13 @@ def _weights_format(precision):
 
 def _write(job, precision, half_weights, format):
     """Returns what was reloaded, and the outputs that float32 weights would give."""
-    scope, full = assign.assigned_float32, {}
+    scope, full = assigned.float32(job.model), {}
     if precision != "float32":
-        scope = functools.partial(conversion.assigned, mode=modes.get_mode(precision))
+        mode = modes.get_mode(precision)
+        planned = conversion.as_served(job.model, mode, job.samples)
+        scope = assigned.assigned(job.model, planned)
     call = writing.plain_call(job.model)
-    with scope(job.model):
+    with scope:
         if half_weights:
             full = writing.run_afresh(job, call)
             call = halving.stored(job.model, _weights_format(precision))

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.inspect import model_inputs, structure
-from tfamp.precision import assign, conversion
+from tfamp.precision import assigned, conversion
 from tfamp.serving import staging, verification
 
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
@@ -69,7 +69,7 @@ def opened(
     target = staging.checked(path, overwrite)
     _check_model(model)
     specs, samples = model_inputs.describe(model, sample_inputs)
-    with assign.EXCLUSIVE, contextlib.ExitStack() as undo:
+    with assigned.EXCLUSIVE, contextlib.ExitStack() as undo:
         put_back = undo.callback(_restorer(model))
         with staging.staged(target, overwrite) as folder:
             yield Job(model, specs, samples, folder, put_back)
@@ -125,7 +125,7 @@ def run(job: Job, call: Callable | None = None) -> dict[str, Any]:
 
 def run_afresh(job: Job, call: Callable) -> dict[str, Any]:
     """As `run`; a `tf.function` in the model neither keeps nor leaves a trace."""
-    with assign.assign(job.model, {}):
+    with assigned.assign(job.model, {}):
         return run(job, call)
 
 

@@ -1,4 +1,4 @@
-"""Assigns dtype policies to the layers of a built model, in place, and puts them back.
+"""Applies a plan to the layers of a model, in place: for good, or for a scope.
 
 In every mode variables are float32, so that the format a layer computes in is a
 property of the built layer: the next trace computes in it. Three things that are kept
@@ -9,31 +9,77 @@ float32.
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.facts import formats
+from tfamp.facts import formats, modes
 from tfamp.inspect import structure
-from tfamp.precision import policy
+from tfamp.kernels import bias_gradient
+from tfamp.precision import plan, policy, promotion
 
 # What models of Keras and KerasHub make of themselves when they are first traced.
 _TRACED = ("train_function", "test_function", "predict_function", "generate_function")
 # Two assignments at a time would put each other's policies back.
 EXCLUSIVE = threading.RLock()
+_scopes: list[keras.Model] = []  # Those in force, under the lock.
+# Why each layer has the policy that it was assigned; no model holds more for it.
+REASONS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def assign(model: keras.Model, policies: Mapping[int, str]) -> contextlib.ExitStack:
-    """Gives layers of a built model other dtype policies, all of them or none.
+@contextlib.contextmanager
+def assigned(model: keras.Model, planned: plan.Plan) -> Iterator[None]:
+    """Scopes a plan in a model, and its mode in layers that are made in a `call`.
 
-    The model forgets what was traced. A `tf.function` of the user's that was traced
-    before keeps its precision.
+    It has the lock that all assignments share, sets the TF32 flag as the mode does, and
+    installs what a step in 16 bits needs. Scopes nest. In float32 the casts and
+    constants of 16 bits in a functional model's graph are float32 meanwhile, too. The
+    model itself is changed: nothing else may use it in the block. Afterwards all is as
+    before, and what the model had traced is valid again.
 
     Args:
-      model: A built model, of any kind.
-      policies: {id of a layer: name of a Keras dtype policy}.
+      model: A built model.
+      planned: Its plan.
+    """
+    low = planned.mode.policy != "float32"
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(EXCLUSIVE)
+        _scopes.append(model)
+        undo.callback(_scopes.pop)
+        undo.enter_context(policy.policy_scope(planned.mode.name))
+        undo.enter_context(assign(model, planned.rows))
+        for hooks in (bias_gradient.HOOKS, promotion.HOOKS) if low else ():
+            undo.enter_context(hooks.installed())
+        for place in structure.walk(model) if not low else ():
+            for operation in getattr(place.layer, "operations", ()):
+                _widen_operation(undo, operation)
+        yield
+
+
+def in_force() -> bool:
+    """Whether a scope is in force; to be asked under the lock."""
+    return bool(_scopes)
+
+
+def float32(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """Scopes float32 in all layers of a model: its twin, without a copy."""
+    return assigned(model, plan.Plan(model, modes.get_mode("float32")))
+
+
+def assign(
+    model: keras.layers.Layer, rows: Mapping[int, tuple[str, str]], forget: bool = True
+) -> contextlib.ExitStack:
+    """Gives layers of a model other dtype policies, all of them or none.
+
+    A `tf.function` of the user's that was traced before keeps its precision.
+
+    Args:
+      model: A model of any kind, or a layer.
+      rows: {id of a layer: (name of a Keras dtype policy, why)}.
+      forget: Whether the model forgets what it has traced.
 
     Returns:
       What puts everything back when it is closed, traced functions included.
@@ -47,29 +93,11 @@ def assign(model: keras.Model, policies: Mapping[int, str]) -> contextlib.ExitSt
             layer = place.layer
             if isinstance(layer, keras.layers.InputLayer):
                 _widen_input(undo, layer)
-            elif id(layer) in policies:
-                _assign_layer(undo, layer, policies[id(layer)])
-            _forget_traces(undo, layer)
+            elif id(layer) in rows:
+                _assign_layer(undo, layer, *rows[id(layer)])
+            if forget:
+                _forget_traces(undo, layer)
         return undo.pop_all()
-
-
-@contextlib.contextmanager
-def assigned_float32(model: keras.Model) -> Iterator[None]:
-    """Scopes float32 in all layers of a model, and in those made in a `call`.
-
-    The casts and constants of 16 bits in a functional model's graph are float32
-    meanwhile, too. The model itself is changed: nothing else may use it in the block.
-    What it had traced is valid again afterwards.
-    """
-    layers = [place.layer for place in structure.walk(model)]
-    policies = {
-        id(layer): "float32" for layer in layers if structure.is_assignable(layer)
-    }
-    with EXCLUSIVE, policy.policy_scope("float32"), assign(model, policies) as undo:
-        for layer in layers:
-            for operation in getattr(layer, "operations", ()):
-                _widen_operation(undo, operation)
-        yield
 
 
 def _set(undo, owner, name, value):
@@ -80,7 +108,9 @@ def _set(undo, owner, name, value):
     setattr(owner, name, value)
 
 
-def _assign_layer(undo, layer, name):
+def _assign_layer(undo, layer, name, reason):
+    undo.callback(_note, layer, REASONS.get(layer))
+    _note(layer, reason)
     # Through the property, Keras would write into a map, which layers share.
     is_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
     held = "_dtype_policy" if is_map else "dtype_policy"
@@ -96,6 +126,13 @@ def _assign_layer(undo, layer, name):
             layer.finalize_state()
         else:  # The unwrapped method: it makes no variable, and opens no scope.
             type(layer).build(layer, layer._build_input_shape)
+
+
+def _note(layer, reason):
+    if reason is None:
+        REASONS.pop(layer, None)
+    else:
+        REASONS[layer] = reason
 
 
 def _widen_variable(undo, variable):

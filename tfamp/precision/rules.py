@@ -1,0 +1,351 @@
+"""The table of rules: which layers a 16-bit mode leaves in float32, and why.
+
+`BY_KIND` are rules that read a layer alone; `traced` has those that read a trace of the
+model. `plan.Plan` asks them, and nothing else decides what computes in what.
+
+| rule | matches | when |
+|---|---|---|
+| raw values | preprocessing; the layers that hand it the model's inputs | first call |
+| saved | a layer that calls a SavedModel | first call |
+| squares, bilinear, softmax | by kind | plan |
+| slow | what this CPU runs slower in bfloat16 | plan |
+| outputs | what computes, or passes on, an output | plan |
+
+"First call": already when such a layer is first called, so that what comes in is not
+rounded. "Plan": when the model is compiled, or first called if it is built by that;
+`set_precision`, a comparison, a search and an export have the same plan.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfamp.facts import hardware
+from tfamp.inspect import structure, traces
+
+OUTPUT = "computes an output of the model, which stays in float32"
+PASSES_OUTPUT = "passes on an output of the model, which stays in float32"
+# Of a product with more weights, a vocabulary's say, float32 costs more than it gains.
+LARGE_OUTPUT = 2**20
+
+_KINDS = keras.layers
+
+
+class Rule(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+      what: The layers, in words.
+      why: Function of (a layer, the 16-bit format of the mode) that returns why the
+        layer stays in float32; empty if it does not.
+      first_call: Whether it holds when the layer is first called.
+    """
+
+    what: str
+    why: Callable[[Any, str], str]
+    first_call: bool = False
+
+
+# ---- By the kind of a layer ----
+
+
+def _takes_raw_values(layer):
+    """Whether a layer is Keras' preprocessing, or derived from it."""
+    folder = "keras.src.layers.preprocessing."
+    return any(base.__module__.startswith(folder) for base in type(layer).__mro__)
+
+
+def _is_softmax(layer):
+    kinds = (keras.activations.softmax, keras.activations.log_softmax)
+    activation = getattr(layer, "activation", None)
+    return isinstance(layer, _KINDS.Softmax) or activation in kinds
+
+
+def _is_bilinear(layer):
+    bilinear = getattr(layer, "interpolation", "nearest") != "nearest"
+    return bilinear and isinstance(layer, _KINDS.UpSampling2D)
+
+
+def _if(matches, reason):
+    return lambda layer, low: reason if matches(layer) else ""
+
+
+class SlowLayer(NamedTuple):
+    """A kind of layer that CPUs run slower in bfloat16 than in float32.
+
+    Attributes:
+      what: The layers, in words.
+      kinds: Their classes.
+      is_slow: Function of a layer of these kinds: whether it is meant.
+      ratio: Time of a training step of the layer in bfloat16 to that in float32.
+    """
+
+    what: str
+    kinds: tuple[type, ...]
+    is_slow: Callable[[Any], bool]
+    ratio: str
+
+
+def _strided(layer):
+    return max(tf.nest.flatten(layer.strides)) > 1
+
+
+def _wide(layer):
+    return not _strided(layer) and max(tf.nest.flatten(layer.kernel_size)) > 3
+
+
+DEPTHWISE = (
+    *(_KINDS.DepthwiseConv1D, _KINDS.DepthwiseConv2D),
+    *(_KINDS.SeparableConv1D, _KINDS.SeparableConv2D),
+)
+_RECURRENT = (_KINDS.GRU, _KINDS.SimpleRNN)
+# results/layers: 2 cores of an AMD EPYC with AVX512_BF16, TensorFlow 2.21 with oneDNN.
+SLOW = (
+    SlowLayer("depthwise convolutions with strides", DEPTHWISE, _strided, "4 to 19"),
+    SlowLayer("those with kernels above 3", DEPTHWISE, _wide, "1.8 to 2.0"),
+    SlowLayer(
+        "GRU and SimpleRNN of up to 64 units",
+        *(_RECURRENT, lambda layer: layer.units <= 64, "1.0 to 1.3"),
+    ),
+)
+
+
+def slow(layer: keras.layers.Layer) -> str:
+    """Returns how much slower than in float32 a layer is in bfloat16 on CPUs, or ""."""
+    ratios = (x.ratio for x in SLOW if isinstance(layer, x.kinds) and x.is_slow(layer))
+    return next(ratios, "")
+
+
+def has_slow(low: str) -> bool:
+    """Whether `SLOW` is about this host: a CPU that computes bfloat16 natively."""
+    devices = hardware.read_devices()
+    native = hardware.format_support("bfloat16", devices).fast
+    return low == "bfloat16" and native and all(x.kind == "CPU" for x in devices)
+
+
+def _slow_here(layer, low):
+    ratio = slow(layer)
+    if not ratio or not has_slow(low):
+        return ""
+    return f"{ratio} times slower in bfloat16 on this CPU"
+
+
+BY_KIND = (
+    Rule(
+        "preprocessing",
+        _if(
+            _takes_raw_values,
+            "takes raw values, which 16 bits would round before they are scaled",
+        ),
+        first_call=True,
+    ),
+    Rule(
+        "TFSMLayer",
+        _if(
+            lambda layer: isinstance(layer, _KINDS.TFSMLayer),
+            "calls a SavedModel, which takes the formats that it was saved with",
+        ),
+        first_call=True,
+    ),
+    Rule(
+        "UnitNormalization",
+        _if(
+            lambda layer: isinstance(layer, _KINDS.UnitNormalization),
+            "its gradient divides by squares, which underflow in 16 bits (keras#23546)",
+        ),
+        first_call=True,
+    ),
+    Rule(
+        "softmax",
+        _if(
+            _is_softmax,
+            "softmax stays in float32: its exponentials overflow and its sums round",
+        ),
+    ),
+    Rule(
+        "bilinear UpSampling2D",
+        _if(
+            _is_bilinear,
+            "XLA does not compile its gradient in 16 bits (keras#20931)",
+        ),
+    ),
+    Rule("layers slower in bfloat16 on this CPU", _slow_here),
+)
+
+
+def by_kind(layer: keras.layers.Layer, low: str, first_call: bool = False) -> str:
+    """Returns why a layer stays in float32 by its kind; empty if it does not.
+
+    Args:
+      layer: The layer, built or not.
+      low: The 16-bit format of the mode.
+      first_call: Whether only rules count that hold when a layer is first called.
+    """
+    rules = (rule for rule in BY_KIND if rule.first_call or not first_call)
+    return next(filter(None, (rule.why(layer, low) for rule in rules)), "")
+
+
+def mostly_slow(model: keras.Model, low: str) -> list[str]:
+    """Returns the layers that are faster in float32, if little else multiplies.
+
+    That is, if they hold most weights, tables of embeddings apart, and there is no
+    other convolution or attention, which multiply by their weights often.
+    """
+    found, in_slow, others, inside = [], 0, 0, set()
+    for place in structure.walk(model):
+        layer = place.layer
+        size = _size(layer)
+        why = layer.compute_dtype == "float32" and _slow_here(layer, low)
+        if why:
+            found.append(f"{layer.name}: {why}")
+        if why or inside & {id(each.layer) for each in place.holders}:
+            inside.add(id(layer))
+            in_slow += size
+        elif re.search("Conv|Attention", type(layer).__name__):
+            return []
+        elif not isinstance(layer, _KINDS.Embedding):
+            others += size
+    return found if in_slow > others else []
+
+
+def _size(layer):
+    return sum(math.prod(weight.shape) for weight in structure.own_weights(layer))
+
+
+# ---- By the place in a trace ----
+
+_ATTENTION = _KINDS.MultiHeadAttention | _KINDS.GroupQueryAttention
+# Operations that move numbers, and compute none.
+_MOVES = frozenset(
+    "Cast ConcatV2 ExpandDims GatherV2 GatherNd Identity IdentityN Pack Reshape "
+    "ReverseV2 SelectV2 Slice Split SplitV Squeeze StridedSlice Tile Transpose "
+    "Unpack".split()
+)
+
+
+def follows(layer: keras.layers.Layer, holder: keras.layers.Layer) -> bool:
+    """Whether Keras runs a layer by the precision of the one that holds it.
+
+    Read in Keras 3.15: `TimeDistributed` calls `layer.call` in its own autocast
+    scope; recurrent layers cast what goes into and out of their cell; attention
+    layers leave out their softmax and dropout where a fused kernel does both.
+    """
+    if isinstance(holder, _KINDS.TimeDistributed | _KINDS.RNN | _KINDS.StackedRNNCells):
+        return True
+    skipped = isinstance(layer, _KINDS.Softmax | _KINDS.Dropout)
+    return skipped and isinstance(holder, _ATTENTION)
+
+
+class Traced(NamedTuple):
+    """What a trace of a model tells; without one, all are empty.
+
+    Attributes:
+      outputs: {id of a layer: why it stays in float32}, as outputs come from it, or
+        pass through it. Layers in it stay with it.
+      routes: The same of layers that hand raw values on; not of layers in them.
+      rounded: Names of layers of raw values that get what 16 bits have rounded.
+    """
+
+    outputs: dict[int, str] = {}
+    routes: dict[int, str] = {}
+    rounded: tuple[str, ...] = ()
+
+
+UNTRACED = Traced()
+
+
+def traced(model: keras.Model, *args, **kwargs) -> Traced:
+    """Reads a trace of a model in inference; the model is not changed.
+
+    Args:
+      model: A built model, or one that the trace builds.
+      *args, **kwargs: What it is called with: tensors or `tf.TensorSpec`s.
+    """
+    returned: dict[Any, list] = {}
+    taken: list[tuple[Any, tf.Tensor]] = []
+
+    def note(layer, inputs, outputs):
+        for tensor in outputs:
+            returned.setdefault(tensor.ref(), []).append(layer)
+        if _takes_raw_values(layer) or isinstance(layer, _KINDS.Embedding):
+            taken.extend((layer, x) for x in inputs if x.dtype.is_floating)
+
+    graph = traces.trace(model, args, {**kwargs, "training": False}, note)
+    routes, rounded = _routes(model, graph, taken, returned)
+    return Traced(_outputs(graph, returned), routes, rounded)
+
+
+def _outputs(graph, returned):
+    """Returns {id of a layer: why}, from the outputs back to what computes them.
+
+    Parameter-free layers (activation, reshape, dropout) pass on what the layers
+    before them compute; both belong to the output.
+    """
+    found: dict[int, str] = {}
+    queue = [tensor for tensor in graph.outputs if tensor.dtype.is_floating]
+    visited = set()
+    while queue:
+        tensor = queue.pop()
+        layers = returned.get(tensor.ref(), [])
+        stops = [layer for layer in layers if _computes(layer)]
+        if tensor.ref() not in visited and not stops:
+            queue += tensor.op.inputs
+        visited.add(tensor.ref())
+        plain = [x for x in layers if x not in stops and not structure.children(x)]
+        found |= {id(layer): PASSES_OUTPUT for layer in plain}
+        found |= {id(x): OUTPUT for x in stops if _size(x) < LARGE_OUTPUT}
+    return found
+
+
+def _computes(layer):
+    """Whether a layer has weights of its own, or runs its inner layers as its own."""
+    if isinstance(layer, keras.Model):
+        return False
+    inner = structure.children(layer)
+    if any(follows(each, layer) for each in inner):
+        return not isinstance(layer, _ATTENTION)
+    return bool(structure.own_weights(layer))
+
+
+def _routes(model, graph, taken, returned):
+    """Returns {id: why} of what is between the inputs and layers of raw values."""
+    captured = {tensor.ref() for tensor in graph.internal_captures}
+    inputs = {tensor.ref() for tensor in graph.inputs} - captured
+    known: dict[Any, bool] = {}
+
+    def reaches(tensor):
+        if (key := tensor.ref()) not in known:
+            sources = [x for x in tensor.op.inputs if x.dtype.is_floating]
+            moved = tensor.op.type in _MOVES and [*map(reaches, sources)]
+            known[key] = key in inputs or (bool(moved) and any(moved))
+        return known[key]
+
+    taken = [each for each in taken if each[1].graph is graph]
+    exact = [layer for layer, tensor in taken if reaches(tensor)]
+    low = [each for each in taken if not reaches(each[1]) and _is_rounded(each[1])]
+    rounded = [layer.name for layer, _ in low if _takes_raw_values(layer)]
+    if not exact:
+        return {}, tuple(rounded)
+    why = f"hands on the values that {exact[0].name!r} takes, and must not round them"
+    between = {id(x) for key, on in known.items() if on for x in returned.get(key, ())}
+    between -= set(map(id, exact))
+    places = structure.walk(model)
+    queue = [p for p in places if id(p.layer) in between | set(map(id, exact))]
+    while queue:
+        for holder in queue.pop().holders:  # It casts what it takes, too.
+            if id(holder.layer) not in between:
+                between.add(id(holder.layer))
+                queue.append(holder)
+    layers = {id(place.layer): place.layer for place in places}
+    found = {key for key in between if not structure.is_functional(layers.get(key))}
+    return dict.fromkeys(found, why), tuple(rounded)
+
+
+def _is_rounded(tensor):
+    while tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.is_floating:
+        tensor = tensor.op.inputs[0]
+    return tensor.dtype in (tf.bfloat16, tf.float16)
