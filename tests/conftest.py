@@ -8,6 +8,8 @@ import sys
 # Before TensorFlow and Keras are imported, which read them once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["KERAS_BACKEND"] = "tensorflow"
+# TensorFlow's default only on CPUs with AVX-512; the graph rewrite needs it.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import helpers  # noqa: E402
 import hypothesis  # noqa: E402

@@ -78,6 +78,7 @@ def write_globals(saved: Globals) -> None:
     os.environ.update(saved.environ)
     for hooks in (bias_gradient, install, skipped_steps):
         hooks.HOOKS.remove()
+    bias_gradient.EMBEDDING_HOOKS.remove()
     promotion.HOOKS.remove()
     model_hooks.remove()
     for (base, name), function in saved.methods.items():

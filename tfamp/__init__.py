@@ -46,8 +46,7 @@ from tfamp.precision.conversion import ConversionError, set_precision
 from tfamp.precision.described import LayerPrecision, describe_layers
 from tfamp.precision.overrides import OverrideError
 from tfamp.precision.policy import policy_scope
-from tfamp.serving.export import export_float32
-from tfamp.serving.precision import export
+from tfamp.serving.export import export, export_float32
 
 __version__ = "0.2.0"
 

@@ -54,8 +54,10 @@ def check(report, found, phrase):
 # ---- What the rules find ----
 
 
-def end():
-    return L.Activation("linear", **WIDE)
+def end(sizes=0):
+    """Pools what has so many axes, and multiplies little, in float32."""
+    pools = (), (L.GlobalAveragePooling1D(),), (L.GlobalAveragePooling2D(),)
+    return [*pools[sizes], L.Dense(8, **WIDE)]
 
 
 def convolutions(*more):
@@ -63,7 +65,14 @@ def convolutions(*more):
 
 
 def images(order):
-    return lambda: [L.Conv2D(64, 3, data_format=order, name="conv"), end()]
+    conv = {"data_format": order}
+
+    def make():
+        yield L.Conv2D(64, 3, name="conv", **conv)
+        yield L.GlobalAveragePooling2D(**conv)
+        yield L.Dense(8, **WIDE)
+
+    return make
 
 
 def island():
@@ -73,7 +82,7 @@ def island():
 
 def between():
     wide = L.Activation("relu", name="wide", **WIDE)
-    return [L.Dense(1024), wide, L.Dense(1024, name="back"), end()]
+    return [L.Dense(1024), wide, L.Dense(1024, name="back"), *end()]
 
 
 def attention():
@@ -81,7 +90,8 @@ def attention():
         ids = keras.Input((64,), dtype="int32")
         x = L.Embedding(1000, 256)(ids)
         x = L.MultiHeadAttention(4, 15, name="attention")(x, x)
-        return keras.Model(ids, end()(x))
+        pool, head = end(1)
+        return keras.Model(ids, head(pool(x)))
 
 
 def cast_outputs(activation):
@@ -101,7 +111,7 @@ def compiled(mode, **keywords):
 ROW, IMAGE = (1024,), (32, 32, 8)
 # Shape, layers, and the mode they are made in.
 STACKS = {
-    "normal": (ROW, lambda: [L.Dense(1024), L.LayerNormalization(), end()]),
+    "normal": (ROW, lambda: [L.Dense(1024), L.LayerNormalization(), *end()]),
     "conv": (IMAGE, convolutions),
     "depthwise": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3, name="x"))),
     "separable": (IMAGE, lambda: convolutions(L.SeparableConv2D(9, 3, name="x"))),
@@ -110,13 +120,13 @@ STACKS = {
     "island": (ROW, island),
     "no island": (ROW, lambda: [L.Dense(4096, **WIDE)]),
     "between": (ROW, between),
-    "words": ((64, 256), lambda: [L.GRU(250, name="gru"), L.Dense(3003), end()]),
-    "photos": ((64, 64, 3), lambda: [L.Conv2D(60, 3), end()]),
+    "words": ((64, 256), lambda: [L.GRU(250, name="gru"), L.Dense(3003), *end()]),
+    "photos": ((64, 64, 3), lambda: [L.Conv2D(60, 3), *end(2)]),
     "first": ((16, 32, 32), images("channels_first")),
     "last": ((32, 32, 16), images("channels_last")),
     "16-bit weights": (ROW, lambda: [L.Dense(1024, dtype="bfloat16")], FP32),
-    "float64": (ROW, lambda: [L.Dense(1024), L.Dense(8, dtype="float64"), end()]),
-    "conv1d": ((512, 64), lambda: [L.Conv1D(64, 3, name="conv"), end()]),
+    "float64": (ROW, lambda: [L.Dense(1024), L.Dense(8, dtype="float64"), *end()]),
+    "conv1d": ((512, 64), lambda: [L.Conv1D(64, 3, name="conv"), *end(1)]),
 }
 MODELS = {
     **{name: lambda each=each: build(*each) for name, each in STACKS.items()},
@@ -140,6 +150,7 @@ MODELS = {
 }
 STOCK, XLA, REWRITE = {"stock": True}, {"jit_compile": True}, {"rewrite": "float16"}
 OFF = {"jit_compile": False}
+SOME = {**STOCK, "batch_size": 64}  # Rows: bfloat16 sums them.
 FOUND = [
     *((BF16, device, {}, "", "") for device in (CPU, "a100", "tpu")),
     (BF16, "v100", {}, "fast_unit", "tfamp.enable('mixed_float16')"),
@@ -168,10 +179,11 @@ FOUND = [
     *(("1004 in float32", device, {}, "fast_unit", "") for device in ("a100", "v100")),
     ("small", CPU, {"batch_size": 32}, "batch float32_islands", "1.2 MFLOP"),
     ("smaller", CPU, {"batch_size": 8192}, "float32_islands", "casts its logits"),
-    ("logits", CPU, {}, "outputs", "head (linear in bfloat16)"),
-    ("softmax", CPU, {}, "outputs", "softmax in bfloat16"),
+    ("logits", CPU, SOME, "outputs", "head (linear in bfloat16)"),
+    ("softmax", CPU, SOME, "outputs", "softmax in bfloat16"),
+    *((name, CPU, {}, "", "") for name in ("logits", "softmax")),  # As `enable` has it.
     ("float32 softmax", CPU, {}, "", ""),
-    ("cast softmax", CPU, {}, "outputs", "softmax"),
+    ("cast softmax", CPU, SOME, "outputs", "softmax"),
     ("cast logits", CPU, {}, "", ""),
     ("normal", CPU, XLA, "xla", "jit_compile=False"),
     ("normal", "a100", OFF, "xla", "jit_compile=True"),
@@ -223,7 +235,7 @@ def test_rules_find(name, device, keywords, found, phrase):
         (FP32, {}, "tf32"),
         (FP32, STOCK, "float32"),
         (FP32, REWRITE, "float16"),
-        (BF16, {}, "bfloat16"),
+        (BF16, STOCK, "bfloat16"),
     ],
 )
 def test_formats(mode, keywords, expected):
@@ -278,7 +290,7 @@ def test_subclassed_model():
     model(ids[:2])
     with pytest.raises(ValueError, match="Pass `inputs`"):
         tfamp.audit(model)
-    report = audit(model, "v100", inputs=ids)
+    report = audit(model, "v100", stock=True, inputs=ids)
     assert report.batch_size == 512
     assert report.multiplications == 512 * 64 * (2 * 64 * 64 + 64 * 3001)
     check(report, "alignment outputs", "reader/head (units 3001 -> 3008)")
@@ -417,7 +429,7 @@ def test_report_as_data_and_text():
     assert not report.simulated and report.batch_size == 32
     model = mlp(body=1001, dtype=None)
     model.compile("sgd", "mse", run_eagerly=True)
-    report = audit(model, "a100")
+    report = audit(model, "a100", stock=True)
     check(report, "eager alignment outputs", "")  # By share, accuracy at last.
     assert [x.share for x in report.findings] == [1.0, 1.0, None]
     content = json.loads(json.dumps(report.to_dict()))

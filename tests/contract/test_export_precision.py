@@ -1,6 +1,5 @@
 """Export in 16 bits, with 16-bit weights, and as LiteRT: verified beside float32."""
 
-import dataclasses
 import json
 import os
 import warnings
@@ -95,8 +94,8 @@ def test_weights_are_stored_once_and_half_of_them_is_half(target):
     assert half.weight_bytes == {"float16": 2 * kernels, "float32": 4 * 512}
     assert half.bytes / half.float32_bytes < 0.6
     assert 0 < half.weights_parity[0].relative < epsilon("float32")
-    data = json.loads(json.dumps(dataclasses.asdict(half)))
-    assert data["parity"][0][0] == "output_0"
+    data = json.loads(json.dumps(half.to_dict()))
+    assert data["parity"][0]["name"] == "output_0"
     for part in ("output_0", "of that, by 16-bit weights", "in float16", "in turn"):
         assert part in half.to_text()
 

@@ -343,7 +343,8 @@ def embeddings_of_one_replica_and_of_two():
         model.fit(ids, np.ones((4, 12)), batch_size=4, verbose=0)
         return keras.ops.convert_to_numpy(model.optimizer._velocities[0]).tolist()
 
-    tfamp.enable("mixed_bfloat16", fused_kernels=False)
+    asked = {"fused_kernels": False, "sum_embedding_gradients": True}
+    tfamp.enable("mixed_bfloat16", **asked)
     try:
         return [
             [velocity(strategy, clip) for clip in (None, 1e6)]

@@ -171,9 +171,9 @@ def test_learning_rate_follows_updates_and_not_batches(
 @pytest.fixture
 def summed_rows():
     """As every run of the trainer has them."""
-    bias_gradient.HOOKS.install()
+    bias_gradient.EMBEDDING_HOOKS.install()
     yield
-    bias_gradient.HOOKS.remove()
+    bias_gradient.EMBEDDING_HOOKS.remove()
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])

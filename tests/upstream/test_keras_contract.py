@@ -240,7 +240,7 @@ PATCHED = {
     "_all_reduce_sum_gradients": ["self", "grads_and_vars"],
 }
 GROUPS = (install.HOOKS, bias_gradient.HOOKS, skipped_steps.HOOKS)
-GROUPS = (*GROUPS, promotion.HOOKS)
+GROUPS = (*GROUPS, bias_gradient.EMBEDDING_HOOKS, promotion.HOOKS)
 PLACES = [place for group in GROUPS for place in group.places if place.find()]
 # Keras -> what it has no place for; docs/versions.md.
 LACKED = {"3.10": {"layer normalization"}}.get(keras.__version__[:4], set())

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from absl import flags, logging
 
+from tfamp import tables
 from tfamp.benchmark import cells, report, runner, statistics
-from tfamp.training import base_config, compare, run_files, verdict
+from tfamp.training import base_config, compare, run_files
 
 # Value of --job -> job of a benchmark.
 JOBS = {"train_benchmark": "train", "inference_benchmark": "inference"}
@@ -168,7 +169,7 @@ def run(
     """
     made = runner.run(_benchmark(config, settings), workdir, say)
     made.check(workdir)
-    table = verdict.table(published(made))
+    table = tables.of_dicts(published(made))
     text = f"{made.to_markdown()}\n## As NVIDIA publishes them\n\n{table}\n"
     run_files.write_text(pathlib.Path(workdir, "report.md"), text)
     return text

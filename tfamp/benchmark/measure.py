@@ -110,6 +110,7 @@ def _in_force(task, cell, seed) -> Iterator[Any]:
             stack.enter_context(control.enabled(mode, graph_rewrite=bool(rewrite)))
             # In float32, too: modes are compared.
             stack.enter_context(bias_gradient.HOOKS.installed())
+            stack.enter_context(bias_gradient.EMBEDDING_HOOKS.installed())
 
         def note():
             status = control.status()

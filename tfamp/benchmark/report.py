@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfamp import errors
+from tfamp import errors, tables
 from tfamp.benchmark import accuracy, cells, plots, rows, statistics
-from tfamp.training import run_files, verdict
+from tfamp.training import run_files
 
 SCHEMA_VERSION = 3
 _GIB = 2**30
@@ -102,9 +102,9 @@ class Report(NamedTuple):
         lines += [f"- **{task}**: {text}" for task, text in self.answers().items()]
         for task, table in self.tables().items():
             lines += ["", f"## {task}", "", self.tasks[task]["description"], ""]
-            lines.append(verdict.table(table))
+            lines.append(tables.of_dicts(table))
         if self.accuracy:
-            table = verdict.table(self.accuracy_table())
+            table = tables.of_dicts(self.accuracy_table())
             lines += ["", "## Time to accuracy", "", table]
         if self.failures():
             lines += ["", "## Failed", "", *(f"- {line}" for line in self.failures())]

@@ -12,7 +12,7 @@ from tfamp.facts import hardware, names
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure
 from tfamp.kernels import bias_gradient
-from tfamp.precision import policy
+from tfamp.precision import model_hooks, policy
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
 _UNKNOWN_SIZE = 128  # Of other dimensions that the model leaves open.
@@ -118,7 +118,8 @@ def audit(
     found = hardware.find_device(device)
     simulated = found not in hardware.read_devices()
     specs, size, notes = _specs(model, inputs, batch_size)
-    layers = layer_facts.collect(model, specs)
+    with model_hooks.as_enabled(model, specs):
+        layers = layer_facts.collect(model, specs)
     if uncounted := [layer.path for layer in layers if layer.is_uncounted]:
         names = errors.examples(uncounted)
         notes.append(f"What these multiply is not counted: {names}")
@@ -131,7 +132,7 @@ def audit(
         **_execution(model, found, simulated, jit_compile, rewrite),
         rewrite=rewrite,
         tensor_float_32=policy.read().tensor_float_32,
-        sums_biases=bias_gradient.installed(),
+        sums_biases=bool(bias_gradient.HOOKS.in_force()),
     )
     return AuditReport(
         model=model.name,

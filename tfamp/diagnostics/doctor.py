@@ -5,7 +5,7 @@ import os
 import platform
 from typing import Any, NamedTuple
 
-from tfamp import errors
+from tfamp import errors, tables
 from tfamp.facts import hardware
 from tfamp.facts import switches as kernel_switches
 from tfamp.graph_rewrite import switch as graph_rewrite
@@ -52,20 +52,11 @@ class MachineReport(NamedTuple):
         """Returns the report as Markdown tables that can be read as they are."""
         title = "Simulated device" if self.simulated else "This machine trains on"
         facts = [{"fact": name, "value": text} for name, text in self.facts.items()]
-        tables = (self.formats, self.choices, facts, self.switches)
-        parts = [f"# {title}: {self.device}", *map(_table, filter(None, tables))]
+        found = filter(None, (self.formats, self.choices, facts, self.switches))
+        parts = [f"# {title}: {self.device}", *map(tables.of_dicts, found)]
         return "\n\n".join(parts) + "\n"
 
     __str__ = to_markdown
-
-
-def _table(rows):
-    lines = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    widths[-1] = 3  # Long sentences.
-    lines.insert(1, tuple("-" * width for width in widths))
-    cells = (map(str.ljust, line, widths) for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def describe(device: str | hardware.DeviceDescription | None = None) -> MachineReport:

@@ -126,7 +126,9 @@ class Recorder:
           What its `made` are then.
         """
         arguments = keras.tree.flatten([call.arguments])
-        given = iter(values)
+        # Attention takes the mask off its arguments, which are copies of `sources`.
+        masked = floats([call.sources, *(each.outputs for each in call.children)])
+        given = map(with_mask_of, values, masked)
         replaced = [next(given) if _is_float(x) else x for x in arguments]
         args, kwargs = keras.tree.pack_sequence_as([call.arguments], replaced)[0]
         inner = []
@@ -231,7 +233,11 @@ def _is_float(x):
 def _own(x):
     if not _is_float(x):
         return x
-    own = tf.identity(x)
-    if (mask := getattr(x, "_keras_mask", None)) is not None:
-        own._keras_mask = mask
-    return own
+    return with_mask_of(tf.identity(x), x)
+
+
+def with_mask_of(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns the first tensor, with the mask of the other one, if it has one."""
+    if (mask := getattr(other, "_keras_mask", None)) is not None:
+        x._keras_mask = mask
+    return x

@@ -59,6 +59,20 @@ def check_built(model: Any, error: type[Exception] = ValueError) -> None:
         )
 
 
+def is_built(model: keras.Model) -> bool:
+    """Whether a model and its layers are built; Keras says so too soon.
+
+    `build` of a model that defines none marks the model alone as built.
+    """
+    called, flat = getattr(model, "_called", False), names.flatten_layers(model)
+    return model.built and (called or all(x.built for x in flat))
+
+
+def holds(model: keras.Model, layer: keras.layers.Layer) -> bool:
+    """Whether a layer is a model, or in it."""
+    return any(place.layer is layer for place in walk(model))
+
+
 def is_functional(layer: Any) -> bool:
     """Whether a layer is a model made of a graph, as `keras.Model(inputs, outputs)`."""
     return isinstance(layer, keras.Model) and hasattr(type(layer), "operations")

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -42,8 +43,24 @@ def trace(
                 if not layer.built:
                     object.__setattr__(layer, "build", _lifted(layer.build))
             forward = tf.function(lambda *a, **k: model(*a, **k), autograph=False)
-            graph = forward.get_concrete_function(*args, **kwargs).graph
+            _now.tracing += 1
+            try:
+                graph = forward.get_concrete_function(*args, **kwargs).graph
+            finally:
+                _now.tracing -= 1
     return graph
+
+
+class _Now(threading.local):
+    tracing = 0  # Traces around what this thread runs.
+
+
+_now = _Now()
+
+
+def is_tracing() -> bool:
+    """Whether this thread only looks at a model: its call is none of the user's."""
+    return _now.tracing > 0
 
 
 def _spec(x):
@@ -99,5 +116,6 @@ def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
             if layer.built and not was_built:  # What the trace built stays.
                 made = vars(layer).keys() - _REPLACED
                 attributes |= {name: vars(layer)[name] for name in made}
-            vars(layer).clear()
+            for name in vars(layer).keys() - attributes.keys():
+                del vars(layer)[name]
             vars(layer).update(attributes)

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,3 +76,16 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
         _forced.pop()
         if mine is not None:
             mine.remove()
+
+
+def is_being_made(model: keras.Model) -> bool:
+    """Whether the model's constructor, or Keras that loads it, compiles it.
+
+    What it will be a part of may not be there yet: it is checked when it trains.
+    """
+    for frame, _ in traceback.walk_stack(None):
+        arguments = frame.f_code.co_varnames
+        if frame.f_code.co_name in ("__init__", "compile_from_config") and arguments:
+            if frame.f_locals.get(arguments[0]) is model:
+                return True
+    return False

@@ -1,4 +1,4 @@
-"""Two gradients that TensorFlow and Keras get wrong, put right.
+"""Two gradients that TensorFlow and Keras compute another way than PyTorch.
 
 Biases: TensorFlow 2.21 sums the gradient of a bias (`BiasAddGrad`) in bfloat16 on a
 CPU: the sum of 4096 ones is 256. Keras adds every bias by `BiasAdd`, so that the bias
@@ -8,7 +8,8 @@ Embeddings: TensorFlow gives the gradient of an embedding as rows, one for each 
 an index in the batch. Keras 3.15 takes squares before it sums the rows of one index:
 the norm that it clips by is not the gradient's, and Adam's second moment is too small
 where rows agree, so that BERT's segment embeddings move up to sqrt(batch * length)
-times too far. That is so in every mode.
+times too far. That is so in every mode, and PyTorch's rule is another training: it
+comes on request.
 """
 
 import functools
@@ -17,8 +18,6 @@ import tensorflow as tf
 
 from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks
-
-BIASES, EMBEDDINGS = "biases", "embeddings"  # As `places.PLACES` calls them.
 
 
 def _with_exact_sums(original):
@@ -84,13 +83,7 @@ def _summed(gradient):
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-HOOKS = hooks.HookGroup(
-    lookup=_with_exact_sums,
-    apply=_with_summed_rows,
-    _all_reduce_sum_gradients=_with_summed_sums,
+HOOKS = hooks.HookGroup(lookup=_with_exact_sums)
+EMBEDDING_HOOKS = hooks.HookGroup(
+    apply=_with_summed_rows, _all_reduce_sum_gradients=_with_summed_sums
 )
-
-
-def installed() -> bool:
-    """Whether bias gradients are summed rightly in what is traced now."""
-    return BIASES in HOOKS.in_force()

@@ -19,6 +19,11 @@ from tfamp.kernels import fused
 _LOW = (tf.bfloat16, tf.float16)
 
 
+def is_on_cpu() -> bool:
+    """Whether this host has no GPU, on which no kernel is used."""
+    return not tf.config.get_visible_devices("GPU")
+
+
 def usable() -> bool:
     """Whether this host and strategy are ones that the kernels are for."""
     return graph_context.on_one_cpu([])

@@ -11,7 +11,7 @@ from tfamp.facts import formats, hardware, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, structure
 from tfamp.numerics import results, statistics
-from tfamp.precision import assigned, borders, conversion, described
+from tfamp.precision import assigned, conversion, described, promotion
 
 
 class _Pass(NamedTuple):
@@ -145,7 +145,7 @@ def _recorded(model, inputs, objective, scale, note, chosen):
         with recorder.installed():
             outputs = model(inputs, training=False)
             if objective:
-                value = objective(borders.widened(outputs)) * scale
+                value = objective(promotion.widened(outputs)) * scale
         with tape.stop_recording():
             own = list(filter(chosen, recorder.calls))
             sources = [(x.made, x.taken, x.weights) for x in own]

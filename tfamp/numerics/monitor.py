@@ -1,5 +1,6 @@
 """A Keras callback that shows, layer by layer, what training loses in 16 bits."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -11,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfamp import checks
+from tfamp import checks, tables
 from tfamp.facts import formats
 from tfamp.inspect import calls, structure
-from tfamp.numerics import report, statistics
-from tfamp.precision import assigned, borders
+from tfamp.numerics import statistics
+from tfamp.precision import assigned, model_hooks, promotion
 
 _KINDS = ("outputs", "weights", "gradients", "weight_gradients")
 
@@ -76,8 +77,8 @@ class NumericsMonitor(keras.callbacks.Callback):
             ) from error
         self.every, self.max_lost = every, max_lost
         self._folder = None if log_dir is None else pathlib.Path(log_dir)
-        self._step: Any = None
         self._layers: dict[int, tuple[str, str]] = {}
+        self._function: Any = None
         self.rows: tuple[statistics.LayerNumerics, ...] = ()
         self.recommended_loss_scale: float | None = None
         self.fits: bool | None = None
@@ -85,16 +86,44 @@ class NumericsMonitor(keras.callbacks.Callback):
     # ---- In `fit` ----
 
     def on_train_begin(self, logs=None):
-        """Puts the second pass into the training step, which is traced again."""
+        """Forgets what an earlier `fit` has shown."""
         self._largest, self._warned, self._seen = 0.0, False, 0
-        self._layers = {
-            id(layer): (path, layer.compute_dtype)
-            for layer, path, _ in structure.walk(self.model)
-            if layer.compute_dtype in formats.LOW and self._pattern.fullmatch(path)
-        }
-        if not self._layers:
+        self._layers, self._failed, self._watching = {}, False, False
+        self._plain = self._function = None
+
+    def on_train_end(self, logs=None):
+        """Says if there was nothing to watch."""
+        if not self._layers and not self._failed:
             logging.warning("NumericsMonitor: no layer of 16 bits is to be watched.")
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Has this step watched if it is due."""
+        # A model that has its precision by its first step is watched in the second.
+        is_due = self._seen % self.every == 0 or (self._seen == 1 and not self._layers)
+        self._seen += 1
+        if self._failed or not is_due or not (self._layers or self._find_layers()):
             return
+        variables = self.model.trainable_variables
+        self._before = {id(v): tf.identity(v.value) for v in variables}
+        self._watch_next_step()
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Reads what was found, writes it, and warns."""
+        if not self._watching or self._failed:
+            return
+        self._watching = False
+        self.rows = tuple(self._read())
+        self._recommend()
+        self._write()
+        self._warn()
+
+    def _find_layers(self):
+        places = structure.walk(self.model)
+        low = [x for x in places if x.layer.compute_dtype in formats.LOW]
+        low = [x for x in low if self._pattern.fullmatch(x.path)]
+        if not low or (self._seen == 1 and not model_hooks.has_its_plan(self.model)):
+            return False
+        self._layers = {id(x.layer): (x.path, x.layer.compute_dtype) for x in low}
         with self.model.distribute_strategy.scope():
             own = dict(
                 trainable=False,
@@ -105,58 +134,48 @@ class NumericsMonitor(keras.callbacks.Callback):
             self._counts = tf.Variable(tf.zeros(shape, tf.int64), **own)
             self._magnitudes = tf.Variable(tf.zeros([len(self._layers)]), **own)
             self._scale = tf.Variable(1.0, **own)
-            self._due = tf.Variable(False, trainable=False)
-        # Of an interrupted `fit`, another one's may be there still.
-        found = self.model.train_step
-        self._step = getattr(found, "unwatched", found)
-        self.model.train_step = self._watched(self._step)
-        self.model.make_train_function(force=True)
+        return True
 
-    def on_train_end(self, logs=None):
-        """Takes it out again."""
-        if self._step is not None:
-            del self.model.train_step
-            if self.model.train_step != self._step:  # One of a caller's own.
-                self.model.train_step = self._step
-            self._step = self.model.train_function = None
+    def _watch_next_step(self):
+        """Puts a training function with the second pass in place, for one call."""
+        model = self.model
+        if model.train_function is not self._plain:  # Another precision, say.
+            self._plain, self._function = model.train_function, None
 
-    def on_train_batch_begin(self, batch, logs=None):
-        """Asks for the second pass if this step is to be watched."""
-        if self._step is None:
-            return
-        self._watching = self._seen % self.every == 0
-        self._seen += 1
-        if self._watching:
-            self._due.assign(True)
-            variables = self.model.trainable_variables
-            self._before = {id(v): tf.identity(v.value) for v in variables}
+        def train_function(iterator):
+            held = vars(model).get("train_step")
+            model.train_step = self._watched(model.train_step)
+            model.train_function, self._watching = self._function, True
+            try:
+                model.make_train_function()
+                logs = model.train_function(iterator)
+                self._function = model.train_function
+                return logs
+            finally:
+                del model.train_step
+                if held is not None:
+                    model.train_step = held
+                model.train_function = self._plain
 
-    def on_train_batch_end(self, batch, logs=None):
-        """Reads what was found, writes it, and warns."""
-        if self._step is None or not self._watching:
-            return
-        self._due.assign(False)
-        self.rows = tuple(self._read())
-        self._recommend()
-        self._write()
-        self._warn()
-
-    # ---- In the step ----
+        model.train_function = train_function
 
     def _watched(self, step):
         def train_step(*args, **kwargs):
-            def measure():
-                self._measure(*args, **kwargs)
-                return tf.constant(0)
-
+            measure = self._measure
+            if tf.inside_function():  # A graph of its own, to leave out if it fails.
+                measure = tf.function(measure, autograph=False)
             try:
-                tf.cond(self._due, measure, lambda: tf.constant(0))
-            except Exception:  # Of the model's; Keras does not end such a `fit`.
-                self.on_train_end()
-                raise
+                measure(*args, **kwargs)
+            except Exception as error:  # Code of the user's may raise anything.
+                self._failed = True
+                logging.warning(
+                    "NumericsMonitor cannot compute the loss of model %r a second "
+                    "time, by `model(x)` and `compute_loss`; training goes on without "
+                    "it. Received: %s: %s",
+                    *(self.model.name, type(error).__name__, str(error)[:300]),
+                )
             return step(*args, **kwargs)
 
-        train_step.unwatched = step
         return train_step
 
     def _measure(self, data):
@@ -164,10 +183,10 @@ class NumericsMonitor(keras.callbacks.Callback):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         scale = getattr(model.optimizer, "dynamic_scale", None)
         scale = tf.constant(1.0) if scale is None else tf.convert_to_tensor(scale)
-        with assigned.float32(model), tf.GradientTape() as tape:
+        with _unsynchronized(model), assigned.float32(model), tf.GradientTape() as tape:
             recorder = calls.Recorder(model, tape)
             with recorder.installed(collect_losses=True):
-                outputs = borders.widened(model(x, training=True))
+                outputs = promotion.widened(model(x, training=True))
                 loss = model.compute_loss(x, y, outputs, weight, training=True)
         seen = [call for call in recorder.calls if id(call.owner) in self._layers]
         seen = [call for call in seen if not call.only_chains]
@@ -246,7 +265,7 @@ class NumericsMonitor(keras.callbacks.Callback):
             "step": step,
             "loss_scale": float(self._scale.numpy()),
             "recommended_loss_scale": self.recommended_loss_scale,
-            "layers": report.plain(self.rows),
+            "layers": tables.plain(self.rows),
         }
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "numerics.jsonl").open("a") as file:
@@ -290,6 +309,20 @@ class NumericsMonitor(keras.callbacks.Callback):
             f"or NaN. {advice}",
             stacklevel=2,
         )
+
+
+@contextlib.contextmanager
+def _unsynchronized(model):
+    """Has normalizations look at one replica: replicas cannot meet in a second pass."""
+    layers = [place.layer for place in structure.walk(model)]
+    found = [x for x in layers if getattr(x, "synchronized", False)]
+    try:
+        for layer in found:
+            layer.synchronized = False
+        yield
+    finally:
+        for layer in found:
+            layer.synchronized = True
 
 
 def _lost(values, low):

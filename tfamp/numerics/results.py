@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from tfamp.numerics import report, statistics
+from tfamp import tables
+from tfamp.numerics import statistics
 from tfamp.precision import described
 
 # A call diverges that makes an error above the second out of one below the first.
@@ -92,17 +93,17 @@ class PrecisionComparison(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON; an infinite error is "inf"."""
-        return {"schema_version": 1} | report.plain(self)
+        return {"schema_version": 1} | tables.plain(self)
 
     def to_text(self) -> str:
         """Returns the table, and what it says, for a terminal."""
-        return "\n".join([*self._lines(), "", report.text_table(*self._table())])
+        return "\n".join([*self._lines(), "", tables.table(*self._table())])
 
     def to_markdown(self) -> str:
         """Returns the same in Markdown."""
         title = f"# {self.model}: {self.mode} beside float32"
         lines = "\n".join(f"- {line}" for line in self._lines())
-        return f"{title}\n\n{lines}\n\n{report.markdown_table(*self._table())}"
+        return f"{title}\n\n{lines}\n\n{tables.table(*self._table(), markdown=True)}\n"
 
     def figure(self) -> Any:
         """Returns a matplotlib figure: both errors of each call, on a log scale."""
@@ -145,16 +146,16 @@ class PrecisionComparison(NamedTuple):
         rows = []
         for row in self.rows:
             errors = [row.input_error, row.accumulated_error, row.local_error]
-            cells = [row.name, row.format, *map(report.number, errors)]
+            cells = [row.name, row.format, *map(tables.number, errors)]
             found = row.outputs
             lost = [found.overflow, found.underflow, found.subnormal]
-            cells += [report.share(count, found.values) for count in lost]
+            cells += [tables.share(count, found.values) for count in lost]
             if gradients:
                 errors = [row.gradient_error, row.local_gradient_error]
                 found = row.gradients
-                cells += map(report.number, errors)
+                cells += map(tables.number, errors)
                 lost = [found.overflow, found.underflow]
-                cells += [report.share(count, found.values) for count in lost]
+                cells += [tables.share(count, found.values) for count in lost]
             rows.append(cells)
         return header, rows
 
@@ -233,21 +234,21 @@ class PrecisionSearch(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        return {"schema_version": 1} | report.plain(self)
+        return {"schema_version": 1} | tables.plain(self)
 
     def to_text(self) -> str:
         """Returns the verdict, the choices and the layers, for a terminal."""
         parts = [*self._lines()]
         for header, rows in self._tables():
-            parts += ["", report.text_table(header, rows)]
+            parts += ["", tables.table(header, rows)]
         return "\n".join(parts)
 
     def to_markdown(self) -> str:
         """Returns the same in Markdown."""
         title = f"# {self.model}: layers that must stay in float32 in {self.mode}"
         lines = "\n".join(f"- {line}" for line in self._lines())
-        tables = [report.markdown_table(*table) for table in self._tables()]
-        return "\n\n".join([title, lines, *tables])
+        found = [tables.table(*each, markdown=True) for each in self._tables()]
+        return "\n\n".join([title, lines, *found, ""])
 
     def figure(self) -> Any:
         """Returns a matplotlib figure: error against time of each choice."""
@@ -265,7 +266,7 @@ class PrecisionSearch(NamedTuple):
         yield f"{self.model}: in {self.mode} {what}"
         verdict = "within" if self.passed else "above"
         yield (
-            f"on held-out batches the error is {report.number(self.held_out.error)}, "
+            f"on held-out batches the error is {tables.number(self.held_out.error)}, "
             f"{verdict} the tolerance of {self.tolerance:g}"
         )
         if not self.complete:
@@ -288,4 +289,4 @@ class PrecisionSearch(NamedTuple):
 def _cells(found):
     time_ratio = "-" if found.time is None else f"{found.time:.2f}"
     errors = found.output_error, found.gradient_error
-    return [*map(report.number, errors), time_ratio]
+    return [*map(tables.number, errors), time_ratio]

@@ -15,7 +15,7 @@ from tfamp.facts import formats, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, structure
 from tfamp.numerics import compare, results, statistics
-from tfamp.precision import assigned, borders, conversion, plan, policy, settings
+from tfamp.precision import assigned, conversion, plan, policy, promotion, settings
 from tfamp.precision import overrides as overriding
 
 _FEWEST, _MOST = 4, 16  # Batches that are looked at.
@@ -239,7 +239,7 @@ class _Search:
 
         def step(inputs, targets):
             with keras.StatelessScope(), tf.GradientTape() as tape:
-                outputs = borders.widened(model(inputs, training=False))
+                outputs = promotion.widened(model(inputs, training=False))
                 if scale is not None:
                     objective = compare.objective_of(model, inputs, targets, self._loss)
                     value = objective(outputs) * scale

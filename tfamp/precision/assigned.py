@@ -64,6 +64,22 @@ def in_force() -> bool:
     return bool(_scopes)
 
 
+def keep(model: keras.Model, planned: plan.Plan, forget: bool = True) -> None:
+    """Applies a plan, of a model or of one around it, to the model for good.
+
+    Args:
+      model: The model.
+      planned: The plan.
+      forget: Whether the model forgets what it has traced, if anything changes.
+    """
+    layers = {id(place.layer): place.layer for place in structure.walk(model)}
+    rows = {key: row for key, row in planned.rows.items() if key in layers}
+    with EXCLUSIVE:
+        changes = any(layers[key].dtype_policy.name != rows[key][0] for key in rows)
+        changes |= any(v.dtype in formats.LOW for v in model.variables)
+        assign(model, rows, forget and changes)
+
+
 def float32(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Scopes float32 in all layers of a model: its twin, without a copy."""
     return assigned(model, plan.Plan(model, modes.get_mode("float32")))

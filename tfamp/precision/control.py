@@ -45,6 +45,7 @@ def enable(
     graph_rewrite: bool | Mapping[str, Any] | None = None,
     fused_kernels: bool = True,
     float32_outputs: bool = True,
+    sum_embedding_gradients: bool = False,
     on_unsupported: Literal["raise", "warn"] = "raise",
 ) -> Status:
     """Sets the precision of models built from now on, and says why.
@@ -53,25 +54,29 @@ def enable(
     `model.compile("adam", ...)` gets loss scaling wherever a float16 layer trains, in
     an unchanged script; a `LossScaleOptimizer` that the user passes is never wrapped
     again, and a model that trains float16 layers without one gets a warning that names
-    them. A model built before, or loaded, keeps its precision (a warning says so when
-    it is compiled). Layers of raw values are made in float32, and layers that are
-    slower in 16 bits here get it (`status().float32_layers`). Where layers compute in
-    16 bits, bias gradients in bfloat16 are summed rightly, which TensorFlow does not do
-    on a CPU, and the rows of an embedding's gradient before optimizers square them,
-    which Keras does not do. Calling it again changes the mode; `disable` restores what
-    stood before the first call. Keras' policy belongs to a thread: enable and disable
-    in the thread that builds the models.
+    them. Nothing but formats changes: optimizers and losses are Keras' in every mode.
+
+    A model's layers get their precision when it is compiled or first called, from one
+    plan, the same as `set_precision` has: outputs, softmax, raw values and a few others
+    stay in float32 (`status().float32_layers`, `describe_layers`). Where float32 and 16
+    bits meet in an operation of TensorFlow, it is computed in float32. What a model
+    returns to code that calls it is float32. A model built before, or loaded, keeps its
+    precision (a warning says so when it is compiled).
+
+    Where layers compute in 16 bits, bias gradients in bfloat16 are summed rightly,
+    which TensorFlow does not do on a CPU. Calling it again changes the mode; `disable`
+    restores what stood before the first call. Keras' policy belongs to a thread: enable
+    and disable in the thread that builds the models.
 
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
         "tf32", "mixed_bfloat16", "mixed_float16".
       overrides: Modes of single layers: a dict from a regular expression that
         matches a layer's whole path ("head" in a functional model, "model/head" in a
-        subclassed or sequential one) to a mode. A model's layers get them when it is
-        compiled, or first trained if it is built later, whatever `dtype` they were made
-        with; a pattern that matches no layer of it, nor of one compiled before, raises
-        `OverrideError` there. Models built before, and those of `set_precision`, are
-        not asked. In a training loop without `compile`, call `set_precision`.
+        subclassed or sequential one) to a mode. They win over a layer's own `dtype`. A
+        pattern that matches no layer of a model that is compiled, nor of one compiled
+        before, raises `OverrideError` there, or when it is first trained if it is built
+        by that. Models built before, and those of `set_precision`, are not asked.
       loss_scale: Keywords of `LossScaleOptimizer` as a dict, or False for no loss
         scaling at all. None: the defaults.
       graph_rewrite: True: Keras' policy stays float32, and Grappler rewrites graphs to
@@ -85,9 +90,12 @@ def enable(
         asked for, but other elements than Keras would with the same seed. The modes
         float32 and tf32 have Keras' own, and so have exported models that call no
         layer with `training=True`.
-      float32_outputs: Whether a model's own outputs of 16 bits reach losses, metrics
-        and `predict` as float32: class ids compared with them are not rounded. A call
-        of the model keeps Keras' dtype, and inner models' outputs theirs.
+      float32_outputs: Whether a model that is called by the user's code, `fit` or
+        `predict` returns outputs of 16 bits as float32: class ids compared with them
+        are not rounded. Models inside of models and layers keep their format.
+      sum_embedding_gradients: Whether the rows of one index in an embedding's gradient
+        are summed before an optimizer squares them, as in PyTorch, in any mode. Keras
+        squares them apart.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
 
     Returns:
@@ -109,6 +117,7 @@ def enable(
         graph_rewrite,
         fused_kernels,
         float32_outputs,
+        sum_embedding_gradients,
         on_unsupported,
     )
     return _start(asked)
@@ -204,9 +213,12 @@ def _refresh_hooks() -> None:
         model_hooks.install(model_hooks.Asked())
     else:
         model_hooks.remove()
-    fused = mixed and asked.fused_kernels
+    # On a GPU none is used.
+    fused = mixed and asked.fused_kernels and install.is_on_cpu()
+    summed = asked is not None and asked.sum_embedding_gradients
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrites),
+        (bias_gradient.EMBEDDING_HOOKS, summed),
         (install.HOOKS, fused),
         (promotion.HOOKS, mixed),
         (skipped_steps.HOOKS, mixed and asked.scaling is not False),

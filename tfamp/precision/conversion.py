@@ -8,8 +8,8 @@ from absl import logging
 
 from tfamp import errors
 from tfamp.facts import formats, modes
-from tfamp.inspect import model_inputs, structure
-from tfamp.precision import described, model_hooks, plan, rules
+from tfamp.inspect import structure
+from tfamp.precision import assigned, described, model_hooks, plan, rules
 from tfamp.precision import overrides as overriding
 
 
@@ -71,7 +71,8 @@ def set_precision(
     planned = plan_of(model, chosen, parsed)
     planned.check(planned.matched)
     trains = getattr(model, "train_function", None) is not None
-    if lost := model_hooks.assigned_for_good(model, planned):
+    assigned.keep(model, planned)
+    if lost := described.unsaved(planned):
         logging.warning("%s", lost)
     model_hooks.SET.add(model)
     model_hooks.SETTLED.add(model)
@@ -106,9 +107,7 @@ def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Tr
     if mode.policy == "float32":
         return rules.UNTRACED
     try:
-        given = model_inputs.specs(model) if inputs is None else inputs
-        with model_inputs.explained(model, "cannot be traced"):
-            return rules.traced(model, given)
+        return rules.traced_by(model, inputs)
     except errors.ExportError as error:
         logging.warning(
             "The layers that compute the outputs are not known, so they do not stay "

@@ -12,8 +12,6 @@
 """
 
 import contextlib
-import threading
-import traceback
 import warnings
 import weakref
 from typing import Any, Literal, NamedTuple
@@ -26,10 +24,10 @@ from tfamp import errors
 from tfamp.facts import formats, modes, names
 from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.inspect import model_inputs, structure
+from tfamp.inspect import structure, traces
 from tfamp.keras_patches import compiling, hooks, places
 from tfamp.loss_scaling import optimizer, rule
-from tfamp.precision import assigned, borders, described, plan, rules
+from tfamp.precision import assigned, described, plan, promotion, rules
 from tfamp.precision import overrides as overriding
 
 _rules: "_Rules | None" = None
@@ -44,10 +42,8 @@ class Asked(NamedTuple):
 
     Attributes:
       mode: The mode of layers that are built now; None if it is not tfamp's.
-      scaling: Settings of the loss scale, or False for no loss scaling.
-      overrides: The modes of single layers.
+      scaling, overrides, float32_outputs: As of `settings.Settings`.
       is_mixed: Whether any layer computes in 16 bits.
-      float32_outputs: Whether a model returns float32 to the user's code.
     """
 
     mode: modes.Mode | None = None
@@ -84,9 +80,22 @@ def remove() -> None:
     first_step.forget()
 
 
-def has_overridden() -> bool:
-    """Whether a model's layers got modes of their own since `install`."""
-    return _rules is not None and bool(_rules.matched)
+def has_its_plan(model: keras.Model) -> bool:
+    """Whether nothing that `enable` asks of a model is still to come."""
+    return _rules is None or model in SETTLED
+
+
+def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextManager:
+    """Scopes what `enable` gives a model when it is called, if it was not yet.
+
+    Args:
+      model: A built model.
+      inputs: Tensors or `tf.TensorSpec`s, structured as the model takes them.
+    """
+    if _rules is None or has_its_plan(model) or not _rules.plans(model):
+        return contextlib.nullcontext()
+    planned = _rules.planned(model, rules.traced_by(model, inputs))
+    return assigned.assigned(model, planned)
 
 
 def scaled(model: keras.Model) -> keras.optimizers.Optimizer:
@@ -118,7 +127,7 @@ class _Rules:
         # What the patterns match in a model that is not built is not known yet.
         scaling, asked = self.asked.scaling, self.asked.overrides
         low = any(each.mode.policy == "mixed_float16" for each in asked)
-        late = low and not _is_built(model)
+        late = low and not structure.is_built(model)
         if scaling is False or not (late or optimizer.needs_loss_scale(model)):
             return given
         return optimizer.wrap_optimizer(given, config=scaling)
@@ -139,7 +148,7 @@ class _Rules:
     def make_train_function(self, original):
         def make_train_function(model, *args, **kwargs):
             is_new = model.train_function is None
-            builds = is_new and not _is_built(model)
+            builds = is_new and not structure.is_built(model)
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
@@ -182,16 +191,28 @@ class _Rules:
 
     # ---- The plan of a model ----
 
+    def plans(self, model):
+        """Whether layers of a model may get another format than the mode's."""
+        return self.asked.is_mixed and not described.is_of_another(model, self._policy)
+
+    def planned(self, root, traced=None):
+        """Returns the plan of a model, or of one around it."""
+        given = self.asked.mode, self.asked.overrides, traced or rules.UNTRACED
+        stays = lambda layer: layer.dtype_policy.name != self._policy  # noqa: E731
+        return plan.Plan(root, *given, stays=stays)
+
     def _plan(self, model):
         """Gives a compiled model's layers their plan; says if it is older."""
         if self._policy is None or model in SET:
             return
-        is_built, is_being_made = _is_built(model), _is_being_made(model)
+        is_built = structure.is_built(model)
+        is_being_made = compiling.is_being_made(model)
         others = [model] if described.is_of_another(model, self._policy) else []
         if not others:
             traced = None
-            if is_built and model not in SETTLED and self.asked.is_mixed:
-                traced = _traced_by_specs(model)
+            if is_built and self.asked.is_mixed and model not in SETTLED:
+                with contextlib.suppress(errors.ExportError):  # Its first call will.
+                    traced = rules.traced_by(model)
             self._assign(model, model, traced, check=is_built and not is_being_made)
             if traced or not self.asked.is_mixed:
                 SETTLED.add(model)
@@ -202,16 +223,14 @@ class _Rules:
 
     def _assign(self, root, model, traced, check, forget=True):
         """Gives the layers of a model what the plan of one around it says."""
-        planned = plan.Plan(
-            *(root, self.asked.mode, self.asked.overrides, traced or rules.UNTRACED),
-            stays=lambda layer: layer.dtype_policy.name != self._policy,
-        )
+        planned = self.planned(root, traced)
         self.matched |= planned.matched
         if check:
             planned.check(self.matched)
-        lost = assigned_for_good(model, planned, forget)
+        assigned.keep(model, planned, forget)
         asks = any("asked for" in reason for _, reason in planned.rows.values())
-        if lost and asks and "unsaved" not in self._said:
+        lost = described.unsaved(planned) if asks else ""
+        if lost and "unsaved" not in self._said:
             self._said.add("unsaved")
             logging.warning("%s", lost)
         for name in traced.rounded if traced else ():
@@ -231,11 +250,12 @@ class _Rules:
 
     def call(self, original):
         def __call__(layer, *args, **kwargs):
+            if traces.is_tracing():
+                return original(layer, *args, **kwargs)
             if layer not in self._met:
                 self._meet(layer)
-            # Not while a plan is made, by which ids come in unrounded.
-            if isinstance(layer, keras.layers.Embedding) and not _SETTLING.models:
-                borders.check_ids(layer, *args)
+            if isinstance(layer, keras.layers.Embedding):
+                rules.check_ids(layer, *args)
             if not isinstance(layer, keras.Model) or self._is_inside(args, kwargs):
                 return original(layer, *args, **kwargs)
             settles = self._settle(layer, args, kwargs)
@@ -245,7 +265,7 @@ class _Rules:
                 if settles:
                     SETTLED.discard(layer)
                 raise
-            return borders.widened(outputs) if self.asked.float32_outputs else outputs
+            return promotion.widened(outputs) if self.asked.float32_outputs else outputs
 
         return __call__
 
@@ -279,13 +299,9 @@ class _Rules:
         if not assigned.EXCLUSIVE.acquire(blocking=waits):
             return False
         try:
-            if model in SETTLED or assigned.in_force() or model in _SETTLING.models:
+            if model in SETTLED or assigned.in_force():
                 return False
-            _SETTLING.models.append(model)
-            try:
-                self._settle_now(model, args, kwargs)
-            finally:
-                _SETTLING.models.pop()
+            self._settle_now(model, args, kwargs)
             SETTLED.add(model)
             return True
         finally:
@@ -294,8 +310,8 @@ class _Rules:
     def _settle_now(self, model, args, kwargs):
         if described.is_of_another(model, self._policy):
             return
-        around = [each for each in self._compiled if _holds(each, model)]
-        root = next(iter(around), model)
+        around = (x for x in self._compiled if structure.holds(x, model))
+        root = next(around, model)
         self._assign(root, model, None, check=False, forget=False)
         try:
             traced = rules.traced(model, *args, **kwargs)
@@ -312,69 +328,3 @@ class _Rules:
         if text not in self._said:
             self._said.add(text)
             warnings.warn(text, stacklevel=6)
-
-
-class _Settling(threading.local):
-    """The models that this thread traces to plan them."""
-
-    def __init__(self):
-        self.models: list[Any] = []
-
-
-_SETTLING = _Settling()
-
-
-def assigned_for_good(
-    model: keras.Model, planned: plan.Plan, forget: bool = True
-) -> str:
-    """Assigns what is planned for a model, or for one around it.
-
-    Returns:
-      What to say of layers whose policy a file of the model would not hold.
-    """
-    layers = {id(place.layer): place.layer for place in structure.walk(model)}
-    rows = {key: row for key, row in planned.rows.items() if key in layers}
-    with assigned.EXCLUSIVE:
-        changed = any(layers[k].dtype_policy.name != rows[k][0] for k in rows)
-        low = any(v.dtype in formats.LOW for v in model.variables)
-        if changed or low:
-            assigned.assign(model, rows, forget)
-        else:
-            assigned.REASONS.update({layers[k]: why for k, (_, why) in rows.items()})
-    return described.unsaved(planned)
-
-
-def _traced_by_specs(model):
-    """Returns what a trace tells of a model whose inputs are known, else None."""
-    try:
-        specs = model_inputs.specs(model)
-        with model_inputs.explained(model, "cannot be traced"):
-            return rules.traced(model, specs)
-    except errors.ExportError:
-        return None
-
-
-def _holds(model, inner):
-    return any(place.layer is inner for place in structure.walk(model))
-
-
-def _is_built(model):
-    """Whether a model and its layers are built; Keras says so too soon.
-
-    `build` of a model that defines none marks the model alone as built.
-    """
-    called, flat = getattr(model, "_called", False), names.flatten_layers(model)
-    return model.built and (called or all(x.built for x in flat))
-
-
-def _is_being_made(model):
-    """Whether the model's constructor, or Keras that loads it, compiles it.
-
-    What it will be a part of may not be there yet: it is checked when it trains.
-    """
-    for frame, _ in traceback.walk_stack(None):
-        names = frame.f_code.co_varnames
-        if frame.f_code.co_name in ("__init__", "compile_from_config") and names:
-            if frame.f_locals.get(names[0]) is model:
-                return True
-    return False

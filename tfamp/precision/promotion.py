@@ -31,12 +31,14 @@ import re
 import sys
 import threading
 import traceback
+from typing import Any
 
 import keras
 import tensorflow as tf
 from absl import logging
 
 from tfamp.facts import formats, names
+from tfamp.inspect import calls
 from tfamp.keras_patches import hooks
 
 _NOT_SUPPORTED = tf.__internal__.dispatch.OpDispatcher.NOT_SUPPORTED
@@ -84,6 +86,22 @@ def _wide(value):
     if type(value) in (list, tuple):
         return type(value)(map(_wide, value))
     return tf.cast(value, "float32") if _format(value) in formats.LOW else value
+
+
+def widened(outputs: Any) -> Any:
+    """Returns a model's outputs with those of 16 bits in float32; others as they are.
+
+    Args:
+      outputs: Tensors in any structure, or None.
+    """
+    return keras.tree.map_structure(_as_float32, outputs)
+
+
+def _as_float32(value):
+    if not isinstance(value, tf.Tensor) or value.dtype.name not in formats.LOW:
+        return value
+    # Losses and metrics leave out what a mask hides.
+    return calls.with_mask_of(tf.cast(value, "float32"), value)
 
 
 # ---- Graphs, and eager functions that complain in Python ----

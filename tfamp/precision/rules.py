@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp.facts import hardware
-from tfamp.inspect import structure, traces
+from tfamp.facts import formats, hardware
+from tfamp.inspect import flow, model_inputs, structure
 
 OUTPUT = "computes an output of the model, which stays in float32"
 PASSES_OUTPUT = "passes on an output of the model, which stays in float32"
@@ -219,12 +219,6 @@ def _size(layer):
 # ---- By the place in a trace ----
 
 _ATTENTION = _KINDS.MultiHeadAttention | _KINDS.GroupQueryAttention
-# Operations that move numbers, and compute none.
-_MOVES = frozenset(
-    "Cast ConcatV2 ExpandDims GatherV2 GatherNd Identity IdentityN Pack Reshape "
-    "ReverseV2 SelectV2 Slice Split SplitV Squeeze StridedSlice Tile Transpose "
-    "Unpack".split()
-)
 
 
 def follows(layer: keras.layers.Layer, holder: keras.layers.Layer) -> bool:
@@ -265,40 +259,35 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
       model: A built model, or one that the trace builds.
       *args, **kwargs: What it is called with: tensors or `tf.TensorSpec`s.
     """
-    returned: dict[Any, list] = {}
-    taken: list[tuple[Any, tf.Tensor]] = []
-
-    def note(layer, inputs, outputs):
-        for tensor in outputs:
-            returned.setdefault(tensor.ref(), []).append(layer)
-        if _takes_raw_values(layer) or isinstance(layer, _KINDS.Embedding):
-            taken.extend((layer, x) for x in inputs if x.dtype.is_floating)
-
-    graph = traces.trace(model, args, {**kwargs, "training": False}, note)
-    routes, rounded = _routes(model, graph, taken, returned)
-    return Traced(_outputs(graph, returned), routes, rounded)
+    kwargs["training"] = False
+    found = flow.read(model, args, kwargs, _computes, _takes_exact_values)
+    outputs = {id(layer): PASSES_OUTPUT for layer in found.passing}
+    small = [layer for layer in found.computing if _size(layer) < LARGE_OUTPUT]
+    outputs |= {id(layer): OUTPUT for layer in small}
+    exact = found.exact[0].name if found.exact else ""
+    why = f"hands on the values that {exact!r} takes, and must not round them"
+    routes = {id(layer): why for layer in found.between}
+    rounded = [layer.name for layer in found.rounded if _takes_raw_values(layer)]
+    return Traced(outputs, routes, tuple(rounded))
 
 
-def _outputs(graph, returned):
-    """Returns {id of a layer: why}, from the outputs back to what computes them.
+def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
+    """Returns `traced` of a model by a batch, or by what it records of its inputs.
 
-    Parameter-free layers (activation, reshape, dropout) pass on what the layers
-    before them compute; both belong to the output.
+    Args:
+      model: A built model.
+      inputs: Tensors or `tf.TensorSpec`s, structured as the model takes them.
+
+    Raises:
+      ExportError: If the inputs are not known, or the model cannot be traced.
     """
-    found: dict[int, str] = {}
-    queue = [tensor for tensor in graph.outputs if tensor.dtype.is_floating]
-    visited = set()
-    while queue:
-        tensor = queue.pop()
-        layers = returned.get(tensor.ref(), [])
-        stops = [layer for layer in layers if _computes(layer)]
-        if tensor.ref() not in visited and not stops:
-            queue += tensor.op.inputs
-        visited.add(tensor.ref())
-        plain = [x for x in layers if x not in stops and not structure.children(x)]
-        found |= {id(layer): PASSES_OUTPUT for layer in plain}
-        found |= {id(x): OUTPUT for x in stops if _size(x) < LARGE_OUTPUT}
-    return found
+    given = model_inputs.specs(model) if inputs is None else inputs
+    with model_inputs.explained(model, "cannot be traced"):
+        return traced(model, given)
+
+
+def _takes_exact_values(layer):
+    return _takes_raw_values(layer) or isinstance(layer, _KINDS.Embedding)
 
 
 def _computes(layer):
@@ -311,41 +300,16 @@ def _computes(layer):
     return bool(structure.own_weights(layer))
 
 
-def _routes(model, graph, taken, returned):
-    """Returns {id: why} of what is between the inputs and layers of raw values."""
-    captured = {tensor.ref() for tensor in graph.internal_captures}
-    inputs = {tensor.ref() for tensor in graph.inputs} - captured
-    known: dict[Any, bool] = {}
-
-    def reaches(tensor):
-        if (key := tensor.ref()) not in known:
-            sources = [x for x in tensor.op.inputs if x.dtype.is_floating]
-            moved = tensor.op.type in _MOVES and [*map(reaches, sources)]
-            known[key] = key in inputs or (bool(moved) and any(moved))
-        return known[key]
-
-    taken = [each for each in taken if each[1].graph is graph]
-    exact = [layer for layer, tensor in taken if reaches(tensor)]
-    low = [each for each in taken if not reaches(each[1]) and _is_rounded(each[1])]
-    rounded = [layer.name for layer, _ in low if _takes_raw_values(layer)]
-    if not exact:
-        return {}, tuple(rounded)
-    why = f"hands on the values that {exact[0].name!r} takes, and must not round them"
-    between = {id(x) for key, on in known.items() if on for x in returned.get(key, ())}
-    between -= set(map(id, exact))
-    places = structure.walk(model)
-    queue = [p for p in places if id(p.layer) in between | set(map(id, exact))]
-    while queue:
-        for holder in queue.pop().holders:  # It casts what it takes, too.
-            if id(holder.layer) not in between:
-                between.add(id(holder.layer))
-                queue.append(holder)
-    layers = {id(place.layer): place.layer for place in places}
-    found = {key for key in between if not structure.is_functional(layers.get(key))}
-    return dict.fromkeys(found, why), tuple(rounded)
-
-
-def _is_rounded(tensor):
-    while tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.is_floating:
-        tensor = tensor.op.inputs[0]
-    return tensor.dtype in (tf.bfloat16, tf.float16)
+def check_ids(layer: keras.layers.Embedding, ids: Any = None, *_: Any) -> None:
+    """Raises ValueError for ids in a 16-bit format that rounds some of the layer's."""
+    dtype = getattr(getattr(ids, "dtype", None), "name", "")
+    if isinstance(ids, tf.Tensor) and dtype in formats.LOW:
+        # All integers up to two to the power of the bits of the significand.
+        exact = 2 / formats.float_format(dtype).epsilon
+        if layer.input_dim - 1 > exact:
+            raise ValueError(
+                f"Ids of {dtype} are rounded above {exact:.0f}. Received: {dtype} "
+                f"ids for layer {layer.path!r} of {layer.input_dim} rows. Pass "
+                "integers, or keep the model or layer that they come through in "
+                "float32."
+            )

@@ -29,7 +29,8 @@ class Settings(NamedTuple):
       scaling: Settings of the loss scale, or False for none.
       rewrite: What is asked of the graph rewrite, or None.
       fused_kernels: Whether fused kernels are wanted where layers have 16 bits.
-      float32_outputs: Whether outputs of 16 bits are cast for losses and metrics.
+      float32_outputs: Whether a model returns outputs of 16 bits as float32.
+      sum_embedding_gradients: Whether rows of one index are summed first.
     """
 
     requested: str
@@ -40,6 +41,7 @@ class Settings(NamedTuple):
     rewrite: switch.RewriteConfig | None
     fused_kernels: bool
     float32_outputs: bool
+    sum_embedding_gradients: bool
 
     @property
     def is_mixed(self) -> bool:
@@ -56,6 +58,7 @@ def parse(
     graph_rewrite: bool | Mapping[str, Any] | None = None,
     fused_kernels: bool = True,
     float32_outputs: bool = True,
+    sum_embedding_gradients: bool = False,
     on_unsupported: Literal["raise", "warn"] = "raise",
 ) -> Settings:
     """Checks the arguments of `enable` and decides for this host; changes nothing.
@@ -68,7 +71,11 @@ def parse(
             f"`on_unsupported` must be one of {_ON_UNSUPPORTED}. "
             f"Received: on_unsupported={on_unsupported!r}."
         )
-    flags = {"fused_kernels": fused_kernels, "float32_outputs": float32_outputs}
+    flags = {
+        "fused_kernels": fused_kernels,
+        "float32_outputs": float32_outputs,
+        "sum_embedding_gradients": sum_embedding_gradients,
+    }
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(

@@ -8,7 +8,7 @@ from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule
-from tfamp.precision import model_hooks, policy, rules, settings
+from tfamp.precision import policy, rules, settings
 
 
 class Status(NamedTuple):
@@ -83,7 +83,6 @@ def describe(
     if active:
         requested = f"{active.dtype} requested ({active.reason})"
         rewritten = str(seen or f"{requested}; no training step seen yet")
-    gradients = bias_gradient.HOOKS.in_force()
     return Status(
         requested=asked.requested if asked else None,
         effective=effective,
@@ -96,15 +95,15 @@ def describe(
         graph_rewrite=rewritten,
         bias_gradients=(
             "summed rightly in bfloat16"
-            if bias_gradient.BIASES in gradients
+            if bias_gradient.HOOKS.in_force()
             else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
         ),
         embedding_gradients=(
             "rows of one index summed first"
-            if bias_gradient.EMBEDDINGS in gradients
+            if bias_gradient.EMBEDDING_HOOKS.in_force()
             else "Keras': rows of one index squared apart"
         ),
-        fused_kernels=_describe_kernels(),
+        fused_kernels=_describe_kernels(asked),
         float32_layers=_describe_float32(asked),
         versions=_describe_versions(),
     )
@@ -128,16 +127,14 @@ def _change(asked, state, thread):
 
 
 def _describe_overrides(asked):
-    listed = ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in asked)
-    if model_hooks.has_overridden() or not asked:
-        return listed or "none"
-    return f"{listed} (when a model is compiled; in a loop of your own: set_precision)"
+    return ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in asked) or "none"
 
 
-def _describe_kernels():
+def _describe_kernels(asked):
     names = install.HOOKS.in_force()
     if not names or not install.usable():
-        return "none: for graphs on one CPU" if names else "off"
+        wanted = asked is not None and asked.is_mixed and asked.fused_kernels
+        return "none: for graphs on one CPU" if wanted else "off"
     return f"{', '.join(names)} (in graphs without XLA)"
 
 

@@ -1,71 +1,113 @@
-"""Exports a model as a SavedModel that computes in float32, and proves that it does."""
+"""Exports a model, verifies what was written, and tells what it costs and saves."""
 
 import os
-from typing import Any, NamedTuple
+from typing import Literal
 
 import keras
+import numpy as np
 
+from tfamp import errors
+from tfamp.facts import formats, modes
 from tfamp.inspect import structure
-from tfamp.precision import assigned
-from tfamp.serving import verification, writing
+from tfamp.precision import assigned, conversion
+from tfamp.serving import half_weights as halving
+from tfamp.serving import litert, report, verification, writing
+
+_PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+# The saved graph may round elsewhere than the model does eagerly (a fused kernel
+# leaves out some roundings): that much farther from float32, and no more.
+_FARTHER = 4
 
 
-class TensorDescription(NamedTuple):
-    """A tensor of a signature: name, dtype name, shape (None: any size, any rank)."""
+def export(
+    model: keras.Model,
+    path: str | os.PathLike,
+    precision: str = "float32",
+    *,
+    half_weights: bool = False,
+    format: Literal["tf_saved_model", "litert"] = "tf_saved_model",
+    sample_inputs=None,
+    overwrite: bool = False,
+) -> report.ExportReport:
+    """Exports a model that computes in a precision, verified and compared with float32.
 
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...] | None
+    ```
+    assign float32 to every layer; write, verify and reload the float32 SavedModel
+    assign the precision; write; read the graph: products in its format, and no other
+    reload, run, compare with the float32 model; time both in turn
+    only then move it to `path`
+    ```
+    A float32 graph has no dtype below 32 bits, and its outputs differ from the float32
+    model's by 1e-5 of the largest at most. A mixed model keeps its overrides: its
+    16-bit layers get the asked format, its float32 layers stay. A float32 model gets
+    what `set_precision` would give it. What the signature takes and returns is float32
+    (ids, strings and so on as they are). The model's layers, traced functions, seeds
+    and states are as before afterwards: it can be exported in the middle of a training,
+    by the thread that trains it.
 
+    Args:
+      model: A built `keras.Model` with any dtype policies but quantized ones.
+      path: Local folder to create; a file that ends in ".tflite" for LiteRT.
+      precision: "float32", "mixed_bfloat16" or "mixed_float16".
+      half_weights: Whether weights of two axes or more are stored in 16 bits and cast
+        where they are read: bfloat16 for "mixed_bfloat16", else float16.
+      format: "tf_saved_model", or "litert" by Keras' converter, in float32 only.
+      sample_inputs: A batch of inputs, structured as the model takes them, to compare
+        and time on. Default: generated from the model's input shapes. A subclassed
+        model that reads integers needs one, since Keras records no dtypes for it; its
+        signature then has the dtypes and shapes of this batch, with any batch size.
+      overwrite: Whether to replace a SavedModel, a .tflite file or an empty folder at
+        `path`. It is replaced last, so that a failed export leaves it untouched.
 
-class ExportReport(NamedTuple):
-    """What was exported, and what the verification measured.
+    Returns:
+      An `ExportReport`.
 
-    Attributes:
-      path: The SavedModel's folder.
-      parameters: Number of scalars in the float32 model's weights.
-      inputs: The signature's inputs, sorted by name.
-      outputs: The signature's outputs, sorted by name.
-      nodes_checked: Graph nodes read, those of all functions too; none has a
-        floating dtype of fewer than 32 bits.
-      source_policies: Dtype policies of the original model's layers.
-      reloaded: Difference of the reloaded SavedModel from the float32 model.
-      original: Difference of the original model from the float32 model. It says
-        little of a model that draws random numbers in inference.
+    Raises:
+      ExportError: If `path` cannot be written, the release lacks Keras' converter, or
+        the result does not pass: another format in the graph, overflow where float32 is
+        finite, outputs that the model does not have. Nothing is left on disk.
+      TypeError: If `model` is not a Keras model.
+      ValueError: If an argument is none of its choices, or `path` is remote.
+
+    Example:
+      print(tfamp.export(model, "exported/1", "mixed_bfloat16"))
     """
-
-    path: str
-    parameters: int
-    inputs: tuple[TensorDescription, ...]
-    outputs: tuple[TensorDescription, ...]
-    nodes_checked: int
-    source_policies: tuple[str, ...]
-    reloaded: verification.Difference
-    original: verification.Difference
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return {
-            "schema_version": 1,
-            **self._asdict(),
-            "inputs": [tensor._asdict() for tensor in self.inputs],
-            "outputs": [tensor._asdict() for tensor in self.outputs],
-            "reloaded": self.reloaded._asdict(),
-            "original": self.original._asdict(),
-        }
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"float32 SavedModel: {self.path}",
-                f"  parameters: {self.parameters:,}",
-                *("  input: {} {} {}".format(*tensor) for tensor in self.inputs),
-                *("  output: {} {} {}".format(*tensor) for tensor in self.outputs),
-                f"  graph nodes checked: {self.nodes_checked:,}, none below float32",
-                f"  reloaded against the float32 model: {self.reloaded}",
-                f"  original ({', '.join(self.source_policies)}) against the float32 "
-                f"model: {self.original}",
-            ]
+    _check_request(path, precision, format)
+    with writing.opened(model, path, sample_inputs, overwrite) as job:
+        policies = {place.layer.dtype_policy.name for place in structure.walk(model)}
+        original = writing.run(job)
+        is_plain = precision == "float32" and format != "litert" and not half_weights
+        folder = job.folder if is_plain else job.folder.with_name("float32")
+        with assigned.float32(model):
+            nodes, float32 = writing.write_float32(job, folder)
+        served, cost = float32, ()
+        if not is_plain:
+            served, full = _write(job, precision, half_weights, format)
+            cost = report.compare(served.expected, full) if half_weights else ()
+            _check_outputs(served, float32.expected, precision)
+        facts = ({}, {})
+        if format != "litert":
+            nodes, *facts = _check_graph(job.folder, precision, half_weights)
+        seconds, full_seconds = report.latencies(served.run, float32.run)
+        return report.ExportReport(
+            path=os.fspath(path),
+            precision=precision,
+            format=format,
+            parameters=model.count_params(),
+            inputs=report.described(float32.signature.structured_input_signature[1]),
+            outputs=report.described(float32.signature.structured_outputs),
+            layers=served.layers,
+            parity=report.compare(served.outputs, float32.expected),
+            weights_parity=cost,
+            source_policies=tuple(sorted(policies)),
+            source_parity=report.compare(original, float32.expected),
+            nodes_checked=nodes if format != "litert" else 0,
+            products=facts[0],
+            weight_bytes=facts[1],
+            bytes=report.bytes_on_disk(job.folder),
+            float32_bytes=report.bytes_on_disk(folder),
+            seconds=seconds,
+            float32_seconds=full_seconds,
         )
 
 
@@ -73,66 +115,121 @@ def export_float32(
     model: keras.Model,
     path: str | os.PathLike,
     *,
-    sample_inputs: Any = None,
+    sample_inputs=None,
     overwrite: bool = False,
-) -> ExportReport:
+) -> report.ExportReport:
     """Exports a model as a SavedModel that computes in float32, and verifies it.
 
-    ```
-    assign float32 to every layer; widen what is stored in 16 bits, which is exact
-    write a SavedModel beside `path`; read its graph: nothing below float32
-    reload it, run its "serving_default" signature, compare with the float32 model
-    only then move it to `path`
-    ```
-    All of it runs with a float32 policy and TF32 off. Both are restored, and so are
-    the model's layers, its traced functions, its random seeds and its states: it can
-    be exported in the middle of a training, by the thread that trains it.
-
     Args:
-      model: A built `keras.Model` with any dtype policies but quantized ones.
-      path: Local folder to create.
-      sample_inputs: A batch of inputs, structured as the model takes them, to verify
-        with. Default: generated from the model's input shapes. A subclassed model
-        that reads integers needs one, since Keras records no dtypes for it; its
-        signature then has the dtypes and shapes of this batch, with any batch size.
-      overwrite: Whether to replace a SavedModel, or an empty folder, at `path`. It is
-        replaced last, so a failed export leaves it untouched.
+      model, path, sample_inputs, overwrite: As for `export`.
 
     Returns:
       An `ExportReport`.
 
     Raises:
-      ExportError: If `path` exists or cannot be written, or the result does not pass
-        the verification. Nothing is left on disk.
-      TypeError: If `model` is not a Keras model.
-      ValueError: If `path` is remote.
+      ExportError: As `export`; so TypeError and ValueError.
 
     Example:
       print(tfamp.export_float32(model, "exported/1"))
     """
-    with writing.opened(model, path, sample_inputs, overwrite) as job:
-        policies = {place.layer.dtype_policy.name for place in structure.walk(model)}
-        original = writing.run(job)
-        with assigned.float32(model):
-            nodes, served = writing.write_float32(job, job.folder)
-    return ExportReport(
-        path=os.fspath(path),
-        parameters=model.count_params(),
-        inputs=_described(served.signature.structured_input_signature[1]),
-        outputs=_described(served.signature.structured_outputs),
-        nodes_checked=nodes,
-        source_policies=tuple(sorted(policies)),
-        reloaded=verification.difference(served.outputs, served.expected),
-        original=verification.difference(original, served.expected),
-    )
+    return export(model, path, sample_inputs=sample_inputs, overwrite=overwrite)
 
 
-def _described(signature):
-    return tuple(
-        TensorDescription(
-            name,
-            spec.dtype.name,
-            None if spec.shape.rank is None else tuple(spec.shape),
+def _check_request(path, precision, format):
+    choices = {"precision": _PRECISIONS, "format": ("tf_saved_model", "litert")}
+    for name, value in (("precision", precision), ("format", format)):
+        if value not in choices[name]:
+            raise ValueError(
+                f"`{name}` must be one of {', '.join(map(repr, choices[name]))}. "
+                f"Received: {name}={value!r}."
+            )
+    if format != "litert":
+        return
+    if precision != "float32":
+        raise ValueError(
+            'LiteRT computes in float32 here. Received: format="litert", precision='
+            f'{precision!r}. Use precision="float32"; `half_weights=True` halves it.'
         )
-        for name, spec in sorted(signature.items())
-    )
+    if not os.fspath(path).endswith(".tflite"):
+        raise ValueError(
+            f"A LiteRT file ends in .tflite. Received: path={os.fspath(path)!r}."
+        )
+    litert.check()
+
+
+def _weights_format(precision):
+    return "bfloat16" if precision == "mixed_bfloat16" else "float16"
+
+
+def _write(job, precision, half_weights, format):
+    """Returns what was reloaded, and the outputs that float32 weights would give."""
+    scope, full = assigned.float32(job.model), {}
+    if precision != "float32":
+        mode = modes.get_mode(precision)
+        planned = conversion.as_served(job.model, mode, job.samples)
+        scope = assigned.assigned(job.model, planned)
+    call = writing.plain_call(job.model)
+    with scope:
+        if half_weights:
+            full = writing.run_afresh(job, call)
+            call = halving.stored(job.model, _weights_format(precision))
+        if format == "litert":
+            return litert.write(job, call, half_weights), full
+        return writing.write(job, job.folder, _float32_outputs(call)), full
+
+
+def _float32_outputs(call):
+    """Widens outputs of 16 bits, which is exact."""
+
+    def widened(value):
+        is_low = keras.backend.standardize_dtype(value.dtype) in formats.LOW
+        return keras.ops.cast(value, "float32") if is_low else value
+
+    return lambda inputs: keras.tree.map_structure(widened, call(inputs))
+
+
+def _check_graph(folder, precision, half_weights):
+    """Returns how many nodes there are; products, and bytes of variables, by dtype."""
+    mode, stored = modes.get_mode(precision), _weights_format(precision)
+    nodes, low = verification.read_graph(folder)
+    products = verification.read_products(folder)
+    sizes = verification.read_variables(folder)
+    wrong = [line for line in low if not line.endswith(f": {stored}")]
+    if precision == "float32":
+        wrong += [x for name in formats.LOW for x in products.get(name, ())]
+    elif not products.get(mode.compute_format) and (products or not low):
+        counts = {name: len(nodes) for name, nodes in products.items()}
+        wrong.append(f"no product of {mode.compute_format}, but {counts}")
+    if half_weights and stored not in sizes:
+        wrong.append(f"no variable of {stored}")
+    if wrong:
+        raise errors.ExportError(
+            f"The graph does not compute as {precision} does. Received: "
+            f"{errors.examples(wrong)}. Of a float32 model, layers that compute an "
+            "output stay in float32, as by `tfamp.set_precision`; let others cast to "
+            "`self.compute_dtype` in their `call`."
+        )
+    return nodes, {name: len(found) for name, found in products.items()}, sizes
+
+
+def _check_outputs(served, float32, precision):
+    if writing.shapes(served.outputs) != writing.shapes(float32):
+        raise writing.mismatch(precision, served, "of other names or shapes", "those")
+    epsilon = formats.float_format(_weights_format(precision)).epsilon
+    rows = report.compare(served.outputs, served.expected)
+    of_model = report.compare(served.expected, float32)
+    for row, model_row in zip(rows, of_model, strict=True):
+        low, wide = (np.asarray(x[row.name]) for x in (served.outputs, float32))
+        if wide.dtype.kind != "f":  # A class may be another one by a rounding.
+            continue
+        if lost := int(np.sum(np.isfinite(wide) & ~np.isfinite(low))):
+            raise errors.ExportError(
+                f"{precision} overflows on the sample inputs: {lost} of {low.size} "
+                f"elements of output {row.name!r} are not finite, which they are in "
+                "float32. Use mixed_bfloat16, which has float32's range, or first keep "
+                "layers in float32, by the overrides of `tfamp.set_precision`."
+            )
+        most = _FARTHER * max(model_row.relative, epsilon)
+        if row.relative > most:
+            received = f"{row.name!r} differing by {row.relative:.1e} relative"
+            raise writing.mismatch(precision, served, received, f"at most {most:.1e}")

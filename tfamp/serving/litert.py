@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfamp import errors
 from tfamp.facts import versions
 from tfamp.inspect import model_inputs, structure
+from tfamp.precision import described
 from tfamp.serving import writing
 
 OLDEST_KERAS = "3.13"
@@ -46,7 +47,8 @@ def write(job: writing.Job, call: Callable, half_weights: bool) -> writing.Serve
     with model_inputs.explained(job.model, "cannot be converted to LiteRT"):
         _convert(job, file, options)
         run = _runner(job, file)
-        served = writing.Served(None, run, run(), expected)
+        layers = tuple(described.describe_layers(job.model))
+        served = writing.Served(None, run, run(), expected, layers)
     file.rename(job.folder)
     return served
 

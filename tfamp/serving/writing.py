@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.inspect import model_inputs, structure
-from tfamp.precision import assigned, conversion
-from tfamp.serving import staging, verification
+from tfamp.precision import assigned, conversion, described
+from tfamp.serving import report, staging, verification
 
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
 # graph may take in another order.
@@ -53,12 +53,14 @@ class Served(NamedTuple):
       run: Returns its outputs for the samples, by name.
       outputs: What it returned first.
       expected: What the model that was written returned for them, eagerly.
+      layers: What `describe_layers` gave of it.
     """
 
     signature: Any
     run: Callable[[], Mapping[str, Any]]
     outputs: Mapping[str, Any]
     expected: Mapping[str, Any]
+    layers: tuple[described.LayerPrecision, ...]
 
 
 @contextlib.contextmanager
@@ -149,7 +151,8 @@ def write(job: Job, folder: pathlib.Path, call: Callable) -> Served:
         expected = run_afresh(job, call)
         serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
         reloaded = functools.partial(serve, **job.named_samples)
-        return Served(serve, reloaded, reloaded(), expected)
+        layers = tuple(described.describe_layers(job.model))
+        return Served(serve, reloaded, reloaded(), expected, layers)
 
 
 def _tables(model):
@@ -177,11 +180,13 @@ def write_float32(job: Job, folder: pathlib.Path) -> tuple[int, Served]:
             f"{errors.examples(low)}. Let the layers cast to "
             "`self.compute_dtype`, and not to these dtypes, in their `call`."
         )
-    found = verification.difference(served.outputs, served.expected)
-    if found.relative > MAX_RELATIVE_DIFFERENCE:
-        other = f"differing by {found}"
-        most = f"at most {MAX_RELATIVE_DIFFERENCE} relative"
-        raise mismatch("float32", served, other, most)
+    if shapes(served.outputs) != shapes(served.expected):
+        raise mismatch("float32", served, "of other names or shapes", "those")
+    for row in report.compare(served.outputs, served.expected):
+        most = MAX_RELATIVE_DIFFERENCE * report.largest(served.expected[row.name])
+        if row.max_absolute > most:
+            other = f"{row.name!r} differing by {row.max_absolute:.1e}"
+            raise mismatch("float32", served, other, f"at most {most:.1e}")
     return nodes, served
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from absl import flags, logging
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, tables
 from tfamp.diagnostics import doctor
 from tfamp.training import (
     base_config,
@@ -20,7 +20,6 @@ from tfamp.training import (
     processes,
     run_files,
     synthetic,
-    verdict,
 )
 
 SCHEMA_VERSION = 2
@@ -110,7 +109,7 @@ class BatchSizes(NamedTuple):
             for size in self.sizes
         ]
         notes = [f"- {note}" for note in (self.limit, *self.notes)]
-        return "\n".join([verdict.table(rows), "", *notes])
+        return "\n".join([tables.of_dicts(rows), "", *notes])
 
     def to_markdown(self) -> str:
         """Returns `report.md`."""

@@ -76,10 +76,11 @@ def audit_recipe(
         rewrite, _ = graph_rewrite.choose_dtype(dtype, [found], {})
     # As it trains: the trainer enables tfamp, which sums bias gradients rightly.
     scope = tfamp.policy_scope("float32" if rewrite else mode.name)
-    with scope, bias_gradient.HOOKS.installed():
+    summed = bias_gradient.EMBEDDING_HOOKS.installed()
+    with scope, bias_gradient.HOOKS.installed(), summed:
         model = synthetic.build_model()
-        if settings.overrides:
-            model = tfamp.set_precision(model, mode.name, dict(settings.overrides))
+        if not rewrite:
+            tfamp.set_precision(model, mode.name, dict(settings.overrides))
         inputs, _ = next(iter(synthetic.batches))
         jit_compile = config.jit_compile
         if jit_compile is None and config.strategy != "none":

@@ -108,6 +108,7 @@ def enabled(settings):
             loss_scale=scaling if settings.loss_scale.enabled else False,
         ),
         bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
+        bias_gradient.EMBEDDING_HOOKS.installed(),
     ):
         yield
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfamp import tables
 from tfamp.training import run_files
 
 SCHEMA_VERSION = 4  # Of `comparison.json`.
@@ -238,14 +239,16 @@ class Comparison(NamedTuple):
 
     def to_text(self) -> str:
         """Returns the table for a terminal, with the notes below."""
-        return "\n".join([table(self.rows(), "  ", ("", "")), *self.notes()])
+        return "\n".join([tables.of_dicts(self.rows(), markdown=False), *self.notes()])
 
     def to_markdown(self) -> str:
         """Returns `report.md`."""
         notes = [f"- {note}" for note in self.notes()]
         figure = "![Training curves and loss scale](comparison.png)"
         title = f"# {self.name}: float32 and mixed precision side by side"
-        return "\n".join([title, "", table(self.rows()), "", *notes, "", figure, ""])
+        return "\n".join(
+            [title, "", tables.of_dicts(self.rows()), "", *notes, "", figure, ""]
+        )
 
     def notes(self) -> list[str]:
         """Returns the lines below the table."""
@@ -265,27 +268,6 @@ class Comparison(NamedTuple):
             "--job=train_benchmark measures it",
         ]
         return [line for line in lines if line]
-
-
-def table(
-    rows: Sequence[Mapping[str, str]],
-    between: str = " | ",
-    ends: tuple[str, str] = ("| ", " |"),
-) -> str:
-    """Returns a table, by default in Markdown, that can be read as it is.
-
-    Args:
-      rows: Texts by column; all have the same.
-      between: What stands between two cells.
-      ends: What stands before and after a line.
-    """
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = (map(str.ljust, line, widths) for line in lines)
-    return "\n".join(
-        (ends[0] + between.join(line) + ends[1]).rstrip() for line in padded
-    )
 
 
 def _verdicts(found):

@@ -1,6 +1,5 @@
-"""How a served model compares with float32: outputs, bytes on disk, and latency."""
+"""What an export reports: how outputs differ from float32's, bytes, and latency."""
 
-import dataclasses
 import pathlib
 import statistics
 import time
@@ -9,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfamp import tables
 from tfamp.facts import formats
-from tfamp.serving import verification
+from tfamp.precision import described as described_layers
 
 _PAIRS, _SECONDS = (5, 50), 1.0  # Least and most calls of each, and when to stop.
 
@@ -30,22 +30,36 @@ class ParityRow(NamedTuple):
     relative: float
 
 
-@dataclasses.dataclass(frozen=True)
-class ServingReport:
-    """What was exported, and what it costs and saves beside float32.
+class TensorDescription(NamedTuple):
+    """A tensor of a signature: name, dtype name, shape (None: any size, any rank)."""
 
-    `print(report.to_text())`; `dataclasses.asdict(report)` is plain data.
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+class ExportReport(NamedTuple):
+    """What was exported, what was verified, and what it costs and saves; `print` it.
 
     Attributes:
       path: The SavedModel's folder, or the .tflite file.
       precision: "float32", "mixed_bfloat16" or "mixed_float16".
       format: "tf_saved_model" or "litert".
+      parameters: Number of scalars in the model's weights.
+      inputs: The signature's inputs, sorted by name.
+      outputs: The signature's outputs, sorted by name.
+      layers: What `describe_layers` gives while the precision is assigned.
       parity: What was reloaded against the model in float32, a row for each output.
       weights_parity: What 16-bit weights alone cost: the same precision with them
         against without. Empty unless they were asked for.
+      source_policies: Dtype policies of the model's layers before.
+      source_parity: The model as it was against the model in float32. It says little of
+        a model that draws random numbers in inference.
+      nodes_checked: Graph nodes read, those of all functions too. 0 for LiteRT, as the
+        two below are empty.
       products: How many matrix products and convolutions the graph has, by the dtype
-        that they compute in. Empty for LiteRT.
-      weight_bytes: Bytes of the stored variables by dtype. Empty for LiteRT.
+        that they compute in.
+      weight_bytes: Bytes of the stored variables by dtype.
       bytes: Bytes on disk.
       float32_bytes: Those of the float32 SavedModel.
       seconds: Median of a call with the sample inputs.
@@ -55,8 +69,15 @@ class ServingReport:
     path: str
     precision: str
     format: str
+    parameters: int
+    inputs: tuple[TensorDescription, ...]
+    outputs: tuple[TensorDescription, ...]
+    layers: tuple[described_layers.LayerPrecision, ...]
     parity: tuple[ParityRow, ...]
     weights_parity: tuple[ParityRow, ...]
+    source_policies: tuple[str, ...]
+    source_parity: tuple[ParityRow, ...]
+    nodes_checked: int
     products: dict[str, int]
     weight_bytes: dict[str, int]
     bytes: int
@@ -69,31 +90,61 @@ class ServingReport:
         """Time of a call to that of the float32 SavedModel; below 1 is faster."""
         return self.seconds / self.float32_seconds
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"schema_version": 2, **tables.plain(self)}
+
     def to_text(self) -> str:
         """Returns a table of the outputs, and a line for everything else."""
-        lines = [f"{self.precision} {self.format}: {self.path}"]
-        lines += _table("output, against float32", self.parity)
-        if self.weights_parity:
-            lines += _table("of that, by 16-bit weights", self.weights_parity)
-        if self.products:
-            lines.append(f"  products and convolutions: {_listed(self.products)}")
-            lines.append(f"  bytes of variables: {_listed(self.weight_bytes)}")
+        return "\n".join(self._lines())
+
+    __str__ = to_text
+
+    def _lines(self):
+        yield f"{self.precision} {self.format}: {self.path}"
+        yield f"  parameters: {self.parameters:,}"
+        for tensor in self.inputs:
+            yield "  input: {} {} {}".format(*tensor)
+        for tensor in self.outputs:
+            yield "  output: {} {} {}".format(*tensor)
+        policies = ", ".join(self.source_policies)
+        parts = {
+            "reloaded, against float32": self.parity,
+            "of that, by 16-bit weights": self.weights_parity,
+            f"the model before ({policies})": self.source_parity,
+        }
+        rows = [
+            [what, row.name, f"{row.max_absolute:.2e}", f"{row.relative:.2e}"]
+            for what, found in parts.items()
+            for row in found
+        ]
+        header = ["error of", "output", "max absolute", "relative"]
+        yield from tables.table(header, rows).splitlines()
+        if self.nodes_checked:
+            yield f"  graph nodes checked: {self.nodes_checked:,}"
+            yield f"  products and convolutions: {_listed(self.products)}"
+            yield f"  bytes of variables: {_listed(self.weight_bytes)}"
         share = self.bytes / self.float32_bytes
-        lines.append(
+        yield (
             f"  on disk: {self.bytes:,} bytes, {share:.2f} of float32's "
             f"{self.float32_bytes:,}"
         )
-        lines.append(
+        yield (
             f"  a call: {1e3 * self.seconds:.2f} ms, {self.latency_ratio:.2f} of "
             f"float32's {1e3 * self.float32_seconds:.2f} ms (medians, in turn)"
         )
-        return "\n".join(lines)
 
 
-def _table(title, rows):
-    yield f"  {title:<30} {'max absolute':>12} {'relative':>12}"
-    for row in rows:
-        yield f"  {row.name:<30} {row.max_absolute:>12.2e} {row.relative:>12.2e}"
+def described(signature: Mapping[str, Any]) -> tuple[TensorDescription, ...]:
+    """Returns the tensors of a signature, sorted by name."""
+    return tuple(
+        TensorDescription(
+            name,
+            spec.dtype.name,
+            None if spec.shape.rank is None else tuple(spec.shape),
+        )
+        for name, spec in sorted(signature.items())
+    )
 
 
 def _listed(counts):
@@ -110,8 +161,17 @@ def compare(
     )
 
 
+def largest(values: Any) -> float:
+    """Returns the largest finite absolute value of an array of numbers; 1 of others."""
+    b = np.asarray(values)
+    if b.dtype.kind in "OSU":
+        return 1.0
+    b = np.abs(b[np.isfinite(b)].astype(np.float64))
+    return float(b.max(initial=formats.float_format("float32").smallest_normal))
+
+
 def _errors(a, b):
-    gap = verification.gaps(a, b)
+    gap = _gaps(a, b)
     if b.dtype.kind in "biuOSU":
         relative = np.mean(gap > 0) if b.size else 0.0
     else:
@@ -119,6 +179,16 @@ def _errors(a, b):
         tiny = formats.float_format("float32").smallest_normal
         relative = np.linalg.norm(gap) / max(np.linalg.norm(b[np.isfinite(b)]), tiny)
     return float(gap.max(initial=0.0)), float(relative)
+
+
+def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns |a - b| in float64: 0 for what is equal, NaN too, else of strings inf."""
+    if b.dtype.kind in "OSU":
+        return np.where(a == b, 0.0, np.inf)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # Infinity minus infinity.
+        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return np.where(np.isnan(gap), np.inf, gap)
 
 
 def latencies(first: Callable[[], Any], second: Callable[[], Any]) -> list[float]:

@@ -1,0 +1,56 @@
+"""How results are printed, and written as plain data."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_WIDEST = 60  # Columns of sentences are not padded.
+
+
+def number(value: float | None) -> str:
+    """Returns an error in three digits; a dash for None."""
+    return "-" if value is None else f"{value:.2e}" if value else "0"
+
+
+def share(count: int, of: int) -> str:
+    """Returns a share in percent; empty for none."""
+    if not count:
+        return ""
+    return f"{count / of:.2%}" if count / of >= 1e-4 else "< 0.01%"
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], markdown: bool = False
+) -> str:
+    """Returns a table in columns of equal width, that can be read as it is.
+
+    Args:
+      header: Names of the columns.
+      rows: Their texts.
+      markdown: Whether it is one in Markdown.
+    """
+    lines = [[*header], *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [width if width <= _WIDEST else 3 for width in widths]
+    lines.insert(1, ["-" * width for width in widths])
+    between, ends = (" | ", ("| ", " |")) if markdown else ("  ", ("", ""))
+    padded = (between.join(map(str.ljust, line, widths)) for line in lines)
+    return "\n".join(f"{ends[0]}{line}{ends[1]}".rstrip() for line in padded)
+
+
+def of_dicts(rows: Sequence[Mapping[str, str]], markdown: bool = True) -> str:
+    """Returns a `table` of texts by column; all rows have the same columns."""
+    return table(list(rows[0]), (list(row.values()) for row in rows), markdown)
+
+
+def plain(value: Any) -> Any:
+    """Returns named tuples as dicts, other sequences as lists, for JSON."""
+    if hasattr(value, "_asdict"):
+        return {key: plain(each) for key, each in value._asdict().items()}
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
