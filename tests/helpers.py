@@ -16,7 +16,6 @@ from tfamp.facts import hardware
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule as loss_scale
-from tfamp.loss_scaling import skipped_steps
 from tfamp.precision import model_hooks, promotion
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
@@ -76,7 +75,7 @@ def write_globals(saved: Globals) -> None:
     for name in now.environ.keys() - saved.environ.keys():
         del os.environ[name]
     os.environ.update(saved.environ)
-    for hooks in (bias_gradient, install, skipped_steps):
+    for hooks in (bias_gradient, install):
         hooks.HOOKS.remove()
     bias_gradient.EMBEDDING_HOOKS.remove()
     promotion.HOOKS.remove()

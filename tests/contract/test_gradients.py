@@ -93,7 +93,12 @@ def test_a_traced_function_keeps_its_gradient():
 @pytest.mark.issue("tensorflow#86378")
 @pytest.mark.parametrize(("name", "column"), CELLS)
 def test_bias_gradient_is_the_sum_of_the_upstream_gradient(name, column):
-    assert bias_errors.error(name, column) < TOLERANCE
+    try:
+        assert bias_errors.error(name, column) < TOLERANCE
+    except (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError) as error:
+        if "channels first" not in name or "NHWC" not in str(error):
+            raise
+        pytest.skip("this CPU has no convolution with channels first")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])

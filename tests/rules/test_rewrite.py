@@ -71,6 +71,7 @@ def test_float16_is_asked_for_on_a_gpu(monkeypatch):
         assert "added by compile()" in status.loss_scaling
 
 
+@pytest.mark.filterwarnings("error:.*no native bfloat16")
 def test_a_slow_rewrite_is_warned_about_and_an_impossible_one_refused(monkeypatch):
     monkeypatch.setattr(hardware, "read_devices", lambda: [PLAIN])
     before = helpers.read_globals()

@@ -9,14 +9,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer
 
 import tfamp
 from tfamp.inspect import structure
 from tfamp.keras_patches import compiling, places
 from tfamp.kernels import bias_gradient, install
-from tfamp.loss_scaling import keras_optimizers, skipped_steps
-from tfamp.precision import promotion, rules
+from tfamp.loss_scaling import keras_optimizers
+from tfamp.precision import rules
 
 
 def tiny_model():
@@ -225,22 +224,17 @@ def test_optimizers_list_all_the_variables_that_they_write():
     assert any(nadam._u_product is v for v in nadam.variables)
 
 
-_LOSS = ("x", "y", "y_pred", "sample_weight", "training")
 PATCHED = {
-    "on_train_begin": ["self", "logs"],
-    "on_epoch_end": ["self", "epoch", "logs"],
     "gelu": ["x", "approximate"],
     "silu": ["x"],
     "dropout": ["inputs", "rate", "noise_shape", "seed"],
     "layer_normalization": ["x", "gamma", "beta", "axis", "epsilon", "kwargs"],
     "update_step": ["self", "gradient", "variable", "learning_rate"],
-    "clip_by_global_norm": ["value_list", "clip_norm"],
     "lookup": ["self", "name"],
     "apply": ["self", "grads", "trainable_variables"],
     "_all_reduce_sum_gradients": ["self", "grads_and_vars"],
 }
-GROUPS = (install.HOOKS, bias_gradient.HOOKS, skipped_steps.HOOKS)
-GROUPS = (*GROUPS, bias_gradient.EMBEDDING_HOOKS, promotion.HOOKS)
+GROUPS = install.HOOKS, bias_gradient.HOOKS, bias_gradient.EMBEDDING_HOOKS
 PLACES = [place for group in GROUPS for place in group.places if place.find()]
 # Keras -> what it has no place for; docs/versions.md.
 LACKED = {"3.10": {"layer normalization"}}.get(keras.__version__[:4], set())
@@ -399,6 +393,14 @@ def test_tensorflow_sums_bias_gradients_in_bfloat16():
     assert float(tape.gradient(y, bias)[0]) == 256
 
 
+def test_tensorflow_computes_in_one_format_only():
+    wide, low = tf.ones([2]), tf.ones([2], tf.bfloat16)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="was expected to be a"):
+        tf.add(wide, low)
+    with pytest.raises(TypeError, match="'AddV2' Op"):
+        tf.function(tf.add)(wide, low)
+
+
 def test_tensorflows_dropout_misses_the_share_in_bfloat16():
     x = tf.ones([2**20], tf.bfloat16)
     y = tf.nn.experimental.stateless_dropout(x, 0.1, seed=[1, 2])
@@ -416,9 +418,6 @@ SEVERAL = {
     "silu": lambda x: lambda: keras.ops.silu(x),
     "layer_normalization": lambda x: lambda: keras.ops.layer_normalization(x),
     "update_step": update_step,
-    "clip_by_global_norm": lambda x: (
-        lambda: base_optimizer.clip_by_global_norm([x], 1.0)
-    ),
 }
 FREE = {"Const", "Identity", "NoOp", "Placeholder", "ReadVariableOp"}
 

@@ -11,7 +11,6 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp.benchmark import cells, workloads
-from tfamp.kernels import bias_gradient
 from tfamp.precision import control, policy
 from tfamp.training import processes, synthetic
 
@@ -107,10 +106,8 @@ def _in_force(task, cell, seed) -> Iterator[Any]:
             config = cells.config_of(task, cell, seed)
             stack.enter_context(synthetic.in_precision(config))
         else:
-            stack.enter_context(control.enabled(mode, graph_rewrite=bool(rewrite)))
-            # In float32, too: modes are compared.
-            stack.enter_context(bias_gradient.HOOKS.installed())
-            stack.enter_context(bias_gradient.EMBEDDING_HOOKS.installed())
+            asked = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
+            stack.enter_context(control.enabled(mode, **asked))
 
         def note():
             status = control.status()

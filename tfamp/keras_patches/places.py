@@ -84,14 +84,6 @@ UPSTREAM = {
             ("keras.optimizers:Adam._get_variable_index",),
         ),
     ),
-    "not filed; symptom: writes every gradient's squares to memory, and makes sparse "
-    f"gradients dense; {_SEVERAL}": (
-        Place(
-            "clipping by global norm",
-            "keras.src.optimizers.base_optimizer",
-            "clip_by_global_norm",
-        ),
-    ),
     "https://github.com/keras-team/keras/issues/15012 and 19332; remove when "
     "test_keras_compares_class_ids_in_the_format_of_the_outputs and "
     "test_keras_rounds_raw_inputs fail": (
@@ -126,18 +118,14 @@ UPSTREAM = {
             ("tensorflow.python.framework.ops:raise_from_not_ok_status",),
         ),
     ),
-    "https://github.com/keras-team/keras/issues/16100; remove when Keras says that a "
-    "loss scale skips most steps": (
-        Place("skipped steps", "keras.callbacks:History", "on_train_begin"),
-        Place("skipped steps", "keras.callbacks:History", "on_epoch_end"),
-    ),
     "not filed; symptom: compile adds Keras' own LossScaleOptimizer and no other; "
     "remove when it takes the wrapper as an argument": (
         Place(
             "the optimizer and overrides of a compiled model", "keras:Model", "compile"
         ),
     ),
-    "not filed; symptom: nothing is called once a model is built, or has run a step, "
+    "https://github.com/keras-team/keras/issues/16100 (of skipped steps), else not "
+    "filed; symptom: nothing is called once a model is built, or has run a step, "
     "whatever its callbacks; remove when Keras has such a hook": (
         Place("the first training step", "keras:Model", "make_train_function"),
     ),

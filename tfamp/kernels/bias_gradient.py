@@ -83,6 +83,11 @@ def _summed(gradient):
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
+def sums_rows() -> bool:
+    """Whether optimizers get the rows of one index summed."""
+    return bool(EMBEDDING_HOOKS.in_force())
+
+
 HOOKS = hooks.HookGroup(lookup=_with_exact_sums)
 EMBEDDING_HOOKS = hooks.HookGroup(
     apply=_with_summed_rows, _all_reduce_sum_gradients=_with_summed_sums

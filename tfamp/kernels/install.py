@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks
-from tfamp.kernels import fused
+from tfamp.kernels import bias_gradient, fused
 
 _LOW = (tf.bfloat16, tf.float16)
 
@@ -84,7 +84,9 @@ def _update_step(adam, gradient, variable, learning_rate):
     index = adam._get_variable_index(variable)
     each = variable, adam._momentums[index], adam._velocities[index]
     variables = [v.value if isinstance(v, keras.Variable) else v for v in each]
-    if not _updates(adam, variables):
+    # Keras squares the rows of one index apart; the kernel, their sum.
+    apart = isinstance(gradient, tf.IndexedSlices) and not bias_gradient.sums_rows()
+    if apart or not _updates(adam, variables):
         return NotImplemented
     step = adam.iterations + 1
     return fused.apply_adam(variables, gradient, step, learning_rate, adam)
@@ -105,14 +107,6 @@ def _updates(adam, variables):
         and all(v.dtype == tf.float32 for v in variables)
         and _in_graph(variables)
     )
-
-
-def _clip_by_global_norm(value_list, clip_norm):
-    given = [value for value in value_list if value is not None]
-    if not _in_graph(given) or any(value.dtype != tf.float32 for value in given):
-        return NotImplemented
-    # It writes no squares to memory, and leaves an embedding's gradient sparse.
-    return tf.clip_by_global_norm(value_list, clip_norm)[0]
 
 
 def _applies(x) -> bool:
@@ -161,5 +155,4 @@ HOOKS = hooks.HookGroup(
     silu=_or_keras_own(_silu),
     layer_normalization=_or_keras_own(_layer_normalization),
     update_step=_or_keras_own(_update_step),
-    clip_by_global_norm=_or_keras_own(_clip_by_global_norm),
 )

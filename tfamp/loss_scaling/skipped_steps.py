@@ -5,42 +5,43 @@ are read between epochs: no step waits for them.
 """
 
 import warnings
-import weakref
 
-from tfamp.keras_patches import hooks
+import keras
+
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 _SEARCH = 8  # A sound model may skip so many at first, while its scale falls.
-# History, of which each `fit` has one -> (steps, skipped) when it and its epoch began.
-_counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def _on_train_begin(original):
-    def on_train_begin(history, logs=None):
-        original(history, logs)
-        now = _read(history.model)
-        _counts[history] = now and (now, now)
+def watch(model: keras.Model) -> None:
+    """Has the `fit` that a model is in say so; once, when an epoch of it ends.
 
-    return on_train_begin
+    By the history that Keras makes for each `fit`: it is told of the end of epochs,
+    whatever callbacks the user passes.
+    """
+    history, first = getattr(model, "history", None), _read(model)
+    if history is None or first is None or "on_epoch_end" in vars(history):
+        return
+    original, before = history.on_epoch_end, first
 
-
-def _on_epoch_end(original):
-    def on_epoch_end(history, epoch, logs=None):
-        original(history, epoch, logs)
-        counts, now = _counts.get(history), _read(history.model)
-        if counts is None or now is None:
-            return
-        first, before = counts
-        _counts[history] = first, now
+    def on_epoch_end(epoch, logs=None):
+        nonlocal before
+        original(epoch, logs)
+        now = _read(model) or before
         steps, skipped = now[0] - before[0], now[1] - before[1]
+        before = now
         if 2 * skipped > steps and now[1] - first[1] >= _SEARCH:
-            del _counts[history]  # Once for each `fit`.
-            _warn(history.model, steps, skipped)
+            on_train_end()
+            _warn(model, steps, skipped)
 
-    return on_epoch_end
+    def on_train_end(logs=None):
+        vars(history).pop("on_epoch_end", None)
+        vars(history).pop("on_train_end", None)
+
+    history.on_epoch_end, history.on_train_end = on_epoch_end, on_train_end
 
 
-def _read(model):
+def _read(model) -> tuple[int, int] | None:
     """Returns how many steps an optimizer has tried, and how many it has skipped."""
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, LossScaleOptimizer):
@@ -62,6 +63,3 @@ def _warn(model, steps, skipped):
         " layer where it begins.",
         stacklevel=3,
     )
-
-
-HOOKS = hooks.HookGroup(on_train_begin=_on_train_begin, on_epoch_end=_on_epoch_end)

@@ -10,7 +10,6 @@ from absl import logging
 
 from tfamp.graph_rewrite import switch
 from tfamp.kernels import bias_gradient, install
-from tfamp.loss_scaling import skipped_steps
 from tfamp.precision import model_hooks, policy, promotion, settings
 from tfamp.precision.status import Status, describe
 
@@ -221,7 +220,6 @@ def _refresh_hooks() -> None:
         (bias_gradient.EMBEDDING_HOOKS, summed),
         (install.HOOKS, fused),
         (promotion.HOOKS, mixed),
-        (skipped_steps.HOOKS, mixed and asked.scaling is not False),
     ):
         hooks.install() if wanted else hooks.remove()
 

@@ -26,7 +26,7 @@ from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import compiling, hooks, places
-from tfamp.loss_scaling import optimizer, rule
+from tfamp.loss_scaling import optimizer, rule, skipped_steps
 from tfamp.precision import assigned, described, plan, promotion, rules
 from tfamp.precision import overrides as overriding
 
@@ -152,6 +152,8 @@ class _Rules:
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
+            if self.asked.is_mixed and self.asked.scaling is not False:
+                skipped_steps.watch(model)
             if not hasattr(model.train_function, "is_first_step"):
                 look = first_step.look(model, is_new)
                 if builds or look is not None:

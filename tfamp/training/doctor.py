@@ -76,8 +76,7 @@ def audit_recipe(
         rewrite, _ = graph_rewrite.choose_dtype(dtype, [found], {})
     # As it trains: the trainer enables tfamp, which sums bias gradients rightly.
     scope = tfamp.policy_scope("float32" if rewrite else mode.name)
-    summed = bias_gradient.EMBEDDING_HOOKS.installed()
-    with scope, bias_gradient.HOOKS.installed(), summed:
+    with scope, bias_gradient.HOOKS.installed():
         model = synthetic.build_model()
         if not rewrite:
             tfamp.set_precision(model, mode.name, dict(settings.overrides))

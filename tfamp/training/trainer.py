@@ -14,7 +14,6 @@ from absl import logging
 
 from tfamp.facts import modes, switches
 from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.kernels import bias_gradient
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.numerics import monitor
@@ -106,9 +105,8 @@ def enabled(settings):
             graph_rewrite=settings.graph_rewrite,
             fused_kernels=settings.fused_kernels,
             loss_scale=scaling if settings.loss_scale.enabled else False,
+            sum_embedding_gradients=True,
         ),
-        bias_gradient.HOOKS.installed(),  # In float32, too: modes are compared.
-        bias_gradient.EMBEDDING_HOOKS.installed(),
     ):
         yield
 
