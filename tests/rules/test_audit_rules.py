@@ -19,7 +19,7 @@ def layer(path="body", dtype="bfloat16", multiplications=BIG, **fields):
 
 
 def found(*layers, device=GPU, jit_compile=True, **fields):
-    step = rules.Step(device, layers, 64, jit_compile, **fields)
+    step = rules.TrainingStep(device, layers, 64, jit_compile, **fields)
     return [finding.rule for finding in rules.examine(step)]
 
 

@@ -1,1 +1,1 @@
-"""What a run's numbers show: monitors of training."""
+"""The audit of a model and the doctor of a machine: why training is not faster."""

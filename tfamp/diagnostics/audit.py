@@ -125,7 +125,7 @@ def audit(
         notes.append(f"What these multiply is not counted: {names}")
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
-    step = rules.Step(
+    step = rules.TrainingStep(
         found,
         layers,
         size,
@@ -148,7 +148,7 @@ def audit(
 
 
 def _execution(model, device, simulated, jit_compile, rewrite):
-    """Returns the fields of a `rules.Step` that tell how a model runs its steps."""
+    """Returns the fields of a `TrainingStep` that tell how a model runs its steps."""
     allows_xla = all(layer.supports_jit for layer in names.flatten_layers(model))
     if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
         jit_compile = model.jit_compile

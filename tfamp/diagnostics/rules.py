@@ -53,7 +53,7 @@ class Finding(NamedTuple):
     layers: tuple[str, ...] = ()
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """A training step as the rules see it; layers with most work come first."""
 
     device: hardware.DeviceDescription
@@ -300,7 +300,7 @@ _LAYER_RULES = {
 }
 
 
-def examine(step: Step) -> tuple[Finding, ...]:
+def examine(step: TrainingStep) -> tuple[Finding, ...]:
     """Returns what all rules find: speed by share, then accuracy."""
     found, broken = [*_of_step(step), *_of_batch(step)], collections.defaultdict(dict)
     for x in step.layers:

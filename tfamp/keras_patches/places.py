@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tfamp.facts import names
 
 
-class Place(NamedTuple):
+class Patch(NamedTuple):
     """A function that is replaced.
 
     Attributes:
@@ -56,28 +56,28 @@ _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
 UPSTREAM = {
     "https://github.com/tensorflow/tensorflow/issues/86378; remove when "
     "test_tensorflow_sums_bias_gradients_in_bfloat16 fails": (
-        Place("biases", "tensorflow.python.framework.registry:Registry", "lookup"),
+        Patch("biases", "tensorflow.python.framework.registry:Registry", "lookup"),
     ),
     "not filed; symptom: the rows of one index are squared apart, for Adam's second "
     "moment and the norm to clip by; remove when "
     "test_keras_squares_rows_of_one_index_apart fails": (
-        Place("embeddings", "keras:Optimizer", "apply"),
-        Place("embeddings of replicas", "keras:Optimizer", "_all_reduce_sum_gradients"),
+        Patch("embeddings", "keras:Optimizer", "apply"),
+        Patch("embeddings of replicas", "keras:Optimizer", "_all_reduce_sum_gradients"),
     ),
     "not filed; symptom: drops 10.2 % for a rate of 0.1 in bfloat16; remove when "
     "test_tensorflows_dropout_misses_the_share_in_bfloat16 fails": (
-        Place("dropout", "keras.src.backend:random", "dropout", _DRAWS),
+        Patch("dropout", "keras.src.backend:random", "dropout", _DRAWS),
     ),
     f"not filed; symptom: slow in 16 bits on a CPU; {_SEVERAL}": (
-        Place("GELU", "keras.src.backend:nn", "gelu", _TRAINS),
-        Place("SiLU", "keras.src.backend:nn", "silu", _TRAINS),
+        Patch("GELU", "keras.src.backend:nn", "gelu", _TRAINS),
+        Patch("SiLU", "keras.src.backend:nn", "silu", _TRAINS),
     ),
     f"https://github.com/keras-team/keras/issues/20003; {_SEVERAL}": (
-        Place("layer normalization", "keras.src.ops", "layer_normalization", _TRAINS),
+        Patch("layer normalization", "keras.src.ops", "layer_normalization", _TRAINS),
     ),
     "https://github.com/keras-team/keras/issues/19992 (of sparse gradients); "
     f"{_SEVERAL}": (
-        Place(
+        Patch(
             "Adam's update where the loss is not scaled",
             "keras.optimizers:Adam",
             "update_step",
@@ -87,10 +87,10 @@ UPSTREAM = {
     "https://github.com/keras-team/keras/issues/15012 and 19332; remove when "
     "test_keras_compares_class_ids_in_the_format_of_the_outputs and "
     "test_keras_rounds_raw_inputs fail": (
-        Place(
+        Patch(
             "a model's first call, and its outputs", "keras:Layer", "__call__", _CALLS
         ),
-        Place(
+        Patch(
             "raw values outside of models",
             "keras.layers:Rescaling",
             "__call__",
@@ -100,18 +100,18 @@ UPSTREAM = {
     ),
     "https://github.com/tensorflow/tensorflow/issues/49460; remove when "
     "test_tensorflow_computes_in_one_format_only fails": (
-        Place(
+        Patch(
             "float32 where formats meet",
             "tensorflow.python.util.dispatch",
             "dispatch",
         ),
-        Place(
+        Patch(
             "float32 where formats meet in eager operators",
             "tensorflow.python.framework.ops",
             "raise_from_not_ok_status",
             (f"{_EXECUTE}:args_to_matching_eager",),
         ),
-        Place(
+        Patch(
             "float32 where formats meet in eager operators",
             _EXECUTE,
             "args_to_matching_eager",
@@ -120,14 +120,14 @@ UPSTREAM = {
     ),
     "not filed; symptom: compile adds Keras' own LossScaleOptimizer and no other; "
     "remove when it takes the wrapper as an argument": (
-        Place(
+        Patch(
             "the optimizer and overrides of a compiled model", "keras:Model", "compile"
         ),
     ),
     "https://github.com/keras-team/keras/issues/16100 (of skipped steps), else not "
     "filed; symptom: nothing is called once a model is built, or has run a step, "
     "whatever its callbacks; remove when Keras has such a hook": (
-        Place("the first training step", "keras:Model", "make_train_function"),
+        Patch("the first training step", "keras:Model", "make_train_function"),
     ),
 }
 PLACES = {x.alias or x.name: x for places in UPSTREAM.values() for x in places}

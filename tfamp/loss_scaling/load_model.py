@@ -80,10 +80,10 @@ def load_model(
     custom_objects = {"Policy": keras.DTypePolicy, **(custom_objects or {})}
     with compiling.transforming(transform), warnings.catch_warnings():
         # Keras' way to say that state is lost; it says so too of an optimizer that
-        # was never built, and has none.
-        lost = _has_slots(path)
-        message = "Skipping variable loading"
-        warnings.filterwarnings("error" if lost else "ignore", message)
+        # was never built, and has none. Of what is no archive that is not known.
+        if (lost := _has_slots(path)) is not None:
+            message = "Skipping variable loading"
+            warnings.filterwarnings("error" if lost else "ignore", message)
         model = keras.models.load_model(path, custom_objects, compile, safe_mode)
     found = getattr(model, "optimizer", None)
     if compile and found is None and getattr(model, "compiled", False):
@@ -110,9 +110,12 @@ def _with_settings(given, settings):
 
 
 def _has_slots(path):
-    """Whether a `.keras` file has an optimizer's state beyond its counters."""
+    """Whether a `.keras` file has an optimizer's state beyond its counters.
+
+    None for other files, for folders and for what is remote.
+    """
     if not zipfile.is_zipfile(path):
-        return False
+        return None
     with zipfile.ZipFile(path) as archive, archive.open(_WEIGHTS) as member:
         with h5py.File(member, "r") as weights:
             group: Any = weights.get(_OPTIMIZER_GROUP, {})

@@ -1,1 +1,1 @@
-"""What a format makes of values: counts, exact."""
+"""What 16 bits lose, layer by layer: comparison, search, and a monitor of training."""

@@ -286,10 +286,11 @@ class NumericsMonitor(keras.callbacks.Callback):
         adapts = adapts and getattr(config, "dynamic", True)
         # A scale that adapts is found by overflows, whose steps are skipped.
         kind = "gradients_underflowed" if adapts else "gradients_lost"
-        worst = max(self.rows, key=lambda x: np.nan_to_num(getattr(x, kind), nan=0.0))
-        lost = getattr(worst, kind)
+        shares = [np.nan_to_num(getattr(row, kind), nan=0.0) for row in self.rows]
+        lost = max(shares, default=0.0)
         if self._warned or not lost > self.max_lost:
             return
+        worst = self.rows[shares.index(lost)]
         self._warned = True
         scaling = (
             ", and adapts"

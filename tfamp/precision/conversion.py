@@ -99,7 +99,17 @@ def plan_of(
       inputs: A batch, structured as the model takes it; without one, the layers that
         compute the outputs are not known of a model that records no inputs.
     """
-    return plan.Plan(model, mode, parsed, traced(model, mode, inputs))
+    return plan.Plan(model, mode, parsed, traced(model, mode, inputs), _keeps(mode))
+
+
+def _keeps(mode):
+    """Returns whether a layer keeps float32, as it was made with it under `enable`."""
+
+    def stays(layer):
+        made = assigned.REASONS.get(layer) == plan.MADE_SO
+        return made and mode.policy != "float32" and layer.compute_dtype == "float32"
+
+    return stays
 
 
 def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Traced:

@@ -286,7 +286,7 @@ class _Rules:
         if held != self._policy:
             here = keras.config.dtype_policy().name == self._policy
             if here and not layer.built and self._loading() is None:
-                assigned.REASONS[layer] = "made with this dtype"
+                assigned.REASONS[layer] = plan.MADE_SO
             return
         low = keras.dtype_policies.get(held).compute_dtype
         if low in formats.LOW and (why := rules.by_kind(layer, low, first_call=True)):

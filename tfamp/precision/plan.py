@@ -22,6 +22,7 @@ from tfamp.precision import overrides as overriding
 from tfamp.precision import rules
 
 BY_MODE = "the mode is"
+MADE_SO = "made with this dtype"
 
 
 class Plan:

@@ -33,7 +33,12 @@ def write(state: PrecisionState) -> None:
 
 def apply(mode: modes.Mode) -> None:
     """Sets the globals as a mode asks."""
-    write(PrecisionState(keras.dtype_policies.get(mode.policy), mode.tensor_float_32))
+    write(_state_of(mode))
+
+
+def _state_of(mode):
+    policy = keras.dtype_policies.get(mode.policy)
+    return PrecisionState(policy, mode.tensor_float_32)
 
 
 @contextlib.contextmanager
@@ -60,9 +65,16 @@ def policy_scope(mode: str) -> Iterator[modes.Mode]:
           model = build_model()
     """
     chosen = modes.get_mode(mode)
+    with scope(_state_of(chosen)):
+        yield chosen
+
+
+@contextlib.contextmanager
+def scope(state: PrecisionState) -> Iterator[None]:
+    """Scopes the globals; afterwards they are as before, also after an error."""
     before = read()
     try:
-        apply(chosen)
-        yield chosen
+        write(state)
+        yield
     finally:
         write(before)

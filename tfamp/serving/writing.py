@@ -1,7 +1,6 @@
 """What every export does: one job at a time, written, reloaded and compared."""
 
 import contextlib
-import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.inspect import model_inputs, structure
-from tfamp.precision import assigned, conversion, described
+from tfamp.precision import assigned, conversion, described, policy
 from tfamp.serving import report, staging, verification
 
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
@@ -150,7 +149,12 @@ def write(job: Job, folder: pathlib.Path, call: Callable) -> Served:
         archive.write_out(str(folder), verbose=False)
         expected = run_afresh(job, call)
         serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
-        reloaded = functools.partial(serve, **job.named_samples)
+        state, samples = policy.read(), job.named_samples
+
+        def reloaded():
+            with policy.scope(state):  # TF32, too, whenever it is timed.
+                return serve(**samples)
+
         layers = tuple(described.describe_layers(job.model))
         return Served(serve, reloaded, reloaded(), expected, layers)
 

@@ -1,0 +1,520 @@
+"""One plan: what computes in what is the same whichever feature asks."""
+
+import contextlib
+import re
+import threading
+from concurrent import futures
+
+import helpers
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+import workers
+from keras import layers as L
+
+import tfamp
+
+MIXED = ["mixed_bfloat16", "mixed_float16"]
+in_both = pytest.mark.parametrize("mode", MIXED)
+
+
+@pytest.fixture(autouse=True)
+def disabled():
+    yield
+    tfamp.disable()
+
+
+# ---- One table ----
+
+
+def recurrent():
+    steps = keras.Input((4, 3), name="steps")
+    x = L.Bidirectional(L.LSTM(3, return_sequences=True, name="lstm"))(steps)
+    return keras.Model(steps, L.Dense(2, name="head")(L.GRU(3, name="gru")(x)))
+
+
+def wrappers():
+    x = keras.Input((4, 3), name="x")
+    y = L.TimeDistributed(L.Dense(3, name="dense"), name="each")(x)
+    y = L.SpectralNormalization(L.Dense(3, name="inner"), name="norm")(y)
+    return keras.Model(x, L.Dense(2, "softmax", name="head")(y))
+
+
+def convolutional():
+    image = keras.Input((8, 8, 3), name="image")
+    x = L.Rescaling(1 / 255, name="scale")(image)
+    x = L.DepthwiseConv2D(3, 2, name="strided")(L.Conv2D(4, 3, name="conv")(x))
+    x = L.UpSampling2D(interpolation="bilinear", name="up")(x)
+    x = L.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(image, L.Dense(2, "softmax", name="head")(x))
+
+
+def nested():
+    x = keras.Input((4,), name="x")
+    inner = keras.Sequential([keras.Input((4,)), L.Dense(3, name="a")], name="inner")
+    return keras.Model(x, L.Dense(2, name="head")(inner(x)))
+
+
+def sequential():
+    body = [L.Dense(4, "relu", name="body"), L.Dense(2, name="head")]
+    return keras.Sequential([keras.Input((4,)), *body], name="stack")
+
+
+def kerashub():
+    hub = pytest.importorskip("keras_hub")
+    backbone = hub.models.BertBackbone(
+        vocabulary_size=16,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=4,
+        intermediate_dim=8,
+        max_sequence_length=4,
+        name="backbone",
+    )
+    return hub.models.BertTextClassifier(backbone, num_classes=2, name="classifier")
+
+
+KINDS = {
+    "functional": models.functional,
+    "convolutional": convolutional,
+    "subclassed": lambda: Layers(name="model"),
+    "sequential": sequential,
+    "nested": nested,
+    "shared": models.shared,
+    "wrappers": wrappers,
+    "recurrent": recurrent,
+    "attention": models.tokens,
+    "normalized": models.normalized,
+    "KerasHub": kerashub,
+}
+
+
+def built(make):
+    """A model after its first call, and the batch of that."""
+    model = make()
+    batch = models.batch(model, rows=2)
+    model(batch)
+    return model, batch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_both
+def test_every_feature_has_the_same_table(kind, mode, tmp_path):
+    make = KINDS[kind]
+    plain, batch = built(make)
+    found = tfamp.compare_precision(plain, batch, mode).layers
+    exported = tfamp.export(
+        *(plain, tmp_path / "plain", mode), sample_inputs=batch
+    ).layers
+    tfamp.set_precision(plain, mode)
+    expected = tuple(tfamp.describe_layers(plain))
+    keras.backend.clear_session()  # Names of layers are counted anew.
+    tfamp.enable(mode)
+    called, _ = built(make)
+    compiled = make()
+    compiled.compile("sgd", "mse")
+    compiled(batch)
+    for model in (called, compiled):
+        assert _without_numbers(tfamp.describe_layers(model)) == _without_numbers(
+            expected
+        )
+    assert found == exported == expected
+    again = tfamp.export(*(called, tmp_path / "mixed", mode), sample_inputs=batch)
+    assert again.layers == tuple(tfamp.describe_layers(called))
+    assert {row.policy for row in expected} == {"float32", mode}
+
+
+def _without_numbers(rows):
+    """Keras counts layers that have no name of their own."""
+    return [tuple(re.sub(r"_\d+(?=/|'|$)", "", text) for text in row) for row in rows]
+
+
+# ---- A search that passed is what `enable` does ----
+
+
+def test_a_search_that_passed_holds_under_enable():
+    def build():
+        large = keras.initializers.Constant(3e4)
+        head = L.Dense(1, kernel_initializer=large)
+        return keras.Sequential([keras.Input((8,)), head], name="m")
+
+    x = np.ones((4, 8), "float32")
+    found = tfamp.search_precision(build(), [x] * 4, "mixed_float16")
+    assert found.overrides == {} and found.held_out.error == 0
+    tfamp.enable("mixed_float16", overrides=found.overrides)
+    np.testing.assert_array_equal(build().predict(x, verbose=0), np.full((4, 1), 24e4))
+
+
+# ---- Trained on exact values, served on exact values ----
+
+
+@keras.saving.register_keras_serializable("tfamp_tests")
+class Years(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = L.Normalization()
+        self.body = L.Dense(2, kernel_initializer="ones", use_bias=False)
+        self.head = L.Dense(1, kernel_initializer="ones", use_bias=False)
+
+    def call(self, x):
+        return self.head(self.body(self.scale(x)))
+
+
+@keras.saving.register_keras_serializable("tfamp_tests")
+class Ids(keras.Model):
+    """Takes ids as floats, as they come out of a table."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table = L.Embedding(
+            400, 1, embeddings_initializer=lambda shape, dtype: tf.range(400.0)[:, None]
+        )
+
+    def call(self, x):
+        return self.table(x)[:, 0]
+
+
+@in_both
+def test_a_file_has_what_raw_values_need_without_tfamp(mode, tmp_path):
+    x, expected = np.float32([[2014], [2015]]), [[-2], [2]]
+    tfamp.enable(mode)
+    model = Years()
+    model.scale.adapt(np.float32([[2014], [2015]]))
+    np.testing.assert_array_equal(model(x), expected)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
+    assert model.body.compute_dtype == mode.removeprefix("mixed_")
+    model.save(tmp_path / "years.keras")
+    path = str(tmp_path / "years.keras")
+    (found,) = workers.run(predicted_without, [(path, mode)], workers=1)
+    np.testing.assert_array_equal(found, expected)
+
+
+def predicted_without(case):
+    path, mode = case
+    keras.config.set_dtype_policy(mode)
+    try:
+        loaded = keras.models.load_model(path, {"Years": Years})
+        return loaded(np.float32([[2014], [2015]])).numpy().astype("float32").tolist()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+@in_both
+def test_ids_that_come_as_floats_are_exact(mode):
+    tfamp.enable(mode)
+    model = Ids()
+    ids = np.float32([[257], [399]])
+    found = model(ids).numpy().ravel()
+    np.testing.assert_array_equal(found, [257, 399])
+
+
+# ---- Monitors and overrides ----
+
+
+class Layers(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.body, self.head = L.Dense(4, name="body"), L.Dense(1, name="head")
+
+    def call(self, x):
+        return self.head(self.body(x))
+
+
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_monitor_leaves_the_overrides_of_a_model_that_fit_builds(late):
+    pattern, expected = ("m/head", MIXED[0]) if late else ("m/body", "float32")
+    tfamp.enable("mixed_bfloat16", overrides={pattern: expected})
+    for callbacks in ([], [tfamp.NumericsMonitor(log_dir=None)]):
+        model = Layers(name="m")
+        model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=2, verbose=0, callbacks=callbacks)
+        policies = {row.path: row.policy for row in tfamp.describe_layers(model)}
+        assert policies[pattern] == expected
+    low = {path for path, policy in policies.items() if policy == MIXED[0]}
+    assert {row.path for row in callbacks[0].rows} == low - {"m"}
+
+
+class GAN(keras.Model):
+    """Has no `call`, and a training step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        noise = [keras.Input((4,)), L.Dense(8, "relu"), L.Dense(3)]
+        self.maker = keras.Sequential(noise)
+        self.critic = keras.Sequential([keras.Input((3,)), L.Dense(8), L.Dense(1)])
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            made = self.maker(tf.ones([8, 4]))
+            loss = tf.reduce_mean(self.critic(made) ** 2 + self.critic(x) ** 2)
+        weights = self.maker.trainable_variables + self.critic.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"objective": loss}
+
+
+class Pairs(Layers):
+    """Its `call` takes something else than its batch."""
+
+    def call(self, x, other):
+        return super().call(x + other)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, other=x) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"objective": loss}
+
+
+@pytest.mark.parametrize("kind", [GAN, Pairs])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_monitor_never_ends_a_training(kind, eager, caplog):
+    def run(callbacks):
+        keras.utils.set_random_seed(0)
+        model = kind()
+        model.compile("sgd", run_eagerly=eager)
+        given = (X,) if kind is GAN else (X, Y)
+        fitted = model.fit(*given, epochs=3, verbose=0, callbacks=callbacks)
+        assert "train_step" not in vars(model)
+        return fitted.history["objective"]
+
+    tfamp.enable("mixed_bfloat16")
+    with caplog.at_level("WARNING"):
+        watched = run([tfamp.NumericsMonitor(every=1, log_dir=None)])
+    assert "training goes on without it" in caplog.text
+    np.testing.assert_allclose(watched, run([]), rtol=1e-6)
+
+
+def normalized_on_replicas(_):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    tfamp.enable("mixed_bfloat16", on_unsupported="warn")
+    monitor, losses = tfamp.NumericsMonitor(every=1, log_dir=None), []
+    for callbacks in ([], [monitor]):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            norm = L.BatchNormalization(synchronized=True, name="norm")
+            stack = [keras.Input((3,)), L.Dense(4, name="body"), norm, L.Dense(1)]
+            model = keras.Sequential(stack, name="m")
+            model.compile("sgd", "mse", jit_compile=False)
+        x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+        fitted = model.fit(x, x[:, :1], 8, 2, verbose=0, callbacks=callbacks)
+        losses.append(fitted.history["loss"])
+        assert norm.synchronized
+    return losses, [(row.path, row.outputs.values) for row in monitor.rows]
+
+
+def test_a_monitor_beside_synchronized_normalization_on_replicas():
+    (found,) = workers.run(normalized_on_replicas, [None], workers=1, cpus=2)
+    losses, rows = found
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    assert [tuple(row) for row in rows] == [("m/body", 8 * 4), ("m/norm", 8 * 4)]
+
+
+# ---- Threads ----
+
+
+@in_both
+def test_four_threads_predict_and_leave_nothing(mode):
+    tfamp.enable(mode)
+    made = [Layers(name="a"), Layers(name="b")]
+    start = threading.Barrier(4)
+
+    def predict(index):
+        start.wait()
+        model = made[index % 2]
+        return [model.predict(X, verbose=0) for _ in range(3)] + [model(X).numpy()]
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(predict, range(4)))
+    tfamp.disable()
+    for index, outputs in enumerate(found):
+        assert {each.dtype for each in outputs} == {np.dtype("float32")}
+        for each in outputs:
+            np.testing.assert_allclose(each, outputs[0], rtol=1e-2)
+        model = made[index % 2]
+        assert "call" not in vars(model)
+        low = mode.removeprefix("mixed_")
+        kinds = [model.body.compute_dtype, model.head.compute_dtype]
+        assert kinds == [low, "float32"]
+
+
+@in_both
+def test_two_models_are_fitted_in_threads(mode):
+    def fitted(model):
+        model.compile("sgd", "mse")
+        return model.fit(X, Y, epochs=3, verbose=0).history["loss"]
+
+    def run(each):
+        keras.utils.set_random_seed(0)
+        tfamp.enable(mode)
+        pair = [Layers(name="a"), Layers(name="b")]
+        for model in pair:
+            model(X)
+        found = list(each(fitted, pair))
+        tfamp.disable()
+        return found
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        apart = run(pool.map)
+    np.testing.assert_allclose(apart, run(map), rtol=1e-2)
+
+
+def test_enable_from_two_threads_leaves_one_compile():
+    before = helpers.read_globals()
+    start, errors = threading.Barrier(3), []
+
+    def switch(mode):
+        start.wait()
+        for _ in range(20):
+            with contextlib.suppress(tfamp.UnsupportedModeError):
+                tfamp.enable(mode)
+            tfamp.disable()
+
+    threads = [threading.Thread(target=switch, args=(m,)) for m in (*MIXED, "float32")]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    tfamp.disable()
+    after = helpers.read_globals()
+    keras.config.set_dtype_policy("float32")  # That of this thread.
+    tf.config.experimental.enable_tensor_float_32_execution(before.tensor_float_32)
+    assert errors == [] and after.methods == before.methods
+
+
+# ---- TF32 ----
+
+
+@pytest.mark.parametrize("feature", ["comparison", "search", "export"])
+def test_float32_is_computed_and_timed_without_tf32(feature, tmp_path):
+    """It is a reference: on GPUs, TF32 has ten bits of float32's 23."""
+    on = tf.config.experimental.tensor_float_32_execution_enabled
+    seen = []
+
+    def look(value):
+        seen.append(on())
+        return value
+
+    class Look(L.Layer):
+        def call(self, x):
+            if self.compute_dtype != "float32":
+                return x
+            y = tf.numpy_function(look, [x], x.dtype)
+            return tf.ensure_shape(y, x.shape) + x - tf.stop_gradient(x)
+
+    stack = [keras.Input((3,)), L.Dense(4), Look(), L.Dense(4), L.Dense(1)]
+    model = keras.Sequential(stack)
+    run = {
+        "comparison": lambda: tfamp.compare_precision(model, X, "mixed_bfloat16"),
+        "search": lambda: tfamp.search_precision(model, [X] * 4, "mixed_bfloat16"),
+        "export": lambda: tfamp.export(model, tmp_path / "low", "mixed_bfloat16"),
+    }
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    try:
+        if feature == "export":  # The model as it is runs first, to be compared.
+            model(X)
+        run[feature]()
+        assert on()
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+    before = 2 if feature == "export" else 0
+    assert len(seen) > before and not any(seen[before:])
+
+
+# ---- The rewrite, the comparison, the audit, files ----
+
+
+def test_disabling_the_rewrite_forgets_no_pattern():
+    def build(name):
+        x = keras.Input((3,))
+        return keras.Model(x, L.Dense(1, name=name)(x))
+
+    tfamp.enable("mixed_bfloat16", overrides={"a_head": "float32"})
+    build("a_head").compile("sgd", "mse")
+    tfamp.disable_graph_rewrite()
+    build("other").compile("sgd", "mse")
+
+
+def attentive():
+    ids = keras.Input((6,), dtype="int32")
+    x = L.Embedding(9, 8, mask_zero=True)(ids)
+    x = L.MultiHeadAttention(2, 4, name="mha")(x, x)
+    return keras.Model(ids, L.Dense(2)(L.GlobalAveragePooling1D()(x)))
+
+
+def test_masks_are_there_when_a_layer_is_compared_alone():
+    ids = np.array([[1, 2, 3, 0, 0, 0], [4, 5, 0, 0, 0, 0]])
+    found = tfamp.compare_precision(attentive(), ids, "mixed_bfloat16")
+    (row,) = [row for row in found.rows if row.path == "mha"]
+    assert row.accumulated_error < 0.02 and row.local_error < 0.02
+
+
+def test_the_audit_and_the_comparison_agree_on_outputs():
+    with tfamp.policy_scope("mixed_bfloat16"):
+        model = Layers(name="m")
+        model(X)
+    before = models.described(model)
+    compared = tfamp.compare_precision(model, X, "mixed_bfloat16")
+    head = {row.path: row.format for row in compared.rows}["m/head"]
+    tfamp.enable("mixed_bfloat16")
+    report = tfamp.audit(model, inputs=X, device="cpu-amx")
+    assert head == "float32" and report.formats["float32"] > 0
+    assert "outputs" not in {each.rule for each in report.findings}
+    assert models.described(model) == before  # It looks, and changes nothing.
+
+
+def test_a_comparison_with_a_batch_asks_for_none(caplog):
+    class Reads(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = L.Embedding(9, 4), L.Dense(2)
+
+        def call(self, ids):
+            return self.head(self.table(ids))
+
+    model, ids = Reads(), np.ones((4, 5), "int32")
+    model(ids)
+    with caplog.at_level("WARNING"):
+        found = tfamp.compare_precision(model, ids, "mixed_bfloat16")
+    assert "sample_inputs" not in caplog.text
+    assert found.rows[-1].format == "float32"
+
+
+def test_what_a_folder_lacks_is_said(monkeypatch, tmp_path):
+    """Keras says of a folder what state is lost, and so it is said."""
+
+    def loads(path, *args):
+        import warnings
+
+        warnings.warn("Skipping variable loading for optimizer 'adam'", stacklevel=1)
+        return sequential()
+
+    monkeypatch.setattr(keras.models, "load_model", loads)
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
+        tfamp.load_model(tmp_path)
+
+
+# ---- A plan that fails changes nothing ----
+
+
+def test_a_plan_that_fails_half_way_leaves_every_layer(monkeypatch):
+    model, batch = built(sequential)
+    before = models.described(model)
+    kind = type(model.layers[-1])
+    own = kind.dtype_policy
+
+    def refuse(layer, value):
+        raise RuntimeError("refused")
+
+    refusing = own.setter(refuse)
+    monkeypatch.setattr(kind, "dtype_policy", refusing, raising=False)
+    with pytest.raises(RuntimeError, match="refused"):
+        tfamp.set_precision(model, "mixed_bfloat16", {"stack/head": "float32"})
+    monkeypatch.undo()
+    assert models.described(model) == before
