@@ -1,0 +1,193 @@
+"""Where float32 and 16 bits meet in an operator of TensorFlow, float32 wins."""
+
+import inspect
+import re
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+
+LOW = {"mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
+in_both = pytest.mark.parametrize("mode", LOW)
+WIDE = tf.constant(np.random.default_rng(1).uniform(0.1, 1.1, (4, 4)), tf.float32)
+NARROW = tf.constant(np.random.default_rng(0).uniform(0.1, 1.1, (4, 4)), tf.float32)
+ROWS = tf.constant([0, 2])
+
+
+@pytest.fixture(autouse=True)
+def disabled():
+    yield
+    tfamp.disable()
+
+
+def branching(h, f):
+    if tf.reduce_sum(f) > 0:
+        y = h + f
+    else:
+        y = f
+    return y
+
+
+# Functions of `h`, of 16 bits, and `f`, of float32.
+OPERATORS = {
+    "+": lambda h, f: h + f,
+    "reversed -": lambda h, f: f - h,
+    "/": lambda h, f: h / f,
+    "**": lambda h, f: f**h,
+    "@": lambda h, f: h @ f,
+    ">": lambda h, f: tf.cast(h > f, "float32") + 0 * f,
+    "noise": lambda h, f: h + 0 * tf.random.normal([4, 4]) + 0 * f,
+    "variable": lambda h, f: h * tf.Variable(tf.ones([4, 4])) + 0 * f,
+    "matmul": lambda h, f: tf.matmul(h, f, transpose_b=True),
+    "matvec": lambda h, f: tf.linalg.matvec(h, f),
+    "tensordot": lambda h, f: tf.tensordot(h, f, 1),
+    "einsum": lambda h, f: tf.einsum("ij,jk->ik", h, f),
+    "concat": lambda h, f: tf.concat([h, f], 0),
+    "stack": lambda h, f: tf.stack([h, f]),
+    "add_n": lambda h, f: tf.add_n([h, f]),
+    "where": lambda h, f: tf.where(f > 0.7, h, f),
+    "maximum": lambda h, f: tf.maximum(h, f),
+    "squared difference": lambda h, f: tf.math.squared_difference(h, f),
+    "clip": lambda h, f: tf.clip_by_value(h, 0.1 * f, f),
+    "bias": lambda h, f: tf.nn.bias_add(h, f[0]),
+    "convolution": lambda h, f: tf.nn.conv1d(h[None], f[None], 1, "SAME"),
+    "cross entropy": lambda h, f: tf.nn.softmax_cross_entropy_with_logits(h, f),
+    "gather": lambda h, f: tf.gather(h, ROWS) * tf.gather(f, ROWS),
+    "scatter": lambda h, f: tf.tensor_scatter_nd_update(h, ROWS[:, None], f[:2]),
+    "branch": branching,
+}
+EAGER_MADE = {"variable"}  # A `tf.function` makes variables once.
+
+
+@pytest.mark.issue("tensorflow#49460")
+@in_both
+@pytest.mark.parametrize("how", helpers.RUNNERS)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_compute_in_float32(name, how, mode):
+    """Values and gradients are float32's of the same numbers, each in its format."""
+    if how != "eager" and name in EAGER_MADE:
+        pytest.skip("makes a variable")
+    function, low = OPERATORS[name], tf.cast(NARROW, LOW[mode])
+
+    def run(h, f):
+        with tf.GradientTape() as tape:
+            tape.watch([h, f])
+            y = function(h, f)
+        zero = tf.UnconnectedGradients.ZERO
+        return y, tape.gradient(y, [h, f], unconnected_gradients=zero)
+
+    expected, slopes = run(tf.cast(low, "float32"), WIDE)
+    tfamp.enable(mode)
+    found, gradients = helpers.RUNNERS[how](run)(low, WIDE)
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for gradient, slope, dtype in zip(
+        gradients, slopes, (LOW[mode], "float32"), strict=True
+    ):
+        assert gradient.dtype == dtype
+        dense = [tf.cast(tf.convert_to_tensor(x), "float32") for x in (gradient, slope)]
+        np.testing.assert_allclose(*dense, rtol=0.02, atol=0.02)
+
+
+ERRORS = {
+    "shapes": lambda h, f: tf.concat([h, f[:, :2]], 0),
+    "float64": lambda h, f: f + tf.cast(f, "float64"),
+    "two of 16 bits": lambda h, f: tf.cast(f, "bfloat16") + tf.cast(f, "float16"),
+    "strings": lambda h, f: f + tf.constant("a"),
+    "integers": lambda h, f: f + ROWS[0],
+}
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_is_an_error_in_float32_stays_tensorflows_own(name, how):
+    low = tf.cast(NARROW, "bfloat16")
+
+    def said(h):
+        with pytest.raises((TypeError, ValueError, tf.errors.OpError)) as raised:
+            helpers.RUNNERS[how](ERRORS[name])(h, WIDE)
+        text = re.sub(r"\d+", "0", str(raised.value))
+        return raised.type, text.split(" [Op:")[0].split("File ")[0]
+
+    # Of shapes, the error is that of float32 beside float32.
+    expected = said(tf.cast(low, "float32") if name == "shapes" else low)
+    tfamp.enable("mixed_bfloat16")
+    assert said(low) == expected
+
+
+def test_nothing_is_replaced_in_float32_or_after_disable():
+    low = tf.cast(NARROW, "bfloat16")
+    with helpers.enabled("mixed_bfloat16"):
+        assert (low + WIDE).dtype == "float32"
+    for mode in ("float32", None):
+        if mode:
+            tfamp.enable(mode)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="was expected to be"):
+            low + WIDE
+        tfamp.disable()
+
+
+class Sampling(keras.layers.Layer):
+    """Adds noise in float32 to what it gets in 16 bits."""
+
+    def call(self, x):
+        return x + 0.01 * tf.random.normal(tf.shape(x))
+
+
+def test_each_place_is_said_once_with_the_users_line(caplog):
+    tfamp.enable("mixed_bfloat16")
+    body = [keras.layers.Dense(8), Sampling(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *body])
+    model.compile("sgd", "mse")
+    with caplog.at_level("WARNING"):
+        for _ in range(2):
+            model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    lines, first = inspect.getsourcelines(Sampling.call)
+    line = first + len(lines) - 1
+    said = [x.getMessage() for x in caplog.records if " meet in " in x.getMessage()]
+    assert said == [
+        f"{__file__}:{line}: float32 and bfloat16 meet in AddV2: computed in float32"
+    ]
+
+
+class Memory(keras.layers.Layer):
+    """Holds a `tf.Variable`, a mask and positions in float32, and mixes them in."""
+
+    def build(self, shape):
+        self.scale = tf.Variable(tf.ones(shape[-1]))
+        self.codes = self.add_weight(shape=(8, shape[-1]), name="codes")
+
+    def call(self, x):
+        positions = tf.range(tf.cast(tf.shape(x)[-1], "float32"))
+        x = tf.concat([x * self.scale, x + 0.01 * positions], -1)
+        near = tf.matmul(x[:, : self.codes.shape[1]], self.codes, transpose_b=True)
+        return tf.where(near > 1e6, 0.0, tf.concat([x, near], -1)[:, :8])
+
+
+@in_both
+@pytest.mark.parametrize("keywords", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_layers_of_ones_own_train_as_in_float32(mode, keywords):
+    def loss(mode):
+        keras.utils.set_random_seed(0)
+        with helpers.enabled(mode):
+            body = [keras.layers.Dense(8), Memory(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((4,)), *body])
+            model.compile(keras.optimizers.SGD(0.01), "mse", **keywords)
+            x = np.random.default_rng(0).normal(size=(32, 4))
+            fitted = model.fit(x, x[:, :1], epochs=3, verbose=0)
+        return fitted.history["loss"]
+
+    np.testing.assert_allclose(loss(mode), loss("float32"), rtol=0.02)
+
+
+def test_slow_paths_of_one_format_are_untouched():
+    """Eager kernels that fail for another reason fail as ever."""
+    tfamp.enable("mixed_bfloat16")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Matrix size-incomp"):
+        tf.matmul(WIDE, WIDE[:2])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Dimension"):
+        tf.concat([WIDE, WIDE[:, :2]], 0)
