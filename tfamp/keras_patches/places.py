@@ -44,7 +44,7 @@ class Patch(NamedTuple):
 
 _TRAINS = ("keras.src.backend.common.global_state:get_global_attribute",)
 _DRAWS = (*_TRAINS, "keras.src.random.seed_generator:draw_seed")
-_CALLS = (
+CALLS = (
     *_TRAINS,
     "keras.src.backend.common.stateless_scope:in_stateless_scope",
     "keras.src.saving.serialization_lib:in_safe_mode",
@@ -88,13 +88,13 @@ UPSTREAM = {
     "test_keras_compares_class_ids_in_the_format_of_the_outputs and "
     "test_keras_rounds_raw_inputs fail": (
         Patch(
-            "a model's first call, and its outputs", "keras:Layer", "__call__", _CALLS
+            "a model's first call, and its outputs", "keras:Layer", "__call__", CALLS
         ),
         Patch(
             "raw values outside of models",
             "keras.layers:Rescaling",
             "__call__",
-            _CALLS,
+            CALLS,
             "data_layer",
         ),
     ),

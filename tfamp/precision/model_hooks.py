@@ -113,11 +113,9 @@ class _Rules:
         self._said: set[str] = set()
         self._met: weakref.WeakSet = weakref.WeakSet()
         self._compiled: weakref.WeakSet = weakref.WeakSet()
-        attribute = "keras.src.backend.common.global_state:get_global_attribute"
+        attribute, stateless, loading = places.CALLS
         self._attribute = names.resolve(attribute)
-        scope = "keras.src.backend.common.stateless_scope:in_stateless_scope"
-        self._is_stateless = names.resolve(scope, lambda: False)
-        loading = "keras.src.saving.serialization_lib:in_safe_mode"
+        self._is_stateless = names.resolve(stateless)
         self._loading = names.resolve(loading)  # None: no file is being loaded.
 
     # ---- compile and fit ----
@@ -152,13 +150,13 @@ class _Rules:
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
-            if self.asked.is_mixed and self.asked.scaling is not False:
+            if self.asked.scaling is not False:
                 skipped_steps.watch(model)
             if not hasattr(model.train_function, "is_first_step"):
                 look = first_step.look(model, is_new)
                 if builds or look is not None:
-                    step = self._first_step(model, original, look, builds)
-                    model.train_function = step
+                    first = self._first_step(model, original, look, builds)
+                    model.train_function = first
             return model.train_function
 
         return make_train_function
