@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # TensorFlow and Keras do work when they are imported; what counts is the difference
 # that tfamp makes after them.
 _PROBE = """
-import json, logging, os, sys, warnings
+import json, logging, os, re, sys, warnings
 import keras
 import tensorflow as tf
 
@@ -58,7 +58,7 @@ hardware.detect_support()
 print("RESULT" + json.dumps({
     "before": before, "after": after, "added": added, "configurable": configurable,
     "configurable after detect_support": can_configure(),
-    "above": [n for n in sys.modules if n.startswith(("tfamp.training", "tfamp.benchmark"))],
+    "above": [n for n in sys.modules if re.match("tfamp.(training|benchmark)", n)],
 }))
 """
 
