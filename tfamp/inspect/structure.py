@@ -68,6 +68,11 @@ def is_built(model: keras.Model) -> bool:
     return model.built and (called or all(x.built for x in flat))
 
 
+def layer_ids(model: keras.Model) -> frozenset[int]:
+    """Returns which layers a model consists of."""
+    return frozenset(id(place.layer) for place in walk(model))
+
+
 def holds(model: keras.Model, layer: keras.layers.Layer) -> bool:
     """Whether a layer is a model, or in it."""
     return any(place.layer is layer for place in walk(model))

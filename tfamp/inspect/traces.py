@@ -96,26 +96,34 @@ def _tensors(nested):
     return [x for x in keras.tree.flatten(nested) if tf.is_symbolic_tensor(x)]
 
 
-_REPLACED = {"call", "build", "_losses", "_loss_ids"}  # While a model is traced.
+_REPLACED = ("call", "build")  # While a model is traced.
+# Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
+# guarded by tests/contract/test_audit.py.
+_ADDED = ("_losses", "_loss_ids")
 
 
 @contextlib.contextmanager
 def unchanged(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Scopes a trace: afterwards no layer holds a tensor, a loss or a `call` of it."""
-    kept = [(layer, layer.built, dict(vars(layer))) for layer in layers]
-    # Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
-    # guarded by tests/contract/test_audit.py.
-    for layer, *_ in kept:
-        held = {name: vars(layer).get(name) for name in ("_losses", "_loss_ids")}
-        held = {name: x for name, x in held.items() if x is not None}
-        vars(layer).update({name: copy.copy(x) for name, x in held.items()})
+    """Scopes a trace: afterwards no layer holds a tensor, a loss or a `call` of it.
+
+    Everything else stays as it is then: other threads may use the model meanwhile.
+    """
+    kept = [(vars(layer), dict(vars(layer))) for layer in layers]
+    for held, before in kept:
+        for name in _ADDED:
+            if before.get(name) is not None:
+                held[name] = copy.copy(before[name])
     try:
         yield
     finally:
-        for layer, was_built, attributes in kept:
-            if layer.built and not was_built:  # What the trace built stays.
-                made = vars(layer).keys() - _REPLACED
-                attributes |= {name: vars(layer)[name] for name in made}
-            for name in vars(layer).keys() - attributes.keys():
-                del vars(layer)[name]
-            vars(layer).update(attributes)
+        for held, before in kept:
+            for name, value in list(held.items()):
+                if name in _REPLACED + _ADDED or _holds_tensors(value):
+                    held.pop(name)
+                    held |= {name: before[name]} if name in before else {}
+
+
+def _holds_tensors(value):
+    leaves = value.values() if isinstance(value, dict) else value
+    leaves = leaves if isinstance(value, list | tuple | dict) else [value]
+    return any(isinstance(x, tf.Tensor) and tf.is_symbolic_tensor(x) for x in leaves)

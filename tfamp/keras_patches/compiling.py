@@ -1,4 +1,4 @@
-"""`compile` of every model: what it gets, and the optimizer that it makes of it."""
+"""`compile` of every model: what it gets, and its optimizer; and its first step."""
 
 import contextlib
 import inspect
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfamp.keras_patches import hooks, places
 
@@ -89,3 +90,30 @@ def is_being_made(model: keras.Model) -> bool:
             if frame.f_locals.get(arguments[0]) is model:
                 return True
     return False
+
+
+def run_once(model: keras.Model, look: Any, then: Callable[[], None] | None) -> None:
+    """Has the next training step, and no other, run in a context, and something after.
+
+    Args:
+      model: A model that has its training function.
+      look: The context; None for none.
+      then: What to call after the step; None for nothing.
+    """
+    function = model.train_function
+
+    def step(iterator):
+        model.train_function = function
+        try:
+            with look or contextlib.nullcontext():
+                logs = function(iterator)
+            if then is not None:
+                then()
+        except BaseException as error:
+            if not isinstance(error, StopIteration | tf.errors.OutOfRangeError):
+                model.train_function = None  # The next `fit` is a first one again.
+            raise
+        return logs
+
+    step.is_first_step = True  # pyright: ignore[reportFunctionMemberAccess]
+    model.train_function = step

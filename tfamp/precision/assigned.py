@@ -26,8 +26,8 @@ _TRACED = ("train_function", "test_function", "predict_function", "generate_func
 # Two assignments at a time would put each other's policies back.
 EXCLUSIVE = threading.RLock()
 _scopes: list[keras.Model] = []  # Those in force, under the lock.
-# Why each layer has the policy that it was assigned; no model holds more for it.
-REASONS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# The models that `set_precision` was called on: their layers are no other plan's.
+SET: weakref.WeakSet = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -64,20 +64,35 @@ def in_force() -> bool:
     return bool(_scopes)
 
 
-def keep(model: keras.Model, planned: plan.Plan, forget: bool = True) -> None:
+def keep(
+    model: keras.Model, planned: plan.Plan, *, forget: bool, takes_over: bool
+) -> None:
     """Applies a plan, of a model or of one around it, to the model for good.
 
     Args:
       model: The model.
       planned: The plan.
       forget: Whether the model forgets what it has traced, if anything changes.
+      takes_over: Whether layers that have their plan from another model get this one;
+        else those of models in this one alone: who calls a part of a model, or another
+        view of its layers, changes nothing of it.
     """
     layers = {id(place.layer): place.layer for place in structure.walk(model)}
-    rows = {key: row for key, row in planned.rows.items() if key in layers}
+    inside = {id(place.layer) for place in structure.walk(planned.model)}
+
+    def is_free(layer):
+        record = plan.record_of(layer)
+        root = record and record.root()
+        if root is None or id(root) in inside:
+            return True
+        return takes_over and (root not in SET or planned.model in SET)
+
+    rows = planned.rows.items()
+    rows = {key: row for key, row in rows if key in layers and is_free(layers[key])}
     with EXCLUSIVE:
         changes = any(layers[key].dtype_policy.name != rows[key][0] for key in rows)
         changes |= any(v.dtype in formats.LOW for v in model.variables)
-        assign(model, rows, forget and changes)
+        assign(model, rows, forget and changes, planned.model)
 
 
 def float32(model: keras.Model) -> contextlib.AbstractContextManager[None]:
@@ -86,7 +101,10 @@ def float32(model: keras.Model) -> contextlib.AbstractContextManager[None]:
 
 
 def assign(
-    model: keras.layers.Layer, rows: Mapping[int, tuple[str, str]], forget: bool = True
+    model: keras.layers.Layer,
+    rows: Mapping[int, plan.Row],
+    forget: bool = True,
+    root: keras.layers.Layer | None = None,
 ) -> contextlib.ExitStack:
     """Gives layers of a model other dtype policies, all of them or none.
 
@@ -96,6 +114,7 @@ def assign(
       model: A model of any kind, or a layer.
       rows: {id of a layer: (name of a Keras dtype policy, why)}.
       forget: Whether the model forgets what it has traced.
+      root: The model whose plan it is, if that is another one.
 
     Returns:
       What puts everything back when it is closed, traced functions included.
@@ -110,7 +129,7 @@ def assign(
             if isinstance(layer, keras.layers.InputLayer):
                 _widen_input(undo, layer)
             elif id(layer) in rows:
-                _assign_layer(undo, layer, *rows[id(layer)])
+                _assign_layer(undo, layer, *rows[id(layer)], root or model)
             if forget:
                 _forget_traces(undo, layer)
         return undo.pop_all()
@@ -124,13 +143,17 @@ def _set(undo, owner, name, value):
     setattr(owner, name, value)
 
 
-def _assign_layer(undo, layer, name, reason):
-    undo.callback(_note, layer, REASONS.get(layer))
-    _note(layer, reason)
+def _assign_layer(undo, layer, name, reason, root):
+    made = plan.made_with(layer)
+    new = made if made.name == name else keras.dtype_policies.get(name)
+    undo.callback(_note, layer, plan.RECORDS.get(layer))
+    _note(layer, plan.Record(made, new, reason, weakref.ref(root)))
     # Through the property, Keras would write into a map, which layers share.
     is_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
     held = "_dtype_policy" if is_map else "dtype_policy"
-    _set(undo, layer, held, keras.dtype_policies.get(name))
+    _set(undo, layer, held, new)
+    if new.variable_dtype in formats.LOW:  # It was made so.
+        return
     for variable in structure.own_weights(layer):
         _widen_variable(undo, variable)
     for state in keras.tree.flatten(getattr(layer, "states", None) or ()):
@@ -144,11 +167,11 @@ def _assign_layer(undo, layer, name, reason):
             type(layer).build(layer, layer._build_input_shape)
 
 
-def _note(layer, reason):
-    if reason is None:
-        REASONS.pop(layer, None)
+def _note(layer, record):
+    if record is None:
+        plan.RECORDS.pop(layer, None)
     else:
-        REASONS[layer] = reason
+        plan.RECORDS[layer] = record
 
 
 def _widen_variable(undo, variable):

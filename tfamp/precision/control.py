@@ -205,11 +205,8 @@ def _refresh_hooks() -> None:
     asked, rewrites = _session and _session.asked, switch.active() is not None
     # enable("float32") is stock Keras.
     mixed = asked is not None and asked.is_mixed
-    if asked is not None:
-        given = asked.mode, asked.scaling, asked.overrides, mixed, asked.float32_outputs
-        model_hooks.install(model_hooks.Asked(*given))
-    elif rewrites:
-        model_hooks.install(model_hooks.Asked())
+    if asked is not None or rewrites:
+        model_hooks.install(asked)
     else:
         model_hooks.remove()
     # On a GPU none is used.

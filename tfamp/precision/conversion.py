@@ -71,11 +71,14 @@ def set_precision(
     planned = plan_of(model, chosen, parsed)
     planned.check(planned.matched)
     trains = getattr(model, "train_function", None) is not None
-    assigned.keep(model, planned)
+    assigned.SET.add(model)
+    try:
+        assigned.keep(model, planned, forget=True, takes_over=True)
+    except BaseException:
+        assigned.SET.discard(model)
+        raise
     if lost := described.unsaved(planned):
         logging.warning("%s", lost)
-    model_hooks.SET.add(model)
-    model_hooks.SETTLED.add(model)
     if model.compiled and model.optimizer is not None:
         _scale_loss(model)
     if trains:  # By a callback, in the middle of `fit`.
@@ -99,17 +102,14 @@ def plan_of(
       inputs: A batch, structured as the model takes it; without one, the layers that
         compute the outputs are not known of a model that records no inputs.
     """
-    return plan.Plan(model, mode, parsed, traced(model, mode, inputs), _keeps(mode))
+    layers = [plan.made_with(x).compute_dtype for x in described.weighted(model)]
+    mixes = mode.policy != "float32" and not set(formats.LOW).isdisjoint(layers)
 
+    def keeps(layer):  # Float32 that it was made with, beside layers of 16 bits.
+        wide = mixes and plan.made_with(layer).compute_dtype == "float32"
+        return ("float32", plan.AS_MADE) if wide else None
 
-def _keeps(mode):
-    """Returns whether a layer keeps float32, as it was made with it under `enable`."""
-
-    def stays(layer):
-        made = assigned.REASONS.get(layer) == plan.MADE_SO
-        return made and mode.policy != "float32" and layer.compute_dtype == "float32"
-
-    return stays
+    return plan.Plan(model, mode, parsed, traced(model, mode, inputs), keeps)
 
 
 def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Traced:
@@ -120,8 +120,9 @@ def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Tr
         return rules.traced_by(model, inputs)
     except errors.ExportError as error:
         logging.warning(
-            "The layers that compute the outputs are not known, so they do not stay "
-            "in float32. Name them in `overrides`. %s",
+            "The layers that compute outputs are not known, nor those that take raw "
+            "values or ids as floats: they do not stay in float32. Name them in "
+            "`overrides`, or call the model under `tfamp.enable` first. %s",
             error,
         )
         return rules.UNTRACED
@@ -136,7 +137,12 @@ def as_served(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> plan.
     layers = [place.layer for place in structure.walk(model)]
     if all(layer.compute_dtype not in formats.LOW for layer in layers):
         return plan_of(model, mode, (), inputs)
-    return plan.Plan(model, mode, stays=lambda layer: layer.compute_dtype == "float32")
+
+    def keeps(layer):
+        wide = layer.compute_dtype == "float32"
+        return (layer.dtype_policy.name, plan.reason_of(layer)) if wide else None
+
+    return plan.Plan(model, mode, keeps=keeps)
 
 
 def check_not_quantized(model: keras.Model) -> None:

@@ -1,5 +1,6 @@
 """What is said of a model's layers: their precision, and why it is not another."""
 
+from collections.abc import Container
 from typing import NamedTuple
 
 import keras
@@ -7,9 +8,7 @@ import keras
 from tfamp import errors
 from tfamp.facts import formats
 from tfamp.inspect import structure
-from tfamp.precision import assigned, plan
-
-_AS_MADE = "as it was made"
+from tfamp.precision import plan
 
 
 class LayerPrecision(NamedTuple):
@@ -35,7 +34,7 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
         LayerPrecision(
             place.path,
             place.layer.dtype_policy.name,
-            assigned.REASONS.get(place.layer, _AS_MADE),
+            plan.reason_of(place.layer),
         )
         for place in structure.walk(model)
         if structure.is_assignable(place.layer)
@@ -94,7 +93,7 @@ def _named_policies(config):
 # ---- Models from elsewhere ----
 
 
-def _weighted(model):
+def weighted(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers with weights that have a precision, models left out."""
     layers = [place.layer for place in structure.walk(model)]
     kinds = keras.Model
@@ -105,41 +104,41 @@ def _weighted(model):
     ]
 
 
-def _has_none(model, policies, *also):
-    """Whether no layer with weights computes so, or has its policy on purpose."""
-    layers = _weighted(model)
-    return bool(layers) and not any(
-        each.compute_dtype in policies or _is_on_purpose(each)
-        for each in (*also, *layers)
-    )
-
-
-def _is_on_purpose(layer):
-    reason = assigned.REASONS.get(layer, plan.BY_MODE)
-    return not reason.startswith(plan.BY_MODE)
-
-
 def is_of_another(model: keras.Model, policy: str) -> bool:
-    """Whether a model with weights was built under another policy than this one."""
-    return _has_none(model, [keras.dtype_policies.get(policy).compute_dtype], model)
+    """Whether a model with weights was made under another policy than this one."""
+    low, layers = keras.dtype_policies.get(policy).compute_dtype, weighted(model)
+    return bool(layers) and not _made_in([model, *layers], [low])
 
 
-def others(model: keras.Model, policy: str) -> list[keras.Model]:
-    """Returns the models, this one or in it, that stay in float32 as a whole.
+def others(
+    model: keras.Model, policy: str, explicit: Container[keras.layers.Layer]
+) -> list[keras.Model]:
+    """Returns the models, this one or in it, that were made in float32 as a whole.
 
-    A loaded model has the policy in force itself, whatever its layers have.
+    A loaded model has the policy in force itself, whatever its layers have. Layers in
+    `explicit` are in float32 on purpose, and so are those that were told to be.
     """
+
+    def is_ours(layer):
+        by = plan.reason_of(layer)
+        told = by != plan.AS_MADE and not by.startswith(plan.BY_MODE)
+        return told or layer in explicit or layer.compute_dtype in formats.LOW
+
     if policy == "float32":
         return []
     layers = [place.layer for place in structure.walk(model)]
     inner = [each for each in layers if isinstance(each, keras.Model)]
-    found = [each for each in inner if _has_none(each, formats.LOW)]
+    found = [x for x in inner if (held := weighted(x)) and not any(map(is_ours, held))]
     return [model] if model in found else found
+
+
+def _made_in(layers, dtypes):
+    return any(plan.made_with(each).compute_dtype in dtypes for each in layers)
 
 
 def describe_others(models: list[keras.Model], policy: str) -> str:
     """Returns what to say of models that are not in the policy in force."""
-    layers = [layer for model in models for layer in _weighted(model)]
+    layers = [layer for model in models for layer in weighted(model)]
     kept = sorted({each.dtype_policy.name for each in layers})
     paths = errors.examples(each.path for each in layers)
     return (

@@ -12,49 +12,41 @@
 """
 
 import contextlib
+import functools
 import warnings
 import weakref
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 from absl import logging
 
 from tfamp import errors
-from tfamp.facts import formats, modes, names
+from tfamp.facts import formats, names
 from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import compiling, hooks, places
 from tfamp.loss_scaling import optimizer, rule, skipped_steps
-from tfamp.precision import assigned, described, plan, promotion, rules
-from tfamp.precision import overrides as overriding
+from tfamp.precision import (
+    assigned,
+    described,
+    plan,
+    policy,
+    promotion,
+    rules,
+    settings,
+)
 
 _rules: "_Rules | None" = None
-# Models that have their plan: from `enable` or `set_precision`.
-SETTLED: weakref.WeakSet = weakref.WeakSet()
-# Of those, the models that `set_precision` was called on.
-SET: weakref.WeakSet = weakref.WeakSet()
 
 
-class Asked(NamedTuple):
-    """What the hooks need to know of `enable`.
+def install(asked: settings.Settings | None) -> None:
+    """Installs the rules from now on; what is asked already stays as it is.
 
-    Attributes:
-      mode: The mode of layers that are built now; None if it is not tfamp's.
-      scaling, overrides, float32_outputs: As of `settings.Settings`.
-      is_mixed: Whether any layer computes in 16 bits.
+    Args:
+      asked: What `enable` was asked; None for the graph rewrite by itself.
     """
-
-    mode: modes.Mode | None = None
-    scaling: rule.LossScaleConfig | Literal[False] = rule.LossScaleConfig()
-    overrides: overriding.Overrides = ()
-    is_mixed: bool = False
-    float32_outputs: bool = True
-
-
-def install(asked: Asked) -> None:
-    """Installs the rules from now on; what is asked already stays as it is."""
     global _rules
     if _rules is not None and _rules.asked == asked:
         return
@@ -62,7 +54,7 @@ def install(asked: Asked) -> None:
     _rules = _Rules(asked)
     made = [compiling.hook_compile(_rules.scale, _rules.before_compile)]
     wanted = {"make_train_function": _rules.make_train_function}
-    if asked.is_mixed:
+    if _rules.is_mixed:
         wanted |= {"__call__": _rules.call, "data_layer": _rules.call}
     for key, make in wanted.items():
         place = places.PLACES[key]
@@ -82,7 +74,7 @@ def remove() -> None:
 
 def has_its_plan(model: keras.Model) -> bool:
     """Whether nothing that `enable` asks of a model is still to come."""
-    return _rules is None or model in SETTLED
+    return _rules is None or model in _rules.settled or model in assigned.SET
 
 
 def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextManager:
@@ -100,7 +92,7 @@ def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextMan
 
 def scaled(model: keras.Model) -> keras.optimizers.Optimizer:
     """Returns a compiled model's optimizer as `compile` would have it now."""
-    return (_rules or _Rules(Asked())).scale(model, model.optimizer)
+    return (_rules or _Rules(None)).scale(model, model.optimizer)
 
 
 class _Rules:
@@ -108,8 +100,14 @@ class _Rules:
 
     def __init__(self, asked):
         self.asked, self.hooks = asked, []
-        self.matched: set[str] = set()
-        self._policy = asked.mode and asked.mode.policy
+        self.is_mixed = asked is not None and asked.is_mixed
+        self.overrides = asked.overrides if asked else ()
+        self.scaling = asked.scaling if asked else rule.LossScaleConfig()
+        # Models that have their plan: the layers that they had then.
+        self.settled: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._policy = asked and asked.mode.policy
+        self._explicit: weakref.WeakSet = weakref.WeakSet()  # Made with a `dtype`.
+        self._matched: set[str] = set()
         self._said: set[str] = set()
         self._met: weakref.WeakSet = weakref.WeakSet()
         self._compiled: weakref.WeakSet = weakref.WeakSet()
@@ -123,8 +121,8 @@ class _Rules:
     def scale(self, model, given):
         """Returns the optimizer to compile with."""
         # What the patterns match in a model that is not built is not known yet.
-        scaling, asked = self.asked.scaling, self.asked.overrides
-        low = any(each.mode.policy == "mixed_float16" for each in asked)
+        scaling = self.scaling
+        low = any(x.mode.policy == "mixed_float16" for x in self.overrides)
         late = low and not structure.is_built(model)
         if scaling is False or not (late or optimizer.needs_loss_scale(model)):
             return given
@@ -150,86 +148,88 @@ class _Rules:
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
-            if self.asked.scaling is not False:
+            if self.scaling is not False:
                 skipped_steps.watch(model)
             if not hasattr(model.train_function, "is_first_step"):
                 look = first_step.look(model, is_new)
                 if builds or look is not None:
-                    first = self._first_step(model, original, look, builds)
-                    model.train_function = first
+                    then = functools.partial(self._built, model, original)
+                    compiling.run_once(model, look, then if builds else None)
             return model.train_function
 
         return make_train_function
 
-    def _first_step(self, model, original, look, builds):
-        """Returns a training function that puts Keras' own back after one call."""
-        function = model.train_function
-
-        def step(iterator):
-            model.train_function = function
-            try:
-                with look or contextlib.nullcontext():
-                    logs = function(iterator)
-                if builds:
-                    self._before_training(model)
-                    original(model)  # Layers that it built late may have been assigned.
-            except BaseException as error:
-                if not isinstance(error, StopIteration | tf.errors.OutOfRangeError):
-                    model.train_function = None  # The next `fit` is a first one again.
-                raise
-            return logs
-
-        step.is_first_step = True  # pyright: ignore[reportFunctionMemberAccess]
-        return step
+    def _built(self, model, original):
+        self._before_training(model)
+        original(model)  # Layers that it built late may have been assigned.
 
     def _before_training(self, model):
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
         self._plan(model)
-        if self.asked.scaling is not False:
+        if self.scaling is not False:
             optimizer.warn_about_unscaled_optimizers(model)
 
     # ---- The plan of a model ----
 
     def plans(self, model):
         """Whether layers of a model may get another format than the mode's."""
-        return self.asked.is_mixed and not described.is_of_another(model, self._policy)
+        return self.is_mixed and not described.is_of_another(model, self._policy)
 
     def planned(self, root, traced=None):
         """Returns the plan of a model, or of one around it."""
-        given = self.asked.mode, self.asked.overrides, traced or rules.UNTRACED
-        stays = lambda layer: layer.dtype_policy.name != self._policy  # noqa: E731
-        return plan.Plan(root, *given, stays=stays)
+
+        def keeps(layer):
+            name = plan.made_with(layer).name
+            return (name, plan.AS_MADE) if name != self._policy else None
+
+        traced = traced or rules.UNTRACED
+        return plan.Plan(root, self.asked.mode, self.overrides, traced, keeps)
 
     def _plan(self, model):
         """Gives a compiled model's layers their plan; says if it is older."""
-        if self._policy is None or model in SET:
+        if self._policy is None or model in assigned.SET:
             return
         is_built = structure.is_built(model)
         is_being_made = compiling.is_being_made(model)
         others = [model] if described.is_of_another(model, self._policy) else []
         if not others:
-            traced = None
-            if is_built and self.asked.is_mixed and model not in SETTLED:
-                with contextlib.suppress(errors.ExportError):  # Its first call will.
-                    traced = rules.traced_by(model)
-            self._assign(model, model, traced, check=is_built and not is_being_made)
-            if traced or not self.asked.is_mixed:
-                SETTLED.add(model)
-            others = described.others(model, self._policy) if is_built else []
+            check, layers = is_built and not is_being_made, structure.layer_ids(model)
+            if self.settled.get(model) == layers:
+                self._check(self.planned(model), check)
+            else:
+                self._plan_anew(model, layers, is_built, check)
+            if is_built:
+                others = described.others(model, self._policy, self._explicit)
         changed = keras.config.dtype_policy().name != self._policy  # By the user.
         if others and not (is_being_made or changed):
             self._say(described.describe_others(others, self._policy))
 
-    def _assign(self, root, model, traced, check, forget=True):
-        """Gives the layers of a model what the plan of one around it says."""
-        planned = self.planned(root, traced)
-        self.matched |= planned.matched
+    def _plan_anew(self, model, layers, is_built, check):
+        self.settled.pop(model, None)
+        traced = None
+        if is_built and self.is_mixed:
+            with contextlib.suppress(errors.ExportError):  # Its first call will.
+                traced = rules.traced_by(model)
+        self._assign(model, model, traced, check, forget=True)
+        if traced or not self.is_mixed:
+            self.settled[model] = layers
+
+    def _check(self, planned, check):
+        """Raises OverrideError for patterns that have matched no model so far."""
+        self._matched |= planned.matched
         if check:
-            planned.check(self.matched)
-        assigned.keep(model, planned, forget)
-        asks = any("asked for" in reason for _, reason in planned.rows.values())
-        lost = described.unsaved(planned) if asks else ""
+            planned.check(self._matched)
+
+    def _assign(self, root, model, traced, check, forget=False):
+        """Gives the layers of a model what the plan of one around it says.
+
+        `forget`: whether it is compiled, and not only called.
+        """
+        planned = self.planned(root, traced)
+        self._check(planned, check)
+        assigned.keep(model, planned, forget=forget, takes_over=forget)
+        lost = described.unsaved(planned) if self.overrides else ""
         if lost and "unsaved" not in self._said:
             self._said.add("unsaved")
             logging.warning("%s", lost)
@@ -254,7 +254,7 @@ class _Rules:
                 return original(layer, *args, **kwargs)
             if layer not in self._met:
                 self._meet(layer)
-            if isinstance(layer, keras.layers.Embedding):
+            if isinstance(layer, keras.layers.Embedding) and not self._is_stateless():
                 rules.check_ids(layer, *args)
             if not isinstance(layer, keras.Model) or self._is_inside(args, kwargs):
                 return original(layer, *args, **kwargs)
@@ -263,7 +263,7 @@ class _Rules:
                 outputs = original(layer, *args, **kwargs)
             except BaseException:
                 if settles:
-                    SETTLED.discard(layer)
+                    self.settled.pop(layer, None)
                 raise
             return promotion.widened(outputs) if self.asked.float32_outputs else outputs
 
@@ -277,32 +277,33 @@ class _Rules:
         return any(isinstance(x, keras.KerasTensor) for x in flat)
 
     def _meet(self, layer):
+        """Has a layer of raw values in float32, before it is in a model's plan."""
         self._met.add(layer)
-        held = layer.dtype_policy.name
-        if layer in assigned.REASONS:
-            return
-        if held != self._policy:
-            here = keras.config.dtype_policy().name == self._policy
-            if here and not layer.built and self._loading() is None:
-                assigned.REASONS[layer] = plan.MADE_SO
-            return
-        low = keras.dtype_policies.get(held).compute_dtype
-        if low in formats.LOW and (why := rules.by_kind(layer, low, first_call=True)):
-            assigned.assign(layer, {id(layer): ("float32", why)}, forget=False)
+        low, held = (
+            keras.dtype_policies.get(self._policy).compute_dtype,
+            layer.dtype_policy,
+        )
+        if held.name != self._policy:
+            is_new = not layer.built and self._loading() is None
+            if is_new and not policy.was_global(held):
+                self._explicit.add(layer)
+        elif low in formats.LOW:
+            if why := rules.by_kind(layer, low, first_call=True):
+                assigned.assign(layer, {id(layer): ("float32", why)}, forget=False)
 
     def _settle(self, model, args, kwargs):
         """Gives a model that is called first its plan; returns whether it did."""
-        if self._policy is None or model in SETTLED or self._is_stateless():
+        if self._policy is None or has_its_plan(model) or self._is_stateless():
             return False
         # A replica does not wait: its strategy may hold the lock meanwhile.
         waits = tf.distribute.in_cross_replica_context()
         if not assigned.EXCLUSIVE.acquire(blocking=waits):
             return False
         try:
-            if model in SETTLED or assigned.in_force():
+            if model in self.settled or assigned.in_force():
                 return False
             self._settle_now(model, args, kwargs)
-            SETTLED.add(model)
+            self.settled[model] = structure.layer_ids(model)
             return True
         finally:
             assigned.EXCLUSIVE.release()
@@ -310,9 +311,9 @@ class _Rules:
     def _settle_now(self, model, args, kwargs):
         if described.is_of_another(model, self._policy):
             return
-        around = (x for x in self._compiled if structure.holds(x, model))
-        root = next(around, model)
-        self._assign(root, model, None, check=False, forget=False)
+        around = [x for x in list(self._compiled) if structure.holds(x, model)]
+        root, check = [model, *around][-1], model in self._compiled
+        self._assign(root, model, None, check=False)
         try:
             traced = rules.traced(model, *args, **kwargs)
         except Exception as error:  # Code of the user's layers may raise anything.
@@ -322,7 +323,7 @@ class _Rules:
                 *(model.name, error),
             )
             traced = None
-        self._assign(root, model, traced, model in self._compiled, forget=False)
+        self._assign(root, model, traced, check)
 
     def _say(self, text):
         if text not in self._said:

@@ -7,12 +7,18 @@ applies to a layer is, in this order:
     the override that matches its path
     the override of the nearest layer or model around it
     float32 by a rule (`rules`), or of the layer around it that has one
+    what it keeps, such as a `dtype` of its own
     the format of the layer by which Keras runs it
     the mode
+
+A layer has a record of what it was made with. So each plan decides anew, whatever an
+earlier one has assigned.
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Container
+from typing import Any, NamedTuple
 
 import keras
 
@@ -21,8 +27,45 @@ from tfamp.inspect import structure
 from tfamp.precision import overrides as overriding
 from tfamp.precision import rules
 
-BY_MODE = "the mode is"
-MADE_SO = "made with this dtype"
+AS_MADE, BY_MODE = "as it was made", "the mode is"
+Row = tuple[str, str]  # The name of a dtype policy, and why.
+
+
+class Record(NamedTuple):
+    """What is known of a layer that a plan was applied to.
+
+    Attributes:
+      made: The dtype policy that it was made with.
+      policy: The one that it was assigned. Once it has another, the user set that.
+      reason: Why.
+      root: Weak reference to the model whose plan it was.
+    """
+
+    made: keras.DTypePolicy
+    policy: keras.DTypePolicy
+    reason: str
+    root: Any
+
+
+RECORDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def record_of(layer: keras.layers.Layer) -> Record | None:
+    """Returns the record of a layer that still has the policy of it, else None."""
+    record = RECORDS.get(layer)
+    return record if record and record.policy is layer.dtype_policy else None
+
+
+def made_with(layer: keras.layers.Layer) -> keras.DTypePolicy:
+    """Returns the dtype policy that a layer was made with, or that the user gave it."""
+    record = record_of(layer)
+    return record.made if record else layer.dtype_policy
+
+
+def reason_of(layer: keras.layers.Layer) -> str:
+    """Returns why a layer has its dtype policy."""
+    record = record_of(layer)
+    return record.reason if record else AS_MADE
 
 
 class Plan:
@@ -35,8 +78,8 @@ class Plan:
       mode: The mode of all layers that nothing else applies to.
       overrides: What `overrides.parse` returned.
       traced: What a trace of it tells; see `rules.traced`.
-      stays: Function of a layer: whether it keeps what it has, unless an override
-        applies to it.
+      keeps: Function of a layer: the row that it keeps unless an override applies to
+        it; None if it keeps nothing.
 
     Raises:
       OverrideError: If patterns contradict one another.
@@ -48,10 +91,10 @@ class Plan:
         mode: modes.Mode,
         overrides: overriding.Overrides = (),
         traced: rules.Traced = rules.UNTRACED,
-        stays: Callable[[keras.layers.Layer], bool] = lambda layer: False,
+        keeps: Callable[[keras.layers.Layer], Row | None] = lambda layer: None,
     ):
         self.model, self.mode = model, mode
-        self._overrides, self._traced, self._stays = overrides, traced, stays
+        self._overrides, self._traced, self._keeps = overrides, traced, keeps
         places = structure.walk(model)
         self._places = [p for p in places if structure.is_assignable(p.layer)]
         self._free = [place for place in self._places if _leader(place) is None]
@@ -68,21 +111,18 @@ class Plan:
             raise overriding.OverrideError(overriding.unmatched(missing, paths))
 
     @functools.cached_property
-    def rows(self) -> dict[int, tuple[str, str]]:
-        """{id of a layer: (name of its policy, why)}; without layers that stay."""
-        rows = {id(place.layer): self._row(place) for place in self._places}
-        return {key: row for key, row in rows.items() if row}
+    def rows(self) -> dict[int, Row]:
+        """{id of a layer: (name of its policy, why)}."""
+        return {id(place.layer): self._row(place) for place in self._places}
 
     def _row(self, place):
-        if found := self._asked(place) or self._pinned(place):
+        kept = self._keeps(place.layer)
+        if found := self._asked(place) or self._pinned(place) or kept:
             return found
-        if self._stays(place.layer):
-            return None
         if reason := self._traced.routes.get(id(place.layer)):
             return "float32", reason
         if leader := _leader(place):
-            row = self._row(leader)
-            return row and (row[0], f"follows {leader.layer.name!r}")
+            return self._row(leader)[0], f"follows {leader.layer.name!r}"
         return self.mode.policy, f"{BY_MODE} {self.mode.name}"
 
     def _asked(self, place):
@@ -118,7 +158,7 @@ class Plan:
         return None
 
     def _rule(self, layer):
-        if self.mode.policy == "float32" or self._stays(layer):
+        if self.mode.policy == "float32" or self._keeps(layer):
             return ""
         kind = rules.by_kind(layer, self.mode.compute_format)
         return kind or self._traced.outputs.get(id(layer), "")

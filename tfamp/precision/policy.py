@@ -17,6 +17,9 @@ class PrecisionState(NamedTuple):
     tensor_float_32: bool
 
 
+_former: list[keras.DTypePolicy] = []  # Those that were global until tfamp set another.
+
+
 def read() -> PrecisionState:
     """Returns the globals as they stand (the policy of the calling thread)."""
     return PrecisionState(
@@ -25,8 +28,18 @@ def read() -> PrecisionState:
     )
 
 
+def was_global(policy: keras.DTypePolicy) -> bool:
+    """Whether a layer with this policy took the global one, of before `enable` say.
+
+    Of two policies of one name: a layer that was given a `dtype` has its own object.
+    """
+    return any(policy is each for each in _former)
+
+
 def write(state: PrecisionState) -> None:
     """Sets the globals, for example to what `read` returned before."""
+    if not was_global(now := keras.config.dtype_policy()):
+        _former.append(now)
     keras.config.set_dtype_policy(state.dtype_policy)
     tf.config.experimental.enable_tensor_float_32_execution(state.tensor_float_32)
 

@@ -7,7 +7,8 @@ model. `plan.Plan` asks them, and nothing else decides what computes in what.
 |---|---|---|
 | raw values | preprocessing; the layers that hand it the model's inputs | first call |
 | saved | a layer that calls a SavedModel | first call |
-| squares, bilinear, softmax | by kind | plan |
+| squares | `UnitNormalization` | first call |
+| bilinear, softmax | by kind | plan |
 | slow | what this CPU runs slower in bfloat16 | plan |
 | outputs | what computes, or passes on, an output | plan |
 
@@ -18,12 +19,14 @@ rounded. "Plan": when the model is compiled, or first called if it is built by t
 
 import math
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfamp import errors
 from tfamp.facts import formats, hardware
 from tfamp.inspect import flow, model_inputs, structure
 
@@ -250,6 +253,8 @@ class Traced(NamedTuple):
 
 
 UNTRACED = Traced()
+# Of each model: its layers, and what a trace of it told last.
+_last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def traced(model: keras.Model, *args, **kwargs) -> Traced:
@@ -268,11 +273,14 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
     why = f"hands on the values that {exact!r} takes, and must not round them"
     routes = {id(layer): why for layer in found.between}
     rounded = [layer.name for layer in found.rounded if _takes_raw_values(layer)]
-    return Traced(outputs, routes, tuple(rounded))
+    _last[model] = structure.layer_ids(model), Traced(outputs, routes, tuple(rounded))
+    return _last[model][1]
 
 
 def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
     """Returns `traced` of a model by a batch, or by what it records of its inputs.
+
+    Where it records too little, as it was traced last, under `enable` say.
 
     Args:
       model: A built model.
@@ -281,7 +289,13 @@ def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
     Raises:
       ExportError: If the inputs are not known, or the model cannot be traced.
     """
-    given = model_inputs.specs(model) if inputs is None else inputs
+    try:
+        given = model_inputs.specs(model) if inputs is None else inputs
+    except errors.ExportError:
+        layers, found = _last.get(model, (None, UNTRACED))
+        if layers != structure.layer_ids(model):
+            raise
+        return found
     with model_inputs.explained(model, "cannot be traced"):
         return traced(model, given)
 

@@ -9,7 +9,7 @@ import numpy as np
 from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
-from tfamp.precision import assigned, conversion
+from tfamp.precision import assigned, conversion, promotion
 from tfamp.serving import half_weights as halving
 from tfamp.serving import litert, report, verification, writing
 
@@ -175,17 +175,8 @@ def _write(job, precision, half_weights, format):
             call = halving.stored(job.model, _weights_format(precision))
         if format == "litert":
             return litert.write(job, call, half_weights), full
-        return writing.write(job, job.folder, _float32_outputs(call)), full
-
-
-def _float32_outputs(call):
-    """Widens outputs of 16 bits, which is exact."""
-
-    def widened(value):
-        is_low = keras.backend.standardize_dtype(value.dtype) in formats.LOW
-        return keras.ops.cast(value, "float32") if is_low else value
-
-    return lambda inputs: keras.tree.map_structure(widened, call(inputs))
+        wide = lambda inputs: promotion.widened(call(inputs))  # noqa: E731
+        return writing.write(job, job.folder, wide), full
 
 
 def _check_graph(folder, precision, half_weights):
