@@ -120,8 +120,7 @@ class _Rules:
 
     def scale(self, model, given):
         """Returns the optimizer to compile with."""
-        # What the patterns match in a model that is not built is not known yet.
-        scaling = self.scaling
+        scaling = self.scaling  # What patterns match is not known before it is built.
         low = any(x.mode.policy == "mixed_float16" for x in self.overrides)
         late = low and not structure.is_built(model)
         if scaling is False or not (late or optimizer.needs_loss_scale(model)):
