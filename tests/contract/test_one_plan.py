@@ -131,6 +131,152 @@ def _without_numbers(rows):
     return [tuple(re.sub(r"_\d+(?=/|'|$)", "", text) for text in row) for row in rows]
 
 
+# ---- Who calls a part, or another view, changes nothing of a model ----
+
+
+def policies(model):
+    return {row.path: row.policy for row in tfamp.describe_layers(model)}
+
+
+def autoencoder():
+    x = keras.Input((3,))
+    code = L.Dense(4, name="code")(x)
+    return keras.Model(x, L.Dense(3, name="out")(code), name="whole"), code
+
+
+@in_both
+def test_parts_and_views_that_are_called_change_nothing(mode):
+    tfamp.enable(mode)
+    whole, code = autoencoder()
+    whole.compile("sgd", "mse")
+    whole.fit(X, X, verbose=0)
+    before = policies(whole)
+    assert (before["code"], before["out"]) == (mode, "float32")
+    expected = whole.predict(X, verbose=0)
+    keras.Model(whole.input, code).predict(X, verbose=0)
+    keras.Model(whole.input, [code, whole.output]).predict(X, verbose=0)
+    assert policies(whole) == before
+    np.testing.assert_array_equal(whole(X), expected)
+    tfamp.set_precision(whole, mode, {"out": mode})
+    keras.Model(whole.input, [code, whole.output]).predict(X, verbose=0)
+    assert policies(whole)["out"] == mode
+
+
+@in_both
+def test_a_part_that_was_called_first_is_planned_with_the_whole(mode):
+    tfamp.enable(mode)
+    ends = L.Dense(4, name="a"), L.Dense(4, name="b")
+    part = keras.Sequential([keras.Input((3,)), *ends], name="part")
+    part.predict(X, verbose=0)
+    assert policies(part)["part/b"] == "float32"  # It computes outputs of that alone.
+    whole = keras.Sequential([part, L.Dense(1, name="head")], name="whole")
+    whole.compile("sgd", "mse")
+    whole.fit(X, Y, verbose=0)
+    found = policies(whole)
+    assert (found["whole/part/b"], found["whole/head"]) == (mode, "float32")
+    assert found == {
+        row.path: row.policy for row in tfamp.compare_precision(whole, X, mode).layers
+    }
+
+
+@in_both
+def test_a_new_head_is_an_output_when_it_is_compiled_again(mode):
+    tfamp.enable(mode)
+    stack = [keras.Input((3,)), L.Dense(4, name="body"), L.Dense(3, name="old")]
+    model = keras.Sequential(stack, name="m")
+    model.compile("sgd", "mse")
+    model.fit(X, X, verbose=0)
+    model.pop()
+    model.add(L.Dense(1, name="new"))
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    found = policies(model)
+    assert (found["m/body"], found["m/new"]) == (mode, "float32")
+    model.add(L.Dense(1, name="last"))
+    model.compile("sgd", "mse")
+    found = policies(model)
+    assert (found["m/new"], found["m/last"]) == (mode, "float32")
+
+
+class BuildsItself(L.Layer):
+    """Builds a layer with a `dtype` of its own, and one without."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.wide = L.Dense(4, dtype="float32", name="wide")
+        self.low = L.Dense(4, name="low")
+
+    def build(self, shape):
+        self.wide.build(shape)
+        self.low.build(shape)
+
+    def call(self, x):
+        return self.low(x) + self.wide(x)
+
+
+@in_both
+def test_a_dtype_of_its_own_is_kept_and_the_time_of_making_is_none(mode):
+    older, last = L.Dense(4, name="older"), L.Dense(1)
+    tfamp.enable(mode)
+    body = [BuildsItself(name="own"), L.Dense(1, name="head")]
+    model = keras.Sequential([keras.Input((3,)), *body], name="m")
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    expected = policies(model)
+    assert (expected["m/own/wide"], expected["m/own/low"]) == ("float32", mode)
+    tfamp.set_precision(model, mode)
+    assert policies(model) == expected
+    stack = keras.Sequential([keras.Input((3,)), older, last])
+    with pytest.warns(UserWarning, match="built before"):
+        stack.compile("sgd", "mse")
+    tfamp.set_precision(stack, mode)
+    assert older.dtype_policy.name == mode
+
+
+class Positions(L.Layer):
+    """Adds embeddings of positions to those of ids, which come as floats."""
+
+    def __init__(self):
+        super().__init__(name="both")
+        self.ids, self.positions = L.Embedding(20000, 4), L.Embedding(5, 4)
+
+    def call(self, x):
+        places = keras.ops.arange(keras.ops.shape(x)[-1])
+        return self.ids(x) + self.positions(places)
+
+
+@in_both
+def test_ids_pass_a_layer_that_holds_embeddings(mode):
+    tfamp.enable(mode)
+    ids = keras.Input((5,))
+    x = L.GlobalAveragePooling1D()(Positions()(ids))
+    model = keras.Model(ids, L.Dense(1)(x))
+    model.compile("sgd", "mse")
+    assert policies(model)["both"] == "float32"
+    near = np.float32([[19998] * 5, [19999] * 5])
+    assert np.ptp(model.predict(near, verbose=0)) > 0
+
+
+class TakesIds(keras.Model):
+    def __init__(self):
+        super().__init__(name="m")
+        self.table, self.head = L.Embedding(2000, 4, name="table"), L.Dense(1)
+
+    def call(self, x):
+        return self.head(tf.reduce_mean(self.table(x), 1))
+
+
+@in_both
+def test_what_a_call_showed_is_known_to_set_precision(mode):
+    tfamp.enable(mode)
+    model, ids = TakesIds(), np.float32([[1000], [1001]])
+    model(ids)
+    before = policies(model)
+    tfamp.set_precision(model, mode)
+    assert policies(model) == before and before["m"] == "float32"
+    assert np.ptp(model(ids)) > 0
+
+
 # ---- A search that passed is what `enable` does ----
 
 
@@ -337,6 +483,30 @@ def test_four_threads_predict_and_leave_nothing(mode):
         low = mode.removeprefix("mixed_")
         kinds = [model.body.compute_dtype, model.head.compute_dtype]
         assert kinds == [low, "float32"]
+
+
+def test_threads_that_call_a_model_first_keep_what_the_others_set():
+    for _ in range(3):
+        tfamp.enable("mixed_bfloat16")
+        x = y = keras.Input((3,))
+        for _ in range(5):
+            y = L.Dense(8)(y)
+        model = keras.Model(x, L.Dense(1)(y))
+        model.compile("sgd", "mse")
+        tfamp.enable("mixed_bfloat16", fused_kernels=False)  # It has no plan of this.
+        start = threading.Barrier(4)
+
+        def run(index, model=model, start=start):
+            start.wait()
+            if index % 2:
+                return model.predict(X, verbose=0)
+            return model(X).numpy()
+
+        with futures.ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(run, range(4)))
+        for each in found:
+            np.testing.assert_allclose(each, found[0], rtol=1e-2)
+        tfamp.disable()
 
 
 @in_both
