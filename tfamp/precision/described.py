@@ -1,5 +1,6 @@
 """What is said of a model's layers: their precision, and why it is not another."""
 
+import re
 from collections.abc import Container
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import keras
 from tfamp import errors
 from tfamp.facts import formats
 from tfamp.inspect import structure
-from tfamp.precision import plan
+from tfamp.precision import plan, rules
 
 
 class LayerPrecision(NamedTuple):
@@ -39,6 +40,32 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
         for place in structure.walk(model)
         if structure.is_assignable(place.layer)
     ]
+
+
+# ---- What is faster in float32 ----
+
+
+def mostly_slow(model: keras.Model, low: str) -> list[str]:
+    """Returns the layers that are faster in float32, if little else multiplies.
+
+    That is, if they hold most weights, tables of embeddings apart, and there is no
+    other convolution or attention, which multiply by their weights often.
+    """
+    found, in_slow, others, inside = [], 0, 0, set()
+    for place in structure.walk(model):
+        layer = place.layer
+        size = rules.size(layer)
+        why = layer.compute_dtype == "float32" and rules.slow_here(layer, low)
+        if why:
+            found.append(f"{layer.name}: {why}")
+        if why or inside & {id(each.layer) for each in place.holders}:
+            inside.add(id(layer))
+            in_slow += size
+        elif re.search("Conv|Attention", type(layer).__name__):
+            return []
+        elif not isinstance(layer, keras.layers.Embedding):
+            others += size
+    return found if in_slow > others else []
 
 
 # ---- What a saved file would not hold ----

@@ -239,7 +239,7 @@ class _Rules:
                 "those in overrides={...: 'float32'}."
             )
         low = self.asked.mode.compute_format
-        if check and (slow := rules.mostly_slow(model, low)):
+        if check and (slow := described.mostly_slow(model, low)):
             self._say(
                 f"float32 is faster for this model here: most of '{model.name}' "
                 f"({', '.join(slow)}) stays in float32. Use tfamp.enable('float32')."

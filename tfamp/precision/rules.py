@@ -18,7 +18,6 @@ rounded. "Plan": when the model is compiled, or first called if it is built by t
 """
 
 import math
-import re
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,8 +31,8 @@ from tfamp.inspect import flow, model_inputs, structure
 
 OUTPUT = "computes an output of the model, which stays in float32"
 PASSES_OUTPUT = "passes on an output of the model, which stays in float32"
-# Of a product with more weights, a vocabulary's say, float32 costs more than it gains.
-LARGE_OUTPUT = 2**20
+# Of a larger product, a vocabulary's say, float32 costs more than it gains.
+_MOST_WEIGHTS, _MOST_UNITS = 2**20, 4096
 
 _KINDS = keras.layers
 
@@ -130,7 +129,8 @@ def has_slow(low: str) -> bool:
     return low == "bfloat16" and native and all(x.kind == "CPU" for x in devices)
 
 
-def _slow_here(layer, low):
+def slow_here(layer: keras.layers.Layer, low: str) -> str:
+    """Returns why a layer is faster in float32 on this host; empty if it is not."""
     ratio = slow(layer)
     if not ratio or not has_slow(low):
         return ""
@@ -176,7 +176,7 @@ BY_KIND = (
             "XLA does not compile its gradient in 16 bits (keras#20931)",
         ),
     ),
-    Rule("layers slower in bfloat16 on this CPU", _slow_here),
+    Rule("layers slower in bfloat16 on this CPU", slow_here),
 )
 
 
@@ -192,30 +192,8 @@ def by_kind(layer: keras.layers.Layer, low: str, first_call: bool = False) -> st
     return next(filter(None, (rule.why(layer, low) for rule in rules)), "")
 
 
-def mostly_slow(model: keras.Model, low: str) -> list[str]:
-    """Returns the layers that are faster in float32, if little else multiplies.
-
-    That is, if they hold most weights, tables of embeddings apart, and there is no
-    other convolution or attention, which multiply by their weights often.
-    """
-    found, in_slow, others, inside = [], 0, 0, set()
-    for place in structure.walk(model):
-        layer = place.layer
-        size = _size(layer)
-        why = layer.compute_dtype == "float32" and _slow_here(layer, low)
-        if why:
-            found.append(f"{layer.name}: {why}")
-        if why or inside & {id(each.layer) for each in place.holders}:
-            inside.add(id(layer))
-            in_slow += size
-        elif re.search("Conv|Attention", type(layer).__name__):
-            return []
-        elif not isinstance(layer, _KINDS.Embedding):
-            others += size
-    return found if in_slow > others else []
-
-
-def _size(layer):
+def size(layer: keras.layers.Layer) -> int:
+    """Returns how many numbers the weights of a layer have, without those in it."""
     return sum(math.prod(weight.shape) for weight in structure.own_weights(layer))
 
 
@@ -267,8 +245,7 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
     kwargs["training"] = False
     found = flow.read(model, args, kwargs, _computes, _takes_exact_values)
     outputs = {id(layer): PASSES_OUTPUT for layer in found.passing}
-    small = [layer for layer in found.computing if _size(layer) < LARGE_OUTPUT]
-    outputs |= {id(layer): OUTPUT for layer in small}
+    outputs |= {id(layer): OUTPUT for layer in found.computing if not _is_large(layer)}
     exact = found.exact[0].name if found.exact else ""
     why = f"hands on the values that {exact!r} takes, and must not round them"
     routes = {id(layer): why for layer in found.between}
@@ -298,6 +275,12 @@ def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
         return found
     with model_inputs.explained(model, "cannot be traced"):
         return traced(model, given)
+
+
+def _is_large(layer):
+    shapes = [weight.shape for weight in structure.own_weights(layer)]
+    units = max((shape[-1] for shape in shapes if shape), default=0)
+    return size(layer) >= _MOST_WEIGHTS or units >= _MOST_UNITS
 
 
 def _takes_exact_values(layer):

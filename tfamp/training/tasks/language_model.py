@@ -50,7 +50,8 @@ def get_config(source: str) -> config_dict.ConfigDict:
     config.model.embedding_dim = 128
     config.model.units = (128,)  # Of each LSTM layer.
     config.model.dropout = 0.2
-    # True: the product with the vocabulary is in float32, too, not only the softmax.
+    # True: the product with the vocabulary is in float32, too, not only the softmax. A
+    # vocabulary below 4096 has that anyway, as all outputs that are small.
     config.model.float32_head = False
     config.tiny.data = {"sequence_length": 8}
     config.tiny.model = {"vocabulary_size": 512, "embedding_dim": 16, "units": (16,)}
@@ -142,8 +143,9 @@ def build_model(config: config_dict.ConfigDict, vocabulary: int) -> keras.Model:
         embedding_dim, units: widths of the embedding and of each LSTM layer;
         dropout: before and after each LSTM layer, as in Zaremba et al., 2014,
           https://arxiv.org/abs/1409.2329;
-        float32_head: whether the product with the vocabulary is in float32. If not it
-          is in the policy's format, as in bigLSTM, and its logits are cast.
+        float32_head: whether the product with the vocabulary is in float32. If not, one
+          of 4096 tokens or more is in the mode's format, as in bigLSTM, and its logits
+          are cast.
       vocabulary: Number of token ids.
 
     Returns:
