@@ -30,7 +30,8 @@ def set_precision(
         the override that matches its path
         the override of the nearest layer or model around it
         float32, by a rule: outputs, softmax, raw values and so on (docs/hardware.md)
-        the mode, whatever `dtype` the layer was made with
+        float32 that it was made with, beside layers of 16 bits
+        the mode
 
     `describe_layers` says which, and so does the log. Softmax inside attention layers
     has their precision; layers of float64, of integers and of strings stay.
