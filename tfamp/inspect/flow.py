@@ -60,13 +60,20 @@ def read(
         for tensor in outputs:
             returned.setdefault(tensor.ref(), []).append(layer)
         if takes(layer):
-            taken.extend((layer, x) for x in inputs if x.dtype.is_floating)
+            given = map(_uncast, inputs)
+            taken.extend((layer, x) for x in given if x.dtype.is_floating)
 
     graph = traces.trace(model, args, kwargs, note)
     return Flow(
         *_backwards(graph, returned, computes),
         *_forwards(model, graph, taken, returned),
     )
+
+
+def _uncast(tensor):
+    """Returns what was cast to integers, as Keras 3.10 does before `Discretization`."""
+    cast = tensor.op.type == "Cast" and not tensor.dtype.is_floating
+    return tensor.op.inputs[0] if cast else tensor
 
 
 def _backwards(graph, returned, computes):
