@@ -279,7 +279,7 @@ def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
 
 def _is_large(layer):
     shapes = [weight.shape for weight in structure.own_weights(layer)]
-    units = max((shape[-1] for shape in shapes if shape), default=0)
+    units = max((shape[-1] for shape in shapes if len(shape)), default=0)
     return size(layer) >= _MOST_WEIGHTS or units >= _MOST_UNITS
 
 
