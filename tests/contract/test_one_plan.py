@@ -1,8 +1,8 @@
 """One plan: what computes in what is the same whichever feature asks."""
 
-import contextlib
 import re
 import threading
+import traceback
 from concurrent import futures
 
 import helpers
@@ -351,6 +351,25 @@ def test_ids_that_come_as_floats_are_exact(mode):
     np.testing.assert_array_equal(found, [257, 399])
 
 
+@in_both
+def test_autograph_leaves_the_plan_of_a_model_alone(mode, caplog):
+    """It would rewrite it from the source on disk, which may be another one by now."""
+    frames = []
+
+    class Looks(Years):
+        def call(self, x):
+            frames.extend(each.name for each in traceback.extract_stack())
+            return super().call(x)
+
+    tfamp.enable(mode)
+    model = Looks()
+    with caplog.at_level("WARNING"):
+        tf.function(model)(tf.constant([[2014.0], [2015.0]]))
+    assert "_settle" in frames and "tf___settle" not in frames
+    assert "AutoGraph" not in caplog.text
+    assert model.scale.compute_dtype == "float32"
+
+
 # ---- Monitors and overrides ----
 
 
@@ -536,10 +555,12 @@ def test_enable_from_two_threads_leaves_one_compile():
 
     def switch(mode):
         start.wait()
-        for _ in range(20):
-            with contextlib.suppress(tfamp.UnsupportedModeError):
+        try:
+            for _ in range(20):
                 tfamp.enable(mode)
-            tfamp.disable()
+                tfamp.disable()
+        except Exception as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=switch, args=(m,)) for m in (*MIXED, "float32")]
     for each in threads:

@@ -38,6 +38,8 @@ from tfamp.precision import (
     settings,
 )
 
+# In a `tf.function`, AutoGraph would rewrite what it calls, from the source on disk.
+_NOT_CONVERTED = tf.autograph.experimental.do_not_convert
 _rules: "_Rules | None" = None
 
 
@@ -270,18 +272,15 @@ class _Rules:
 
     def _is_inside(self, args, kwargs):
         """Whether a layer or model makes this call, or it makes a graph of layers."""
-        if self._attribute("current_call_ctx") is not None:
-            return True
-        flat = keras.tree.flatten((args, kwargs))
-        return any(isinstance(x, keras.KerasTensor) for x in flat)
+        inside = self._attribute("current_call_ctx") is not None
+        flat = [] if inside else keras.tree.flatten((args, kwargs))
+        return inside or any(isinstance(x, keras.KerasTensor) for x in flat)
 
+    @_NOT_CONVERTED
     def _meet(self, layer):
         """Has a layer of raw values in float32, before it is in a model's plan."""
         self._met.add(layer)
-        low, held = (
-            keras.dtype_policies.get(self._policy).compute_dtype,
-            layer.dtype_policy,
-        )
+        held, low = layer.dtype_policy, self.asked.mode.compute_format
         if held.name != self._policy:
             is_new = not layer.built and self._loading() is None
             if is_new and not policy.was_global(held):
@@ -290,6 +289,7 @@ class _Rules:
             if why := rules.by_kind(layer, low, first_call=True):
                 assigned.assign(layer, {id(layer): ("float32", why)}, forget=False)
 
+    @_NOT_CONVERTED
     def _settle(self, model, args, kwargs):
         """Gives a model that is called first its plan; returns whether it did."""
         if self._policy is None or has_its_plan(model) or self._is_stateless():

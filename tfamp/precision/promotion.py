@@ -44,13 +44,8 @@ from tfamp.keras_patches import hooks
 _NOT_SUPPORTED = tf.__internal__.dispatch.OpDispatcher.NOT_SUPPORTED
 _MIXED = re.compile(r"cannot compute \w+ as input .* a (\w+) tensor but is a (\w+) ")
 _OWN = pathlib.Path(__file__).parents[1]
-_places: dict[str, None] = {}  # In order.
+_places: set[str] = set()  # Those that were told of since `HOOKS` went in.
 _lock = threading.Lock()
-
-
-def seen() -> tuple[str, ...]:
-    """Returns a line for each place where formats met since `HOOKS` went in."""
-    return tuple(_places)
 
 
 # ---- Formats ----
@@ -211,7 +206,7 @@ def _note(low, operator):
     text = f"{file}:{line}: float32 and {' and '.join(low)} meet in {operator}"
     with _lock:
         known = text in _places
-        _places[text] = None
+        _places.add(text)
     if not known:
         logging.warning("%s: computed in float32", text)
 
