@@ -33,6 +33,9 @@ def clean_globals():
     found = helpers.read_globals()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     before = helpers.read_globals()
+    if "tfamp" in sys.modules:
+        user_code = sys.modules["tfamp.facts.user_code"]
+        user_code._said.clear()  # What is told once a process.
     yield
     leaks = helpers.find_leaks(before, helpers.read_globals())
     if leaks and "tfamp" in sys.modules:

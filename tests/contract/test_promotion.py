@@ -190,3 +190,88 @@ def test_slow_paths_of_one_format_are_untouched():
         tf.matmul(WIDE, WIDE[:2])
     with pytest.raises(tf.errors.InvalidArgumentError, match="Dimension"):
         tf.concat([WIDE, WIDE[:, :2]], 0)
+
+
+CONVERSIONS = {
+    "assign": lambda v, h: v.assign(h),
+    "assign_add": lambda v, h: v.assign_add(h),
+    "scatter": lambda v, h: v.scatter_nd_update([[0]], h[:1]),
+    "convert": lambda v, h: tf.convert_to_tensor(h, "float32"),
+}
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_what_is_stored_in_float32_is_cast(name, how):
+    variable, low = tf.Variable(tf.zeros([4, 4])), tf.cast(NARROW, "bfloat16")
+    tfamp.enable("mixed_bfloat16")
+    function = CONVERSIONS[name]
+
+    def store(h):
+        found = function(variable, h)
+        return tf.identity(found if name == "convert" else variable)
+
+    found = helpers.RUNNERS[how](store)(low)
+    assert found.dtype == "float32"
+    np.testing.assert_array_equal(found[0], tf.cast(low[0], "float32"))
+
+
+# ---- Numbers that float16 cannot hold ----
+
+# Functions of `h`, in float16; of small numbers, and of 0.
+NUMBERS = {
+    "+": lambda h: h + 1e-10,
+    "*": lambda h: h * 1e-10,
+    "/": lambda h: h / (h + 1e-8),
+    "log": lambda h: tf.math.log(h + 1e-10),
+    "mask": lambda h: tf.nn.softmax(h + (1.0 - tf.cast(h > 0, h.dtype)) * -1e9),
+    "where": lambda h: tf.where(h > 0, h, -1e9),
+    "maximum": lambda h: tf.maximum(h, 1e-12),
+    "clip": lambda h: tf.clip_by_value(h, 1e-10, 1.0),
+    "l2_normalize": lambda h: tf.math.l2_normalize(h, axis=-1),
+    "epsilon": lambda h: tf.math.l2_normalize(h, -1, epsilon=1e-12),
+    "keras.ops.log": lambda h: keras.ops.log(keras.ops.add(h, 1e-10)),
+    "keras.ops.maximum": lambda h: keras.ops.maximum(h, 1e-12),
+    "keras.ops.clip": lambda h: keras.ops.clip(h, 1e-10, 1.0),
+    "keras.ops.where": lambda h: keras.ops.where(h > 0, h, -1e9),
+}
+
+
+@pytest.mark.parametrize("how", ["graph", "xla"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_float16_cannot_hold_make_an_operator_float32(name, how):
+    low = tf.constant([[1e-4, 2e-4], [0.0, 1.0]], "float16")
+    wanted = NUMBERS[name](tf.cast(low, "float32"))
+    tfamp.enable("mixed_float16")
+    found = helpers.RUNNERS[how](NUMBERS[name])(low)
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
+
+
+FITTING = {
+    "numbers that it holds": lambda h: tf.maximum(h, 1e-7) + 60000.0 - 0.5,
+    "infinity": lambda h: tf.where(h > 0, h, float("-inf")),
+    "asked for": lambda h: h + tf.constant(1e-12, "float16"),
+    "cast": lambda h: h + tf.cast(1e-12, h.dtype),
+}
+
+
+@pytest.mark.parametrize("how", helpers.RUNNERS)
+@pytest.mark.parametrize("name", FITTING)
+def test_other_numbers_change_nothing(name, how):
+    tfamp.enable("mixed_float16")
+    low = tf.constant([[1e-4, 2e-4]], "float16")
+    assert helpers.RUNNERS[how](FITTING[name])(low).dtype == "float16"
+
+
+def test_status_has_the_places_of_this_session():
+    assert tfamp.enable("mixed_float16").formats_meet == "none seen"
+    low = tf.cast(NARROW, "float16")
+    tf.function(lambda: tf.maximum(low, 1e-12) + WIDE)()
+    assert low + WIDE is not None
+    said = tfamp.status().formats_meet
+    assert f"{__file__}:" in said
+    assert "1e-12 is lost in float16 in maximum" in said
+    assert "float32 and float16 meet in AddV2" in said
+    tfamp.disable()
+    assert tfamp.enable("mixed_bfloat16").formats_meet == "none seen"

@@ -393,6 +393,14 @@ def test_tensorflow_sums_bias_gradients_in_bfloat16():
     assert float(tape.gradient(y, bias)[0]) == 256
 
 
+def test_keras_divides_gradients_that_nothing_scaled():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    variable = keras.Variable([0.0])
+    optimizer.build([variable])
+    optimizer.apply([tf.constant([2.0**15])], [variable])
+    assert float(variable[0]) == -1
+
+
 def test_tensorflow_computes_in_one_format_only():
     wide, low = tf.ones([2]), tf.ones([2], tf.bfloat16)
     with pytest.raises(tf.errors.InvalidArgumentError, match="was expected to be a"):

@@ -13,6 +13,9 @@ _CONFIG = "tensorflow.python.framework.config"
 # What is only called, and what is off, or guessed, without it.
 NAMES = {
     "keras:Layer._flatten_layers": "layers held by layers of one's own",
+    "keras.src.backend.common.name_scope:current_path": (
+        "overrides of layers whose first call fails"
+    ),
     "tensorflow.python.eager.context:context": "kernels of one's own in graphs",
     "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext": (
         "loss scaling made for XLA"

@@ -6,13 +6,12 @@ The owner of op determinism and of the environment variables below; TF32 belongs
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
-from tfamp.facts import graph_context, hardware, names
+from tfamp.facts import graph_context, hardware, names, user_code
 
 DETERMINISM = "op determinism"
 AUTOTUNE = "TF_CUDNN_USE_AUTOTUNE"  # Read whenever a convolution's kernel is created.
@@ -101,7 +100,7 @@ def scope(
         late = [each for each in map(_describe, changed) if _IN_TIME in each.effective]
         if late:
             names = ", ".join(f"{each.name}={each.requested}" for each in late)
-            warnings.warn(f"{late[0].reason}. Received: {names}.", stacklevel=3)
+            user_code.warn(f"{late[0].reason}. Received: {names}.")
         yield
     finally:
         for name in asked:

@@ -1,7 +1,6 @@
 """What Keras' `compile` and a model's first training step show of the rewrite."""
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +9,7 @@ import keras
 from absl import logging
 
 from tfamp import errors
-from tfamp.facts import formats
+from tfamp.facts import formats, user_code
 from tfamp.graph_rewrite import observe, switch
 from tfamp.inspect import structure
 
@@ -50,12 +49,11 @@ def keep_from_xla(model: keras.Model, arguments: dict[str, Any]) -> None:
         arguments["jit_compile"] = False  # On a GPU Keras 3.15 makes this True.
     asked = {name: arguments[name] for name in ("run_eagerly", "jit_compile")}
     if any(asked.values()):
-        warnings.warn(
+        user_code.warn(
             f"Model '{model.name}' is not rewritten to 16 bits and trains in float32: "
             "only graphs are, and not those that XLA compiles. Received: "
             f"{', '.join(f'{name}={value}' for name, value in asked.items())}. Leave "
-            "both out, or use the dtype policy instead of the rewrite.",
-            stacklevel=5,
+            "both out, or use the dtype policy instead of the rewrite."
         )
 
 
@@ -84,7 +82,7 @@ def _looked_at(model, rewrite, fresh) -> Iterator[None]:
         return
     report = observe.make_report(graphs)
     if report.effective is None:
-        warnings.warn(f"Model '{model.name}': {report}", stacklevel=4)
+        user_code.warn(f"Model '{model.name}': {report}")
     else:
         logging.info("Model '%s': %s", model.name, report)
     _seen = _reports[model][rewrite.config] = report

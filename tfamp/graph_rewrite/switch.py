@@ -10,7 +10,6 @@ next call on, for functions that were traced before, too.
 import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import checks
-from tfamp.facts import hardware
+from tfamp.facts import hardware, user_code
 from tfamp.graph_rewrite.choice import choose_dtype
 
 # NVIDIA's TensorFlow 1 reads these two; TensorFlow 2 reads neither.
@@ -223,7 +222,7 @@ def enable(config: RewriteConfig) -> Rewrite:
         )
     environ = {**config.merged(_before_all().environ), **dict.fromkeys(FLAGS, "1")}
     if reason.startswith("warning:"):
-        warnings.warn(reason, stacklevel=3)
+        user_code.warn(reason)
     variables = {**os.environ, **environ}.items()
     setting = frozenset(each for each in variables if each[0].startswith(PREFIX))
     options = {name: each == dtype for each, name in TOGGLES.items()}

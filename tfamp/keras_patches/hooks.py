@@ -49,18 +49,19 @@ class HookGroup:
 
     def __init__(self, **makes: Callable):
         self.places = [places.PLACES[name] for name in makes]
-        self._makes, self._hooks = makes, []
+        self._makes, self._hooks = list(makes.values()), []
 
     def install(self) -> None:
         """Replaces the functions; idempotent. What was traced before stays."""
-        for place in self.places if not self._hooks else ():
+        rows = zip(self.places, self._makes, strict=True) if not self._hooks else ()
+        for place, make in rows:
             if owner := place.find():
-                self._hooks.append(Hook(owner, place.name, self._makes[place.name]))
+                self._hooks.append((place, Hook(owner, place.name, make)))
 
     def remove(self) -> None:
         """Puts the originals back; idempotent. What was traced before stays."""
         while self._hooks:
-            self._hooks.pop().remove()
+            self._hooks.pop()[1].remove()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -75,4 +76,4 @@ class HookGroup:
 
     def in_force(self) -> list[str]:
         """What is replaced now."""
-        return [places.PLACES[hook.name].what for hook in self._hooks]
+        return [place.what for place, _ in self._hooks]

@@ -105,6 +105,12 @@ UPSTREAM = {
             "tensorflow.python.util.dispatch",
             "dispatch",
         ),
+        Patch("float32 where formats meet", "tensorflow:Tensor", "__tf_tensor__"),
+        Patch(
+            "float32 for numbers that float16 cannot hold",
+            "tensorflow.python.framework.constant_op",
+            "constant",
+        ),
         Patch(
             "float32 where formats meet in eager operators",
             "tensorflow.python.framework.ops",
@@ -116,6 +122,25 @@ UPSTREAM = {
             _EXECUTE,
             "args_to_matching_eager",
             ("tensorflow.python.framework.ops:raise_from_not_ok_status",),
+        ),
+    ),
+    "not filed; symptom: `apply` divides by the loss scale in a `train_step` that did "
+    "not scale the loss; remove when "
+    "test_keras_divides_gradients_that_nothing_scaled fails": (
+        Patch(
+            "loss scaling in a train_step of one's own",
+            "tensorflow:GradientTape",
+            "gradient",
+            (
+                "tensorflow:GradientTape.stop_recording",
+                "tensorflow.python.eager.record:could_possibly_record",
+            ),
+        ),
+        Patch(
+            "loss scaling in a train_step of one's own, plain optimizers",
+            "keras:Optimizer",
+            "apply",
+            alias="step_apply",
         ),
     ),
     "not filed; symptom: compile adds Keras' own LossScaleOptimizer and no other; "

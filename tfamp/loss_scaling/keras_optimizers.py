@@ -124,3 +124,16 @@ def check_defaults(keywords: dict[str, Any]) -> None:
                 f"LossScaleOptimizer does not support `{name}`. Received: {name}="
                 f"{value!r}. What Keras' optimizers have is set on `inner_optimizer`."
             )
+
+
+def check_inner(optimizer: Any) -> None:
+    """Raises unless it is an optimizer that does not scale the loss yet."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            f"`inner_optimizer` already scales the loss. Received: {optimizer!r}."
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a Keras optimizer. Received: "
+            f"{optimizer!r}. For a name use `tfamp.wrap_optimizer`."
+        )

@@ -6,13 +6,15 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from tfamp.facts import user_code
 from tfamp.loss_scaling import (
     growth_schedules,
     keras_optimizers,
+    large_inputs,
     rule,
     saved_state,
+    train_steps,
     update,
 )
 
@@ -90,7 +92,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         config=None,
         **kwargs,
     ):
-        _check_inner(inner_optimizer)
+        keras_optimizers.check_inner(inner_optimizer)
         keras_optimizers.check_defaults(kwargs)
         keywords = dict(
             initial_scale=initial_scale,
@@ -132,7 +134,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _state(self):
         return rule.LossScaleState(
-            self.dynamic_scale,
+            vars(self)["dynamic_scale"],
             self.growth_tracker,
             self.hysteresis_tracker,
             self.current_growth_interval,
@@ -173,6 +175,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     dynamic_growth_steps = growth_interval  # Keras' name.
 
     @property
+    def dynamic_scale(self):
+        """Keras' name of `loss_scale`."""
+        if "dynamic_scale" not in vars(self):
+            raise AttributeError  # Keras asks before it sets it.
+        # A step of the model's own that reads it scales by itself.
+        self._scale_was_read |= train_steps.mark_read(self)
+        return vars(self)["dynamic_scale"]
+
+    @dynamic_scale.setter
+    def dynamic_scale(self, variable):
+        vars(self)["dynamic_scale"] = variable
+
+    @property
     def loss_scale(self):
         """The scale of the next step: float32 variable of shape []."""
         self._scale_was_read = True
@@ -181,15 +196,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def scale_loss(self, loss):
         """Returns `loss` times the loss scale, in float32 or wider."""
         self._scale_was_read = True
-        return keras.ops.multiply(loss, self._usable_scale())
+        train_steps.mark_read(self)
+        return keras.ops.multiply(loss, self.usable_scale())
 
-    def _usable_scale(self):
-        """The scale, within bounds whatever was restored or assigned."""
-        return rule.clamp_scale(self.config, self.dynamic_scale.value)
+    def usable_scale(self):
+        """Returns the scale, in bounds whatever was restored: float32 tensor []."""
+        return rule.clamp_scale(self.config, self._state().scale.value)
 
     def check_finite(self, grads):
         """Returns whether every gradient is finite once unscaled: bool tensor []."""
-        return update.all_finite(grads, self._usable_scale())
+        return update.all_finite(grads, self.usable_scale())
 
     def build(self, var_list):
         """Builds the inner optimizer for a list of trainable variables."""
@@ -208,6 +224,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ):
         """Applies scaled gradients, or skips the step if one is not finite.
 
+        In a `train_step` that scales no loss, under `tfamp.enable`, they are true ones.
         Under a strategy the gradients are summed over its replicas first, so that
         all take the same decision, and the inner optimizer sees the sum, unscaled.
 
@@ -222,59 +239,51 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
           RuntimeError: Under a strategy that loss scaling cannot work under.
           ValueError: If there is not one variable for each gradient.
         """
-        inner = self.inner_optimizer
+        inner, settle = self.inner_optimizer, train_steps.settled_by(self)
         update.check_context(inner, self._distribution_strategy)
-        as_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
-        grads = [None if grad is None else as_tensor(grad) for grad in grads]
+        grads, variables = update.pairs(self, grads, trainable_variables)
         if not grads:
             return  # As Keras does.
-        variables = self._build_for(grads, trainable_variables)
-        if not self._scale_was_read and self.initial_scale != 1:
+        scale = 1.0 if settle else self.usable_scale()
+        if not settle and not self._scale_was_read and self.initial_scale != 1:
             self._scale_was_read = True  # Keras 3 divides in silence.
-            logging.warning(
-                "%s.apply divides the gradients by the loss scale, and `scale_loss` "
-                "was not called: differentiate `optimizer.scale_loss(loss)`.",
-                self.name,
+            user_code.log(
+                f"{self.name}.apply divides the gradients by the loss scale, and "
+                "`scale_loss` was not called: differentiate `loss = "
+                "optimizer.scale_loss(loss)`."
             )
 
         def unscale(grads):
-            return update.unscale(grads, variables, self._usable_scale())
+            return update.unscale(grads, variables, scale)
 
         def count_overflows(grads):
+            large_inputs.record(self)
             if self.overflow_counts is not None:
                 # Below a scale of 1 they may overflow only there.
                 self.overflow_counts.record(unscale(grads), variables)
 
         step = update.Step(
-            check=self.check_finite,
+            check=lambda grads: update.all_finite(grads, scale),
             update=lambda grads: inner.apply(unscale(grads), variables),
             skip=count_overflows,
-            settle=self._advance,
+            settle=settle or self.settle,
         )
-        if update.must_agree() and not skip_gradients_aggregation:
+        if not skip_gradients_aggregation:
             grads = update.sum_gradients(grads, variables)
-        update.gate(step, grads, variables, inner, self.config.jit_compile)
+        with train_steps.suspended():
+            update.gate(step, grads, variables, inner, self.config.jit_compile)
 
     def apply_gradients(self, grads_and_vars, **keywords):
         """Applies pairs of scaled gradient and variable; returns `iterations`."""
         self.apply(*zip(*grads_and_vars, strict=True), **keywords)
         return self.iterations
 
-    def _build_for(self, grads, trainable_variables):
-        if not (self.built or trainable_variables):
-            raise ValueError("The optimizer is not built: pass `trainable_variables`.")
-        variables = list(trainable_variables or self._trainable_variables)
-        if not self.built:
-            with keras.name_scope(self.name):
-                self.build(variables)
-        if len(grads) != len(variables):
-            raise ValueError(
-                "There must be one gradient (or None) for each variable. Received: "
-                f"{len(grads)} gradients and {len(variables)} variables."
-            )
-        return variables
+    def settle(self, finite):
+        """Moves the scale and the counters after a step.
 
-    def _advance(self, finite):
+        Args:
+          finite: Whether its gradients were; bool tensor [].
+        """
         state = self._state()
         after = rule.next_state(self.config, state, finite)
         for variable, value in zip(state, after, strict=True):
@@ -316,15 +325,3 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def from_config(cls, config, custom_objects=None):
         """Builds an optimizer from our config or stock Keras'; neither is changed."""
         return cls(**keras.saving.deserialize_keras_object(config, custom_objects))
-
-
-def _check_inner(optimizer):
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            f"`inner_optimizer` already scales the loss. Received: {optimizer!r}."
-        )
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be a Keras optimizer. Received: "
-            f"{optimizer!r}. For a name use `tfamp.wrap_optimizer`."
-        )

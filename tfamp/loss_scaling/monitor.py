@@ -1,6 +1,5 @@
 """A Keras callback that shows the loss scale and stops a run that cannot go on."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfamp import checks, errors
+from tfamp.facts import user_code
 from tfamp.loss_scaling import loss_scale_optimizer
 
 
@@ -219,7 +219,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             raise errors.LossScaleExhaustedError(message)
         if not self._warned:
             self._warned = True
-            warnings.warn(message, stacklevel=2)
+            user_code.warn(message)
 
 
 def _describe(overflows):

@@ -1,12 +1,11 @@
 """Which optimizers scale the loss: wrapping them, and who trains without."""
 
-import warnings
-
 import keras
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.facts import names
+from tfamp.facts import names, user_code
+from tfamp.loss_scaling import train_steps
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -40,20 +39,20 @@ def _float16_layers(model):
 
 def warn_about_unscaled_optimizers(model: keras.Model) -> None:
     """Names the float16 layers that train without loss scaling, and with what."""
-    unscaled = _unscaled_optimizers(model) if needs_loss_scale(model) else []
+    scales = train_steps.HOOKS.scales(model)  # All of them, by itself.
+    unscaled = needs_loss_scale(model) and not scales and _unscaled_optimizers(model)
     if not unscaled:
         return
     trained = [x for x in _float16_layers(model) if x.trainable and x.weights]
     # A model that holds such layers would say the same once more.
     names = [layer.path for layer in trained if not isinstance(layer, keras.Model)]
-    warnings.warn(
+    user_code.warn(
         f"Model '{model.name}' trains in float16 without loss scaling, so that small "
         f"gradients become 0: {errors.examples(names) or 'the graph rewrite'}. Without "
         f"it: {', '.join(unscaled)}. Pass the optimizer to `compile` again, now that "
         "the model is built, or wrap it by `tfamp.wrap_optimizer` and differentiate "
         "`optimizer.scale_loss(loss)`; `loss_scale=False` in `tfamp.enable` says that "
         "none is wanted.",
-        stacklevel=4,
     )
 
 

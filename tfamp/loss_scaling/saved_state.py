@@ -12,9 +12,9 @@ Of an optimizer that was never built, tfamp saves all but the slots, Keras only
 iteration and learning rate of both. Numbers and shapes tell the layouts apart.
 """
 
-import warnings
 from collections.abc import Sequence
 
+from tfamp.facts import user_code
 from tfamp.loss_scaling import rule
 
 _STOCK = 4  # iteration, learning_rate, step_counter, dynamic_scale
@@ -68,9 +68,8 @@ def fit_to_config(state: rule.LossScaleState, config: rule.LossScaleConfig) -> N
     loaded = float(state.scale.numpy())
     clamped = float(rule.clamp_scale(config, loaded))
     if config.dynamic and not loaded == clamped:  # Also true of NaN.
-        warnings.warn(
+        user_code.warn(
             f"The loaded loss scale {loaded} is outside "
-            f"[{config.min_scale}, {config.upper_bound}]; it was set to {clamped}.",
-            stacklevel=2,
+            f"[{config.min_scale}, {config.upper_bound}]; it was set to {clamped}."
         )
     state.scale.assign(clamped)

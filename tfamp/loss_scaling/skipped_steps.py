@@ -4,10 +4,10 @@ Without it a model whose every step overflows shows a healthy progress bar. The 
 are read between epochs: no step waits for them.
 """
 
-import warnings
-
 import keras
 
+from tfamp.facts import user_code
+from tfamp.loss_scaling import large_inputs, train_steps
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 _SEARCH = 8  # A sound model may skip so many at first, while its scale falls.
@@ -30,9 +30,10 @@ def watch(model: keras.Model) -> None:
         now = _read(model) or before
         steps, skipped = now[0] - before[0], now[1] - before[1]
         before = now
-        if 2 * skipped > steps and now[1] - first[1] >= _SEARCH:
+        large = large_inputs.describe(model.optimizer) if skipped else ""
+        if large or (2 * skipped > steps and now[1] - first[1] >= _SEARCH):
             on_train_end()
-            _warn(model, steps, skipped)
+            _warn(model, steps, skipped, large)
 
     def on_train_end(logs=None):
         vars(history).pop("on_epoch_end", None)
@@ -48,18 +49,23 @@ def _read(model) -> tuple[int, int] | None:
         return None
     # `numpy` reads one replica's, which all have.
     skipped = int(optimizer.skipped_steps.numpy())
-    return int(optimizer.iterations.numpy()) + skipped, skipped
+    return train_steps.updates(optimizer) + skipped, skipped
 
 
-def _warn(model, steps, skipped):
-    scale = float(model.optimizer.dynamic_scale.numpy())
-    warnings.warn(
-        f"Model '{model.name}': {skipped} of the {steps} training steps of this epoch"
-        f" were skipped, because gradients were not finite; the loss scale is {scale:g}"
-        " now. If that does not end, numbers overflow before the loss: look for"
-        " constants beyond 65504, such as masks of -1e9, name the layer in"
-        " overrides={...: 'float32'}, or train in mixed_bfloat16."
-        " tfamp.LossScaleMonitor names the variables, and tfamp.compare_precision the"
-        " layer where it begins.",
-        stacklevel=3,
+def _warn(model, steps, skipped, large):
+    optimizer = model.optimizer
+    scale = float(optimizer.dynamic_scale.numpy())
+    advice = large or (
+        "If that does not end, numbers overflow before the loss: look for constants "
+        "beyond 65504, name the layer in overrides={...: 'float32'}, or train in "
+        "mixed_bfloat16. tfamp.LossScaleMonitor names the variables, and "
+        "tfamp.compare_precision the layer where it begins."
+        if int(optimizer.consecutive_skipped_steps.numpy())
+        else "The last step was not: the scale is found. To begin with it, and lose no "
+        f"steps: tfamp.enable(..., loss_scale={{'initial_scale': {scale:g}}})."
+    )
+    user_code.warn(
+        f"Model '{model.name}': {skipped} of the {steps} training steps of this epoch "
+        f"were skipped: gradients were not finite. The loss scale is {scale:g}. "
+        f"{advice}"
     )

@@ -20,6 +20,7 @@ the figures behind them are those of `results/loss_scale_step`.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tfamp.facts import graph_context
@@ -144,8 +145,39 @@ def _name(strategy):
     return "no strategy" if name.startswith("_Default") else name
 
 
+def pairs(optimizer, grads: Sequence, variables: Sequence | None) -> tuple[list, list]:
+    """Returns gradients as tensors, and their variables; builds the optimizer.
+
+    Args:
+      optimizer: A Keras optimizer.
+      grads: Its gradients: what converts to tensors, or None.
+      variables: Their variables; None: those that it was built for.
+
+    Raises:
+      ValueError: If there is not one variable for each gradient.
+    """
+    as_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
+    grads = [None if grad is None else as_tensor(grad) for grad in grads]
+    if not grads:
+        return [], []
+    if not (optimizer.built or variables):
+        raise ValueError("The optimizer is not built: pass `trainable_variables`.")
+    variables = list(variables or optimizer._trainable_variables)
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name):
+            optimizer.build(variables)
+    if len(grads) != len(variables):
+        raise ValueError(
+            "There must be one gradient (or None) for each variable. Received: "
+            f"{len(grads)} gradients and {len(variables)} variables."
+        )
+    return grads, variables
+
+
 def sum_gradients(grads: Sequence, variables: Sequence) -> list:
-    """Returns the gradients summed over all replicas, in their own dtype.
+    """Returns the gradients summed over all replicas, if there are several.
+
+    Each in its own dtype.
 
     That of a variable that Keras overwrites with it (float8 scales) stays, unless it
     is not finite on some replica: then it is so on all.
@@ -154,6 +186,8 @@ def sum_gradients(grads: Sequence, variables: Sequence) -> list:
       grads: One replica's gradients: tensors, `tf.IndexedSlices` or None.
       variables: Their variables.
     """
+    if not must_agree():
+        return list(grads)
     given = [grad for grad in grads if grad is not None]
     context = tf.distribute.get_replica_context()
     sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())

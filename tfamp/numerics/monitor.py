@@ -4,7 +4,6 @@ import contextlib
 import json
 import pathlib
 import re
-import warnings
 from typing import Any
 
 import keras
@@ -13,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfamp import checks, tables
-from tfamp.facts import formats
+from tfamp.facts import formats, user_code
 from tfamp.inspect import calls, structure
 from tfamp.numerics import statistics
 from tfamp.precision import assigned, model_hooks, promotion
@@ -304,11 +303,10 @@ class NumericsMonitor(keras.callbacks.Callback):
             if worst.format == "float16" and self.recommended_loss_scale
             else "Name the layer in overrides={...: 'float32'}."
         )
-        warnings.warn(
+        user_code.warn(
             f"Step {self._seen - 1}: {lost:.1%} of the gradients of "
             f"layer {worst.path!r} are lost in {worst.format}: they become 0, infinite "
-            f"or NaN. {advice}",
-            stacklevel=2,
+            f"or NaN. {advice}"
         )
 
 

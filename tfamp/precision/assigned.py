@@ -175,7 +175,8 @@ def _note(layer, record):
 
 
 def _widen_variable(undo, variable):
-    if getattr(variable, "dtype", None) in formats.LOW:
+    # Not `dtype`: inside of a call, that is the layer's.
+    if getattr(variable, "_dtype", None) in formats.LOW:
         wide = tf.cast(variable.value, "float32")
         _set(undo, variable, "_dtype", "float32")
         _set(undo, variable, "_value", None)

@@ -10,6 +10,7 @@ from absl import logging
 
 from tfamp.graph_rewrite import switch
 from tfamp.kernels import bias_gradient, install
+from tfamp.loss_scaling import train_steps
 from tfamp.precision import model_hooks, policy, promotion, settings
 from tfamp.precision.status import Status, describe
 
@@ -212,11 +213,16 @@ def _refresh_hooks() -> None:
     # On a GPU none is used.
     fused = mixed and asked.fused_kernels and install.is_on_cpu()
     summed = asked is not None and asked.sum_embedding_gradients
+    rewrite = switch.active()
+    float16 = bool(asked and asked.has_float16)
+    float16 |= rewrite is not None and rewrite.dtype == "float16"
+    scaled = float16 and not (asked and asked.scaling is False)
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrites),
         (bias_gradient.EMBEDDING_HOOKS, summed),
         (install.HOOKS, fused),
         (promotion.HOOKS, mixed),
+        (train_steps.HOOKS, scaled),
     ):
         hooks.install() if wanted else hooks.remove()
 

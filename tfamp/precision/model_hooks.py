@@ -13,7 +13,6 @@
 
 import contextlib
 import functools
-import warnings
 import weakref
 from typing import Any
 
@@ -22,12 +21,12 @@ import tensorflow as tf
 from absl import logging
 
 from tfamp import errors
-from tfamp.facts import formats, names
+from tfamp.facts import formats, names, user_code
 from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import compiling, hooks, places
-from tfamp.loss_scaling import optimizer, rule, skipped_steps
+from tfamp.loss_scaling import large_inputs, optimizer, skipped_steps, train_steps
 from tfamp.precision import (
     assigned,
     described,
@@ -40,6 +39,7 @@ from tfamp.precision import (
 
 # In a `tf.function`, AutoGraph would rewrite what it calls, from the source on disk.
 _NOT_CONVERTED = tf.autograph.experimental.do_not_convert
+_PATH = "keras.src.backend.common.name_scope:current_path"
 _rules: "_Rules | None" = None
 
 
@@ -104,13 +104,12 @@ class _Rules:
         self.asked, self.hooks = asked, []
         self.is_mixed = asked is not None and asked.is_mixed
         self.overrides = asked.overrides if asked else ()
-        self.scaling = asked.scaling if asked else rule.LossScaleConfig()
+        self.scaling = asked.scaling if asked else None  # The defaults.
         # Models that have their plan: the layers that they had then.
         self.settled: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._policy = asked and asked.mode.policy
         self._explicit: weakref.WeakSet = weakref.WeakSet()  # Made with a `dtype`.
         self._matched: set[str] = set()
-        self._said: set[str] = set()
         self._met: weakref.WeakSet = weakref.WeakSet()
         self._compiled: weakref.WeakSet = weakref.WeakSet()
         attribute, stateless, loading = places.CALLS
@@ -131,10 +130,9 @@ class _Rules:
 
     def before_compile(self, model, arguments):
         if (floatx := keras.config.floatx()) in formats.LOW:
-            self._say(
-                f"Losses and metrics are computed in {floatx}, which loses counts and "
-                f"overflows: keras.config.floatx() is {floatx!r}. Call keras.config."
-                "set_floatx('float32') before this; layers have the mode without it."
+            user_code.warn(
+                f"Losses and metrics in {floatx}, keras.config.floatx(), lose counts "
+                "and overflow. Call keras.config.set_floatx('float32') before this."
             )
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
@@ -146,6 +144,7 @@ class _Rules:
         def make_train_function(model, *args, **kwargs):
             is_new = model.train_function is None
             builds = is_new and not structure.is_built(model)
+            train_steps.HOOKS.add(type(model))
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
@@ -193,8 +192,7 @@ class _Rules:
             return
         is_built = structure.is_built(model)
         is_being_made = compiling.is_being_made(model)
-        others = [model] if described.is_of_another(model, self._policy) else []
-        if not others:
+        if not (others := [model] * described.is_of_another(model, self._policy)):
             check, layers = is_built and not is_being_made, structure.layer_ids(model)
             if self.settled.get(model) == layers:
                 self._check(self.planned(model), check)
@@ -204,7 +202,7 @@ class _Rules:
                 others = described.others(model, self._policy, self._explicit)
         changed = keras.config.dtype_policy().name != self._policy  # By the user.
         if others and not (is_being_made or changed):
-            self._say(described.describe_others(others, self._policy))
+            user_code.warn(described.describe_others(others, self._policy))
 
     def _plan_anew(self, model, layers, is_built, check):
         self.settled.pop(model, None)
@@ -230,19 +228,17 @@ class _Rules:
         planned = self.planned(root, traced)
         self._check(planned, check)
         assigned.keep(model, planned, forget=forget, takes_over=forget)
-        lost = described.unsaved(planned) if self.overrides else ""
-        if lost and "unsaved" not in self._said:
-            self._said.add("unsaved")
-            logging.warning("%s", lost)
+        if lost := described.unsaved(planned) if self.overrides else "":
+            user_code.log(lost)
         for name in traced.rounded if traced else ():
-            self._say(
+            user_code.warn(
                 f"Layer {name!r} gets values that were rounded to 16 bits before it, "
                 "as years and prices must not be. Put it before other layers, or name "
                 "those in overrides={...: 'float32'}."
             )
         low = self.asked.mode.compute_format
         if check and (slow := described.mostly_slow(model, low)):
-            self._say(
+            user_code.warn(
                 f"float32 is faster for this model here: most of '{model.name}' "
                 f"({', '.join(slow)}) stays in float32. Use tfamp.enable('float32')."
             )
@@ -253,11 +249,15 @@ class _Rules:
         def __call__(layer, *args, **kwargs):
             if traces.is_tracing():
                 return original(layer, *args, **kwargs)
-            if layer not in self._met:
-                self._meet(layer)
+            if layer not in self._met and (asked := self._meet(layer)):
+                with asked:  # It may be in no model yet, and fail in 16 bits.
+                    return __call__(layer, *args, **kwargs)
             if isinstance(layer, keras.layers.Embedding) and not self._is_stateless():
                 rules.check_ids(layer, *args)
-            if not isinstance(layer, keras.Model) or self._is_inside(args, kwargs):
+            inner = not isinstance(layer, keras.Model) or self._is_inside(args, kwargs)
+            if self.asked.has_float16:
+                large_inputs.look(layer, args, begins=not inner)
+            if inner:
                 return original(layer, *args, **kwargs)
             settles = self._settle(layer, args, kwargs)
             try:
@@ -278,16 +278,21 @@ class _Rules:
 
     @_NOT_CONVERTED
     def _meet(self, layer):
-        """Has a layer of raw values in float32, before it is in a model's plan."""
+        """Has a layer of raw values in float32; scopes an override by its path."""
         self._met.add(layer)
+        around = names.resolve(_PATH, str)()
+        paths = (f"{around}/{layer.name}" if around else layer.name,)
+        asked = next((x for x in self.overrides if x.matches(paths)), None)
+        if asked and not isinstance(layer, keras.Model):
+            rows = {id(layer): (asked.mode.policy, asked.reason)}
+            return assigned.assign(layer, rows, forget=False)
         held, low = layer.dtype_policy, self.asked.mode.compute_format
         if held.name != self._policy:
             is_new = not layer.built and self._loading() is None
             if is_new and not policy.was_global(held):
                 self._explicit.add(layer)
-        elif low in formats.LOW:
-            if why := rules.by_kind(layer, low, first_call=True):
-                assigned.assign(layer, {id(layer): ("float32", why)}, forget=False)
+        elif low in formats.LOW and (why := rules.by_kind(layer, low, first_call=True)):
+            assigned.assign(layer, {id(layer): ("float32", why)}, forget=False)
 
     @_NOT_CONVERTED
     def _settle(self, model, args, kwargs):
@@ -317,14 +322,9 @@ class _Rules:
             traced = rules.traced(model, *args, **kwargs)
         except Exception as error:  # Code of the user's layers may raise anything.
             logging.info(
-                "Model %r cannot be traced, so that its output layers are not known: "
-                "%s. They stay in float32 if overrides name them.",
+                "The output layers of model %r are not known, as it cannot be traced: "
+                "%s. Name them in overrides.",
                 *(model.name, error),
             )
             traced = None
         self._assign(root, model, traced, check)
-
-    def _say(self, text):
-        if text not in self._said:
-            self._said.add(text)
-            warnings.warn(text, stacklevel=6)

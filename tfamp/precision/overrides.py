@@ -9,6 +9,9 @@ this order:
     2. the override of the nearest layer or model around it ("mha": "mha/query", too)
     3. what it has, or is given, otherwise
 
+Under `enable` a pattern that matches a layer's path holds for its first call, too: what
+fails in 16 bits can be helped before it is in a model.
+
 Layers that Keras never runs by their own precision (a recurrent layer's cell, what
 `TimeDistributed` wraps, softmax and dropout inside an attention layer) follow the
 layer around them; a pattern that names such layers alone is an error.
@@ -34,6 +37,11 @@ class Override(NamedTuple):
 
     pattern: str
     mode: modes.Mode
+
+    @property
+    def reason(self) -> str:
+        """Why a layer has its mode."""
+        return f"asked for by {self.pattern!r}"
 
     def matches(self, paths: Iterable[str]) -> bool:
         """Whether the pattern matches one of a layer's paths as a whole."""

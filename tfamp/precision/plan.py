@@ -127,7 +127,7 @@ class Plan:
 
     def _asked(self, place):
         if found := self._own.get(id(place.layer)):
-            return found.mode.policy, f"asked for by {found.pattern!r}"
+            return found.mode.policy, found.reason
         around = self._around(place)
         if len(around) > 1:
             names = " and ".join(repr(name) for name, _ in around.values())
@@ -136,7 +136,7 @@ class Plan:
                 f"{' and '.join(around)}. Name the layer itself."
             )
         for name, found in around.values():
-            return found.mode.policy, f"in {name!r}, asked for by {found.pattern!r}"
+            return found.mode.policy, f"in {name!r}, {found.reason}"
         return None
 
     def _around(self, place):

@@ -16,34 +16,32 @@ bits (other formats; bfloat16 beside float16 alone) fails as in TensorFlow. Kera
 operators (`keras.ops`, and Python's on a Keras variable) promote by Keras' rules, and
 never come here.
 
-Errors stay where something has a format of its own, so that there is no operator to
-compute in float32: `variable.assign(x)`, a `TensorArray`, a variable of a loop, the
-branches of one `tf.cond`, `tf.convert_to_tensor(x, "float32")`; and for `tf.raw_ops`
-in graphs, which TensorFlow gives no second try. Loops and maps are not run again: in
-their bodies, each operator is. NumPy arrays and numbers take the format of the tensor
-beside them, as ever.
+What 16 bits are converted to float32 for, outside of operators, is cast, such as in
+`variable.assign(x)`. Errors stay where something has a format of its own: a
+`TensorArray`, a variable of a loop, the branches of one `tf.cond`; and for
+`tf.raw_ops` in graphs, which TensorFlow gives no second try. Loops and maps are not run
+again: in their bodies, each operator is. NumPy arrays and numbers take the format of
+the tensor beside them, as ever, but for numbers that float16 cannot hold.
 """
 
-import contextlib
 import os
-import pathlib
 import re
 import sys
 import threading
-import traceback
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfamp.facts import formats, names
+from tfamp.facts import formats, user_code
 from tfamp.inspect import calls
 from tfamp.keras_patches import hooks
 
 _NOT_SUPPORTED = tf.__internal__.dispatch.OpDispatcher.NOT_SUPPORTED
 _MIXED = re.compile(r"cannot compute \w+ as input .* a (\w+) tensor but is a (\w+) ")
-_OWN = pathlib.Path(__file__).parents[1]
+_WITHIN = (os.path.dirname(tf.__file__), os.path.dirname(hooks.__file__), __file__)
 _places: set[str] = set()  # Those that were told of since `HOOKS` went in.
 _lock = threading.Lock()
 
@@ -109,27 +107,106 @@ def _dispatch(original):
         result = original(op, args, kwargs)
         if result is not _NOT_SUPPORTED:
             return result
+        error = sys.exc_info()[1]  # TensorFlow asks while it handles it.
         given = [*_leaves([*args, *kwargs.values()])]
         low = _meeting(given)
+        if number := _number(error, given):
+            if _second_tries() > 1:  # What the user called is the one to try again.
+                return result
+            low = ["float16"]
+        if op is tf.convert_to_tensor:  # `keras.ops` calls it, too.
+            return _converted(given, number)
         # A body that is traced again would have its effects twice.
         if not low or any(callable(x) and not isinstance(x, type) for x in given):
             return result
         if op.__name__ == "assert_same_float_dtype":
             return result
-        return _in_float32(op, args, kwargs, low)
+        named = re.search(r"'(\w+)' Op|cannot compute (\w+) as", str(error))
+        name = (named[1] or named[2]) if named and not number else op.__name__
+        try:
+            wide = {name: _wide(x) for name, x in kwargs.items()}
+            result = op(*_wide(args), **wide)
+        except Exception as error:
+            raise error from None
+        _note(f"{number} is lost in float16" if number else _met(low), name)
+        return result
 
     return dispatch
 
 
-def _in_float32(op, args, kwargs, low):
-    told = str(sys.exc_info()[1])  # TensorFlow asks while it handles the error.
-    named = re.search(r"'(\w+)' Op|cannot compute (\w+) as", told)
-    try:
-        result = op(*_wide(args), **{name: _wide(x) for name, x in kwargs.items()})
-    except Exception as error:
-        raise error from None
-    _note(low, (named[1] or named[2]) if named else op.__name__)
-    return result
+def _converted(given, number):
+    """Returns another result of `tf.convert_to_tensor`, if there is one."""
+    if number:
+        _note(f"{number} is lost in float16", "convert_to_tensor")
+        return tf.constant(number, "float32")
+    value, *others = given
+    names = [getattr(x, "name", x) for x in others if isinstance(x, str | tf.DType)]
+    if "float32" not in names or _format(value) not in formats.LOW:
+        return _NOT_SUPPORTED
+    _note(_met([_format(value)]), "convert_to_tensor")
+    return tf.cast(value, "float32")
+
+
+def _tf_tensor(original):
+    """For what a tensor is converted by: `variable.assign(x)` computes nothing."""
+
+    def __tf_tensor__(tensor, dtype=None, name=None):
+        if dtype is tf.float32 and tensor.dtype.name in formats.LOW:
+            if not _second_tries():
+                _note(_met([tensor.dtype.name]), "a conversion")
+                return tf.cast(tensor, dtype)
+        return original(tensor, dtype, name)
+
+    return __tf_tensor__
+
+
+# ---- Numbers that float16 cannot hold ----
+# An epsilon of 1e-12 is 0 in it, a mask of -1e9 infinite: what takes one is float32.
+
+
+class _NumberError(TypeError):
+    """What a conversion raises, so that `dispatch` is asked."""
+
+    def __init__(self, value):
+        super().__init__(f"{value!r} is lost in float16")
+        self.value = value
+
+
+def _constant(original):
+    def constant(value, dtype=None, *args, **kwargs):
+        if dtype is tf.float16 and _is_lost(value) and _second_tries():
+            raise _NumberError(value)
+        return original(value, dtype, *args, **kwargs)
+
+    return constant
+
+
+def _is_lost(value):
+    """Whether float16 has 0 or infinity for a number that is neither."""
+    if not isinstance(value, int | float | np.number) or not np.isfinite(value):
+        return False
+    return value != 0 and not 2**-25 < abs(value) < 65520
+
+
+def _number(error, given):
+    """Returns the number that led to an error, or None."""
+    while error is not None:
+        if isinstance(error, _NumberError):
+            return error.value
+        error = error.__context__
+    # `x + 1e-12` tries float32 by itself, and then fails.
+    found = filter(_is_lost, given) if "float16" in map(_format, given) else ()
+    return next(iter(found), None)
+
+
+def _second_tries() -> int:
+    """Returns how many functions around have a second try, up to the user's code."""
+    frame, found = sys._getframe(2), 0
+    while frame and (file := frame.f_code.co_filename).startswith(_WITHIN):
+        generated = os.path.basename(file).startswith("gen_")
+        found += generated or frame.f_code.co_name == "op_dispatch_handler"
+        frame = frame.f_back
+    return found
 
 
 # ---- Eager kernels ----
@@ -182,7 +259,7 @@ def _args_to_matching_eager(original):
     def args_to_matching_eager(l, *args, **kwargs):  # noqa: E741
         if low := _meeting(l):
             l = _wide(list(l))  # noqa: E741
-            _note(low, _slow_operator())
+            _note(_met(low), _slow_operator())
         return original(l, *args, **kwargs)
 
     return args_to_matching_eager
@@ -200,10 +277,14 @@ def _slow_operator() -> str:
 # ---- What is told ----
 
 
-def _note(low, operator):
+def _met(low):
+    return f"float32 and {' and '.join(low)} meet"
+
+
+def _note(what, operator):
     """Tells of a place, the first time."""
-    file, line = _place()
-    text = f"{file}:{line}: float32 and {' and '.join(low)} meet in {operator}"
+    file, line = user_code.place()
+    text = f"{file}:{line}: {what} in {operator}"
     with _lock:
         known = text in _places
         _places.add(text)
@@ -211,15 +292,10 @@ def _note(low, operator):
         logging.warning("%s: computed in float32", text)
 
 
-def _place() -> tuple[str, int]:
-    """Returns the user's file and line; under AutoGraph, those that he wrote."""
-    folders = os.path.dirname(tf.__file__), os.path.dirname(keras.__file__), str(_OWN)
-    skipped = (*(folder + os.sep for folder in folders), contextlib.__file__)
-    tf_stack = "tensorflow.python.util.tf_stack:extract_stack"
-    for frame in reversed(names.resolve(tf_stack, traceback.extract_stack)()):
-        if not frame.filename.startswith(skipped):
-            return frame.filename, frame.lineno
-    return "an unknown file", 0
+def places() -> list[str]:
+    """Returns where operators were computed in float32, in words, since `HOOKS`."""
+    with _lock:
+        return sorted(_places)
 
 
 class _Hooks(hooks.HookGroup):
@@ -231,6 +307,8 @@ class _Hooks(hooks.HookGroup):
 
 HOOKS = _Hooks(
     dispatch=_dispatch,
+    constant=_constant,
+    __tf_tensor__=_tf_tensor,
     raise_from_not_ok_status=_raise_from_not_ok_status,
     args_to_matching_eager=_args_to_matching_eager,
 )

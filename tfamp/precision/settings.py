@@ -2,14 +2,11 @@
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from absl import logging
-
 from tfamp import errors
-from tfamp.facts import hardware, modes
+from tfamp.facts import hardware, modes, user_code
 from tfamp.graph_rewrite import choice, switch
 from tfamp.loss_scaling import rule
 from tfamp.precision import overrides as overriding
@@ -46,8 +43,16 @@ class Settings(NamedTuple):
     @property
     def is_mixed(self) -> bool:
         """Whether any layer computes in 16 bits by its dtype policy."""
-        asked = (self.mode, *(each.mode for each in self.overrides))
-        return any(mode.policy != "float32" for mode in asked)
+        return any(mode.policy != "float32" for mode in self._modes)
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether any layer computes in float16, by its policy or by the rewrite."""
+        return any(mode.compute_format == "float16" for mode in self._modes)
+
+    @property
+    def _modes(self):
+        return (self.mode, *(each.mode for each in self.overrides))
 
 
 def parse(
@@ -135,7 +140,7 @@ def resolve_mode(
     support = hardware.format_support(chosen.compute_format, devices)
     if support.supported:
         if not support.fast and mode != "float32":
-            logging.warning("%s: no speed-up is expected: %s.", mode, support.reason)
+            user_code.log(f"{mode}: no speed-up is expected: {support.reason}.")
         return chosen, f"asked for; {support.reason}"
     if on_unsupported == "raise":
         raise errors.UnsupportedModeError(
@@ -147,7 +152,7 @@ def resolve_mode(
     other = mode == "mixed_float16" and bfloat16
     nearest = "mixed_bfloat16" if other else "float32"
     reason = f"{mode} is not supported: {support.reason}; {nearest} is the nearest"
-    warnings.warn(reason, stacklevel=4)
+    user_code.warn(reason)
     return modes.get_mode(nearest), reason
 
 
@@ -174,7 +179,7 @@ def resolve_rewrite(
     except errors.UnsupportedModeError as error:
         if on_unsupported == "raise":
             raise
-        warnings.warn(f"No graph rewrite: {error}", stacklevel=4)
+        user_code.warn(f"No graph rewrite: {error}")
         return None, f"no graph rewrite: {error}"
 
 
@@ -231,7 +236,7 @@ def _by_environment(mode):
         f"mode={mode!r} for "
     )
     if modes.get_mode(mode).policy == "float32":
-        warnings.warn(f"{asks}none: there is none.", stacklevel=5)
+        user_code.warn(f"{asks}none: there is none.")
         return False
     raise ValueError(
         f"{asks}a mixed dtype policy; together they undo float32 layers. "

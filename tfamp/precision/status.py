@@ -3,12 +3,13 @@
 import threading
 from typing import NamedTuple
 
+from tfamp import errors
 from tfamp.facts import hardware, modes, versions
 from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install
 from tfamp.loss_scaling import rule
-from tfamp.precision import policy, rules, settings
+from tfamp.precision import policy, promotion, rules, settings
 
 
 class Status(NamedTuple):
@@ -29,6 +30,8 @@ class Status(NamedTuple):
       embedding_gradients: Whether rows of one index are summed before they are squared.
       fused_kernels: What runs as fused kernels in 16-bit training on a CPU.
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
+      formats_meet: Where in the user's code operators were computed in float32, since
+        float32 and 16 bits meet there, or float16 cannot hold a number.
       versions: TensorFlow and Keras, whether the pair was tested, and what is off
         since they lack the private names it needs.
     """
@@ -46,6 +49,7 @@ class Status(NamedTuple):
     embedding_gradients: str
     fused_kernels: str
     float32_layers: str
+    formats_meet: str
     versions: str
 
     def __str__(self):
@@ -105,6 +109,7 @@ def describe(
         ),
         fused_kernels=_describe_kernels(asked),
         float32_layers=_describe_float32(asked),
+        formats_meet=errors.examples(promotion.places()) or "none seen",
         versions=_describe_versions(),
     )
 

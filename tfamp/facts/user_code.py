@@ -1,0 +1,57 @@
+"""The user's line: where in his files a call began, for what is told of it."""
+
+import contextlib
+import os
+import pathlib
+import traceback
+import warnings
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfamp.facts import names
+
+_OWN = pathlib.Path(__file__).parents[1]
+_said: set[str] = set()
+
+
+def frames() -> list[traceback.FrameSummary]:
+    """Returns the frames of a call, the last first, as far as the user's own.
+
+    Under AutoGraph, those of the lines that he wrote.
+    """
+    folders = os.path.dirname(tf.__file__), os.path.dirname(keras.__file__), str(_OWN)
+    skipped = (*(folder + os.sep for folder in folders), contextlib.__file__)
+    tf_stack = "tensorflow.python.util.tf_stack:extract_stack"
+    found = []
+    for frame in reversed(names.resolve(tf_stack, traceback.extract_stack)()):
+        found.append(frame)
+        if not frame.filename.startswith(skipped):
+            break
+    return found
+
+
+def place() -> tuple[str, int]:
+    """Returns the user's file and line."""
+    last = frames()[-1]
+    return last.filename, last.lineno or 0
+
+
+def is_told(text: str) -> bool:
+    """Whether a text was told of before."""
+    return text in _said
+
+
+def warn(text: str) -> None:
+    """Warns at the user's line, once a process."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn_explicit(text, UserWarning, *place())
+
+
+def log(text: str) -> None:
+    """Logs a warning with the user's file and line, once a process."""
+    if text not in _said:
+        _said.add(text)
+        logging.warning("%s:%d: %s", *place(), text)

@@ -1,0 +1,246 @@
+"""Loss scaling in a `train_step` of a model's own, which need not ask for it.
+
+While such a step runs, `tf.GradientTape.gradient` differentiates the loss times the
+scale of `model.optimizer`, and returns true gradients, in float32: what clips, logs or
+applies them sees no scale. `apply`, of any optimizer, skips the update if they are not
+finite, and moves that scale. Left alone are
+
+| what | why |
+|---|---|
+| a step that reads a scale, as `scale_loss` does | it scales by itself |
+| a gradient that a tape around it records | it is scaled by that tape's own |
+| a gradient by no variable; Jacobians | of size 1 rather than a mean's, it overflows |
+"""
+
+import contextlib
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfamp.facts import names, user_code
+from tfamp.keras_patches import hooks
+from tfamp.loss_scaling import large_inputs, update
+
+_VARIABLES = (tf.Variable, keras.Variable)
+_LARGEST = 2.0**15  # The largest power of two of float16, for a loss in float16.
+# Of a `LossScaleOptimizer`: the plain ones beside it in steps that it scales.
+_others: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_TAPE = inspect.getsourcefile(tf.GradientTape)
+_RECORDS = "tensorflow.python.eager.record:could_possibly_record"
+
+
+class Step:
+    """A run, or a trace, of a `train_step` in one thread.
+
+    Attributes:
+      optimizer: The `LossScaleOptimizer` of the model, whose scale is used.
+      read: The ids of optimizers whose scale was read, and that have not applied since.
+    """
+
+    def __init__(self, optimizer: Any):
+        self.optimizer, self.read = optimizer, set()
+
+
+class _Now(threading.local):
+    step: Step | None = None  # The innermost.
+    suspended = False
+
+
+_now = _Now()
+
+
+@contextlib.contextmanager
+def _running(step: Step | None, suspended: bool = False) -> Iterator[None]:
+    before = _now.step, _now.suspended
+    _now.step, _now.suspended = step, suspended
+    try:
+        yield
+    finally:
+        _now.step, _now.suspended = before
+
+
+def suspended() -> contextlib.AbstractContextManager[None]:
+    """Scopes what an optimizer does in `apply`: nothing of it is looked at."""
+    return _running(None, suspended=True)
+
+
+def updates(optimizer: Any) -> int:
+    """Returns how many updates were made under the scale of an optimizer.
+
+    Args:
+      optimizer: A `LossScaleOptimizer`.
+    """
+    return sum(
+        int(x.iterations.numpy()) for x in [optimizer, *_others.get(optimizer, ())]
+    )
+
+
+def mark_read(optimizer: Any) -> bool:
+    """Notes that a step reads an optimizer's scale, and so scales by itself.
+
+    Returns:
+      Whether a step runs.
+    """
+    if _now.step is not None:
+        _now.step.read.add(id(optimizer))
+    return _now.step is not None
+
+
+def settled_by(optimizer: Any) -> Callable[[Any], None] | None:
+    """Returns what moves the scale, if an optimizer gets true gradients; else None.
+
+    Args:
+      optimizer: The `LossScaleOptimizer` that applies.
+    """
+    step = _now.step
+    if step is None:
+        return None
+    if id(optimizer) in step.read:
+        step.read.remove(id(optimizer))
+        return None
+
+    def settle(finite):
+        for each in {id(x): x for x in (optimizer, step.optimizer)}.values():
+            each.settle(finite)
+
+    return settle
+
+
+def scaled(original: Callable) -> Callable:
+    """Returns a `train_step` that scales, in place of a class's own one."""
+
+    def train_step(model, *args, **kwargs):
+        optimizer = getattr(model, "optimizer", None)
+        step = Step(optimizer) if hasattr(optimizer, "usable_scale") else None
+        with _running(step, suspended=step is None):
+            # It may be a `tf.function`, which binds the model.
+            return original.__get__(model, type(model))(*args, **kwargs)
+
+    return train_step
+
+
+def _gradient(original):
+    def gradient(
+        tape,
+        target,
+        sources,
+        output_gradients=None,
+        unconnected_gradients=tf.UnconnectedGradients.NONE,
+    ):
+        step, given = _now.step, output_gradients
+        if step is None or step.read or not _scales(tape, target, sources):
+            return original(tape, target, sources, given, unconnected_gradients)
+        scale = step.optimizer.usable_scale()
+        if any(x.dtype == tf.float16 for x in tf.nest.flatten(target)):
+            scale = tf.minimum(scale, _LARGEST)
+        seeds = _seeds(target, given, scale)
+        with suspended():  # Functions with gradients of their own may take some, too.
+            grads = original(tape, target, sources, seeds, unconnected_gradients)
+        return _true(grads, sources, scale)
+
+    return gradient
+
+
+def _scales(tape, target, sources):
+    """Whether a gradient is one that is left to us; see the table above."""
+    if sys._getframe(3).f_code.co_filename == _TAPE:  # A Jacobian.
+        return False
+    targets = tf.nest.flatten(target)
+    if not all(isinstance(x, tf.Tensor) and x.dtype.is_floating for x in targets):
+        return False
+    if not any(isinstance(x, _VARIABLES) for x in tf.nest.flatten(sources)):
+        return False
+    inside = tape.stop_recording() if tape._recording else contextlib.nullcontext()
+    with inside:  # So that only tapes around it count.
+        return not names.resolve(_RECORDS)()
+
+
+def _seeds(target, given, scale):
+    targets = tf.nest.flatten(target)
+    seeds = [None] * len(targets) if given is None else tf.nest.flatten(given)
+    ones = [
+        tf.ones_like(x) if seed is None else tf.convert_to_tensor(seed, x.dtype)
+        for x, seed in zip(targets, seeds, strict=True)
+    ]
+    scaled = [x * tf.cast(scale, x.dtype) for x in ones]
+    return tf.nest.pack_sequence_as(target, scaled)
+
+
+def _true(grads, sources, scale):
+    flat = tf.nest.flatten(sources)
+    given = tf.nest.flatten(grads)
+    true = [
+        # That of a tensor has its format, as ever.
+        wide if wide is None or isinstance(x, _VARIABLES) else tf.cast(wide, grad.dtype)
+        for wide, grad, x in zip(
+            update.unscale(given, flat, scale), given, flat, strict=True
+        )
+    ]
+    return tf.nest.pack_sequence_as(sources, true)
+
+
+def _apply(original):
+    def apply(optimizer, grads, trainable_variables=None):
+        step = _now.step
+        if step is None or step.read:
+            if not (step or _now.suspended or tf.distribute.has_strategy()):
+                _tell_of_loops()
+            return original(optimizer, grads, trainable_variables)
+        update.check_context(optimizer, optimizer._distribution_strategy)
+        grads, variables = update.pairs(optimizer, grads, trainable_variables)
+        if not grads:
+            return None
+        _others.setdefault(step.optimizer, weakref.WeakSet()).add(optimizer)
+        gated = update.Step(
+            check=lambda grads: update.all_finite(grads, 1.0),
+            update=lambda grads: original(optimizer, grads, variables),
+            skip=lambda grads: large_inputs.record(step.optimizer),
+            settle=step.optimizer.settle,
+        )
+        grads = update.sum_gradients(grads, variables)
+        with suspended():
+            update.gate(gated, grads, variables, optimizer, "auto")
+
+    return apply
+
+
+def _tell_of_loops():
+    """Says, once, that a loop of the user's own applies what was never scaled."""
+    text = (
+        "gradients of float16 layers that were never scaled lose what is small. Wrap "
+        "the optimizer, `optimizer = tfamp.wrap_optimizer(optimizer)`, and "
+        "differentiate `loss = optimizer.scale_loss(loss)`."
+    )
+    if not user_code.is_told(text):
+        *inner, _ = user_code.frames()
+        if all(frame.name != "train_step" for frame in inner):  # Keras' own, of `fit`.
+            user_code.log(text)
+
+
+class _Hooks(hooks.HookGroup):
+    def add(self, kind: type) -> None:
+        """Hooks the `train_step` of a model's class, too, if it is the user's own."""
+        owner = _owner(kind)
+        known = any(hook.owner is owner for _, hook in self._hooks)
+        if self._hooks and not known and not owner.__module__.startswith("keras."):
+            made = hooks.Hook(owner, "train_step", scaled)
+            self._hooks.append((self.places[0], made))
+
+    def scales(self, model: keras.Model) -> bool:
+        """Whether the `train_step` of a compiled model scales its loss by itself."""
+        owner = _owner(type(model))
+        added = any(hook.owner is owner for _, hook in self._hooks)
+        return added and hasattr(model.optimizer, "usable_scale")
+
+
+def _owner(kind):
+    return next(base for base in kind.__mro__ if "train_step" in vars(base))
+
+
+HOOKS = _Hooks(gradient=_gradient, step_apply=_apply)
