@@ -464,6 +464,104 @@ def test_the_last_loss_is_that_of_float32(script, mode):
     assert found == pytest.approx(wanted, rel=0.05, abs=0.02)
 
 
+class Holder(keras.Model):
+    """Trains a model that only its own `train_step` calls."""
+
+    def __init__(self, decoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.decoder(x) ** 2)
+        weights = self.decoder.trainable_weights
+        slopes = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(slopes, weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+def test_a_model_that_a_train_step_calls_predicts_alike_once_loaded(mode, tmp_path):
+    tfamp.enable(mode)
+    inputs = keras.Input((16,))
+    decoder = keras.Model(inputs, layers.Dense(3)(layers.Dense(8)(inputs)))
+    holder = Holder(decoder)
+    holder.compile("sgd")
+    last(holder, X)
+    assert decoder.layers[-1].compute_dtype == "float32"
+    wanted = decoder.predict(X, verbose=0)
+    decoder.save(tmp_path / "decoder.keras")
+    loaded = keras.models.load_model(tmp_path / "decoder.keras")
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), wanted)
+
+
+def test_losses_that_layers_add_in_16_bits_are_summed():
+    body = [layers.Dense(4, activity_regularizer="l2"), layers.Dense(1)]
+    with helpers.enabled("mixed_bfloat16"):
+        model = keras.Sequential([keras.Input((16,)), *body])
+        model.compile("sgd", "mse")
+        assert np.isfinite(last(model, X, Y))
+
+
+class OwnPositions(keras.Model):
+    """Reads integers, though it takes floats."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = layers.Embedding(16, 1), layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x + self.embedding(tf.range(16))[:, 0])
+
+
+def test_a_model_that_was_called_is_exported_without_sample_inputs(tmp_path):
+    tfamp.enable("mixed_bfloat16")
+    model = OwnPositions()
+    model.compile("sgd", "mse")
+    last(model, X, Y)
+    tfamp.export(model, tmp_path / "model", "float32")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    assert served.serve(X).dtype == "float32"
+
+
+MOVING = {
+    "Reshape": lambda x: layers.Reshape((2, 2))(x),
+    "Flatten": lambda x: layers.Flatten()(layers.Reshape((2, 2))(x)),
+    "Permute": lambda x: layers.Permute((2, 1))(layers.Reshape((2, 2))(x)),
+    "RepeatVector": lambda x: layers.RepeatVector(3)(x),
+    "Cropping1D": lambda x: layers.Cropping1D(1)(layers.Reshape((4, 1))(x)),
+    "ZeroPadding1D": lambda x: layers.ZeroPadding1D(1)(layers.Reshape((4, 1))(x)),
+    "ZeroPadding2D": lambda x: layers.ZeroPadding2D(1)(layers.Reshape((2, 2, 1))(x)),
+    "UpSampling1D": lambda x: layers.UpSampling1D(2)(layers.Reshape((4, 1))(x)),
+    "UpSampling2D": lambda x: layers.UpSampling2D(2)(layers.Reshape((2, 2, 1))(x)),
+    "Concatenate": lambda x: layers.Concatenate()([x, x]),
+    "Identity": lambda x: layers.Identity()(x),
+    "Dropout": lambda x: layers.Dropout(0.5)(x),
+    "slices": lambda x: layers.Concatenate()([x[:, 2:], x[:, :1]]),
+    "Lambda": lambda x: layers.Lambda(
+        lambda x: tf.gather(x[..., ::-1], [0, 2], axis=1)
+    )(x),
+    "split": lambda x: keras.ops.stack(keras.ops.split(x, 2, axis=1), axis=1),
+    "roll": lambda x: keras.ops.roll(keras.ops.transpose(x[:, None]), 1, axis=0),
+    "expand": lambda x: keras.ops.squeeze(keras.ops.expand_dims(x, 1), 1),
+    "broadcast": lambda x: keras.ops.broadcast_to(x[:, :, None], (64, 4, 2)),
+    "flip": lambda x: keras.ops.flip(keras.ops.pad(x, ((0, 0), (1, 1))), 1),
+    "take": lambda x: keras.ops.take(keras.ops.tile(x, (1, 2)), [0, 5], axis=1),
+}
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_raw_values_are_exact_through_what_only_moves_them(name):
+    def run(mode):
+        with helpers.enabled(mode):
+            inputs = keras.Input((4,), batch_size=64)
+            scale = layers.Normalization(axis=None, mean=2021.5, variance=1.0)
+            model = keras.Model(inputs, scale(MOVING[name](inputs)))
+            return model.predict(YEARS + np.arange(4) / 4, batch_size=64, verbose=0)
+
+    np.testing.assert_array_equal(run("mixed_bfloat16"), run("float32"))
+
+
 class Rounding(layers.Layer):
     """Fails in 16 bits, whatever becomes of its operators."""
 

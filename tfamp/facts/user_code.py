@@ -46,8 +46,8 @@ def is_told(text: str) -> bool:
 def warn(text: str) -> None:
     """Warns at the user's line, once a process."""
     if text not in _said:
-        _said.add(text)
         warnings.warn_explicit(text, UserWarning, *place())
+        _said.add(text)
 
 
 def log(text: str) -> None:

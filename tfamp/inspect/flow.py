@@ -14,9 +14,9 @@ from tfamp.inspect import structure, traces
 
 # Operations that move numbers, and compute none.
 _MOVES = frozenset(
-    "Cast ConcatV2 ExpandDims GatherV2 GatherNd Identity IdentityN Pack Reshape "
-    "ReverseV2 SelectV2 Slice Split SplitV Squeeze StridedSlice Tile Transpose "
-    "Unpack".split()
+    "BroadcastTo Cast ConcatV2 ExpandDims GatherV2 GatherNd Identity IdentityN "
+    "MirrorPad Pack Pad PadV2 Reshape ResizeNearestNeighbor ReverseV2 Roll SelectV2 "
+    "Slice Split SplitV Squeeze StridedSlice Tile Transpose Unpack".split()
 )
 
 

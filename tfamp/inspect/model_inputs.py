@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,17 @@ _ID_LAYERS = (
     keras.layers.StringLookup,
     keras.layers.TextVectorization,
 )
+
+
+# What subclassed models took when they were first called under `enable`: symbols.
+_taken: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def remember(model: keras.Model, inputs: Any) -> None:
+    """Notes what a model is called with, of which Keras records no dtypes."""
+    with contextlib.suppress(TypeError, ValueError, AttributeError):  # No tensors.
+        tensors = keras.tree.map_structure(tf.convert_to_tensor, inputs)
+        _taken[model] = keras.tree.map_structure(_any_batch, tensors)
 
 
 def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
@@ -116,6 +128,8 @@ def _any_batch(tensor):
 
 def _recorded_specs(model):
     """Returns specs from the shapes of a subclassed model's first call."""
+    if model in _taken:
+        return _specs(_taken[model])
     shapes = (model.get_build_config() or {}).get("input_shape")
     reads_ids = any(isinstance(p.layer, _ID_LAYERS) for p in structure.walk(model))
     if shapes is None or reads_ids:

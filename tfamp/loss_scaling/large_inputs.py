@@ -9,7 +9,6 @@ import weakref
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 _LARGEST = float(tf.float16.max)
@@ -95,10 +94,8 @@ def describe(optimizer: Any) -> str:
     """Returns what to say of inputs that float16 cannot hold; empty if all fit."""
     names, peaks = _peaks.pop(optimizer, ((), None))
     pairs = zip(names, peaks.numpy().tolist() if names else (), strict=True)
-    large = {name: peak for name, peak in pairs if not peak <= _LARGEST}
-    if bad := [repr(name) for name, peak in large.items() if not np.isfinite(peak)]:
-        return f"Input {', '.join(bad)} is not finite in float32, too: mend the data."
-    listed = ", ".join(f"{name!r} up to {peak:g}" for name, peak in large.items())
+    large = [(x, peak) for x, peak in pairs if _LARGEST < peak < float("inf")]
+    listed = ", ".join(f"{name!r} up to {peak:g}" for name, peak in large)
     return (
         f"Inputs are infinite in float16, which ends at {_LARGEST:g}: {listed}. Scale "
         "them, in a Normalization layer before all others say, or have the layer that "

@@ -219,6 +219,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             with tf.init_scope():  # Keras may build it while tracing a step.
                 restore()
 
+    # AutoGraph would rewrite what it calls, from the source on disk.
+    @tf.autograph.experimental.do_not_convert
     def apply(
         self, grads, trainable_variables=None, *, skip_gradients_aggregation=False
     ):
@@ -264,7 +266,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         step = update.Step(
             check=lambda grads: update.all_finite(grads, scale),
-            update=lambda grads: inner.apply(unscale(grads), variables),
+            # As Keras' `fit` does it: users override this one.
+            update=lambda grads: inner.apply_gradients(
+                zip(unscale(grads), variables, strict=True)
+            ),
             skip=count_overflows,
             settle=settle or self.settle,
         )

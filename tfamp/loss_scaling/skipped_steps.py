@@ -57,15 +57,15 @@ def _warn(model, steps, skipped, large):
     scale = float(optimizer.dynamic_scale.numpy())
     advice = large or (
         "If that does not end, numbers overflow before the loss: look for constants "
-        "beyond 65504, name the layer in overrides={...: 'float32'}, or train in "
-        "mixed_bfloat16. tfamp.LossScaleMonitor names the variables, and "
-        "tfamp.compare_precision the layer where it begins."
+        "beyond 65504, such as masks of -1e9, name the layer in overrides={...: "
+        "'float32'}, or train in mixed_bfloat16. tfamp.LossScaleMonitor names the "
+        "variables, and tfamp.compare_precision the layer where it begins."
         if int(optimizer.consecutive_skipped_steps.numpy())
         else "The last step was not: the scale is found. To begin with it, and lose no "
         f"steps: tfamp.enable(..., loss_scale={{'initial_scale': {scale:g}}})."
     )
     user_code.warn(
         f"Model '{model.name}': {skipped} of the {steps} training steps of this epoch "
-        f"were skipped: gradients were not finite. The loss scale is {scale:g}. "
-        f"{advice}"
+        "were skipped, because gradients were not finite; the loss scale is "
+        f"{scale:g} now. {advice}"
     )

@@ -24,7 +24,7 @@ from tfamp import errors
 from tfamp.facts import formats, names, user_code
 from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.inspect import structure, traces
+from tfamp.inspect import model_inputs, structure, traces
 from tfamp.keras_patches import compiling, hooks, places
 from tfamp.loss_scaling import large_inputs, optimizer, skipped_steps, train_steps
 from tfamp.precision import (
@@ -80,12 +80,7 @@ def has_its_plan(model: keras.Model) -> bool:
 
 
 def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextManager:
-    """Scopes what `enable` gives a model when it is called, if it was not yet.
-
-    Args:
-      model: A built model.
-      inputs: Tensors or `tf.TensorSpec`s, structured as the model takes them.
-    """
+    """Scopes what `enable` gives a built model when it is called on such inputs."""
     if _rules is None or has_its_plan(model) or not _rules.plans(model):
         return contextlib.nullcontext()
     planned = _rules.planned(model, rules.traced_by(model, inputs))
@@ -108,10 +103,12 @@ class _Rules:
         # Models that have their plan: the layers that they had then.
         self.settled: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._policy = asked and asked.mode.policy
+        self._has_float16 = asked is not None and asked.has_float16
         self._explicit: weakref.WeakSet = weakref.WeakSet()  # Made with a `dtype`.
         self._matched: set[str] = set()
         self._met: weakref.WeakSet = weakref.WeakSet()
         self._compiled: weakref.WeakSet = weakref.WeakSet()
+        self._scaled: weakref.WeakSet = weakref.WeakSet()  # `auto_scale_loss`
         attribute, stateless, loading = places.CALLS
         self._attribute = names.resolve(attribute)
         self._is_stateless = names.resolve(stateless)
@@ -124,16 +121,13 @@ class _Rules:
         scaling = self.scaling  # What patterns match is not known before it is built.
         low = any(x.mode.policy == "mixed_float16" for x in self.overrides)
         late = low and not structure.is_built(model)
+        self._scaled.add(model)
         if scaling is False or not (late or optimizer.needs_loss_scale(model)):
             return given
         return optimizer.wrap_optimizer(given, config=scaling)
 
     def before_compile(self, model, arguments):
-        if (floatx := keras.config.floatx()) in formats.LOW:
-            user_code.warn(
-                f"Losses and metrics in {floatx}, keras.config.floatx(), lose counts "
-                "and overflow. Call keras.config.set_floatx('float32') before this."
-            )
+        policy.warn_of_floatx()
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
             first_step.keep_from_xla(model, arguments)
@@ -145,6 +139,9 @@ class _Rules:
             is_new = model.train_function is None
             builds = is_new and not structure.is_built(model)
             train_steps.HOOKS.add(type(model))
+            if is_new and model in self._scaled and model.optimizer is not None:
+                with model.distribute_strategy.scope():  # Set after its `compile`.
+                    model.optimizer = self.scale(model, model.optimizer)
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
@@ -167,6 +164,11 @@ class _Rules:
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
         self._plan(model)
+        if model in self._scaled and train_steps.HOOKS.in_force():
+            with (
+                model.distribute_strategy.scope()
+            ):  # Its own `compile` may set another.
+                model.optimizer = self.scale(model, model.optimizer)
         if self.scaling is not False:
             optimizer.warn_about_unscaled_optimizers(model)
 
@@ -183,7 +185,7 @@ class _Rules:
             name = plan.made_with(layer).name
             return (name, plan.AS_MADE) if name != self._policy else None
 
-        traced = traced or rules.UNTRACED
+        traced = traced or rules.known(root)
         return plan.Plan(root, self.asked.mode, self.overrides, traced, keeps)
 
     def _plan(self, model):
@@ -249,13 +251,14 @@ class _Rules:
         def __call__(layer, *args, **kwargs):
             if traces.is_tracing():
                 return original(layer, *args, **kwargs)
-            if layer not in self._met and (asked := self._meet(layer)):
-                with asked:  # It may be in no model yet, and fail in 16 bits.
+            asked = self._meet(layer) if layer not in self._met else None
+            if asked is not None:  # It may be in no model yet, and fail in 16 bits.
+                with asked:
                     return __call__(layer, *args, **kwargs)
             if isinstance(layer, keras.layers.Embedding) and not self._is_stateless():
                 rules.check_ids(layer, *args)
             inner = not isinstance(layer, keras.Model) or self._is_inside(args, kwargs)
-            if self.asked.has_float16:
+            if self._has_float16:
                 large_inputs.look(layer, args, begins=not inner)
             if inner:
                 return original(layer, *args, **kwargs)
@@ -318,13 +321,10 @@ class _Rules:
         around = [x for x in list(self._compiled) if structure.holds(x, model)]
         root, check = [model, *around][-1], model in self._compiled
         self._assign(root, model, None, check=False)
+        model_inputs.remember(model, args[0] if len(args) == 1 else None)
         try:
             traced = rules.traced(model, *args, **kwargs)
         except Exception as error:  # Code of the user's layers may raise anything.
-            logging.info(
-                "The output layers of model %r are not known, as it cannot be traced: "
-                "%s. Name them in overrides.",
-                *(model.name, error),
-            )
+            logging.info("The outputs of %r are not known: %s", model.name, error)
             traced = None
         self._assign(root, model, traced, check)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp.facts import modes
+from tfamp.facts import formats, modes, user_code
 
 
 class PrecisionState(NamedTuple):
@@ -91,3 +91,13 @@ def scope(state: PrecisionState) -> Iterator[None]:
         yield
     finally:
         write(before)
+
+
+def warn_of_floatx() -> None:
+    """Warns if losses and metrics are computed in 16 bits."""
+    if (floatx := keras.config.floatx()) in formats.LOW:
+        user_code.warn(
+            f"Losses and metrics are computed in {floatx}, which loses counts and "
+            f"overflows: keras.config.floatx() is {floatx!r}. Call keras.config."
+            "set_floatx('float32') before this; layers have the mode without it."
+        )

@@ -17,11 +17,12 @@ operators (`keras.ops`, and Python's on a Keras variable) promote by Keras' rule
 never come here.
 
 What 16 bits are converted to float32 for, outside of operators, is cast, such as in
-`variable.assign(x)`. Errors stay where something has a format of its own: a
-`TensorArray`, a variable of a loop, the branches of one `tf.cond`; and for
-`tf.raw_ops` in graphs, which TensorFlow gives no second try. Loops and maps are not run
-again: in their bodies, each operator is. NumPy arrays and numbers take the format of
-the tensor beside them, as ever, but for numbers that float16 cannot hold.
+`variable.assign(x)`; so are the branches of one `tf.cond`. Errors stay where something
+has a format of its own: a `TensorArray`, a variable of a loop of AutoGraph's or of
+`tf.map_fn`; and for `tf.raw_ops` in graphs, which TensorFlow gives no second try. Loops
+and maps are not run again: in their bodies, each operator is. NumPy arrays and numbers
+take the format of the tensor beside them, as ever, but for numbers that float16 cannot
+hold.
 """
 
 import os
@@ -113,16 +114,19 @@ def _dispatch(original):
         if number := _number(error, given):
             if _second_tries() > 1:  # What the user called is the one to try again.
                 return result
-            low = ["float16"]
-        if op is tf.convert_to_tensor:  # `keras.ops` calls it, too.
+            low = [] if op is tf.convert_to_tensor else ["float16"]
+        if op is tf.convert_to_tensor and not low:  # `keras.ops` calls it, too.
             return _converted(given, number)
+        if op.__name__.startswith("cond") and "same number, type" in str(error):
+            return _branched(*args, **kwargs)
         # A body that is traced again would have its effects twice.
         if not low or any(callable(x) and not isinstance(x, type) for x in given):
             return result
         if op.__name__ == "assert_same_float_dtype":
             return result
         named = re.search(r"'(\w+)' Op|cannot compute (\w+) as", str(error))
-        name = (named[1] or named[2]) if named and not number else op.__name__
+        plain = re.sub(r"^_|_dispatch$|_v2$", "", op.__name__)
+        name = (named[1] or named[2]) if named and not number else plain
         try:
             wide = {name: _wide(x) for name, x in kwargs.items()}
             result = op(*_wide(args), **wide)
@@ -134,6 +138,15 @@ def _dispatch(original):
     return dispatch
 
 
+def _branched(pred, true_fn, false_fn, *_, name=None, **__):
+    """Returns what `tf.cond` does where one branch returns float32, one 16 bits."""
+    wide = [lambda function=each: widened(function()) for each in (true_fn, false_fn)]
+    try:
+        return tf.cond(pred, *wide, name=name)
+    except (TypeError, ValueError):  # That of the branches as they are.
+        return _NOT_SUPPORTED
+
+
 def _converted(given, number):
     """Returns another result of `tf.convert_to_tensor`, if there is one."""
     if number:
@@ -143,7 +156,6 @@ def _converted(given, number):
     names = [getattr(x, "name", x) for x in others if isinstance(x, str | tf.DType)]
     if "float32" not in names or _format(value) not in formats.LOW:
         return _NOT_SUPPORTED
-    _note(_met([_format(value)]), "convert_to_tensor")
     return tf.cast(value, "float32")
 
 
@@ -153,7 +165,6 @@ def _tf_tensor(original):
     def __tf_tensor__(tensor, dtype=None, name=None):
         if dtype is tf.float32 and tensor.dtype.name in formats.LOW:
             if not _second_tries():
-                _note(_met([tensor.dtype.name]), "a conversion")
                 return tf.cast(tensor, dtype)
         return original(tensor, dtype, name)
 
@@ -203,8 +214,9 @@ def _second_tries() -> int:
     """Returns how many functions around have a second try, up to the user's code."""
     frame, found = sys._getframe(2), 0
     while frame and (file := frame.f_code.co_filename).startswith(_WITHIN):
-        generated = os.path.basename(file).startswith("gen_")
-        found += generated or frame.f_code.co_name == "op_dispatch_handler"
+        code = frame.f_code
+        generated = "gen_" in file and "dispatch" in code.co_names
+        found += generated or code.co_name == "op_dispatch_handler"
         frame = frame.f_back
     return found
 

@@ -254,6 +254,19 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
     return _last[model][1]
 
 
+def known(model: keras.Model) -> Traced:
+    """Returns what traces of the models in one told that has none itself."""
+    found = [
+        _last.get(place.layer, (None, UNTRACED)) for place in structure.walk(model)
+    ]
+    places = zip(structure.walk(model), found, strict=True)
+    told = [x for place, (ids, x) in places if ids == structure.layer_ids(place.layer)]
+    return Traced(
+        {key: why for each in told for key, why in each.outputs.items()},
+        {key: why for each in told for key, why in each.routes.items()},
+    )
+
+
 def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
     """Returns `traced` of a model by a batch, or by what it records of its inputs.
 
