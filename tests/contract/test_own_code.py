@@ -496,8 +496,8 @@ def test_a_model_that_a_train_step_calls_predicts_alike_once_loaded(mode, tmp_pa
 
 
 def test_losses_that_layers_add_in_16_bits_are_summed():
-    body = [layers.Dense(4, activity_regularizer="l2"), layers.Dense(1)]
     with helpers.enabled("mixed_bfloat16"):
+        body = [layers.Dense(4, activity_regularizer="l2"), layers.Dense(1)]
         model = keras.Sequential([keras.Input((16,)), *body])
         model.compile("sgd", "mse")
         assert np.isfinite(last(model, X, Y))

@@ -343,6 +343,17 @@ def test_an_optimizer_that_is_set_after_compile_is_scaled(monkeypatch):
     np.testing.assert_array_equal(found, wanted)
 
 
+def test_an_optimizer_that_is_not_to_be_scaled_stays():
+    tfamp.enable("mixed_float16")
+    model = dense(16, 8, 1)
+    model.compile("sgd", "mse")
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(optimizer, "mse", auto_scale_loss=False)
+    with pytest.warns(UserWarning, match="without loss scaling"):
+        model.fit(X, X[:, :1], verbose=0)
+    assert model.optimizer is optimizer
+
+
 def test_apply_gradients_of_a_users_optimizer_is_called():
     class Centralized(keras.optimizers.SGD):
         def apply_gradients(self, grads_and_vars):

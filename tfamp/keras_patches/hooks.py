@@ -28,14 +28,20 @@ class Hook:
 
         # Keras reads it without following wrappers.
         method.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess]
-        self.method = method
+        self.method, method.hook = method, self  # pyright: ignore[reportFunctionMemberAccess]
         setattr(owner, name, method)
 
     def remove(self):
         """Puts the original back, unless another patch lies over this one."""
         self.active = False
         if vars(self.owner).get(self.name) is self.method:
-            setattr(self.owner, self.name, self.original)
+            original = self.original
+            # One below may have been removed meanwhile.
+            while (below := getattr(original, "hook", None)) and not below.active:
+                if below.method is not original:
+                    break
+                original = below.original
+            setattr(self.owner, self.name, original)
 
 
 class HookGroup:

@@ -92,8 +92,10 @@ def _graph(tensor):
 
 def describe(optimizer: Any) -> str:
     """Returns what to say of inputs that float16 cannot hold; empty if all fit."""
-    names, peaks = _peaks.pop(optimizer, ((), None))
-    pairs = zip(names, peaks.numpy().tolist() if names else (), strict=True)
+    if optimizer not in _peaks:
+        return ""
+    names, peaks = _peaks[optimizer]
+    pairs = zip(names, peaks.numpy().tolist(), strict=True)
     large = [(x, peak) for x, peak in pairs if _LARGEST < peak < float("inf")]
     listed = ", ".join(f"{name!r} up to {peak:g}" for name, peak in large)
     return (

@@ -219,7 +219,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             with tf.init_scope():  # Keras may build it while tracing a step.
                 restore()
 
-    # AutoGraph would rewrite what it calls, from the source on disk.
     @tf.autograph.experimental.do_not_convert
     def apply(
         self, grads, trainable_variables=None, *, skip_gradients_aggregation=False
@@ -266,8 +265,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         step = update.Step(
             check=lambda grads: update.all_finite(grads, scale),
-            # As Keras' `fit` does it: users override this one.
-            update=lambda grads: inner.apply_gradients(
+            update=lambda grads: inner.apply_gradients(  # Users override it.
                 zip(unscale(grads), variables, strict=True)
             ),
             skip=count_overflows,

@@ -107,8 +107,8 @@ class _Rules:
         self._explicit: weakref.WeakSet = weakref.WeakSet()  # Made with a `dtype`.
         self._matched: set[str] = set()
         self._met: weakref.WeakSet = weakref.WeakSet()
-        self._compiled: weakref.WeakSet = weakref.WeakSet()
-        self._scaled: weakref.WeakSet = weakref.WeakSet()  # `auto_scale_loss`
+        # Compiled models: whether `compile` is to scale the loss.
+        self._compiled: Any = weakref.WeakKeyDictionary()
         attribute, stateless, loading = places.CALLS
         self._attribute = names.resolve(attribute)
         self._is_stateless = names.resolve(stateless)
@@ -121,7 +121,8 @@ class _Rules:
         scaling = self.scaling  # What patterns match is not known before it is built.
         low = any(x.mode.policy == "mixed_float16" for x in self.overrides)
         late = low and not structure.is_built(model)
-        self._scaled.add(model)
+        if model in self._compiled:
+            self._compiled[model] = True
         if scaling is False or not (late or optimizer.needs_loss_scale(model)):
             return given
         return optimizer.wrap_optimizer(given, config=scaling)
@@ -131,7 +132,7 @@ class _Rules:
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
             first_step.keep_from_xla(model, arguments)
-        self._compiled.add(model)
+        self._compiled[model] = False
         self._plan(model)
 
     def make_train_function(self, original):
@@ -139,7 +140,7 @@ class _Rules:
             is_new = model.train_function is None
             builds = is_new and not structure.is_built(model)
             train_steps.HOOKS.add(type(model))
-            if is_new and model in self._scaled and model.optimizer is not None:
+            if is_new and self._compiled.get(model) and model.optimizer is not None:
                 with model.distribute_strategy.scope():  # Set after its `compile`.
                     model.optimizer = self.scale(model, model.optimizer)
             if is_new and not builds:
@@ -164,11 +165,6 @@ class _Rules:
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
         self._plan(model)
-        if model in self._scaled and train_steps.HOOKS.in_force():
-            with (
-                model.distribute_strategy.scope()
-            ):  # Its own `compile` may set another.
-                model.optimizer = self.scale(model, model.optimizer)
         if self.scaling is not False:
             optimizer.warn_about_unscaled_optimizers(model)
 

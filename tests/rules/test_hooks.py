@@ -1,0 +1,29 @@
+"""Two replacements of one function, put back in any order."""
+
+import itertools
+
+import pytest
+
+from tfamp.keras_patches import hooks
+
+
+class Owner:
+    def value(self):
+        return 1
+
+
+def plus(number):
+    return lambda original: lambda self: original(self) + number
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_original_is_back_whatever_is_removed_first(order):
+    original = Owner.value
+    made = [hooks.Hook(Owner, "value", plus(10**i)) for i in range(3)]
+    assert Owner().value() == 112
+    left = 112
+    for i in order:
+        made[i].remove()
+        left -= 10**i
+        assert Owner().value() == left
+    assert Owner.value is original
