@@ -704,3 +704,16 @@ def test_a_plan_that_fails_half_way_leaves_every_layer(monkeypatch):
         tfamp.set_precision(model, "mixed_bfloat16", {"stack/head": "float32"})
     monkeypatch.undo()
     assert models.described(model) == before
+
+
+@pytest.mark.filterwarnings("always:(?s).*The structure of `inputs`:UserWarning")
+@in_both
+def test_a_functional_model_that_is_called_by_another_structure_warns_once(mode):
+    """Its first call is planned by its own inputs, and not by those."""
+    tfamp.enable(mode)
+    first, second = (keras.Input((2,), name=name) for name in "ab")
+    sums = keras.layers.Add()([first, second])
+    model = keras.Model({"a": first, "b": second}, sums)
+    with pytest.warns(UserWarning, match="structure of `inputs`") as caught:
+        model([np.ones((1, 2)), np.ones((1, 2))])
+    assert len([x for x in caught if "structure" in str(x.message)]) == 1

@@ -433,6 +433,19 @@ def test_an_input_beyond_float16_is_told_by_its_name_and_value(make, keywords):
     assert "'age'" not in str(told.message)
 
 
+def test_inputs_are_told_of_for_the_fit_that_they_are_in(recwarn):
+    tfamp.enable("mixed_float16", loss_scale={"initial_scale": 2.0**24})
+    model = dense(1, 4, 1)
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="up to"):
+        model.fit(PRICES, PRICES / 1e6, batch_size=4, verbose=0)
+    model.optimizer.loss_scale.assign(2.0**24)
+    recwarn.clear()  # Skips steps, too, but not for what comes in.
+    model.fit(PRICES / 1e6, PRICES, batch_size=8, verbose=0)
+    assert int(model.optimizer.skipped_steps) > 8
+    assert not [x for x in recwarn if "up to" in str(x.message)]
+
+
 def test_exact_inputs_beyond_float16_are_no_matter():
     tfamp.enable("mixed_float16")
     scale = keras.layers.Normalization()

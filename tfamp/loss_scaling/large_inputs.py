@@ -96,6 +96,7 @@ def describe(optimizer: Any) -> str:
         return ""
     names, peaks = _peaks[optimizer]
     pairs = zip(names, peaks.numpy().tolist(), strict=True)
+    peaks.assign(tf.zeros(len(names)))  # Of the steps since then.
     large = [(x, peak) for x, peak in pairs if _LARGEST < peak < float("inf")]
     listed = ", ".join(f"{name!r} up to {peak:g}" for name, peak in large)
     return (

@@ -317,10 +317,14 @@ class _Rules:
         around = [x for x in list(self._compiled) if structure.holds(x, model)]
         root, check = [model, *around][-1], model in self._compiled
         self._assign(root, model, None, check=False)
-        model_inputs.remember(model, args[0] if len(args) == 1 else None)
+        traced = None
+        if structure.is_functional(model):  # By its own specs: Keras warns of others.
+            with contextlib.suppress(errors.ExportError):
+                traced = rules.traced_by(model)
+        else:
+            model_inputs.remember(model, args[0] if len(args) == 1 else None)
         try:
-            traced = rules.traced(model, *args, **kwargs)
+            traced = traced or rules.traced(model, *args, **kwargs)
         except Exception as error:  # Code of the user's layers may raise anything.
             logging.info("The outputs of %r are not known: %s", model.name, error)
-            traced = None
         self._assign(root, model, traced, check)

@@ -256,15 +256,13 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
 
 def known(model: keras.Model) -> Traced:
     """Returns what traces of the models in one told that has none itself."""
-    found = [
-        _last.get(place.layer, (None, UNTRACED)) for place in structure.walk(model)
-    ]
-    places = zip(structure.walk(model), found, strict=True)
-    told = [x for place, (ids, x) in places if ids == structure.layer_ids(place.layer)]
-    return Traced(
-        {key: why for each in told for key, why in each.outputs.items()},
-        {key: why for each in told for key, why in each.routes.items()},
-    )
+    outputs, routes = {}, {}
+    for layer in [place.layer for place in structure.walk(model)]:
+        layers, found = _last.get(layer, (None, UNTRACED))
+        if layers is not None and layers == structure.layer_ids(layer):
+            outputs |= found.outputs
+            routes |= found.routes
+    return Traced(outputs, routes)
 
 
 def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
