@@ -12,9 +12,8 @@ from tfamp.training import base_config, callbacks, tasks
 
 def make_config(**settings):
     """Returns a run of the task in float32; `__` for a dot."""
-    tasks.TASKS["points"] = __name__
     config = base_config.get_config()
-    config.name = config.task = "points"
+    config.name, config.task = "points", "points:create"
     config.epochs, config.batch_size = 4, 8
     config.optimizer.learning_rate = 0.05
     config.precision.mode = "float32"

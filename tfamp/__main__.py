@@ -1,16 +1,22 @@
-"""What needs no checkout: `python -m tfamp doctor`, `status` or `benchmark`.
+"""Mixed precision for TensorFlow and Keras 3.
 
-    python -m tfamp status
-    python -m tfamp doctor --simulate=a100
-    python -m tfamp benchmark --workload=my_script:build
+    tfamp status
+    tfamp train cnn/digits --config.epochs=3
+    tfamp train --config=my_config.py --job=train
+    tfamp benchmark --workload=my_script:build
+    tfamp doctor --simulate=a100
 
-`status` calls `tfamp.enable()` and prints what it says; the other two are
-scripts/doctor.py and scripts/benchmark.py, with their flags (`--help`).
+`status` calls `tfamp.enable()` and prints what it says. The others are
+scripts/train.py, benchmark.py and doctor.py, with their flags (`tfamp train --help`). A
+name such as cnn/digits is a configuration that comes with tfamp.
 """
 
+import pathlib
 import sys
 
 import tfamp
+
+_CONFIGS = pathlib.Path(__file__).parent / "configs"
 
 
 def main() -> None:
@@ -18,8 +24,11 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name == "status":
         print(tfamp.enable())
-    elif name in ("doctor", "benchmark"):
-        sys.argv[:2] = [f"-m tfamp {name}"]
+    elif name in ("train", "benchmark", "doctor"):
+        # As a script's, so that --help and errors speak of this command.
+        sys.argv[:2] = [f"tfamp {name}"]
+        if sys.argv[1:] and not sys.argv[1].startswith("-"):
+            sys.argv[1] = f"--config={_find_config(sys.argv[1])}"
         _run_script(name)
     elif name in ("-h", "--help"):
         print(__doc__)
@@ -27,16 +36,35 @@ def main() -> None:
         sys.exit(f"Unknown command. Received: {name!r}.\n\n{__doc__}")
 
 
-def _run_script(name):
-    from tfamp.benchmark import app, cells  # Of the extras.
-    from tfamp.training import doctor
+def _find_config(name):
+    """Returns the file of a configuration that comes with tfamp."""
+    found = {
+        str(path.relative_to(_CONFIGS).with_suffix("")): path
+        for path in _CONFIGS.glob("*/*.py")
+    }
+    name, _, argument = name.partition(":")
+    if name not in found:
+        sys.exit(
+            f"error: There is no such configuration. Received: {name!r}. Expected "
+            f"--config=FILE, or one of {', '.join(sorted(found))}."
+        )
+    return f"{found[name]}:{argument}" if argument else found[name]
 
-    if name == "doctor":
+
+def _run_script(name):
+    from tfamp.benchmark import app as benchmark  # Of the extras.
+    from tfamp.benchmark import jobs
+    from tfamp.training import app, doctor
+
+    if name == "train":
+        app.define_flags(None, jobs)
+        app.run()
+    elif name == "doctor":
         doctor.define_flags()
         doctor.run()
     else:
-        app.define_flags(cells.__file__)  # No task but the user's own.
-        app.run()
+        benchmark.define_flags(str(_CONFIGS / "benchmark/quick.py"))
+        benchmark.run()
 
 
 if __name__ == "__main__":

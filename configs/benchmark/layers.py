@@ -8,7 +8,8 @@ that are slower so on this device (`tfamp.status().float32_layers`).
 
 import pathlib
 
-from tfamp.benchmark import cells, workloads
+from tfamp import functions
+from tfamp.benchmark import cells
 
 MODELS = pathlib.Path(__file__).with_name("models.py")
 
@@ -17,7 +18,7 @@ def get_config():
     """Returns the configuration."""
     config = cells.get_config()
     config.name = "layers"
-    for name in workloads.find(f"{MODELS}:LAYERS"):
+    for name in functions.find(f"{MODELS}:LAYERS"):
         task = cells.get_task(f"{MODELS}:layer", name=name)
         task.modes = ("float32", "mixed_bfloat16")
         config.tasks[name] = task

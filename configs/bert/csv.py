@@ -17,7 +17,7 @@ for TSV, --config.data.on_bad_rows=skip for rows without a text or a label,
 step: --config.optimizer.learning_rate=2e-4.
 """
 
-from tfamp.training.tasks import text_classification
+from tfamp.recipes import text_classification
 
 
 def get_config():

@@ -9,7 +9,7 @@ sources and a minute or two for each run, on 2 shared cores of an AMD EPYC with 
 bfloat16.
 """
 
-from tfamp.training.tasks import text_classification
+from tfamp.recipes import text_classification
 
 
 def get_config():

@@ -27,7 +27,7 @@ of 3e-4 to 3e-5 over 4 epochs,
 https://github.com/google-research/bert#smaller-bert-models.
 """
 
-from tfamp.training.tasks import presets, text_classification
+from tfamp.recipes import presets, text_classification
 
 
 def get_config(size="base"):

@@ -13,7 +13,7 @@ mixed_bfloat16, means of two seeds (598 sentences, standard error 0.01, chance 0
 Time: 4 to 7 minutes a run on 2 shared cores of an AMD EPYC with native bfloat16.
 """
 
-from tfamp.training.tasks import text_classification
+from tfamp.recipes import text_classification
 
 
 def get_config():

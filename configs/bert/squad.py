@@ -36,7 +36,7 @@ Windows are shorter than the published ones; --config.limit_examples=10000 takes
 of the questions. No score is published for BERT-Tiny on SQuAD 1.1.
 """
 
-from tfamp.training.tasks import presets, question_answering
+from tfamp.recipes import presets, question_answering
 
 
 def get_config(size="base"):

@@ -26,7 +26,7 @@ wants a smaller step: --config.optimizer.learning_rate=1e-4. Published for BERT-
 to 3e-5 over 4 epochs, https://github.com/google-research/bert#smaller-bert-models.
 """
 
-from tfamp.training.tasks import presets, text_classification
+from tfamp.recipes import presets, text_classification
 
 
 def get_config(size="base"):

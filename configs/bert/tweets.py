@@ -25,7 +25,7 @@ published score to compare with: Kaggle's competition scored spans (`tweets_span
 `--config.model.preset=` takes new weights of the same sizes: enough to time steps.
 """
 
-from tfamp.training.tasks import presets, text_classification
+from tfamp.recipes import presets, text_classification
 
 
 def get_config(size=""):

@@ -15,7 +15,7 @@ Published: 0.716 on Kaggle's hidden test set by RoBERTa with post-processing,
 https://www.cwthompson.com/projects/twitter-sentiment. Nothing is recorded here yet.
 """
 
-from tfamp.training.tasks import question_answering
+from tfamp.recipes import question_answering
 
 
 def get_config():

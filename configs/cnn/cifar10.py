@@ -6,7 +6,7 @@ Meant for a GPU. No result is recorded yet: the data could not be downloaded on 
 hosts that this was developed on.
 """
 
-from tfamp.training.tasks import images
+from tfamp.recipes import images
 
 
 def get_config():

@@ -23,7 +23,7 @@ bfloat16, with several times as much other work on them; mixed_bfloat16 made 0.4
 float32's steps a second there. Five steps show that it trains, not how well.
 """
 
-from tfamp.training.tasks import images
+from tfamp.recipes import images
 
 
 def get_config():

@@ -25,7 +25,7 @@ References:
   https://arxiv.org/abs/1512.00567 (label smoothing).
 """
 
-from tfamp.training.tasks import images
+from tfamp.recipes import images
 
 
 def get_config():

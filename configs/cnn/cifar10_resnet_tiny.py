@@ -11,7 +11,7 @@ with native bfloat16, with several times as much other work on them. Not measure
 CIFAR-10, which could not be downloaded on the hosts that this was developed on.
 """
 
-from tfamp.training.tasks import images
+from tfamp.recipes import images
 
 
 def get_config():

@@ -9,7 +9,7 @@ bfloat16. The network is wider than the task needs, so that the gain of native b
 shows on a CPU: a demonstration, not a benchmark.
 """
 
-from tfamp.training.tasks import images
+from tfamp.recipes import images
 
 
 def get_config():

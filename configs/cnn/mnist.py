@@ -8,7 +8,7 @@ mixed_float16. Time: two minutes for float32 and mixed_bfloat16, five with mixed
 (slow on CPUs), on 2 cores of an AMD EPYC with native bfloat16.
 """
 
-from tfamp.training.tasks import images
+from tfamp.recipes import images
 
 
 def get_config():

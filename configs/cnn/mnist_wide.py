@@ -15,7 +15,7 @@ a second, peak memory 3.4 GiB) and 25 s in mixed_bfloat16 (40 images a second, 3
 for batches 1.7 times as large).
 """
 
-from tfamp.training.tasks import images
+from tfamp.recipes import images
 
 
 def get_config():

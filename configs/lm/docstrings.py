@@ -20,7 +20,7 @@ saw their "bigLSTM" diverge without loss scaling, too. For another mode than
 mixed_float16 add `--config.compare_unscaled=False`.
 """
 
-from tfamp.training.tasks import language_model
+from tfamp.recipes import language_model
 
 
 def get_config():

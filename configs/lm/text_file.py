@@ -9,7 +9,7 @@ short text, or one in a language without spaces between words:
 expect, as no text is bundled.
 """
 
-from tfamp.training.tasks import language_model
+from tfamp.recipes import language_model
 
 
 def get_config():

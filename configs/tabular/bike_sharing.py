@@ -16,7 +16,7 @@ deviate by more than 1 %. The mean log count of an hour on working and other day
 bfloat16 that had other work.
 """
 
-from tfamp.training.tasks import tabular
+from tfamp.recipes import tabular
 
 
 def get_config():

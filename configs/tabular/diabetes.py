@@ -8,7 +8,7 @@ the mean log target has 0.537 (seeds deviate by 0.01). Time: half a minute for b
 drawn. The network is too small for its mode to save time; `bike_sharing.py` shows that.
 """
 
-from tfamp.training.tasks import tabular
+from tfamp.recipes import tabular
 
 
 def get_config():

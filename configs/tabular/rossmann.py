@@ -16,7 +16,7 @@ files. Nothing is recorded here yet. On a GPU raise `--config.batch_size`: rows 
 small, and at 128 a step is too short for its mode to matter.
 """
 
-from tfamp.training.tasks import tabular
+from tfamp.recipes import tabular
 
 
 def get_config():

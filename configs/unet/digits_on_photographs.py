@@ -10,7 +10,7 @@ other digits and other parts of the photographs. Time: three minutes for both wi
 much other work beside it, on 2 cores of an AMD EPYC with native bfloat16.
 """
 
-from tfamp.training.tasks import segmentation
+from tfamp.recipes import segmentation
 
 
 def get_config():

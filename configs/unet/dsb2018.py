@@ -13,7 +13,7 @@ train; whole images are scored. Time: 11 minutes for both with much other work b
 it, on 2 cores of an AMD EPYC with native bfloat16.
 """
 
-from tfamp.training.tasks import segmentation
+from tfamp.recipes import segmentation
 
 
 def get_config():

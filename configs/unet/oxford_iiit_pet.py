@@ -8,7 +8,7 @@ Images are squeezed to 128x128. Meant for a GPU. No result is recorded yet: the 
 could not be downloaded on the hosts that this was developed on.
 """
 
-from tfamp.training.tasks import segmentation
+from tfamp.recipes import segmentation
 
 
 def get_config():

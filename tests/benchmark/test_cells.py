@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from tfamp import functions
 from tfamp.benchmark import cells, workloads
 from tfamp.facts import hardware
 
@@ -135,10 +136,10 @@ def test_a_function_is_named_by_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("own:build", "own.py:build", str(tmp_path / "own.py:build")):
-        assert workloads.find(workloads.name_of(name))() == 7
+        assert functions.find(functions.name_of(name))() == 7
     import own  # pyright: ignore[reportMissingImports]
 
-    assert workloads.name_of(own.build) == "own:build"
+    assert functions.name_of(own.build) == "own:build"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_a_function_is_named_by_its_file(tmp_path, monkeypatch):
 )
 def test_a_function_that_no_process_could_import_is_refused(function, tmp_path):
     with pytest.raises(ValueError, match="module:function"):
-        workloads.name_of(function)
+        functions.name_of(function)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from tfamp.benchmark import cells, jobs, report
-from tfamp.training.tasks import images, text_classification
+from tfamp.recipes import images, text_classification
 
 MACHINE = {"machine": "a CPU", "versions": {}, "date": "2026-11-22"}
 

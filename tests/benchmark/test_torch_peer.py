@@ -13,7 +13,7 @@ import pytest
 from tfamp.benchmark import cells, measure, torch_peer
 from tfamp.benchmark.torch_peer import exchange
 from tfamp.facts import formats
-from tfamp.training.tasks import images, text_classification
+from tfamp.recipes import images, text_classification
 
 PYTHON = os.environ.get("TFAMP_TORCH_PYTHON", sys.executable)
 STEPS = 5

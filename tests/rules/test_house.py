@@ -11,13 +11,14 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Lower first; folders of one row do not import one another, but for `BESIDE`.
 FLOORS = (
-    {"checks", "errors", "tables"},
+    {"checks", "errors", "functions", "tables"},
     {"facts"},
     {"inspect", "keras_patches"},
     {"precision", "loss_scaling", "graph_rewrite", "kernels"},
     {"serving", "numerics", "diagnostics"},
     {""},  # tfamp itself: the public names.
     {"training"},
+    {"recipes"},
     {"benchmark"},
     {"scripts", "__main__"},
 )
@@ -97,9 +98,10 @@ def test_imports_go_downward():
         ("tfamp.facts.modes", "from tfamp.precision import policy", True),
         ("tfamp.loss_scaling.rule", "from tfamp.precision import policy", True),
         ("tfamp.kernels.fused", "import tfamp", True),
+        ("tfamp.training.tasks", "from tfamp.recipes import images", True),
         ("tfamp.serving.export", "from tfamp.training import trainer", True),
-        ("tfamp.training.data", "import pandas", True),
-        ("tfamp.training.data", "def f():\n import pandas, tfamp", False),
+        ("tfamp.recipes.data", "import pandas", True),
+        ("tfamp.recipes.data", "def f():\n import pandas, tfamp", False),
         ("tfamp.precision.control", "from tfamp.loss_scaling import rule", False),
         ("tfamp.serving.export", "from tfamp.precision import assign", False),
     ],
@@ -126,11 +128,15 @@ def test_each_global_is_written_by_its_owner_only():
     assert wrong == []
 
 
+ABOVE = {"training", "recipes", "benchmark", "scripts"}  # The core.
+
+
 def test_files_of_the_core_are_short_and_folders_hold_a_dozen():
     core = [
         p
         for p in FILES
-        if not {"training", "benchmark", "scripts"} & set(p.relative_to(ROOT).parts)
+        if not {"training", "recipes", "benchmark", "scripts"}
+        & set(p.relative_to(ROOT).parts)
     ]
     long = {name_of(p): n for p in core if (n := p.read_text().count("\n")) > 330}
     assert long == {}

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tfamp.loss_scaling import growth_schedules, rule
+from tfamp.recipes import text_classification
 from tfamp.training import base_config
-from tfamp.training.tasks import text_classification
 
 SCALE = "precision.loss_scale"
 

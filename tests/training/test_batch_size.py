@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies
 
 from tfamp import errors
+from tfamp.recipes import images
 from tfamp.training import batch_size, find_batch_size, processes, synthetic
-from tfamp.training.tasks import images
 
 MIB = processes.MIB
 MODES = ("float32", "mixed_bfloat16")

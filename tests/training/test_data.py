@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.training import base_config, data
+from tfamp.recipes import data
+from tfamp.training import base_config
 
 
 @pytest.fixture

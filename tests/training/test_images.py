@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfamp
+from tfamp.recipes import images, images_data
 from tfamp.training import tasks
-from tfamp.training.tasks import images, images_data
 
 SHAPE, CLASSES = (32, 32, 3), 10
 NETWORKS = ("cnn", "resnet", "efficientnet")

@@ -16,8 +16,8 @@ import tfamp
 from tfamp import errors
 from tfamp.facts import hardware
 from tfamp.precision import policy
+from tfamp.recipes import language_data, language_model
 from tfamp.training import compare, run_files, tasks, train_and_evaluate
-from tfamp.training.tasks import language_data, language_model
 
 TEXT = "".join(
     f"the {'red green blue'.split()[n % 3]} fox no {n * n % 31} sleeps\n"
@@ -186,7 +186,7 @@ def test_loss_is_in_float32_and_the_head_as_asked(mode, float32_head):
 
 
 def test_synthetic_batches_fit_the_model():
-    made = tasks.import_task("language_model").synthetic(make_config())
+    made = tasks.synthetic(make_config())
     assert made.unit == "sequences"
     features, labels = next(iter(made.batches))
     assert features.shape == labels.shape == (32, 16)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfamp
 from tfamp import errors
-from tfamp.training.tasks import presets, text_classification
+from tfamp.recipes import presets, text_classification
 
 keras_hub = pytest.importorskip("keras_hub")
 safetensors = pytest.importorskip("safetensors.numpy")

@@ -12,8 +12,8 @@ import tensorflow as tf
 import tfamp
 from tfamp import errors
 from tfamp.precision import policy
+from tfamp.recipes import presets, question_answering, squad_data, squad_windows
 from tfamp.training import tasks, trainer
-from tfamp.training.tasks import presets, question_answering, squad_data, squad_windows
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -680,7 +680,7 @@ def test_logits_are_float32_rows_of_starts_and_ends_in_every_mode(task, mode):
 
 def test_synthetic_batches_fit_the_model():
     config = make_config(sequence_length=24)  # More than the positions.
-    made = tasks.import_task("question_answering").synthetic(config)
+    made = tasks.synthetic(config)
     features, labels = next(iter(made.batches))
     assert features["token_ids"].shape == (8, 24) and labels.shape == (8, 2)
     loss = float(made.loss(labels, made.build_model()(features)))

@@ -11,8 +11,8 @@ from sklearn import metrics
 
 import tfamp
 from tfamp.benchmark import cells, measure
+from tfamp.recipes import segmentation, segmentation_scores
 from tfamp.training import tasks, train_and_evaluate
-from tfamp.training.tasks import segmentation, segmentation_scores
 
 SIDE = 16
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfamp import errors
-from tfamp.training.tasks import segmentation, segmentation_data
+from tfamp.recipes import segmentation, segmentation_data
 
 SIDE = 12
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from sklearn import metrics
 
 import tfamp
+from tfamp.recipes import tabular, tabular_data
 from tfamp.training import compare, plots, run_files
-from tfamp.training.tasks import tabular, tabular_data
 
 EFFECTS = {"a": 0.0, "b": 1.5, "c": 3.0, "": 2.0}  # Of a shop on the log of its sales.
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tfamp import errors
-from tfamp.training.tasks import tabular, tabular_data
+from tfamp.recipes import tabular, tabular_data
 
 ROOT = pathlib.Path(__file__).parents[2]
 HEADER = "day,hour,shop,heat,sold"

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfamp
+from tfamp.recipes import text_classification
 from tfamp.training import base_config, tasks, train_and_evaluate
-from tfamp.training.tasks import text_classification
 
 pytest.importorskip("keras_hub")
 

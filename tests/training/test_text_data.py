@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.training.tasks import docstrings, text_classification, text_data
+from tfamp.recipes import docstrings, text_classification, text_data
 
 GOOD = 'id,text,label\n1,"a ""quoted"", text",neg\n2,NA,pos\n3,third,pos\n4,d,neg\n'
 

@@ -66,10 +66,10 @@ def _run_flags():
     if values.overwrite:
         run_files.delete_run(folder)
     app.say(f"working directory: {folder}")
-    script = sys.argv[0]
+    script = sys.argv[0]  # Or `tfamp benchmark`.
     if os.path.isfile(script):
-        script = os.path.relpath(script)
-    command = f"python {script} {shlex.join(sys.argv[1:])}".rstrip()
+        script = f"python {os.path.relpath(script)}"
+    command = f"{script} {shlex.join(sys.argv[1:])}".rstrip()
     made = runner.run(config, folder, app.say, command)
     sys.stdout.write(made.to_markdown())
     app.say(f"open {folder / 'report.html'} in a browser")

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
-from tfamp import checks, errors
-from tfamp.benchmark import workloads
+from tfamp import checks, errors, functions
 from tfamp.benchmark.torch_peer import exchange
 from tfamp.facts import hardware, modes
 from tfamp.precision import settings
@@ -66,14 +65,14 @@ def get_task(workload: Any, **arguments: Any) -> config_dict.ConfigDict:
 
     Args:
       workload: The configuration of a training run, or a function as
-        `workloads.name_of` takes it.
+        `functions.name_of` takes it.
       **arguments: Keywords of the function.
     """
     own = isinstance(workload, config_dict.ConfigDict)
     task = config_dict.ConfigDict()
     # Its model, optimizer and loss on random batches; None: a function's.
     task.config = workload if own else None
-    task.function = "" if own else workloads.name_of(workload)
+    task.function = "" if own else functions.name_of(workload)
     task.arguments = config_dict.ConfigDict(arguments)
     # Columns; empty: those that are fast here, and one of 16 bits in any case.
     task.modes = ()

@@ -1,7 +1,15 @@
 """Training: one trainer over Keras `fit`, tasks, comparison of precision modes."""
 
+from tfamp.training.base_config import get_config
 from tfamp.training.batch_size import find_batch_size
 from tfamp.training.run_files import RunResult
+from tfamp.training.tasks import Task
 from tfamp.training.trainer import train_and_evaluate
 
-__all__ = ["RunResult", "find_batch_size", "train_and_evaluate"]
+__all__ = [
+    "RunResult",
+    "Task",
+    "find_batch_size",
+    "get_config",
+    "train_and_evaluate",
+]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tfamp import errors
+from tfamp import errors, functions
 from tfamp.training import (
     base_config,
     batch_size,
@@ -139,11 +139,12 @@ def _benchmark(config, workdir, asked):
 # ---- The command line ----
 
 
-def define_flags(default_config: str, benchmarks: types.ModuleType) -> None:
+def define_flags(default_config: str | None, benchmarks: types.ModuleType) -> None:
     """Defines the flags of a training script.
 
     Args:
-      default_config: Path of the default configuration; must work offline.
+      default_config: Path of the default configuration; must work offline. None: the
+        command line must name one.
       benchmarks: `tfamp.benchmark.jobs`, the jobs besides those here.
     """
     global _benchmarks
@@ -265,6 +266,10 @@ def run_flags() -> None:
     """Runs the job that the flags describe and prints what it returns."""
     values = flags.FLAGS
     config = values.config
+    if config is None:
+        raise ValueError("No configuration. Expected --config=FILE.")
+    if ":" in config.task:
+        config.task = functions.name_of(config.task)  # A file by its whole path.
     if values.tiny:
         config = base_config.apply_tiny(config)
         given = config_flags.get_override_values(flags.FLAGS["config"])

@@ -24,7 +24,9 @@ def get_config() -> config_dict.ConfigDict:
     return config_dict.ConfigDict(
         {
             "name": "",  # Names the run's folder.
-            "task": "",  # A key of `tasks.TASKS`.
+            # A key of `tfamp.recipes.TASKS`, or a function of your own that returns a
+            # `tfamp.training.Task`: "module:function" or "path/file.py:function".
+            "task": "",
             "data_dir": "",  # Prepared (TFDS) or local data; "": the default folder.
             "manual_dir": "",  # Folder with a TFDS data set's original files.
             "seed": 0,

@@ -63,7 +63,7 @@ def audit_recipe(
     settings, found = config.precision, hardware.find_device(device)
     best = hardware.choose_mode([found]).mode
     mode = modes.get_mode(best if settings.mode == "auto" else settings.mode)
-    synthetic = tasks.import_task(config.task).synthetic(config)
+    synthetic = tasks.synthetic(config)
     rewrite = None
     if settings.graph_rewrite and settings.overrides:
         raise ValueError(

@@ -25,7 +25,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Synthetic:
       ValueError: If a setting makes no sense.
     """
     base_config.validate(config)
-    return tasks.import_task(config.task).synthetic(config)
+    return tasks.synthetic(config)
 
 
 def validate(config: config_dict.ConfigDict) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training import data as data_sets
-from tfamp.training.tasks import text_data
+from tfamp.recipes import data as data_sets
+from tfamp.recipes import text_data
 
 if TYPE_CHECKING:
     import pandas

@@ -1,14 +1,17 @@
-"""What the trainer needs to know of a task, and the registry of tasks."""
+"""What the trainer needs to know of a task: its data, model, loss and scores."""
 
 import importlib
 import pathlib
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 from ml_collections import config_dict
+
+from tfamp import functions
+
+BATCHES = 8  # Different ones of a `Synthetic`, again and again.
 
 
 class Task(NamedTuple):
@@ -69,20 +72,6 @@ class Synthetic(NamedTuple):
     unit: str
 
 
-# Task name -> module with `create(config) -> Task`; `get_config`, its defaults; and
-# `synthetic(config) -> Synthetic`, for what is timed without data, which raises what is
-# wrong with the settings. Imported on use, since each needs its own optional
-# dependencies.
-TASKS = {
-    "image_classification": "tfamp.training.tasks.images",
-    "language_model": "tfamp.training.tasks.language_model",
-    "question_answering": "tfamp.training.tasks.question_answering",
-    "segmentation": "tfamp.training.tasks.segmentation",
-    "tabular_regression": "tfamp.training.tasks.tabular",
-    "text_classification": "tfamp.training.tasks.text_classification",
-}
-
-
 def from_config(config: config_dict.ConfigDict) -> Task:
     """Loads a task's data and describes its model.
 
@@ -95,20 +84,52 @@ def from_config(config: config_dict.ConfigDict) -> Task:
 
     Raises:
       ValueError: If there is no such task.
+      TypeError: If the user's function returns anything else.
       DataError: If the data are missing or malformed.
     """
-    return import_task(config.task).create(config)
+    if ":" not in config.task:
+        return _recipe(config.task).create(config)
+    task = functions.find(functions.name_of(config.task))(config)
+    if not isinstance(task, Task):
+        raise TypeError(
+            f"{config.task} must return a tfamp.training.Task. Received: "
+            f"{type(task).__name__}."
+        )
+    return task
 
 
-def import_task(name: str) -> types.ModuleType:
-    """Returns a task's module.
+def synthetic(config: config_dict.ConfigDict) -> Synthetic:
+    """Describes a task's model and makes batches for it, which are timed.
+
+    Args:
+      config: As for `from_config`. A recipe reads no data; of a user's own task the
+        first batches of its training data are taken, again and again.
 
     Raises:
-      ValueError: If there is no such task.
+      As `from_config`.
     """
-    if name not in TASKS:
+    if ":" not in config.task:
+        return _recipe(config.task).synthetic(config)
+    task = from_config(config)
+    # Repeated: a search for the largest batch may ask for more than there is.
+    batches = task.train.repeat().batch(config.batch_size).take(BATCHES)
+    return Synthetic(
+        task.build_model,
+        batches.cache().repeat().prefetch(tf.data.AUTOTUNE),
+        task.description,
+        task.loss,
+        task.metrics,
+        unit="examples",
+    )
+
+
+def _recipe(name):
+    """Returns a recipe's module; the engine imports none before one is asked for."""
+    known = importlib.import_module("tfamp.recipes").TASKS
+    if name not in known:
         raise ValueError(
-            f"Unknown task. Received: config.task={name!r}. "
-            f"Expected one of {', '.join(map(repr, TASKS))}."
+            f"Unknown task. Received: config.task={name!r}. Expected one of "
+            f"{', '.join(map(repr, known))}; or a function of your own that returns a "
+            "tfamp.training.Task, as 'module:function' or 'file.py:function'."
         )
-    return importlib.import_module(TASKS[name])
+    return importlib.import_module(known[name])

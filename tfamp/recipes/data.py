@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _TFDS_HOST = "storage.googleapis.com"
 _LINES = 5  # Bad rows that an error lists.
 _MANY = 20  # Names that an error lists.
-BATCHES = 8  # Different ones of a `tasks.Synthetic`, again and again.
 
 
 def hold_out(dataset: tf.data.Dataset, fraction: float):

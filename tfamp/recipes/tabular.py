@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp.training import base_config, data, pipeline, plots, run_files, tasks
-from tfamp.training.tasks import tabular_data
+from tfamp.recipes import data, tabular_data
+from tfamp.training import base_config, pipeline, plots, run_files, tasks
 
 LOSSES = {
     "mean_squared_error": keras.losses.MeanSquaredError,
@@ -155,7 +155,7 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
         variance=dict.fromkeys(numbers, 1.0),
     )
     rng = np.random.default_rng(config.seed)
-    shape = data.BATCHES, config.batch_size
+    shape = tasks.BATCHES, config.batch_size
     inputs = {
         tabular_data.feature_name(name): rng.integers(count, size=shape, dtype="int32")
         for name, count in counts.items()

@@ -16,7 +16,8 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training import base_config, data
+from tfamp.recipes import data
+from tfamp.training import base_config, tasks
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _HF_FILES = ("config.json", "vocab.txt", "tokenizer_config.json", "model.safetensors")
@@ -175,7 +176,7 @@ def random_tokens(
         config.model.max_sequence_length = max(length, positions)
     encoder = load(config)
     draw = np.random.default_rng(config.seed).integers
-    shape = (data.BATCHES, config.batch_size, length)
+    shape = (tasks.BATCHES, config.batch_size, length)
     features = {
         "token_ids": draw(encoder.vocabulary_size, size=shape, dtype="int32"),
         "segment_ids": np.zeros(shape, "int32"),

@@ -10,8 +10,8 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training import data as data_sets
-from tfamp.training.tasks import docstrings, presets, text_data
+from tfamp.recipes import data as data_sets
+from tfamp.recipes import docstrings, presets, text_data
 
 _CHUNK = 10_000  # Lines at a time: the tokenizer's objects are 100 times the ids.
 _SPACE = re.compile(r"\s")

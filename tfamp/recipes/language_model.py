@@ -19,8 +19,8 @@ from ml_collections import config_dict
 
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.numerics import compare
-from tfamp.training import base_config, data, pipeline, run_files, tasks
-from tfamp.training.tasks import language_data, presets
+from tfamp.recipes import data, language_data, presets
+from tfamp.training import base_config, pipeline, run_files, tasks
 
 _LOGITS = "logits"
 _ELEMENTS = 2**24  # Logits whose gradients are counted: 64 MiB of float32.
@@ -123,7 +123,7 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
     """
     vocabulary, length = config.model.vocabulary_size, config.data.sequence_length
     draw = np.random.default_rng(config.seed).integers
-    shape = (data.BATCHES, config.batch_size, length + 1)
+    shape = (tasks.BATCHES, config.batch_size, length + 1)
     ids = draw(vocabulary, size=shape, dtype="int32")
     return tasks.Synthetic(
         lambda: build_model(config, vocabulary),

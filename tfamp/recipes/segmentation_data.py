@@ -7,8 +7,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training import data
-from tfamp.training.tasks import images_data
+from tfamp.recipes import data, images_data
 
 _SEED = 0  # Of what is held out: the same examples in every run.
 _TRAIN_SHARE = 0.8  # Of the photographs' width, from the left.

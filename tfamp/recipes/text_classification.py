@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp.training import callbacks, data, pipeline, run_files, tasks
-from tfamp.training.tasks import presets, text_data
+from tfamp.recipes import data, presets, text_data
+from tfamp.training import callbacks, pipeline, run_files, tasks
 
 if TYPE_CHECKING:
     import pandas

@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp.training import data as data_sets
+from tfamp.recipes import data as data_sets
+from tfamp.recipes import presets, squad_data, squad_windows
 from tfamp.training import pipeline, run_files, tasks
-from tfamp.training.tasks import presets, squad_data, squad_windows
 
 if TYPE_CHECKING:
     import pandas

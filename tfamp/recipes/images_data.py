@@ -7,7 +7,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training import data
+from tfamp.recipes import data
 
 _SUFFIXES = [".jpeg", ".jpg", ".png", ".JPEG", ".JPG", ".PNG"]
 SIDE = 8  # Of the digits as they are.

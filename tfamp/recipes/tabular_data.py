@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.training import data as data_sets
+from tfamp.recipes import data as data_sets
 
 CONTINUOUS = "continuous"  # Name of the model's input of all continuous columns.
 UNSEEN = 0  # Index of every category that no training row has.

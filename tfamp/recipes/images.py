@@ -5,8 +5,8 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp.training import base_config, data, tasks
-from tfamp.training.tasks import images_data
+from tfamp.recipes import data, images_data
+from tfamp.training import base_config, tasks
 
 _AUGMENTATIONS = ("none", "crop_flip")
 _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
@@ -95,7 +95,7 @@ def synthetic(config) -> tasks.Synthetic:
             "config.data.classes."
         )
     draw = np.random.default_rng(config.seed).integers
-    count = (data.BATCHES, config.batch_size)
+    count = (tasks.BATCHES, config.batch_size)
     pixels = draw(256, size=(*count, *shape), dtype="uint8")
     batches = data.repeat(pixels, draw(classes, size=count, dtype="int64"))
     if config.label_smoothing:

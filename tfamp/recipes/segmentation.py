@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp.training import base_config, data, plots, tasks
-from tfamp.training.tasks import segmentation_data, segmentation_scores
+from tfamp.recipes import data, segmentation_data, segmentation_scores
+from tfamp.training import base_config, plots, tasks
 
 _SHOWN = 6  # Test images in the grid.
 
@@ -109,7 +109,7 @@ def synthetic(config) -> tasks.Synthetic:
     _check(config)
     _check_sides(config, (size, size))
     draw = np.random.default_rng(config.seed).integers
-    shape = (data.BATCHES, config.batch_size, size, size)
+    shape = (tasks.BATCHES, config.batch_size, size, size)
     images = draw(256, size=(*shape, 3), dtype="uint8")
     masks = draw(classes, size=(*shape, 1), dtype="uint8")
     return tasks.Synthetic(

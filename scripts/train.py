@@ -1,0 +1,18 @@
+"""Trains your own task in float32 and in mixed precision, and exports the model.
+
+    python scripts/train.py --config=my_config.py
+    python scripts/train.py --config=my_config.py --seeds=3
+    python scripts/train.py --config=configs/cnn/digits.py
+
+The configuration's `task` names a function that returns a `tfamp.training.Task`; see
+docs/own_task.md. Where tfamp is installed, `tfamp train` is the same command.
+"""
+
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+
+from tfamp.benchmark import jobs
+from tfamp.training import app
+
+if __name__ == "__main__":
+    app.define_flags(None, jobs)
+    app.run()
