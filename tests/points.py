@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.training import base_config, callbacks, tasks
+from tfamp.training import backup, base_config, tasks
 
 
 def make_config(**settings):
@@ -49,14 +49,14 @@ def build_network(*layers):
 @contextlib.contextmanager
 def stopped(stop, epoch):
     """Calls a function after the metrics and before the backup of an epoch."""
-    original = callbacks.AtomicBackup.on_epoch_end
+    original = backup.BackupAndRestore.on_epoch_end
 
     def on_epoch_end(self, index, logs=None):
         if index + 1 == epoch:
             stop()
         original(self, index, logs)
 
-    with mock.patch.object(callbacks.AtomicBackup, "on_epoch_end", on_epoch_end):
+    with mock.patch.object(backup.BackupAndRestore, "on_epoch_end", on_epoch_end):
         yield
 
 

@@ -52,6 +52,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "AuditReport",
+    "BackupAndRestore",
     "ConstantGrowthInterval",
     "ConversionError",
     "DataError",
@@ -95,8 +96,14 @@ __all__ = [
 ]
 
 
+_ABOVE = {
+    "BackupAndRestore": "tfamp.training.backup",
+    "benchmark_model": "tfamp.benchmark",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Imports what stands above this package when it is asked for, and not before."""
-    if name == "benchmark_model":
-        return importlib.import_module("tfamp.benchmark").benchmark_model
+    if module := _ABOVE.get(name):
+        return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import types
+from unittest import mock
 
 import helpers
 import keras
@@ -17,7 +18,7 @@ import tensorflow as tf
 import tfamp
 from tfamp.facts import hardware
 from tfamp.precision import policy
-from tfamp.training import callbacks, run_files, train_and_evaluate
+from tfamp.training import backup, callbacks, run_files, train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -193,44 +194,65 @@ def without_times(row):
     return [value for name, value in row.items() if name not in TIMES]
 
 
-@pytest.fixture
-def backup(config, tmp_path):
-    """After an epoch."""
-    model = points.create(config).build_model()
-    model.compile("adam", "mse")
-    model.optimizer.build(model.trainable_variables)
-    backup = callbacks.AtomicBackup(tmp_path)
-    backup.set_model(model)
-    assert backup.restore(model) == 0
-    backup.on_epoch_end(0)
-    return backup
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize("mode", ["float32", "mixed_float16"])
+def test_a_signal_saves_at_the_step_and_the_run_goes_on_there(
+    whole, tmp_path, monkeypatch, mode, name
+):
+    config, (folder, result), said = make_config(mode), whole(mode), []
+    original, steps = callbacks.EpochSeeds.on_epoch_begin, []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        steps.append(batch)
+        if len(steps) == 24:
+            os.kill(os.getpid(), getattr(signal, name))
+
+    monkeypatch.setattr(
+        callbacks.EpochSeeds, "on_train_batch_begin", on_train_batch_begin
+    )
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
+        train_and_evaluate(config, tmp_path, report=said.append)
+    if name != "SIGINT":
+        assert stopped.value.code == 143
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (
+        handlers
+    )
+    assert f"{name}: saved after step 4 of epoch 3" in said[-1]
+    resumed = train_and_evaluate(config, tmp_path, report=said.append)
+    assert "resumed after step 4 of epoch 3: 2 of 4 epochs, 10 steps each" in said
+    assert len(steps) == 40
+    assert losses(tmp_path) == losses(folder)
+    assert resumed._replace(steps_per_second=0) == result._replace(steps_per_second=0)
+    assert [*map(without_times, epochs_of(tmp_path))] == [
+        *map(without_times, epochs_of(folder))
+    ]
+    assert original is callbacks.EpochSeeds.on_epoch_begin
 
 
-def test_kills_while_a_backup_is_written_do_no_harm(backup):
-    """Before the new file is whole; and after, but before the old one is deleted."""
-    model, folder = backup.model, backup.folder
-    saved, file = model.get_weights(), folder / "000001.weights.h5"
-    (folder / "new-000002.weights.h5").write_bytes(b"torn")
-    model.set_weights([weight + 1 for weight in saved])
-    assert backup.restore(model) == 1
-    for old, new in zip(saved, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
-    kept = file.read_bytes()
-    model.set_weights([weight + 2 for weight in saved])
-    backup.on_epoch_end(1)
-    assert [path.name for path in folder.iterdir()] == ["000002.weights.h5"]
-    file.write_bytes(kept)
-    assert backup.restore(model) == 2
-    np.testing.assert_array_equal(model.get_weights()[0], saved[0] + 2)
-    backup.on_epoch_end(2)
-    assert [path.name for path in folder.iterdir()] == ["000003.weights.h5"]
+def test_a_damaged_backup_is_named_and_the_one_before_used(config, whole, tmp_path):
+    stopped = points.stopped(points.interrupt, 4)
+    with stopped, pytest.raises(KeyboardInterrupt):
+        train_and_evaluate(config, tmp_path)
+    first, last = sorted((tmp_path / "backup").iterdir())
+    last.write_bytes(last.read_bytes()[:1000])
+    said = []
+    with mock.patch.object(backup.logging, "warning") as warned:
+        train_and_evaluate(config, tmp_path, report=said.append)
+    assert str(last) in str(warned.call_args_list)
+    assert said[0].startswith("resumed after epoch 2")
+    assert losses(tmp_path) == losses(whole()[0])
+    assert not first.exists()
 
 
-def test_truncated_backup_is_named_with_the_way_out(backup):
-    file = backup.folder / "000001.weights.h5"
-    file.write_bytes(file.read_bytes()[:10])
-    with pytest.raises(tfamp.RunError, match=r"000001.* is damaged.*--overwrite"):
-        backup.restore(backup.model)
+def test_backups_that_are_all_damaged_are_named_with_the_way_out(config, tmp_path):
+    stopped = points.stopped(points.interrupt, 3)
+    with stopped, pytest.raises(KeyboardInterrupt):
+        train_and_evaluate(config, tmp_path)
+    for file in (tmp_path / "backup").iterdir():
+        file.write_bytes(b"PK")
+    with pytest.raises(tfamp.RunError, match=r"000001.* is damaged.*Delete"):
+        train_and_evaluate(config, tmp_path)
 
 
 def test_full_disk_is_told_before_a_file_is_begun(config, tmp_path, monkeypatch):
@@ -322,7 +344,7 @@ def slow(clock, monkeypatch):
 
     take("on_train_batch_begin", 1, callbacks.EpochSeeds)
     take("on_test_begin", 5, callbacks.ReplicaStatistics)
-    for callback in (callbacks.BestWeights, callbacks.AtomicBackup):
+    for callback in (callbacks.BestWeights, backup.BackupAndRestore):
         take("on_epoch_end", 1000, callback, callback.on_epoch_end)
 
 

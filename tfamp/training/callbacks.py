@@ -6,11 +6,11 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfamp import errors
 from tfamp.facts import names
 from tfamp.training import run_files
 
@@ -122,7 +122,18 @@ class Recorder(keras.callbacks.Callback):
         """Starts the clock and the running mean anew."""
         self._epoch = epoch
         self._sum, self._count = 0.0, 0
-        self._times = [time.perf_counter()]  # And when the first and last step ended.
+        # And when the first and last step ended, and the batch of the first.
+        self._times, self._first = [time.perf_counter()], None
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a backup in the middle of an epoch holds of this callback."""
+        now = self._seconds + time.perf_counter() - self._times[0]
+        return {"sum": self._sum, "count": self._count, "seconds": now}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a backup in the middle of an epoch."""
+        self._sum, self._count = state["sum"], state["count"]
+        self._seconds = state["seconds"]
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss and the loss scale now and then, and when the epoch ends."""
@@ -132,7 +143,9 @@ class Recorder(keras.callbacks.Callback):
             loss = (total - self._sum) / (batch + 1 - self._count)
             self._sum, self._count = total, batch + 1
             self._write("step", step=step, loss=loss, **self._scaling())
-        if batch in (0, self.steps_per_epoch - 1):
+        first = self._first is None
+        self._first = batch if first else self._first
+        if first or batch == self.steps_per_epoch - 1:
             float(logs["loss"])  # Waits for the device, which may lag behind.
             self._times.append(time.perf_counter())
 
@@ -140,7 +153,7 @@ class Recorder(keras.callbacks.Callback):
         """Writes the epoch's line. The device is idle: the last loss has been read."""
         start, first, *last = self._times
         self._seconds += time.perf_counter() - start
-        steps = self.steps_per_epoch - 1
+        steps = self.steps_per_epoch - 1 - self._first
         times = {
             "steps_per_second": steps / (last[0] - first) if last else None,
             "seconds": self._seconds,
@@ -248,53 +261,6 @@ class BestWeights(keras.callbacks.Callback):
         if score > self._best:  # False for NaN.
             self._best = score
             _save_weights(self.model, self.path)
-
-
-class AtomicBackup(keras.callbacks.Callback):
-    """The state after each epoch on disk, safe against a kill at any instant.
-
-    Keras' `BackupAndRestore` writes the weights in place and the epoch after them, so
-    a kill in between leaves a torn file, or weights that do not belong to the epoch.
-    Here a new file, named by its epoch, is there once it is whole.
-
-    Args:
-      folder: Where the backup is kept.
-    """
-
-    def __init__(self, folder: pathlib.Path):
-        super().__init__()
-        self.folder = folder
-
-    def restore(self, model: keras.Model) -> int:
-        """Loads the last backup into a compiled model and its optimizer.
-
-        Returns:
-          The number of finished epochs; 0 if there is no backup.
-
-        Raises:
-          RunError: If the backup cannot be read.
-        """
-        if not (found := self._files()):
-            return 0
-        try:
-            model.load_weights(found[-1])
-        except (KeyError, OSError, TypeError, ValueError) as e:
-            raise errors.RunError(
-                f"The backup {str(found[-1])!r} is damaged. Received: {e}. Delete its "
-                "folder to train from the first epoch on, or pass --overwrite."
-            ) from e
-        return int(found[-1].name.split(".")[0])
-
-    def _files(self):
-        return sorted(self.folder.glob("[0-9]*.weights.h5"))
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Writes the backup, and deletes the one before."""
-        before = self._files()
-        self.folder.mkdir(exist_ok=True)
-        _save_weights(self.model, self.folder / f"{epoch + 1:06}.weights.h5")
-        for file in before:
-            file.unlink()
 
 
 def _save_weights(model, path):

@@ -124,7 +124,14 @@ def is_chief(strategy: tf.distribute.Strategy | None) -> bool:
     return resolver.task_id == 0
 
 
-def _exchange(strategy, number):
+def worker_index(strategy: tf.distribute.Strategy | None) -> int:
+    """Returns which worker of the cluster this process is, from 0; 0 without one."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 0
+    return strategy.cluster_resolver.task_id or 0
+
+
+def exchange(strategy: tf.distribute.Strategy | None, number: int) -> list[int]:
     """Waits for all workers; returns the number that each replica's has brought."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return [number]
@@ -143,7 +150,7 @@ def _gather(strategy):
 
 def wait(strategy: tf.distribute.Strategy | None) -> None:
     """Waits for all workers of the cluster; every worker must call."""
-    _exchange(strategy, 0)
+    exchange(strategy, 0)
 
 
 def check_same(strategy: tf.distribute.Strategy | None, what: str, found: int) -> None:
@@ -154,7 +161,7 @@ def check_same(strategy: tf.distribute.Strategy | None, what: str, found: int) -
       what: What was counted, in words.
       found: How many this worker has found.
     """
-    numbers = _exchange(strategy, found)
+    numbers = exchange(strategy, found)
     if len(set(numbers)) > 1:
         raise errors.RunError(
             "The workers do not see the same working directory. Received: "

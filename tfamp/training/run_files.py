@@ -208,7 +208,7 @@ def check_room(model: keras.Model, path: pathlib.Path) -> None:
         raise errors.RunError(
             f"The disk is full. Received: {free / 2**20:.1f} MiB free for "
             f"{str(path)!r}, which needs {needed / 2**20:.1f} MiB. Make room and give "
-            "the same command again: the run goes on after its last whole epoch."
+            "the same command again: the run goes on after its last backup."
         )
 
 
@@ -258,9 +258,15 @@ def _rows(folder):
             yield json.loads(line)
 
 
-def keep_metrics(folder: pathlib.Path, epochs: int, steps_per_epoch: int) -> None:
-    """Drops the lines after the last backup; the resumed run writes them again."""
-    limits = {"step": epochs * steps_per_epoch, "epoch": epochs}
+def keep_metrics(folder: pathlib.Path, epochs: int, steps: int) -> None:
+    """Drops the lines after a backup; the resumed run writes them again.
+
+    Args:
+      folder: The run's folder.
+      epochs: Finished epochs.
+      steps: Finished steps of the whole run.
+    """
+    limits = {"step": steps, "epoch": epochs}
     kept = [row for row in _rows(folder) if row[row["kind"]] <= limits[row["kind"]]]
     lines = "".join(json.dumps(row) + "\n" for row in kept)
     write_text(folder / "metrics.jsonl", lines)

@@ -1,6 +1,7 @@
 """One training run in one precision mode, for every task, over Keras `fit`."""
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import json
@@ -19,6 +20,7 @@ from tfamp.loss_scaling import optimizer
 from tfamp.numerics import monitor
 from tfamp.precision import control
 from tfamp.training import (
+    backup,
     base_config,
     callbacks,
     distribution,
@@ -39,7 +41,8 @@ def train_and_evaluate(
 ) -> run_files.RunResult:
     """Trains, selects the best checkpoint, and scores it once on the test split.
 
-    A killed run goes on after its last whole epoch, with the losses that the
+    A killed run goes on after its last whole epoch, one that got SIGTERM, SIGUSR1 or
+    Ctrl-C at the step after that, with the losses that the
     uninterrupted run would have had; a finished one returns its result at once.
     Writes `config.yaml`, `environment.json`, `metrics.jsonl`, TensorBoard events,
     `best.weights.h5`, `model.keras` and `result.json`. The global dtype policy and
@@ -83,7 +86,7 @@ def train_and_evaluate(
             enabled(config.precision),
             distribution.worker_folder(strategy, shared) as folder,
         ):
-            result = _Run(config, folder, task, strategy, report).execute()
+            result = _Run(config, shared, folder, task, strategy, report).execute()
     gc.collect()  # Models are reference cycles; the next run wants their memory.
     return result
 
@@ -114,8 +117,9 @@ def enabled(settings):
 class _Run:
     """The steps of a run over one task."""
 
-    def __init__(self, config, folder, task: tasks.Task, strategy, report):
-        self.config, self.folder, self.task = config, folder, task
+    def __init__(self, config, shared, folder, task: tasks.Task, strategy, report):
+        self.config, self.shared, self.folder = config, shared, folder
+        self.task = task
         self.strategy, self.chief = strategy, distribution.is_chief(strategy)
         self.report = report if self.chief else lambda line: None
         self.steps = pipeline.steps_per_epoch(task.train, config.batch_size)
@@ -137,25 +141,43 @@ class _Run:
         run_files.write_environment(
             self.folder, status, {"strategy": config.strategy, **described}
         )
-        backup = callbacks.AtomicBackup(self.folder / "backup")
-        first = backup.restore(model)
-        distribution.check_same(self.strategy, "finished epochs", first)
-        run_files.keep_metrics(self.folder, first, self.steps)
-        start = f"resumed after epoch {first}" if first else "start"
+        saved = self._open_backup(model)
+        first, done = position = saved.position
+        run_files.keep_metrics(self.folder, first, first * self.steps + done)
+        start = f"resumed after {saved.told(position)}" if first + done else "start"
         self.report(
             f"{start}: {config.epochs - first} of {config.epochs} epochs, {self.steps} "
             "steps each"
         )
-        if first < config.epochs:
-            self._fit(model, first, backup)
+        self._fit(model, first, saved)
         if self.best.exists():  # None without validation or with a loss of no number.
             model.load_weights(self.best)
         result = self._result(status, *self._score(model))
         model.save(self.folder / "model.keras")
         text = json.dumps(result._asdict(), indent=2)
         run_files.write_text(self.folder / "result.json", text)
-        shutil.rmtree(backup.folder, ignore_errors=True)
+        shutil.rmtree(saved.folder, ignore_errors=True)
         return result
+
+    def _open_backup(self, model):
+        """Returns the run's backup, read at a step that all workers have saved."""
+        main = self.shared / "backup"
+        # Each worker's own: replicas differ in what dropout draws, say.
+        index = distribution.worker_index(self.strategy)
+        own = main if self.chief else self.shared / f"backup-worker{index}"
+        saved = backup.BackupAndRestore(own, delete_checkpoint=False)
+        saved.set_model(model)
+        saved.replay, saved.say = False, self.report
+        exchange = functools.partial(distribution.exchange, self.strategy)
+        saved.agree = lambda number: max(exchange(number))
+        source = own if own.exists() else main  # There were fewer workers.
+        places = self.steps + 1  # Of an epoch: a stop in its validation is one.
+        found = saved.find(source)
+        least = min(exchange(found.epoch * places + found.calls))
+        found = saved.find(source, backup.Position(*divmod(least, places)))
+        here = found.epoch * places + found.calls
+        distribution.check_same(self.strategy, "finished steps", here)
+        return saved
 
     def _score(self, model):
         """Returns the loss and the scores on the test split, the task's score first."""
@@ -169,7 +191,7 @@ class _Run:
         scores = {**first, **scores, **own}
         return loss, {k: callbacks.json_number(float(v)) for k, v in scores.items()}
 
-    def _fit(self, model, first, backup):
+    def _fit(self, model, first, saved):
         config, task = self.config, self.task
         validation = task.validation and pipeline.evaluation_batches(
             self._cached(task.validation), config.eval_batch_size
@@ -180,7 +202,7 @@ class _Run:
                 batch_size=config.batch_size,
                 seed=config.seed,
                 first_epoch=first,
-                last_epoch=config.epochs,
+                last_epoch=max(config.epochs, first + 1),
                 augment=task.augment,
             ),
             steps_per_epoch=self.steps,
@@ -188,7 +210,7 @@ class _Run:
             epochs=config.epochs,
             validation_data=validation,
             # Last the backup: what it stores includes the other files.
-            callbacks=[*self._callbacks(model.optimizer), backup],
+            callbacks=[*self._callbacks(model.optimizer, saved), saved],
             shuffle=False,  # The pipeline has shuffled.
             verbose=(1 if self.bar else 2) if self.chief else 0,
         )
@@ -196,7 +218,7 @@ class _Run:
     def _cached(self, dataset):
         return dataset.cache() if self.config.data.cache else dataset
 
-    def _callbacks(self, made):
+    def _callbacks(self, made, saved):
         every = max(1, self.steps * self.config.epochs // CURVE_POINTS)
         found = [callbacks.EpochSeeds(self.steps), callbacks.ReplicaStatistics()]
         if isinstance(made, optimizer.LossScaleOptimizer):
@@ -205,7 +227,8 @@ class _Run:
             folder = self.folder / "numerics"
             found.append(monitor.NumericsMonitor(watched, log_dir=folder))
         metrics = self.folder / "metrics.jsonl"
-        found += [callbacks.Recorder(metrics, self.steps, every), *self.progress]
+        saved.also = callbacks.Recorder(metrics, self.steps, every)
+        found += [saved.also, *self.progress]
         if self.task.validation is not None:
             before = run_files.read_metrics(self.folder, "epoch")
             lower = self.metric in self.task.errors

@@ -1,0 +1,492 @@
+"""Training that goes on at the step where it was stopped, as if it never had been."""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import zipfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfamp import checks, errors
+from tfamp.facts import names, user_code
+
+_KIND = "tfamp backup 1"
+_KEPT = 2  # Files: if the newest turns out to be damaged, the one before is used.
+_DAMAGED = AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile
+_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
+_STOPPED = 128 + signal.SIGTERM  # Exit status of a process that SIGTERM ended.
+# What Keras' `fit` takes the batches of an epoch from.
+ITERATOR = "keras.src.trainers.epoch_iterator:EpochIterator"
+ENUMERATE = "_enumerate_iterator"
+_GENERATOR = "keras.src.trainers.data_adapters.generator_data_adapter"
+_GLOBAL = "keras.src.backend.common.global_state:get_global_attribute"
+
+
+class Position(NamedTuple):
+    """Where a training stands.
+
+    Attributes:
+      epoch: Epochs that are finished.
+      calls: Calls of the training function in the epoch after them; each takes
+        `steps_per_execution` batches.
+    """
+
+    epoch: int = 0
+    calls: int = 0
+
+
+class Backup(NamedTuple):
+    """What a file holds: the place, facts of the variables, and their arrays."""
+
+    position: Position
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Saves the state of `fit`; the same script, run again, goes on at the step.
+
+    Restored are the weights, the optimizers with the loss scale and half-filled
+    accumulation windows, the states of `keras.random.SeedGenerator`s (dropout), the
+    metrics, and the place in the data: batches that were trained on are read again and
+    passed over. So the weights at the end are those of a run that nobody stopped, to
+    the last bit, if the data come in the same order again: call
+    `keras.utils.set_random_seed` at the start of the script, or give `shuffle` a seed.
+    `keras.callbacks.BackupAndRestore` starts the epoch again instead, on weights that
+    have seen a part of it (keras#19179, keras#20712).
+
+    SIGTERM and SIGUSR1, by which SLURM, Kubernetes and spot machines announce that they
+    will end a process, and Ctrl-C save at the end of the step: a line says so, and the
+    process exits with 143 (Ctrl-C raises KeyboardInterrupt).
+
+    Put it last in the list of callbacks. Not restored: the states of other callbacks,
+    of Python's and NumPy's random numbers, and of `tf.random` operators in a layer's
+    own code.
+
+    Args:
+      backup_dir: Folder for the backups, of this training alone.
+      save_freq: "epoch", or a number of batches. In either case each epoch's end is
+        saved.
+      delete_checkpoint: Whether the backups are deleted when `fit` ends. False: a
+        second `fit` goes on from there, if it asks for more epochs.
+
+    Raises:
+      RunError: When training begins, if every backup in the folder is damaged, is no
+        backup, or is one of another model.
+      ValueError: If `save_freq` makes no sense.
+    """
+
+    def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
+        super().__init__()
+        if save_freq != "epoch" and not (
+            checks.is_integer(save_freq) and save_freq >= 1
+        ):
+            raise ValueError(
+                "`save_freq` must be 'epoch' or a number of batches of at least 1. "
+                f"Received: save_freq={save_freq!r}."
+            )
+        self.folder = pathlib.Path(backup_dir)
+        self.save_freq, self.delete_checkpoint = save_freq, delete_checkpoint
+        # The next are for `tfamp.training`. False: its data start at the epoch that
+        # `fit` starts at, and it tells of the start itself.
+        self.replay = True
+        # What else goes into a backup: an object with `state` and `set_state`.
+        self.also: Any = None
+        self.say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n")
+        self.agree: Callable[[int], int] = int  # The signal that any worker has got.
+        self._signal, self._before = 0, {}
+        self._epoch: int | None = None
+        self._found: Backup | None = None
+
+    # ---- Files ----
+
+    @property
+    def position(self) -> Position:
+        """Where the training will go on."""
+        return self._found.position if self._found else Position()
+
+    def find(self, folder: pathlib.Path, last: Position | None = None) -> Position:
+        """Looks for the newest backup that can be read.
+
+        Args:
+          folder: Where to look.
+          last: One that is newer does not count.
+
+        Returns:
+          Its place; the start if there is no file.
+
+        Raises:
+          RunError: If no file can be read.
+        """
+        self._found = self._read(folder, last)
+        return self.position
+
+    def _read(self, folder, last):
+        refused = []
+        for file in reversed(_files(folder)):
+            try:
+                with file.open("rb") as stream, np.load(stream) as stored:
+                    arrays = {name: stored[name] for name in stored.files}
+                facts = json.loads(bytes(arrays.pop("facts")))
+                if facts["kind"] != _KIND:
+                    raise ValueError("it is of another version of tfamp")
+            except (OSError, *_DAMAGED) as e:
+                refused.append(f"{str(file)!r} is damaged: {' '.join(str(e).split())}")
+                continue
+            found = Backup(Position(*facts["position"]), facts, arrays)
+            if last is None or found.position <= last:
+                for text in refused:
+                    logging.warning("Backup %s. The one before it is used.", text)
+                return found
+        if refused:
+            raise errors.RunError(
+                f"No backup can be used. Received: {'; '.join(refused)}. Delete "
+                f"{str(folder)!r} to train from the start."
+            )
+        return None
+
+    def _save(self, position):
+        """Writes a file in one step, then deletes all but the last two."""
+        facts = {"kind": _KIND, "position": position, "began": self._began}
+        facts["kinds"] = {
+            kind: [_facts_of(v) for v in variables]
+            for kind, variables in self._variables().items()
+        }
+        arrays = self._arrays()
+        facts["also"] = self.also.state() if self.also else None
+        arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"{position.epoch:06}-{position.calls:09}.npz"
+        new = file.with_suffix(".new")
+        try:
+            with new.open("wb") as stream:
+                np.savez(stream, **arrays)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(new, file)
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise errors.RunError(
+                f"The backup {str(file)!r} cannot be written. Received: "
+                f"{e.strerror or e}. Make room, or pass another folder; what was saved "
+                "before is still there."
+            ) from e
+        for old in _files(self.folder)[:-_KEPT]:
+            old.unlink(missing_ok=True)
+        self._saved = position
+
+    # ---- State ----
+
+    def _variables(self):
+        model = self.model
+        found = {"model": list(model.variables), "metrics": model.metrics_variables}
+        for index, each in enumerate(_optimizers(model)):
+            found[f"optimizer{index}"] = list(each.variables)
+        shared = names.resolve(_GLOBAL, lambda name: None)("global_seed_generator")
+        return {**found, "seed": [shared.state]} if shared else found
+
+    def _lack(self, facts, kind):
+        """Returns how variables differ from those of a backup, in words; "" if not."""
+        here = [_facts_of(v) for v in self._variables().get(kind, ())]
+        there = facts["kinds"].get(kind, [])
+        if [x[1:] for x in here] == [x[1:] for x in there]:  # Names may go on.
+            return ""
+        pairs = zip(here, there, strict=False)
+        differ = [f"{b} -> {a}" for a, b in pairs if a[1:] != b[1:]]
+        return differ[0] if differ else f"{len(there)} variables -> {len(here)}"
+
+    def _check_same(self, facts, kinds):
+        for kind in kinds:
+            if lack := self._lack(facts, kind):
+                raise errors.RunError(
+                    f"The backup in {str(self.folder)!r} is of another model or "
+                    f"optimizer. Received, of {kind}: {lack}. Pass another folder, or "
+                    "delete it to train from the start."
+                )
+
+    def _arrays(self):
+        return {
+            f"{name}/{index}/{part}": _plain(value.numpy())
+            for name, variables in self._variables().items()
+            for index, variable in enumerate(variables)
+            for part, value in enumerate(_parts(variable))
+        }
+
+    def _parts(self):
+        every = self._variables().values()
+        return [part for each in every for v in each for part in _parts(v)]
+
+    def _arrays_by_part(self):
+        return {id(part): part.numpy() for part in self._parts()}
+
+    def _assign(self, arrays, kinds):
+        found = self._variables()
+        for name in kinds:
+            for index, variable in enumerate(found[name]):
+                for part, target in enumerate(_parts(variable)):
+                    # Of more replicas than there were: as the first one.
+                    key = f"{name}/{index}/{part}"
+                    value = arrays.get(key, arrays.get(f"{name}/{index}/0"))
+                    if value is not None:
+                        target.assign(_typed(value, target))
+
+    # ---- Keras calls these ----
+
+    def on_train_begin(self, logs=None):
+        """Restores the newest backup, and listens to signals."""
+        self._began, self._saved, self._signal, self._fresh = None, None, 0, True
+        if self.replay:
+            self.find(self.folder)
+        if self._found:
+            position, facts, arrays = self._found
+            if self.model.built:
+                self._check_same(facts, ("model",))
+            # What is built, before other callbacks change it, say the learning rate.
+            same = [kind for kind in facts["kinds"] if not self._lack(facts, kind)]
+            self._assign(arrays, same)
+            self._start = self._arrays_by_part()
+            self._began = facts["began"]
+            self.model._initial_epoch = position.epoch
+            if self.replay:
+                self.say(f"resumed after {self.told(position)}, from {self.folder}")
+        self._listen()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Has Keras pass over what was trained on, and restores what was not built."""
+        self._epoch, self._calls, self._batches = epoch, 0, 0
+        if not self._fresh:
+            return
+        self._fresh, found, self._found = False, self._found, None
+        self._began = epoch if self._began is None else self._began
+        epochs = epoch - self._began if self.replay else 0
+        step, restore = None, lambda: None
+        if found:
+            self._calls, step = found.position.calls, self.model.train_function
+            # Where an epoch begins, what callbacks have just set counts, such as the
+            # learning rate.
+            now, before = self._arrays_by_part(), self._start
+            moved = {
+                part: now[part]
+                for part in before.keys() & now.keys()
+                if now[part].tobytes() != before[part].tobytes()
+            }
+            moved = {} if self._calls else moved
+            restore = functools.partial(self._restore, *found[1:], moved)
+        _pass_over(epochs, self._calls, self.model.steps_per_execution, step, restore)
+
+    def _restore(self, facts, arrays, moved):
+        """Restores all; Keras has built what it builds in the first step."""
+        stepped = self._calls or self.replay  # Else the metrics are to come.
+        kinds = [kind for kind in facts["kinds"] if kind != "metrics" or stepped]
+        self._check_same(facts, kinds)
+        self._assign(arrays, kinds)
+        for part in self._parts():
+            if id(part) in moved:
+                part.assign(moved[id(part)])
+        if not self._calls:
+            self.model.reset_metrics()
+        elif self.also:
+            self.also.set_state(facts["also"])
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Saves where that is due, or where a signal has asked for it."""
+        self._calls += 1
+        self._batches += self.model.steps_per_execution
+        now = Position(self._epoch, self._calls)
+        if self.save_freq != "epoch" and self._batches >= self.save_freq:
+            self._batches = 0
+            self._save(now)
+        self._stop_if_asked(now)
+
+    def on_test_begin(self, logs=None):
+        """Keeps the metrics of the training, which the validation resets."""
+        if self._epoch is not None:
+            variables = self.model.metrics_variables
+            self._metrics = [
+                [part.numpy() for part in _parts(each)] for each in variables
+            ]
+
+    def on_test_batch_end(self, batch, logs=None):
+        """Stops in the validation: after the last step of the epoch."""
+        if self._epoch is None or not self.agree(self._signal):
+            return
+        for each, values in zip(
+            self.model.metrics_variables, self._metrics, strict=True
+        ):
+            for part, value in zip(_parts(each), values, strict=True):
+                part.assign(value)
+        self._stop_if_asked(Position(self._epoch, self._calls))
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Saves."""
+        self._save(Position(epoch + 1))
+        self._calls = 0
+        self._stop_if_asked(self._saved)
+
+    def on_train_end(self, logs=None):
+        """Deletes the backups, unless they are to be kept."""
+        self._epoch = None
+        self._listen_no_more()
+        self.model._initial_epoch = None
+        for file in _files(self.folder) if self.delete_checkpoint else ():
+            file.unlink(missing_ok=True)
+
+    # ---- Signals ----
+
+    def _listen(self):
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python tells signals to the main thread alone.
+        for name in _SIGNALS:
+            if number := getattr(signal, name, None):
+                self._before[number] = signal.signal(number, self._hear)
+
+    def _listen_no_more(self):
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._hear:
+                signal.signal(number, handler)
+        self._before = {}
+
+    def _hear(self, number, frame):
+        # A training that ended with an error has not told this callback.
+        again = self._signal and number == signal.SIGINT
+        if again or not _is_training(frame, self.model):
+            self._listen_no_more()
+            os.kill(os.getpid(), number)
+        self._signal = number
+
+    def _stop_if_asked(self, position):
+        number = self.agree(self._signal)
+        if not number:
+            return
+        if self._saved != position:
+            self._save(position)
+        self._listen_no_more()
+        name = signal.Signals(number).name
+        self.say(f"{name}: saved after {self.told(position)}, in {self.folder}")
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(_STOPPED)
+
+    def told(self, position: Position) -> str:
+        """Returns a place in words."""
+        step = position.calls * self.model.steps_per_execution
+        if not step:
+            return f"epoch {position.epoch}"
+        return f"step {step} of epoch {position.epoch + 1}"
+
+
+def _files(folder):
+    return sorted(folder.glob("[0-9]*-[0-9]*.npz"))
+
+
+def _optimizers(model):
+    """The model's optimizer, and those that a `train_step` of its own has."""
+    held = [model.optimizer, *vars(model).values()]
+    found = [each for each in held if isinstance(each, keras.optimizers.Optimizer)]
+    return list({id(each): each for each in found}.values())
+
+
+def _parts(variable):
+    """The variable of each replica of this process."""
+    value = variable.value
+    return getattr(value, "values", (value,))
+
+
+def _facts_of(variable):
+    return [variable.path, list(variable.shape), variable.dtype]
+
+
+def _plain(array):
+    """Bits of a format that NumPy's files do not know."""
+    known = array.dtype.kind in "biufc"
+    return array if known else array.view(f"u{array.dtype.itemsize}")
+
+
+def _typed(array, variable):
+    kind = variable.dtype.as_numpy_dtype
+    return array if array.dtype == kind else array.view(kind)
+
+
+def _is_training(frame, model):
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _pass_over(epochs, calls, size, step, restore):
+    """Has the epoch that Keras begins now go on where it was stopped.
+
+    Keras makes the variables of metrics, and of optimizers that are not `compile`'s, in
+    the first step. So the first batches that are passed over are trained on, and the
+    state is restored after that.
+
+    Args:
+      epochs: Epochs before it, whose batches are read again.
+      calls: Calls of the training function before.
+      size: Batches of each.
+      step: The training function.
+      restore: Function that restores the state.
+    """
+    kind, thread = names.resolve(ITERATOR), threading.get_ident()
+    original = getattr(kind, ENUMERATE, None)
+    if original is None:
+        raise errors.RunError(
+            "This release of Keras takes its batches in another way than tfamp knows. "
+            f"Received: no {ITERATOR}.{ENUMERATE}. Use keras.callbacks."
+            "BackupAndRestore."
+        )
+
+    def enumerate_rest(self):
+        if threading.get_ident() != thread:
+            yield from original(self)
+            return
+        setattr(kind, ENUMERATE, original)  # Of this one epoch.
+        if type(self.data_adapter).__module__ == _GENERATOR:
+            user_code.warn(
+                "A generator cannot be read again: a training that is stopped goes on "
+                "with whatever the generator yields then. Pass arrays, a "
+                "tf.data.Dataset or a keras.utils.PyDataset."
+            )
+        functions = itertools.chain([step], itertools.repeat(_read(size)))
+        for _ in range(epochs):
+            with self.catch_stop_iteration():
+                for *_, iterator in original(self):
+                    next(functions)(iterator)
+        steps = original(self)
+        for *_, iterator in itertools.islice(steps, calls):
+            next(functions)(iterator)
+        restore()
+        yield from steps
+
+    setattr(kind, ENUMERATE, enumerate_rest)
+
+
+def _read(count):
+    """Returns a function that takes as many batches as the training function does."""
+
+    def read(iterator):
+        for taken in range(count):
+            try:
+                iterator.get_next()
+            except (tf.errors.OutOfRangeError, StopIteration):
+                if taken == 0:
+                    raise tf.errors.OutOfRangeError(
+                        None, None, "no more data"
+                    ) from None
+                return  # Keras trains on what is left in its last call.
+
+    return read
