@@ -116,6 +116,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Where the training will go on."""
         return self._found.position if self._found else Position()
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `also` had then; empty at the start."""
+        return (self._found and self._found.facts["also"]) or {}
+
     def find(self, folder: pathlib.Path, last: Position | None = None) -> Position:
         """Looks for the newest backup that can be read.
 
@@ -297,8 +302,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 part.assign(moved[id(part)])
         if not self._calls:
             self.model.reset_metrics()
-        elif self.also:
-            self.also.set_state(facts["also"])
+        if self.also:
+            self.also.set_state(facts["also"], within=self._calls > 0)
 
     def on_train_batch_end(self, batch, logs=None):
         """Saves where that is due, or where a signal has asked for it."""

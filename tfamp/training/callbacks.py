@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfamp.facts import names
 from tfamp.training import run_files
 
+CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
 _EVERY = 15.0  # Seconds from one line of progress to the next.
 
 
@@ -106,7 +107,12 @@ class Recorder(keras.callbacks.Callback):
     validation out; null for epochs of one step.
     """
 
-    def __init__(self, path: pathlib.Path, steps_per_epoch: int, every: int):
+    def __init__(
+        self,
+        path: pathlib.Path,
+        steps_per_epoch: int | None = None,
+        every: int | None = None,
+    ):
         super().__init__()
         self.path = path
         self.steps_per_epoch = steps_per_epoch
@@ -114,6 +120,11 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Reads how long the epochs before a resumption took."""
+        # None where the data do not know.
+        self.steps_per_epoch = self.steps_per_epoch or self.params["steps"]
+        total = (self.steps_per_epoch or 1) * self.params["epochs"]
+        self.every = self.every or max(1, total // CURVE_POINTS)
+        self._step = 0
         rows = run_files.read_metrics(self.path.parent, "epoch")
         self._seconds = rows[-1]["seconds"] if rows else 0.0
         self._traced = False
@@ -121,23 +132,31 @@ class Recorder(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Starts the clock and the running mean anew."""
         self._epoch = epoch
-        self._sum, self._count = 0.0, 0
+        self._before, self._sum, self._count = self._step, 0.0, 0
         # And when the first and last step ended, and the batch of the first.
         self._times, self._first = [time.perf_counter()], None
 
     def state(self) -> dict[str, Any]:
-        """Returns what a backup in the middle of an epoch holds of this callback."""
-        now = self._seconds + time.perf_counter() - self._times[0]
-        return {"sum": self._sum, "count": self._count, "seconds": now}
+        """Returns what a backup holds of this callback; "step" are those so far."""
+        return {
+            "step": self._step,
+            "before": self._before,
+            "sum": self._sum,
+            "count": self._count,
+            "seconds": self._seconds + time.perf_counter() - self._times[0],
+        }
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from a backup in the middle of an epoch."""
-        self._sum, self._count = state["sum"], state["count"]
-        self._seconds = state["seconds"]
+    def set_state(self, state: dict[str, Any], within: bool) -> None:
+        """Goes on from a backup, within an epoch or at the start of one."""
+        if within:
+            self._before, self._seconds = state["before"], state["seconds"]
+            self._sum, self._count = state["sum"], state["count"]
+        else:
+            self._before = state["step"]
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss and the loss scale now and then, and when the epoch ends."""
-        step = self._epoch * self.steps_per_epoch + batch + 1
+        step = self._step = self._before + batch + 1
         if step % self.every == 0:
             total = float(logs["loss"]) * (batch + 1)  # Keras logs a running mean.
             loss = (total - self._sum) / (batch + 1 - self._count)
@@ -145,7 +164,7 @@ class Recorder(keras.callbacks.Callback):
             self._write("step", step=step, loss=loss, **self._scaling())
         first = self._first is None
         self._first = batch if first else self._first
-        if first or batch == self.steps_per_epoch - 1:
+        if first or batch + 1 == self.steps_per_epoch:
             float(logs["loss"])  # Waits for the device, which may lag behind.
             self._times.append(time.perf_counter())
 
@@ -153,7 +172,7 @@ class Recorder(keras.callbacks.Callback):
         """Writes the epoch's line. The device is idle: the last loss has been read."""
         start, first, *last = self._times
         self._seconds += time.perf_counter() - start
-        steps = self.steps_per_epoch - 1 - self._first
+        steps = self._step - self._before - 1 - self._first
         times = {
             "steps_per_second": steps / (last[0] - first) if last else None,
             "seconds": self._seconds,

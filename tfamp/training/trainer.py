@@ -30,8 +30,6 @@ from tfamp.training import (
     tasks,
 )
 
-CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
-
 
 def train_and_evaluate(
     config,
@@ -143,7 +141,7 @@ class _Run:
         )
         saved = self._open_backup(model)
         first, done = position = saved.position
-        run_files.keep_metrics(self.folder, first, first * self.steps + done)
+        run_files.keep_metrics(self.folder, first, saved.state.get("step", 0))
         start = f"resumed after {saved.told(position)}" if first + done else "start"
         self.report(
             f"{start}: {config.epochs - first} of {config.epochs} epochs, {self.steps} "
@@ -219,7 +217,7 @@ class _Run:
         return dataset.cache() if self.config.data.cache else dataset
 
     def _callbacks(self, made, saved):
-        every = max(1, self.steps * self.config.epochs // CURVE_POINTS)
+        every = max(1, self.steps * self.config.epochs // callbacks.CURVE_POINTS)
         found = [callbacks.EpochSeeds(self.steps), callbacks.ReplicaStatistics()]
         if isinstance(made, optimizer.LossScaleOptimizer):
             found.append(loss_scale_monitor.LossScaleMonitor(every=every))

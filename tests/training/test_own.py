@@ -1,0 +1,270 @@
+"""One's own task by name, and one's own model in several modes."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+from tfamp import training
+
+ROOT = pathlib.Path(__file__).parents[2]
+TASK = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfamp import training
+
+
+def get_config():
+    config = training.get_config()
+    config.name = "planes"
+    config.task = "my_task.py:create"
+    config.model.width = 8
+    config.tiny.limit_examples = 0
+    return config
+
+
+def create(config):
+    points = np.random.default_rng(0).normal(size=(160, 4)).astype("float32")
+    labels = (points @ [1, -2, 3, 1] > 0).astype("int32")
+    whole = tf.data.Dataset.from_tensor_slices((points, labels))
+    return training.Task(
+        train=whole.take(96),
+        validation=whole.skip(96).take(32),
+        test=whole.skip(128),
+        build_model=lambda: keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(config.model.width, "relu"),
+             keras.layers.Dense(2)]),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        description="points beside a plane",
+    )
+
+
+def wrong(config):
+    return {"train": []}
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The commands of docs/own_task.md, in a folder that holds the task alone."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "my_task.py").write_text(TASK)
+    script = ROOT / "scripts/train.py"
+    asked = {
+        "compare": ["--workdir=run"],
+        "benchmark": ["--job=train_benchmark", "--tiny"],
+        "wrong": ["--config.task=my_task.py:wrong", "--job=train"],
+        "absent": ["--config.task=my_task:nothing_here.x", "--job=train"],
+        "none": [],
+    }
+    given = [
+        (script, ["--config=my_task.py" if name != "none" else "--tiny", *rest], folder)
+        for name, rest in asked.items()
+    ]
+    return folder, dict(zip(asked, helpers.run_scripts(given), strict=True))
+
+
+def test_a_task_of_one_s_own_is_compared_and_exported(ran):
+    folder, done = ran
+    compared = done["compare"]
+    assert compared.returncode == 0, compared.stderr
+    assert "points beside a plane" in compared.stdout
+    assert "mixed_bfloat16 minus float32" in compared.stdout
+    files = {path.name for path in (folder / "run").iterdir()}
+    assert {"comparison.png", "report.md", "export", "float32"} <= files
+    served = tf.saved_model.load(folder / "run/export")
+    assert served.serve(tf.zeros((3, 4))).shape == (3, 2)
+
+
+def test_a_task_of_one_s_own_is_timed_on_its_own_batches(ran):
+    done = ran[1]["benchmark"]
+    assert done.returncode == 0, done.stderr
+    assert "| mixed_bfloat16 |" in done.stdout
+    assert "throughput mode (examples/s)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("wrong", "my_task.py:wrong must return a tfamp.training.Task. Received: dict"),
+        ("absent", "There is no such function"),
+        ("none", "--config=FILE"),
+    ],
+)
+def test_what_is_no_task_is_told_in_one_line(ran, name, words):
+    done = ran[1][name]
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+    assert words in line
+
+
+def test_names_of_recipes_are_listed_for_an_unknown_task(tmp_path):
+    config = training.get_config()
+    config.task = "image_clasification"
+    with pytest.raises(ValueError, match=r"'image_classification'.*module:function"):
+        training.train_and_evaluate(config, tmp_path)
+
+
+def test_a_name_stands_for_a_packaged_configuration(monkeypatch, capsys):
+    from tfamp import __main__ as command
+
+    made = []
+    monkeypatch.setattr(command, "_run_script", lambda name: made.append(sys.argv[:]))
+    for given in (["train", "cnn/digits", "--tiny"], ["train", "bert/sst2:tiny"]):
+        monkeypatch.setattr(sys, "argv", ["tfamp", *given])
+        command.main()
+    (name, config, tiny), (_, sized) = made
+    assert (name, tiny) == ("tfamp train", "--tiny")
+    file = pathlib.Path(config.removeprefix("--config="))
+    assert file.read_text() == (ROOT / "configs/cnn/digits.py").read_text()
+    assert sized.endswith("bert/sst2.py:tiny")
+    monkeypatch.setattr(sys, "argv", ["tfamp", "train", "cnn/digitz"])
+    with pytest.raises(SystemExit, match=r"'cnn/digitz'.*cnn/digits"):
+        command.main()
+
+
+def test_a_wheel_holds_the_configurations(tmp_path):
+    pytest.importorskip("setuptools")
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".git", "tests", "results", "*.egg-info", "runs")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    # In a process of its own: setuptools changes many of Python's globals.
+    code = f"import setuptools.build_meta as m; m.build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True)
+    (made,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(made) as wheel:
+        files = set(wheel.namelist())
+        (entry,) = [x for x in files if x.endswith("entry_points.txt")]
+        assert b"tfamp = tfamp.__main__:main" in wheel.read(entry)
+    own = {f"tfamp/{x.relative_to(ROOT)}" for x in (ROOT / "configs").rglob("*.py")}
+    assert own and own <= files
+
+
+# ---- compare_modes ----
+
+X = np.random.default_rng(0).normal(size=(120, 6)).astype("float32")
+Y = (X.sum(1) > 0).astype("int32")
+PARTS = {"train": (X[:80], Y[:80]), "test": (X[80:], Y[80:])}
+
+
+def build():
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(2)],
+        name="mine",
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+def compare(**settings):
+    settings = {"epochs": 2, "report": lambda line: None, **PARTS, **settings}
+    return training.compare_modes(build, **settings)
+
+
+def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path):
+    before, said = keras.config.dtype_policy().name, []
+    found = compare(workdir=tmp_path, report=said.append, validation=PARTS["test"])
+    assert keras.config.dtype_policy().name == before
+    assert said == ["run 1 of 2: float32, seed 0", "run 2 of 2: mixed_bfloat16, seed 0"]
+    text = found.to_text()
+    assert "test accuracy" in text and "mixed_bfloat16 minus float32" in text
+    assert {"comparison.png", "report.md"} <= {x.name for x in tmp_path.iterdir()}
+    first, second = found.results
+    assert first.final_loss == pytest.approx(second.final_loss, abs=0.02)
+    assert first.final_loss != second.final_loss
+    # The float32 run is what Keras does without tfamp.
+    keras.utils.set_random_seed(0)
+    model = build()
+    model.fit(*PARTS["train"], epochs=2, verbose=0)
+    score = model.evaluate(*PARTS["test"], verbose=0, return_dict=True)
+    assert first.score == pytest.approx(score["accuracy"])
+    assert first.test_loss == pytest.approx(score["loss"], rel=1e-6)
+    again = compare(workdir=tmp_path, validation=PARTS["test"])
+    assert again.results == found.results  # Read, not repeated.
+
+
+def test_errors_are_told_apart_from_scores():
+    def regression():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=[keras.metrics.MeanAbsoluteError()])
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, X.sum(1))).batch(16)
+    found = training.compare_modes(
+        regression, data, test=data, epochs=1, report=lambda line: None
+    )
+    assert found.results[0].errors == ["mean_absolute_error"]
+    assert "% of mean_absolute_error" in found.to_text()
+
+
+def test_a_kerashub_task_takes_its_strings(tmp_path):
+    keras_hub = pytest.importorskip("keras_hub")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    texts = np.array(["good film", "bad film", "film good", "film bad"] * 8)
+    labels = np.array([1, 0, 1, 0] * 8)
+
+    def classifier():
+        tokenizer = keras_hub.tokenizers.BertTokenizer(vocabulary=words, lowercase=True)
+        preprocessor = keras_hub.models.BertTextClassifierPreprocessor(
+            tokenizer, sequence_length=8
+        )
+        backbone = keras_hub.models.BertBackbone(len(words), 1, 2, 8, 16, 0.0, 8)
+        model = keras_hub.models.BertTextClassifier(
+            backbone, num_classes=2, preprocessor=preprocessor
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+        return model
+
+    found = training.compare_modes(
+        classifier, (texts, labels), test=(texts, labels), report=lambda line: None
+    )
+    modes = [each.mode for each in found.results]
+    assert modes == ["float32", "mixed_bfloat16"]
+    first, second = found.results
+    assert first.final_loss == pytest.approx(second.final_loss, abs=0.05)
+
+
+def once():
+    yield from [PARTS["train"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"train": once()}, ValueError, "`train` can be iterated only once"),
+        ({"test": None}, ValueError, "nothing to score"),
+        ({"epochs": 0}, ValueError, "epochs=0"),
+        ({"modes": ("float32", "float32")}, ValueError, "each once"),
+        ({"modes": ()}, ValueError, "each once"),
+        ({"modes": ("float31",)}, ValueError, "float31"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_training(settings, error, words):
+    with pytest.raises(error, match=words):
+        compare(**settings)
+
+
+def test_a_model_that_is_not_compiled_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="compiled: False"):
+        training.compare_modes(
+            lambda: keras.Sequential([keras.layers.Dense(1)]),
+            PARTS["train"],
+            test=PARTS["test"],
+            report=lambda line: None,
+        )
+    with pytest.raises(tfamp.RunError, match="not empty"):
+        (tmp_path / "mine.txt").write_text("")
+        compare(workdir=tmp_path)

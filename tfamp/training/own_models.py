@@ -1,0 +1,232 @@
+"""One's own compiled model in several precision modes, without a configuration."""
+
+import collections.abc
+import gc
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from ml_collections import config_dict
+
+from tfamp import checks
+from tfamp.loss_scaling import monitor as loss_scale_monitor
+from tfamp.loss_scaling import optimizer
+from tfamp.precision import control, settings
+from tfamp.training import backup, callbacks, compare, plots, run_files, verdict
+
+
+def compare_modes(
+    build: Callable[[], keras.Model],
+    train: Any,
+    validation: Any = None,
+    test: Any = None,
+    epochs: int = 3,
+    modes: Sequence[str] = ("float32", "auto"),
+    seeds: int = 1,
+    workdir: Any = None,
+    *,
+    report: Callable[[str], object] | None = None,
+) -> verdict.Comparison:
+    """Trains one's own model in several precision modes, and compares the scores.
+
+    Every run has the same first weights, data and epochs: `build` is called under each
+    mode and seed, and the weights after the last epoch count.
+
+    ```python
+    def build():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"])
+        return model
+
+    print(tfamp.training.compare_modes(build, (x, y), test=(x_test, y_test)).to_text())
+    ```
+
+    Args:
+      build: Function of no argument; returns a compiled model, new at each call. A
+        KerasHub task with its preprocessor is one.
+      train: Anything that `fit` takes: a tuple of arrays (x, y) or (x, y,
+        sample_weight), a `tf.data.Dataset` or a `keras.utils.PyDataset` of batches.
+      validation: The same, for the curves; None: none.
+      test: The same, which is scored at the end; None: `validation`.
+      epochs: Int. Epochs of each run.
+      modes: Precision modes. The first is the one that the others are compared with;
+        "auto" is the mixed mode for this hardware, mixed_bfloat16 if that is float32.
+      seeds: Int. Runs of each mode, with seeds from 0. Three or more show whether a
+        difference is noise.
+      workdir: Folder for the runs, `report.md`, `comparison.json` and `comparison.png`;
+        called again with it, the runs go on where they were stopped, at the step if a
+        signal stopped them. None: nothing is kept.
+      report: Function that is told of each run; None: it is told on standard error.
+
+    Returns:
+      A `Comparison`: `to_text()` is the table with the verdicts, `results` a
+      `RunResult` of each run.
+
+    Raises:
+      RunError: If the folder cannot be written or holds other runs.
+      TypeError: If `build` returns no compiled Keras model.
+      UnsupportedModeError, ValueError: If an argument makes no sense, or data can be
+        iterated only once.
+    """
+    checks.check_count("epochs", epochs)
+    checks.check_count("seeds", seeds)
+    report = report or (lambda line: sys.stderr.write(f"{line}\n"))
+    names, note = _resolve(modes)
+    test = validation if test is None else test
+    if test is None:
+        raise ValueError(
+            "There is nothing to score the runs on. Received: validation=None, "
+            "test=None. Expected one of them."
+        )
+    for name, data in (("train", train), ("validation", validation), ("test", test)):
+        if isinstance(data, collections.abc.Iterator) and len(names) * seeds > 1:
+            raise ValueError(
+                f"`{name}` can be iterated only once, and there are {len(names)} modes "
+                f"and {seeds} seed(s). Received: {type(data).__name__}. Expected "
+                "arrays, a tf.data.Dataset or a keras.utils.PyDataset."
+            )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary if workdir is None else workdir)
+        run_files.open_folder(None, folder, "comparison")
+        with run_files.locked(folder):
+            runs = {}
+            for number in range(len(names) * seeds):
+                seed, mode = divmod(number, len(names))
+                mode = names[mode]
+                report(f"run {number + 1} of {len(names) * seeds}: {mode}, seed {seed}")
+                run = _Run(build, train, validation, test, epochs)
+                path = folder / mode / f"seed{seed}"
+                runs[mode, seed] = path, run.execute(path, mode, seed)
+                gc.collect()  # Models are reference cycles.
+            return _finish(folder, note, runs)
+
+
+def _resolve(modes):
+    """Returns the modes by name, each once, and a note on the choice."""
+    names, notes = [], []
+    for mode in modes:
+        if mode == "auto":
+            name, note = compare.mixed_mode(mode)
+            notes.append(note)
+        else:
+            name = settings.resolve_mode(mode)[0].name
+        names.append(name)
+    if not names or isinstance(modes, str) or len(set(names)) < len(names):
+        raise ValueError(
+            "`modes` must be names of precision modes, each once. Received: "
+            f"modes={modes!r}, which are {', '.join(names) or 'none'}."
+        )
+    return names, "; ".join(notes)
+
+
+def _finish(folder, note, runs):
+    results = [result for _, result in runs.values()]
+    first = next(iter(runs.values()))[0]
+    environment = json.loads((first / "environment.json").read_text())
+    name = results[0].description.partition(":")[0]
+    compared = verdict.Comparison(name, results, note, {}, environment)
+    plots.write_comparison(folder, name, {key: path for key, (path, _) in runs.items()})
+    run_files.write_text(folder / "report.md", compared.to_markdown())
+    text = json.dumps(compared.to_dict(), indent=2)
+    run_files.write_text(folder / "comparison.json", text)
+    return compared
+
+
+class _Run:
+    """One training of the user's model."""
+
+    def __init__(self, build, train, validation, test, epochs):
+        self.build, self.train, self.epochs = build, train, epochs
+        self.validation, self.test = validation, test
+
+    def execute(self, folder, mode, seed):
+        """Returns the result, which is read if the run was finished before."""
+        facts = {"name": "own model", "mode": mode, "seed": seed, "epochs": self.epochs}
+        config = config_dict.ConfigDict(facts)
+        run_files.open_folder(config, folder)
+        if (folder / "result.json").exists():
+            return run_files.read_result(folder)
+        with control.enabled(mode, graph_rewrite=False) as status:
+            keras.utils.set_random_seed(seed)
+            model = self.build()
+            compiled = getattr(model, "compiled", False)
+            if not isinstance(model, keras.Model) or not compiled:
+                raise TypeError(
+                    "`build` must return a compiled keras.Model. Received: "
+                    f"{type(model).__name__}, compiled: {compiled}."
+                )
+            run_files.write_config(config, folder)
+            run_files.write_environment(folder, status, {"replicas": 1, "workers": 1})
+            self._fit(model, folder)
+            scores = model.evaluate(*_given(self.test), verbose=0, return_dict=True)
+            model.save_weights(folder / "model.weights.h5")
+            result = self._result(model, folder, status, seed, scores)
+        text = json.dumps(result._asdict(), indent=2)
+        run_files.write_text(folder / "result.json", text)
+        return result
+
+    def _fit(self, model, folder):
+        saved = backup.BackupAndRestore(folder / "backup")
+        saved.also = callbacks.Recorder(folder / "metrics.jsonl")
+        found = [saved.also]
+        if isinstance(model.optimizer, optimizer.LossScaleOptimizer):
+            found.insert(0, loss_scale_monitor.LossScaleMonitor())
+        epoch, _ = saved.find(saved.folder)
+        run_files.keep_metrics(folder, epoch, saved.state.get("step", 0))
+        model.fit(
+            *_given(self.train),
+            epochs=self.epochs,
+            validation_data=self.validation,
+            callbacks=[*found, saved],
+            verbose=1 if sys.stdout.isatty() else 2,
+            # Keras warns where it ignores it; KerasHub makes a dataset of arrays.
+            shuffle=isinstance(self.train, tuple)
+            and getattr(model, "preprocessor", None) is None,
+        )
+
+    def _result(self, model, folder, status, seed, scores):
+        loss = scores["loss"]
+        # The first of the metrics is the score; a model without has its loss.
+        scores = {k: v for k, v in scores.items() if k != "loss"} or {"loss": loss}
+        epochs = run_files.read_metrics(folder, "epoch")
+        speeds = [row["steps_per_second"] for row in epochs if row["steps_per_second"]]
+        number, last = callbacks.json_number, epochs[-1]
+        skipped = last.get("skipped_steps")
+        count = f"{model.count_params():,} parameters"
+        return run_files.RunResult(
+            mode=status.effective,
+            seed=seed,
+            score=number(next(iter(scores.values()))),
+            score_name=next(iter(scores)),
+            test_loss=number(loss),
+            final_loss=last["loss"],
+            best_validation_score=None,
+            steps_per_second=statistics.median(speeds) if speeds else None,
+            skipped_steps=None if skipped is None else int(skipped),
+            loss_scale=last.get("loss_scale"),
+            description=f"{model.name}: {count}, {self.epochs} epochs",
+            reason=status.reason,
+            graph_rewrite="",
+            scores={name: number(float(value)) for name, value in scores.items()},
+            errors=sorted({"loss", *_errors(model)} & scores.keys()),
+            loss_scaling=True,
+            batch_size=0,  # Of the data, whatever they are.
+        )
+
+
+def _given(data):
+    return data if isinstance(data, tuple) else (data,)
+
+
+def _errors(model):
+    """Names of metrics of which lower is better, as Keras' callbacks know them."""
+    found = []
+    for metric in model.metrics:
+        inner = getattr(metric, "metrics", None) or [metric]
+        found += [m.name for m in inner if getattr(m, "_direction", None) == "down"]
+    return found
