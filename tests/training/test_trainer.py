@@ -64,6 +64,7 @@ def test_run_learns_and_writes_its_files(config, whole):
     assert (result.mode, result.seed, result.loss_scale) == ("float32", 0, None)
     files = {path.name for path in folder.iterdir()}
     assert files - {".tfamp-lock", ".tfamp-run"} == {
+        "backup",
         "best.weights.h5",
         "config.yaml",
         "environment.json",
@@ -242,7 +243,7 @@ def test_a_damaged_backup_is_named_and_the_one_before_used(config, whole, tmp_pa
     assert str(last) in str(warned.call_args_list)
     assert said[0].startswith("resumed after epoch 2")
     assert losses(tmp_path) == losses(whole()[0])
-    assert not first.exists()
+    assert first not in (tmp_path / "backup").iterdir()
 
 
 def test_backups_that_are_all_damaged_are_named_with_the_way_out(config, tmp_path):
@@ -252,6 +253,28 @@ def test_backups_that_are_all_damaged_are_named_with_the_way_out(config, tmp_pat
     for file in (tmp_path / "backup").iterdir():
         file.write_bytes(b"PK")
     with pytest.raises(tfamp.RunError, match=r"000001.* is damaged.*Delete"):
+        train_and_evaluate(config, tmp_path)
+
+
+def test_a_finished_run_goes_on_to_more_epochs(whole, tmp_path):
+    config, (folder, result) = make_config(), whole()
+    config.epochs = 2
+    assert train_and_evaluate(config, tmp_path).score is not None
+    config.epochs, config.eval_batch_size, said = 4, 7, []
+    longer = train_and_evaluate(config, tmp_path, report=said.append)
+    assert said == ["resumed after epoch 2: 2 of 4 epochs, 10 steps each"]
+    trained = [[row["loss"] for row in epochs_of(f)] for f in (tmp_path, folder)]
+    assert trained[0] == trained[1]
+    assert longer.score == result.score
+    models = [keras.models.load_model(f / "model.keras") for f in (folder, tmp_path)]
+    for one, other in zip(*(m.get_weights() for m in models), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert train_and_evaluate(config, tmp_path) == longer
+    config.epochs = 3
+    with pytest.raises(tfamp.RunError, match=r"epochs: 4 -> 3.*more epochs"):
+        train_and_evaluate(config, tmp_path)
+    config.epochs, config.optimizer.schedule = 5, "cosine"
+    with pytest.raises(tfamp.RunError, match="epochs: 4 -> 5; optimizer.schedule"):
         train_and_evaluate(config, tmp_path)
 
 

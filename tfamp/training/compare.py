@@ -118,7 +118,7 @@ def compare(
         task = functools.cache(lambda: tasks.from_config(config))
         results = []
         for number, (key, run) in enumerate(folders.items(), 1):
-            done = (run / "result.json").exists()
+            done = run_files.is_finished(configs[key], run)
             text = f"{key[0].label}, seed {key[1]}{' (finished before)' * done}"
             report(f"run {number} of {len(folders)}: {text}")
             made = None if done else task()

@@ -90,16 +90,41 @@ def plain_config(config: config_dict.ConfigDict) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict()))
 
 
+# What changes nothing of the steps that were trained.
+_FREE = {"eval_batch_size", "strategy"}
+
+
 def _check_same(old, config, folder):
     old, new = _flatten(old), _flatten(plain_config(config))
     keys = sorted(old.keys() | new.keys())
-    changed = [key for key in keys if old.get(key) != new.get(key)]
+    free = _FREE | ({"epochs"} if _may_be_longer(old, new) else set())
+    changed = [key for key in keys if old.get(key) != new.get(key) and key not in free]
     shown = (f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed[:5])
     if changed:
         raise errors.RunError(
             f"{str(folder)!r} holds a run with other settings ({'; '.join(shown)}). "
-            "Pass another --workdir, or --overwrite to delete that run."
+            "Pass another --workdir, or --overwrite to delete that run. A run goes on "
+            "with more epochs where the learning rate is constant, and with another "
+            "eval_batch_size or strategy."
         )
+
+
+def _may_be_longer(old, new):
+    """Whether more epochs leave the learning rates of those before as they were."""
+    steady = ("optimizer.schedule", "constant"), ("optimizer.warmup_fraction", 0)
+    if not all(new.get(field, value) == value for field, value in steady):
+        return False
+    return new.get("epochs", 0) > old.get("epochs", 0)
+
+
+def is_finished(config: config_dict.ConfigDict, folder: pathlib.Path) -> bool:
+    """Whether a run's folder holds the result of as many epochs as are asked for."""
+    settings = folder / "config.yaml"
+    if not (folder / "result.json").exists():
+        return False
+    # A folder of files that were copied without it counts as it is.
+    old = yaml.safe_load(settings.read_text()) if settings.exists() else {}
+    return old.get("epochs", config.epochs) == config.epochs
 
 
 def _flatten(settings, prefix=""):

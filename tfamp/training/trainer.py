@@ -5,7 +5,6 @@ import functools
 import gc
 import importlib.util
 import json
-import shutil
 import statistics
 import sys
 from collections.abc import Callable
@@ -40,8 +39,9 @@ def train_and_evaluate(
     """Trains, selects the best checkpoint, and scores it once on the test split.
 
     A killed run goes on after its last whole epoch, one that got SIGTERM, SIGUSR1 or
-    Ctrl-C at the step after that, with the losses that the
-    uninterrupted run would have had; a finished one returns its result at once.
+    Ctrl-C after the step, with the losses that the uninterrupted run would have had. A
+    finished one returns its result at once, or goes on if more epochs are asked for and
+    its learning rate is constant.
     Writes `config.yaml`, `environment.json`, `metrics.jsonl`, TensorBoard events,
     `best.weights.h5`, `model.keras` and `result.json`. The global dtype policy and
     TF32 flag are restored at the end.
@@ -75,7 +75,7 @@ def train_and_evaluate(
     shared = run_files.open_folder(config, workdir)
     chief = distribution.is_chief(strategy)
     with run_files.locked(shared) if chief else contextlib.nullcontext():
-        done = (shared / "result.json").exists()
+        done = run_files.is_finished(config, shared)
         distribution.check_same(strategy, "finished runs", int(done))
         if done:
             return run_files.read_result(shared)
@@ -134,6 +134,8 @@ class _Run:
         if self.strategy is not None:
             distribution.prepare(self.strategy, model, self.task)
         # Only now: a pattern that matches no layer leaves the folder free.
+        # A run that goes on to more epochs is no longer finished.
+        (self.folder / "result.json").unlink(missing_ok=True)
         run_files.write_config(config, self.folder)
         described = distribution.describe(self.strategy)
         run_files.write_environment(
@@ -154,7 +156,6 @@ class _Run:
         model.save(self.folder / "model.keras")
         text = json.dumps(result._asdict(), indent=2)
         run_files.write_text(self.folder / "result.json", text)
-        shutil.rmtree(saved.folder, ignore_errors=True)
         return result
 
     def _open_backup(self, model):
