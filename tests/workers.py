@@ -82,7 +82,8 @@ def run(
     )
     expected = [-signal.SIGKILL if i == killed else 0 for i in range(workers)]
     assert [each.returncode for each in done] == expected, "\n".join(
-        f"---- worker {index}, exit code {each.returncode}:\n{each.stdout}{each.stderr}"
+        f"---- worker {index}, exit code {each.returncode}, {each.result}:\n"
+        f"{each.stdout}{each.stderr}"
         for index, each in enumerate(done)
     )
     return [each.result for each in done]
