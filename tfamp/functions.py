@@ -37,7 +37,7 @@ def name_of(function: str | Callable[..., Any]) -> str:
                 "notebook write it to a file by %%writefile."
             )
         return f"{module}:{name}"
-    module, _, name = function.rpartition(":")
+    module, _, name = str(function).rpartition(":")
     if module.endswith(".py"):
         path = pathlib.Path(module).absolute()
         found = path.exists()

@@ -109,6 +109,12 @@ def test_answer_is_float32_unless_a_mode_is_faster_with_the_same_loss(fast, word
     assert words in make({BASE: repeats(0.1), **fast}).answers()["net"]
 
 
+def test_nothing_is_recommended_from_two_repeats():
+    two = [{r: rows[r] for r in (0, 1)} for rows in (repeats(0.1), repeats(0.05))]
+    answer = make(dict(zip((BASE, FAST), two, strict=True))).answers()["net"]
+    assert answer.startswith("not decided: fewer than 3 repeats; the next is mixed_bf")
+
+
 def test_answer_compares_with_one_base_and_names_that_of_another_task():
     compiled = {
         BASE._replace(jit="on"): repeats(0.4),

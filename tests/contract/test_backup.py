@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 
 import helpers
 import keras
@@ -191,6 +192,51 @@ def test_a_scheduler_of_the_learning_rate_is_obeyed(tmp_path):
             train("arrays", rate(), backup, Stop(stop + 1, kill))
         found = train("arrays", rate(), tfamp.BackupAndRestore(tmp_path))
         assert_same(found, whole)
+
+
+def test_two_threads_go_on_each_with_its_own(tmp_path):
+    """One after the other as far as the seeds, then both in `fit` at once."""
+    data = {"x": X, "y": Y, "batch_size": 8}
+
+    def fit(folder, callbacks):
+        keras.utils.set_random_seed(0)
+        made = build()
+        backup = tfamp.BackupAndRestore(folder, save_freq=1)
+        settings = {"epochs": 2, "verbose": 0, "shuffle": False}
+        return lambda: made.fit(
+            **data, callbacks=[*callbacks, backup], **settings
+        ), made
+
+    whole, expected = fit(tmp_path / "whole", [])
+    whole()
+    folders = tmp_path / "0", tmp_path / "1"
+    for folder, stop in zip(folders, (5, 14), strict=True):
+        with pytest.raises(Killed):
+            fit(folder, [Stop(stop, kill)])[0]()
+    runs = [fit(folder, []) for folder in folders]
+    threads = [threading.Thread(target=run) for run, _ in runs]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for _, model in runs:
+        for one, other in zip(model.variables, expected.variables, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_a_fit_that_fails_where_an_epoch_begins_leaves_the_next_alone(tmp_path):
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            raise Killed
+
+    with pytest.raises(Killed):
+        train("arrays", tfamp.BackupAndRestore(tmp_path, save_freq=1), Stop(5, kill))
+    with pytest.raises(Killed):
+        train("arrays", tfamp.BackupAndRestore(tmp_path), Fails())
+    model, seen = build(), Stop()
+    assert len(model.predict(X, verbose=0)) == 90
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[seen])
+    assert seen.steps == 12
 
 
 def test_keras_own_trains_on_a_part_of_the_epoch_twice(tmp_path):

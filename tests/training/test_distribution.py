@@ -75,12 +75,16 @@ def fit_replicas():
     data = points.create(points.make_config()).train.batch(8)
     averaged = callbacks.ReplicaStatistics(), callbacks.EpochSeeds(10)
     model.fit(data, validation_data=data, verbose=0, callbacks=[*averaged])
+    seen = strategy.experimental_local_results(normalization.moving_mean.value)
+    validated = [x.numpy().tolist() for x in seen]
+    model.fit(data, verbose=0, callbacks=[callbacks.ReplicaStatistics()])
     (seed,) = [v for v in model.variables if v.name == "seed_generator_state"]
     states = {"moving": normalization.moving_mean, "seed": seed}
-    return {
+    found = {
         name: [x.numpy().tolist() for x in strategy.experimental_local_results(v.value)]
         for name, v in states.items()
     }
+    return {**found, "validated": validated}
 
 
 def run_in_one_process(folder):
@@ -103,10 +107,11 @@ def find_error(function, *arguments):
         return str(e)
 
 
-def run_script(folder):
+def run_script(folder, *arguments):
     """Runs the training script as a user does; returns (exit code, standard error)."""
     script = ROOT / "scripts/train_cnn.py"
-    sys.argv = [str(script), f"--config={folder}_config.py", f"--workdir={folder}"]
+    given = [f"--config={folder}_config.py", f"--workdir={folder}", *arguments]
+    sys.argv = [str(script), *given]
     sys.path.insert(0, str(script.parent))
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
@@ -116,9 +121,9 @@ def run_script(folder):
 
 
 def run_killed_script(folder):
-    """The chief kills itself before the backup of an epoch."""
+    """The chief deletes another run, then kills itself before an epoch's backup."""
     with points.stopped(lambda: worker_index() or os.kill(os.getpid(), 9), 2):
-        return run_script(folder)
+        return run_script(folder, "--overwrite")
 
 
 def run_stopped_script(folder):
@@ -174,7 +179,10 @@ def mirrored(tmp_path_factory):
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cluster")
     pathlib.Path(f"{folder}_config.py").write_text(CONFIG)
+    for name in (".tfamp-comparison", "of an earlier run"):
+        (folder / name).touch()
     _, (code, said) = workers.run(run_killed_script, (folder,), killed=0)
+    assert not (folder / "of an earlier run").exists()
     assert code == 1 and "error: Another worker of the cluster has ended" in said
     assert not list(folder.rglob("result.json"))
     stopped = workers.run(run_stopped_script, (folder,))
@@ -240,11 +248,13 @@ def test_model_of_several_replicas_loads_without_a_strategy(several):
 
 def test_replicas_average_statistics_and_draw_their_own_numbers(mirrored):
     state = mirrored[1][0]["replicas"]
-    first, second = state["moving"]
-    assert first == second and any(first)
+    for name in ("validated", "moving"):  # The second without a validation.
+        first, second = state[name]
+        assert first == second and any(first)
     (seed, first), (same, second) = state["seed"]
     assert seed == same
-    assert (first, second) == (10, 20)  # Ten steps each, from 0 and from 10 on.
+    # Ten steps each, from 0 and from 10 on; and ten more.
+    assert (first, second) == (20, 30)
 
 
 def test_settings_that_replicas_cannot_bear_are_refused(mirrored):

@@ -13,6 +13,7 @@ from tfamp.training import run_files
 SCHEMA_VERSION = 3
 _GIB = 2**30
 _NONE = "-"
+_REPEATS = 3  # Of fewer there is no interval, and nothing is recommended.
 
 
 class Report(NamedTuple):
@@ -220,8 +221,11 @@ def _answer(task, every) -> str:
     best = next(filter(_is_safe, faster), None)
     if best is None:
         rest = "no other mode has figures."
+        few = any(row.speed_up.repeats < _REPEATS for row in ours)
         if ours:
             rest = f"the next is {ours[0].cell.column}, {_compared(ours[0], base)}."
+        if few:
+            return f"not decided: fewer than {_REPEATS} repeats; {rest}"
         return f"stay in float32: no mode is surely faster with the same loss; {rest}"
     where = f" (batch {best.cell.batch_size})" if best.cell.batch_size else ""
     return f"{best.cell.column}{where} is {_compared(best, base)}."
@@ -230,6 +234,8 @@ def _answer(task, every) -> str:
 def _is_safe(row):
     if row.loss is None and row.output_error is None:
         return False  # Not finite.
+    if row.speed_up.repeats < _REPEATS:
+        return False
     if row.loss_difference is None:
         return True  # Of inference, or of other batches: the error column says it.
     kind = statistics.judge(row.loss_difference)

@@ -139,7 +139,7 @@ def run(
                 "commit": _commit(),
                 "machine": described.device,
                 "platform": platform.platform(),
-                "cpu_cores": os.cpu_count(),
+                "cpu_cores": _cores(),
                 "versions": {**known, **versions},
             },
             [f"without PyTorch: {no_torch}"] if no_torch else [],
@@ -275,7 +275,7 @@ class _Harness:
             if written.failure:
                 return written
             request = {"mode": cell.mode, "exchange": str(file)}
-            request |= {"steps": steps, "warmup": warmup, "threads": os.cpu_count()}
+            request |= {"steps": steps, "warmup": warmup, "threads": _cores()}
             python = self.config.torch_python or sys.executable
             return torch_peer.call(python, request, self.config.time_limit)
 
@@ -351,3 +351,10 @@ def _read(file, expected) -> Mapping[str, Any] | None:
         return None
     same = isinstance(figures, dict) and figures.pop("identity", None) == expected
     return figures if same else None
+
+
+def _cores():
+    """Those that this process may use, as TensorFlow counts them: a container's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()

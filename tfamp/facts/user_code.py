@@ -6,6 +6,7 @@ import pathlib
 import traceback
 import warnings
 
+import absl
 import keras
 import tensorflow as tf
 from absl import logging
@@ -21,8 +22,8 @@ def frames() -> list[traceback.FrameSummary]:
 
     Under AutoGraph, those of the lines that he wrote.
     """
-    folders = os.path.dirname(tf.__file__), os.path.dirname(keras.__file__), str(_OWN)
-    skipped = (*(folder + os.sep for folder in folders), contextlib.__file__)
+    folders = [os.path.dirname(each.__file__) for each in (absl, keras, tf)]
+    skipped = (*(f + os.sep for f in (*folders, str(_OWN))), contextlib.__file__)
     tf_stack = "tensorflow.python.util.tf_stack:extract_stack"
     found = []
     for frame in reversed(names.resolve(tf_stack, traceback.extract_stack)()):

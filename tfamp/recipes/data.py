@@ -188,6 +188,8 @@ def read_table(path: str | os.PathLike, columns: Sequence[str], **keywords: Any)
         )
     except (OSError, ValueError, UnicodeError) as error:  # pandas' own are ValueErrors.
         reason = " ".join(str(error).split())
+        if isinstance(error, UnicodeError):
+            reason += "; save it as UTF-8"
         raise errors.DataError(f"{path} cannot be read: {reason}.") from error
     table.columns = [str(column).strip() for column in table.columns]
     missing = [column for column in columns if column not in table.columns]

@@ -286,9 +286,12 @@ def run_flags() -> None:
     named = job.identity(config, asked)
     workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))
     if values.overwrite:
-        if distribution.is_chief(strategy) and workdir.exists():
+        # A model under a strategy is built by all workers, or waits for the others.
+        if any(distribution.exchange(strategy, int(workdir.exists()))):
             job.check(config, asked)
-            run_files.delete_run(workdir)
+            distribution.wait(strategy)
+            if distribution.is_chief(strategy):
+                run_files.delete_run(workdir)
         distribution.wait(strategy)
     say(f"working directory: {workdir}")
     text = job.run(config, workdir, asked)

@@ -20,6 +20,7 @@ from absl import logging
 
 from tfamp import checks, errors
 from tfamp.facts import names, user_code
+from tfamp.keras_patches import hooks
 
 _KIND = "tfamp backup 1"
 _KEPT = 2  # Files: if the newest turns out to be damaged, the one before is used.
@@ -239,7 +240,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _assign(self, arrays, kinds):
         found = self._variables()
         for name in kinds:
-            for index, variable in enumerate(found[name]):
+            for index, variable in enumerate(found.get(name, ())):
                 for part, target in enumerate(_parts(variable)):
                     # Of more replicas than there were: as the first one.
                     key = f"{name}/{index}/{part}"
@@ -252,6 +253,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Restores the newest backup, and listens to signals."""
         self._began, self._saved, self._signal, self._fresh = None, None, 0, True
+        for torn in self.folder.glob("[0-9]*-[0-9]*.new"):  # By a kill.
+            torn.unlink(missing_ok=True)
         if self.replay:
             self.find(self.folder)
         if self._found:
@@ -282,6 +285,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             # Where an epoch begins, what callbacks have just set counts, such as the
             # learning rate.
             now, before = self._arrays_by_part(), self._start
+            self._start = {}
             moved = {
                 part: now[part]
                 for part in before.keys() & now.keys()
@@ -289,7 +293,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             }
             moved = {} if self._calls else moved
             restore = functools.partial(self._restore, *found[1:], moved)
-        _pass_over(epochs, self._calls, self.model.steps_per_execution, step, restore)
+        _pass_over(self.model, epochs, self._calls, step, restore)
 
     def _restore(self, facts, arrays, moved):
         """Restores all; Keras has built what it builds in the first step."""
@@ -432,52 +436,59 @@ def _is_training(frame, model):
     return False
 
 
-def _pass_over(epochs, calls, size, step, restore):
+def _pass_over(model, epochs, calls, step, restore):
     """Has the epoch that Keras begins now go on where it was stopped.
 
     Keras makes the variables of metrics, and of optimizers that are not `compile`'s, in
     the first step. So the first batches that are passed over are trained on, and the
-    state is restored after that.
+    state is restored after that. Keras has no hook where an epoch takes its batches
+    (keras#20712): the function that counts them is replaced until it is called.
 
     Args:
+      model: The model that is trained, in this thread.
       epochs: Epochs before it, whose batches are read again.
       calls: Calls of the training function before.
-      size: Batches of each.
       step: The training function.
       restore: Function that restores the state.
     """
     kind, thread = names.resolve(ITERATOR), threading.get_ident()
-    original = getattr(kind, ENUMERATE, None)
-    if original is None:
+    if not hasattr(kind, ENUMERATE):
         raise errors.RunError(
             "This release of Keras takes its batches in another way than tfamp knows. "
             f"Received: no {ITERATOR}.{ENUMERATE}. Use keras.callbacks."
             "BackupAndRestore."
         )
 
-    def enumerate_rest(self):
-        if threading.get_ident() != thread:
-            yield from original(self)
-            return
-        setattr(kind, ENUMERATE, original)  # Of this one epoch.
-        if type(self.data_adapter).__module__ == _GENERATOR:
-            user_code.warn(
-                "A generator cannot be read again: a training that is stopped goes on "
-                "with whatever the generator yields then. Pass arrays, a "
-                "tf.data.Dataset or a keras.utils.PyDataset."
-            )
-        functions = itertools.chain([step], itertools.repeat(_read(size)))
-        for _ in range(epochs):
-            with self.catch_stop_iteration():
-                for *_, iterator in original(self):
-                    next(functions)(iterator)
-        steps = original(self)
-        for *_, iterator in itertools.islice(steps, calls):
-            next(functions)(iterator)
-        restore()
-        yield from steps
+    def make(original):
+        def enumerate_rest(self):
+            if threading.get_ident() != thread:
+                yield from original(self)
+                return
+            hook.remove()  # It was for one epoch, or for a `fit` that has failed.
+            if not _is_training(sys._getframe(), model):
+                yield from original(self)
+                return
+            if type(self.data_adapter).__module__ == _GENERATOR:
+                user_code.warn(
+                    "A generator cannot be read again: a training that is stopped goes "
+                    "on with whatever the generator yields then. Pass arrays, a "
+                    "tf.data.Dataset or a keras.utils.PyDataset."
+                )
+            read = _read(model.steps_per_execution)
+            functions = itertools.chain([step], itertools.repeat(read))
+            for _ in range(epochs):
+                with self.catch_stop_iteration():
+                    for *_, iterator in original(self):
+                        next(functions)(iterator)
+            steps = original(self)
+            for *_, iterator in itertools.islice(steps, calls):
+                next(functions)(iterator)
+            restore()
+            yield from steps
 
-    setattr(kind, ENUMERATE, enumerate_rest)
+        return enumerate_rest
+
+    hook = hooks.Hook(kind, ENUMERATE, make)
 
 
 def _read(count):

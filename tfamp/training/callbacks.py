@@ -81,6 +81,10 @@ class ReplicaStatistics(keras.callbacks.Callback):
         """Averages before the validation."""
         self._average()
 
+    def on_epoch_end(self, epoch, logs=None):
+        """Averages where there is no validation, before the epoch is saved."""
+        self._average()
+
 
 def _on_replicas(model, function):
     """Returns a function that runs another on each replica of the model's strategy."""
