@@ -381,5 +381,7 @@ def test_a_signal_after_a_fit_that_failed_is_python_s_again(tmp_path):
         train("arrays", tfamp.BackupAndRestore(tmp_path), Stop(2, kill))
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(10_000_000):  # Python calls handlers between instructions.
+            pass
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

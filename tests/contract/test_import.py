@@ -104,8 +104,16 @@ def test_public_names_are_listed_sorted_and_in_the_reference():
 # ---- Contract tests survive any rebuild: they know the public names alone ----
 
 HERE = pathlib.Path(__file__).parent
-PUBLIC = {"tfamp", "tfamp.training", "tfamp.benchmark"}
-NAMES = {*tfamp.__all__, "training", "benchmark", "__all__", "__version__", "__file__"}
+PUBLIC = {"tfamp", "tfamp.training", "tfamp.recipes", "tfamp.benchmark"}
+NAMES = {
+    *tfamp.__all__,
+    "training",
+    "recipes",
+    "benchmark",
+    "__all__",
+    "__version__",
+    "__file__",
+}
 
 
 def private_names(source):

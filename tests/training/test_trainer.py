@@ -399,8 +399,8 @@ def test_output_to_a_file_has_a_line_every_15_seconds(clock):
 
 
 def test_folder_of_another_run_is_refused_with_the_difference(config, whole):
-    config.epochs = 5
-    with pytest.raises(tfamp.RunError, match="epochs: 4 -> 5"):
+    config.batch_size = 5
+    with pytest.raises(tfamp.RunError, match="batch_size: 8 -> 5"):
         train_and_evaluate(config, whole()[0])
     config.epochs, config.data_dir = 4, "elsewhere"  # Other data, for all one knows.
     with pytest.raises(tfamp.RunError, match="data_dir: '' -> 'elsewhere'"):
