@@ -28,7 +28,7 @@ def main() -> None:
         # As a script's, so that --help and errors speak of this command.
         sys.argv[:2] = [f"tfamp {name}"]
         if sys.argv[1:] and not sys.argv[1].startswith("-"):
-            sys.argv[1] = f"--config={_find_config(sys.argv[1])}"
+            sys.argv[1] = f"--config={_find_config(name, sys.argv[1])}"
         _run_script(name)
     elif name in ("-h", "--help"):
         print(__doc__)
@@ -36,12 +36,14 @@ def main() -> None:
         sys.exit(f"Unknown command. Received: {name!r}.\n\n{__doc__}")
 
 
-def _find_config(name):
+def _find_config(command, name):
     """Returns the file of a configuration that comes with tfamp."""
-    found = {
-        str(path.relative_to(_CONFIGS).with_suffix("")): path
-        for path in _CONFIGS.glob("*/*.py")
-    }
+    timed = _CONFIGS / "benchmark"
+    files = {*_CONFIGS.glob("*/*.py")} - {*timed.glob("*.py")}
+    if command == "benchmark":
+        files = {*timed.glob("*.py")} - {timed / "models.py"}  # What they time.
+    root = timed if command == "benchmark" else _CONFIGS
+    found = {str(path.relative_to(root).with_suffix("")): path for path in files}
     name, _, argument = name.partition(":")
     if name not in found:
         sys.exit(

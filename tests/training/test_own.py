@@ -130,8 +130,12 @@ def test_a_name_stands_for_a_packaged_configuration(monkeypatch, capsys):
     assert file.read_text() == (ROOT / "configs/cnn/digits.py").read_text()
     assert sized.endswith("bert/sst2.py:tiny")
     monkeypatch.setattr(sys, "argv", ["tfamp", "train", "cnn/digitz"])
-    with pytest.raises(SystemExit, match=r"'cnn/digitz'.*cnn/digits"):
+    with pytest.raises(SystemExit, match=r"'cnn/digitz'.*cnn/digits") as refused:
         command.main()
+    assert "benchmark/" not in str(refused.value)
+    monkeypatch.setattr(sys, "argv", ["tfamp", "benchmark", "gpu"])
+    command.main()
+    assert made[-1][1].endswith("configs/benchmark/gpu.py")
 
 
 def test_a_wheel_holds_the_configurations(tmp_path):
@@ -193,6 +197,12 @@ def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path):
     assert first.test_loss == pytest.approx(score["loss"], rel=1e-6)
     again = compare(workdir=tmp_path, validation=PARTS["test"])
     assert again.results == found.results  # Read, not repeated.
+    others = {"epochs": 3}, {"test": (X[90:], Y[90:])}, {"train": (X[:70], Y[:70])}
+    for other in others:
+        with pytest.raises(tfamp.RunError, match=f"other settings.*{[*other][0]}"):
+            compare(workdir=tmp_path, **other)
+    with pytest.raises(tfamp.RunError, match="other settings.*build"):
+        training.compare_modes(lambda: build(), workdir=tmp_path, epochs=2, **PARTS)
 
 
 def test_errors_are_told_apart_from_scores():

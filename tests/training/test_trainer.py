@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import types
 from unittest import mock
@@ -201,7 +202,7 @@ def test_a_signal_saves_at_the_step_and_the_run_goes_on_there(
     whole, tmp_path, monkeypatch, mode, name
 ):
     config, (folder, result), said = make_config(mode), whole(mode), []
-    original, steps = callbacks.EpochSeeds.on_epoch_begin, []
+    steps = []
 
     def on_train_batch_begin(self, batch, logs=None):
         steps.append(batch)
@@ -228,7 +229,6 @@ def test_a_signal_saves_at_the_step_and_the_run_goes_on_there(
     assert [*map(without_times, epochs_of(tmp_path))] == [
         *map(without_times, epochs_of(folder))
     ]
-    assert original is callbacks.EpochSeeds.on_epoch_begin
 
 
 def test_a_damaged_backup_is_named_and_the_one_before_used(config, whole, tmp_path):
@@ -270,12 +270,32 @@ def test_a_finished_run_goes_on_to_more_epochs(whole, tmp_path):
     for one, other in zip(*(m.get_weights() for m in models), strict=True):
         np.testing.assert_array_equal(one, other)
     assert train_and_evaluate(config, tmp_path) == longer
+    shutil.rmtree(tmp_path / "backup")  # As an earlier version left it.
+    config.epochs = 5
+    with pytest.raises(tfamp.RunError, match="epochs: 4 -> 5.*has a backup"):
+        train_and_evaluate(config, tmp_path)
+    assert (tmp_path / "result.json").exists()
     config.epochs = 3
     with pytest.raises(tfamp.RunError, match=r"epochs: 4 -> 3.*more epochs"):
         train_and_evaluate(config, tmp_path)
     config.epochs, config.optimizer.schedule = 5, "cosine"
     with pytest.raises(tfamp.RunError, match="epochs: 4 -> 5; optimizer.schedule"):
         train_and_evaluate(config, tmp_path)
+
+
+def test_a_run_killed_after_its_last_epoch_is_scored(config, whole, tmp_path):
+    folder, result = whole()
+    shutil.copytree(folder, tmp_path / "run")
+    for name in ("result.json", "model.keras"):
+        (tmp_path / "run" / name).unlink()
+    again = train_and_evaluate(config, tmp_path / "run", report=(said := []).append)
+    assert said == ["resumed after epoch 4: 0 of 4 epochs, 10 steps each"]
+    assert again == result
+    models = [
+        keras.models.load_model(f / "model.keras") for f in (folder, tmp_path / "run")
+    ]
+    for one, other in zip(*(m.optimizer.variables for m in models), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 def test_full_disk_is_told_before_a_file_is_begun(config, tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 import collections.abc
 import gc
+import hashlib
+import inspect
 import json
 import pathlib
 import statistics
@@ -11,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import checks
@@ -68,7 +72,8 @@ def compare_modes(
       `RunResult` of each run.
 
     Raises:
-      RunError: If the folder cannot be written or holds other runs.
+      RunError: If the folder cannot be written, or holds runs of another `build`,
+        other data or epochs.
       TypeError: If `build` returns no compiled Keras model.
       UnsupportedModeError, ValueError: If an argument makes no sense, or data can be
         iterated only once.
@@ -143,10 +148,16 @@ class _Run:
     def __init__(self, build, train, validation, test, epochs):
         self.build, self.train, self.epochs = build, train, epochs
         self.validation, self.test = validation, test
+        # So that a changed script is refused, and not given the results of before.
+        self.identity = {
+            "build": _source(build),
+            "train": _shapes(train),
+            "test": _shapes(test),
+        }
 
     def execute(self, folder, mode, seed):
         """Returns the result, which is read if the run was finished before."""
-        facts = {"name": "own model", "mode": mode, "seed": seed, "epochs": self.epochs}
+        facts = {"mode": mode, "seed": seed, "epochs": self.epochs, **self.identity}
         config = config_dict.ConfigDict(facts)
         run_files.open_folder(config, folder)
         if (folder / "result.json").exists():
@@ -217,6 +228,29 @@ class _Run:
             loss_scaling=True,
             batch_size=0,  # Of the data, whatever they are.
         )
+
+
+def _source(function):
+    """A digest of a function's source; its name where there is none."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):  # Typed in, or an object that is called.
+        return getattr(function, "__qualname__", type(function).__name__)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _shapes(data):
+    """The shapes of arrays, and what a dataset's batches are."""
+    if isinstance(data, tf.data.Dataset):
+        return f"{data.element_spec}, {int(data.cardinality())} batches"
+    if isinstance(data, tuple):
+        return ", ".join(map(_shapes, data))
+    if isinstance(data, dict):
+        return str({name: _shapes(part) for name, part in data.items()})
+    if isinstance(data, keras.utils.PyDataset):
+        return f"{type(data).__name__}, {data.num_batches} batches"
+    one_use = isinstance(data, collections.abc.Iterator)
+    return type(data).__name__ if one_use else str(np.shape(data))
 
 
 def _given(data):

@@ -97,24 +97,26 @@ _FREE = {"eval_batch_size", "strategy"}
 def _check_same(old, config, folder):
     old, new = _flatten(old), _flatten(plain_config(config))
     keys = sorted(old.keys() | new.keys())
-    free = _FREE | ({"epochs"} if _may_be_longer(old, new) else set())
+    # Without a backup it would start again, and lose what is there.
+    longer = _may_be_longer(old, new) and any(folder.glob("backup/*.npz"))
+    free = _FREE | ({"epochs"} if longer else set())
     changed = [key for key in keys if old.get(key) != new.get(key) and key not in free]
     shown = (f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed[:5])
     if changed:
         raise errors.RunError(
             f"{str(folder)!r} holds a run with other settings ({'; '.join(shown)}). "
             "Pass another --workdir, or --overwrite to delete that run. A run goes on "
-            "with more epochs where the learning rate is constant, and with another "
-            "eval_batch_size or strategy."
+            "with more epochs where the learning rate is constant and the folder has a "
+            "backup, and with another eval_batch_size or strategy."
         )
 
 
 def _may_be_longer(old, new):
     """Whether more epochs leave the learning rates of those before as they were."""
     steady = ("optimizer.schedule", "constant"), ("optimizer.warmup_fraction", 0)
-    if not all(new.get(field, value) == value for field, value in steady):
+    if any(new.get(field) != value for field, value in steady):
         return False
-    return new.get("epochs", 0) > old.get("epochs", 0)
+    return new["epochs"] > old.get("epochs", new["epochs"])
 
 
 def is_finished(config: config_dict.ConfigDict, folder: pathlib.Path) -> bool:
@@ -122,9 +124,9 @@ def is_finished(config: config_dict.ConfigDict, folder: pathlib.Path) -> bool:
     settings = folder / "config.yaml"
     if not (folder / "result.json").exists():
         return False
-    # A folder of files that were copied without it counts as it is.
-    old = yaml.safe_load(settings.read_text()) if settings.exists() else {}
-    return old.get("epochs", config.epochs) == config.epochs
+    old = yaml.safe_load(settings.read_text()) if settings.exists() else None
+    # Without settings the result is all that is known.
+    return (old or {}).get("epochs", config.epochs) == config.epochs
 
 
 def _flatten(settings, prefix=""):
@@ -325,7 +327,7 @@ class RunResult(NamedTuple):
       errors: Those of them that are errors: lower is better, in any unit. The others
         are fractions.
       loss_scaling: Whether loss scaling was allowed where the mode needs it.
-      batch_size: Examples in a batch of all replicas.
+      batch_size: Examples in a batch of all replicas; 0 where the data decide.
     """
 
     mode: str
