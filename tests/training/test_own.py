@@ -99,7 +99,7 @@ def test_a_task_of_one_s_own_is_timed_on_its_own_batches(ran):
     [
         ("wrong", "my_task.py:wrong must return a tfamp.training.Task. Received: dict"),
         ("absent", "There is no such function"),
-        ("none", "--config=FILE"),
+        ("none", "no --config. Expected: a FILE"),
     ],
 )
 def test_what_is_no_task_is_told_in_one_line(ran, name, words):

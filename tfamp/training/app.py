@@ -267,7 +267,7 @@ def run_flags() -> None:
     values = flags.FLAGS
     config = values.config
     if config is None:
-        raise ValueError("No configuration. Expected --config=FILE.")
+        raise ValueError("No configuration. Received: no --config. Expected: a FILE.")
     if ":" in config.task:
         config.task = functions.name_of(config.task)  # A file by its whole path.
     if values.tiny:
