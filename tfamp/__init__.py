@@ -8,6 +8,7 @@ from tfamp.facts import versions
 versions.check()  # Before what a release that is too old has no names for.
 
 # ruff: noqa: E402
+import tfamp.schedules  # noqa: F401  Registers what models of the scripts name.
 from tfamp.diagnostics.audit import AuditReport, audit
 from tfamp.errors import (
     DataError,

@@ -360,6 +360,16 @@ def test_a_damaged_file_is_passed_over_and_a_foreign_one_refused(tmp_path, caplo
             train("arrays", tfamp.BackupAndRestore(tmp_path))
 
 
+def test_backups_go_to_any_file_system_that_tensorflow_knows():
+    folder = "ram://backups/run"  # As gs://, in this process' memory.
+    whole = train("arrays")
+    with pytest.raises(Killed):
+        train("arrays", tfamp.BackupAndRestore(folder, save_freq=1), Stop(9, kill))
+    assert len(tf.io.gfile.listdir(folder)) == 2
+    assert_same(train("arrays", tfamp.BackupAndRestore(folder)), whole)
+    assert not tf.io.gfile.listdir(folder)
+
+
 def test_a_generator_is_told_of_before_training(tmp_path):
     def batches():
         while True:

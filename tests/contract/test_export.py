@@ -448,6 +448,20 @@ def test_old_target_comes_back_if_it_cannot_be_replaced(
     assert os.listdir(target.parent) == ["exported"]
 
 
+def test_what_a_killed_export_has_left_is_deleted_and_not_what_another_writes(
+    plain, target
+):
+    fcntl = pytest.importorskip("fcntl")
+    left, busy = (target.with_name(f".{target.name}.{x}") for x in ("left", "busy"))
+    for folder in (left, busy):
+        folder.mkdir(parents=True)
+        (folder / "lock").touch()
+    with open(busy / "lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        tfamp.export_float32(plain, target)
+    assert target.exists() and busy.exists() and not left.exists()
+
+
 def test_exports_of_one_model_by_several_threads_wait_for_each_other(plain, tmp_path):
     before = models.described(plain)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:

@@ -2,14 +2,17 @@
 
 import ast
 import configparser
+import functools
 import json
 import os
 import pathlib
 import re
 import shlex
+import subprocess
 
 import helpers
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {
@@ -52,12 +55,43 @@ def cells_of(text):
 def test_each_block_has_a_language_that_is_tested_here():
     # "sh" needs several hosts; tests/training/test_distribution.py runs the like.
     kinds = {kind for blocks in BLOCKS.values() for kind, _ in blocks}
-    assert kinds == {"python", "bash", "sh", "text"}  # "text" is what they print.
+    # "text" is what they print.
+    assert kinds == {"python", "bash", "sh", "yaml", "text"}
     # An unlabelled block would not be found above.
     for name, text in PAGES.items():
         assert text.count("```") == 2 * len(BLOCKS[name]), name
     known = ("pip install", "python scripts/", "python -m pytest")
     assert [c for c in COMMANDS if not c.startswith(known)] == []
+
+
+def test_recipes_for_schedulers_start_workers_that_know_their_places(tmp_path):
+    """With a stand-in for `tfamp`; tests/training/test_distribution.py trains so."""
+    fake = tmp_path / "tfamp"
+    fake.write_text('#!/bin/sh\necho "$TF_CONFIG"; echo "$@"; exit 143\n')
+    fake.chmod(0o755)
+    for name, text in (("srun", '"$@"'), ("scontrol", 'echo "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    blocks = dict(BLOCKS["docs/cluster.md"])
+    run = functools.partial(
+        subprocess.run, stdout=subprocess.PIPE, text=True, env=environ, cwd=tmp_path
+    )
+    said = run(["bash", "-c", blocks["sh"]]).stdout.splitlines()
+    assert said[0] == "" and said[2] == "requeue 7"
+    (container,) = [*yaml.safe_load_all(blocks["yaml"])][1]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    environ["JOB_COMPLETION_INDEX"] = "1"
+    config, arguments = run([*container["command"], *container["args"]]).stdout.split(
+        "\n", 1
+    )
+    names = ["digits-0.digits:12345", "digits-1.digits:12345"]
+    assert json.loads(config) == {
+        "cluster": {"worker": names},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert arguments.strip() == said[1]
 
 
 @pytest.mark.parametrize("name", [name for name, blocks in PYTHON.items() if blocks])

@@ -127,10 +127,20 @@ def run_killed_script(folder):
 
 
 def run_stopped_script(folder):
-    """A worker that is not the chief gets SIGTERM in the fourth step."""
+    """A worker that is not the chief gets SIGTERM in the fourth step, under SLURM."""
+    index = worker_index()
+    workers_of = json.loads(os.environ.pop("TF_CONFIG"))["cluster"]["worker"]
+    os.environ |= {
+        "SLURM_JOB_ID": workers_of[0].rpartition(":")[2],  # Gives the ports.
+        "SLURM_PROCID": str(index),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURMD_NODENAME": "localhost",
+    }
 
     def on_train_batch_begin(self, batch, logs=None):
-        if batch == 3 and worker_index():
+        if batch == 3 and index:
             os.kill(os.getpid(), signal.SIGTERM)
 
     kind = callbacks.EpochSeeds
@@ -187,6 +197,8 @@ def cluster(tmp_path_factory):
     assert not list(folder.rglob("result.json"))
     stopped = workers.run(run_stopped_script, (folder,))
     assert [code for code, _ in stopped] == [143, 143], stopped
+    environment = read_json(folder / "float32/seed0/environment.json")
+    assert environment["distribution"]["cluster"] == "SlurmClusterResolver"
     _, said = stopped[0]
     assert "resumed after epoch 1: 2 of 3 epochs" in said
     assert "SIGTERM: saved after step 4 of epoch 2" in said
@@ -271,7 +283,8 @@ def test_all_workers_return_the_comparison_and_the_chief_exports(cluster):
     assert (folder / "export/saved_model.pb").exists()
     environment = read_json(folder / "float32/seed0/environment.json")
     expected = {"strategy": "multi_worker_mirrored", "replicas": 2, "workers": 2}
-    assert environment["distribution"] == expected
+    resolver = {"cluster": "TFConfigClusterResolver"}
+    assert environment["distribution"] == expected | resolver
     for result in results:  # Of workers with other folders.
         assert "finished epochs [3, 4], by replica" in result["error"]
 
@@ -288,6 +301,20 @@ def cluster_of(job, index=0):
     names = ["localhost:1", "localhost:2"]
     task = {"type": "worker", "index": index}
     return json.dumps({"cluster": {job: names}, "task": task})
+
+
+def test_slurm_s_order_of_nodes_that_tensorflow_changes_is_told(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name, value in (
+        ("PROCID", "0"),
+        ("STEP_NUM_TASKS", "2"),
+        ("STEP_NODELIST", "n[9-10]"),
+        ("STEP_TASKS_PER_NODE", "1(x2)"),
+    ):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "n9")
+    with pytest.raises(tfamp.RunError, match="this task runs on n9, and would be n10"):
+        distribution.create(make_config("multi_worker_mirrored"))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Image classification: networks by name, data by name or folder, augmentation."""
 
+import json
 import shutil
 
 import keras
 import numpy as np
+import pandas
 import pytest
 import tensorflow as tf
 
@@ -162,7 +164,7 @@ def test_images_of_any_set_can_be_timed_where_their_shape_is_given():
 
 def test_digits_are_the_real_ones_split_the_same_each_time():
     train, test, classes = images_data.load_digits(16)
-    assert (len(train), len(test), classes) == (1437, 360, 10)
+    assert (len(train), len(test), len(classes)) == (1437, 360, 10)
     pixels, labels = next(test.batch(360).as_numpy_iterator())
     assert pixels.shape == (360, 16, 16, 1) and pixels.dtype == np.uint8
     assert pixels.max() > 200
@@ -212,6 +214,15 @@ def test_folders_of_splits_and_classes_are_read_whatever_the_name(tmp_path):
     expected = [(f + 10 * c + n, c) for f in (0, 100) for c in range(3) for n in (0, 1)]
     expected += [(f + 10 * c + 2, c) for f in (0, 100) for c in range(3)]
     assert sorted(found) == sorted(expected)
+    files = [tmp_path / "test" / name / "0.PNG" for name in ("dog", "cat")]
+    model, rows = task.build_model(), pandas.DataFrame({"file": map(str, files)})
+    answers = task.predict(model, rows, tmp_path)
+    for row, (_, answer) in zip([100 + 10, 100], answers.iterrows(), strict=True):
+        logits = model.predict(np.full((1, 4, 6, 1), row), verbose=0)[0]
+        chances = tf.nn.softmax(logits).numpy()
+        assert answer.prediction == ("cat", "dog", "eel")[chances.argmax()]
+        assert answer.probability == pytest.approx(chances.max(), abs=1e-3)
+    assert json.loads(task.assets["labels.json"]) == ["cat", "dog", "eel"]
     (tmp_path / "test" / "eel").rename(tmp_path / "test" / "fox")
     with pytest.raises(tfamp.DataError, match="other classes in train than in test"):
         tasks.from_config(config)

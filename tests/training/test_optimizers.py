@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
+from tfamp import schedules
 from tfamp.kernels import bias_gradient
 from tfamp.training import base_config, optimizers
 
@@ -35,12 +36,12 @@ def options(**changes):
     ],
 )
 def test_schedule_follows_its_table(decay, step, expected):
-    schedule = optimizers.WarmupSchedule(1.0, 10, warmup_steps=2, decay=decay)
+    schedule = schedules.WarmupSchedule(1.0, 10, warmup_steps=2, decay=decay)
     assert float(schedule(step)) == pytest.approx(expected, abs=4 * EPSILON)
 
 
 def test_schedule_survives_serialization():
-    schedule = optimizers.WarmupSchedule(0.5, 10, 2, "cosine", 3)
+    schedule = schedules.WarmupSchedule(0.5, 10, 2, "cosine", 3)
     again = keras.saving.deserialize_keras_object(
         keras.saving.serialize_keras_object(schedule)
     )

@@ -1,5 +1,6 @@
 """One's own task by name, and one's own model in several modes."""
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -47,7 +48,15 @@ def create(config):
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
         description="points beside a plane",
+        predict=predict,
+        assets={"sides.json": '["below", "above"]'},
     )
+
+
+def predict(model, rows, folder):
+    points = rows[["a", "b", "c", "d"]].astype("float32")
+    above = model.predict(points.to_numpy(), verbose=0).argmax(axis=1)
+    return rows[[]].assign(side=[("below", "above")[each] for each in above])
 
 
 def wrong(config):
@@ -60,12 +69,26 @@ def ran(tmp_path_factory):
     """The commands of docs/own_task.md, in a folder that holds the task alone."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "my_task.py").write_text(TASK)
+    points = np.random.default_rng(1).normal(size=(9, 4))
+    rows = [",".join(map(str, point)) for point in points]
+    (folder / "rows.csv").write_text("\n".join(["a,b,c,d", *rows]))
     script = ROOT / "scripts/train.py"
     asked = {
         "compare": ["--workdir=run"],
         "benchmark": ["--job=train_benchmark", "--tiny"],
         "wrong": ["--config.task=my_task.py:wrong", "--job=train"],
         "absent": ["--config.task=my_task:nothing_here.x", "--job=train"],
+        # Then of the run of two epochs and two more.
+        "two": ["--job=train", "--config.epochs=2", "--workdir=chain"],
+        "four": ["--job=train", "--config.epochs=4", "--workdir=chain"],
+        "at_once": ["--job=train", "--config.epochs=4", "--workdir=once"],
+        "evaluate": ["--job=evaluate", "--workdir=chain", "--config.eval_batch_size=5"],
+        "predict": ["--job=predict", "--workdir=chain", "--input=rows.csv"],
+        "export": ["--job=export", "--workdir=chain"],
+        "no_run": ["--job=evaluate", "--workdir=run"],
+        "overwrite": ["--job=export", "--workdir=once", "--overwrite"],
+        "other": ["--job=evaluate", "--workdir=once", "--config.batch_size=16"],
+        "default": ["--job=evaluate", "--config.epochs=7"],
         "none": [],
     }
     given = [
@@ -85,6 +108,8 @@ def test_a_task_of_one_s_own_is_compared_and_exported(ran):
     assert {"comparison.png", "report.md", "export", "float32"} <= files
     served = tf.saved_model.load(folder / "run/export")
     assert served.serve(tf.zeros((3, 4))).shape == (3, 2)
+    for beside in ("export/assets.extra", "float32/seed0"):
+        assert (folder / "run" / beside / "sides.json").read_text().endswith('e"]')
 
 
 def test_a_task_of_one_s_own_is_timed_on_its_own_batches(ran):
@@ -94,12 +119,46 @@ def test_a_task_of_one_s_own_is_timed_on_its_own_batches(ran):
     assert "throughput mode (examples/s)" in done.stdout
 
 
+def test_a_run_in_two_parts_is_scored_predicts_and_is_exported_as_one(ran):
+    folder, done = ran
+    for job in ("two", "four", "at_once", "evaluate", "predict", "export"):
+        assert done[job].returncode == 0, done[job].stderr
+    assert "resumed after epoch 2" in done["four"].stderr
+    chain, once = (training.read_run(folder / name) for name in ("chain", "once"))
+    losses = [[row["loss"] for row in run.epochs] for run in (chain, once)]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+    assert chain.config == once.config and chain.config.model.width == 8
+    assert chain.result.scores == once.result.scores
+    found = json.loads((folder / "chain/evaluation.json").read_text())
+    assert found["weights"] == "best.weights.h5"
+    assert found["scores"] == pytest.approx(once.result.scores)
+    assert found["test_loss"] == pytest.approx(once.result.test_loss)
+    assert "test accuracy" in done["evaluate"].stdout
+    model = keras.models.load_model(folder / "once/model.keras")
+    rows = np.loadtxt(folder / "rows.csv", delimiter=",", skiprows=1, dtype="float32")
+    above = model.predict(rows, verbose=0).argmax(axis=1)
+    answers = (folder / "chain/predicted.csv").read_text().splitlines()[1:]
+    sides = [("below", "above")[each] for each in above]
+    assert [line.split(",")[4] for line in answers] == sides
+    served = tf.saved_model.load(folder / "chain/export")
+    expected = tfamp.set_precision(model, "float32")(rows)
+    np.testing.assert_allclose(served.serve(rows), expected, rtol=1e-5, atol=1e-6)
+    assert (folder / "chain/export/assets.extra/sides.json").exists()
+    # A file names what it needs, and `import tfamp` knows it.
+    code = "import tfamp, keras; print(keras.models.load_model('once/model.keras'))"
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("wrong", "my_task.py:wrong must return a tfamp.training.Task. Received: dict"),
         ("absent", "There is no such function"),
         ("none", "no --config. Expected: a FILE"),
+        ("no_run", "no run in 'run'. Expected --workdir=FOLDER, one of run/float32/"),
+        ("overwrite", "--overwrite belongs to a job that trains"),
+        ("other", "other settings (batch_size: 32 -> 16)"),
+        ("default", "There is no run in 'runs/planes-train-"),
     ],
 )
 def test_what_is_no_task_is_told_in_one_line(ran, name, words):

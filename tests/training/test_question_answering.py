@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pathlib
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ import tfamp
 from tfamp import errors
 from tfamp.precision import policy
 from tfamp.recipes import presets, question_answering, squad_data, squad_windows
-from tfamp.training import tasks, trainer
+from tfamp.training import runs, tasks, trainer
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -722,6 +723,11 @@ def test_run_writes_predictions_that_score_what_it_says(folder, tmp_path):
         assert sum(chances) == pytest.approx(1)
     saved = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert saved.encode("ann is judge").tokens[0] == "[CLS]"
+    asked = pathlib.Path(f"{folder}/train.csv"), tmp_path / "answers.jsonl"
+    assert runs.predict(config, tmp_path, *asked) == (len(rows) - 2, "best.weights.h5")
+    answers = [json.loads(x)["answer"] for x in asked[1].read_text().splitlines()]
+    for name, text in best.items():
+        assert answers[int(name.split()[-1]) - 2] == text
 
 
 def test_model_exports_in_float32(task, tmp_path):

@@ -48,6 +48,11 @@ def test_folder_that_no_job_has_made_is_neither_written_nor_deleted(tmp_path, fi
     assert [p for p in (tmp_path / "mine").rglob("*") if p.is_file()] == [path]
 
 
+def test_folder_in_an_object_store_is_refused_with_what_works():
+    with pytest.raises(tfamp.RunError, match="local or mounted.*BackupAndRestore"):
+        run_files.open_folder(None, "gs://bucket/run")
+
+
 def test_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(tfamp.RunError, match="--workdir"):

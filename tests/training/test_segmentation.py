@@ -12,7 +12,7 @@ from sklearn import metrics
 import tfamp
 from tfamp.benchmark import cells, measure
 from tfamp.recipes import segmentation, segmentation_scores
-from tfamp.training import tasks, train_and_evaluate
+from tfamp.training import runs, tasks, train_and_evaluate
 
 SIDE = 16
 
@@ -57,6 +57,17 @@ def test_run_learns_and_its_scores_are_those_of_scikit_learn(tmp_path):
     predicted = model.predict(images, verbose=0) > 0.5
     assert (result.score_name, len(images)) == ("dice", 4)
     assert list(result.scores) == ["dice", "image_dice", "iou"]
+    files = sorted((tmp_path / "images").iterdir())[:2]
+    (tmp_path / "new.csv").write_text("\n".join(["file", *map(str, files)]))
+    runs.predict(config, run, tmp_path / "new.csv", tmp_path / "found/new.csv")
+    rows = (tmp_path / "found/new.csv").read_text().splitlines()[1:]
+    for file, row in zip(files, rows, strict=True):
+        mask = imread(row.split(",")[1])
+        pixels = imread(file)[None] * 255
+        expected = model.predict(pixels, verbose=0)[0, ..., 0]
+        assert set(np.unique(mask)) <= {0.0, 1.0}
+        sure = abs(expected - 0.5) > 0.02
+        np.testing.assert_array_equal((mask > 0.5)[sure], (expected > 0.5)[sure])
     # A pixel at 0.5 may fall on either side in batches of another size.
     pair = masks.ravel(), predicted.ravel()
     expected = metrics.f1_score(*pair)

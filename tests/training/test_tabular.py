@@ -4,13 +4,14 @@ import json
 
 import keras
 import numpy as np
+import pandas
 import pytest
 import tensorflow as tf
 from sklearn import metrics
 
 import tfamp
 from tfamp.recipes import tabular, tabular_data
-from tfamp.training import compare, plots, run_files
+from tfamp.training import compare, plots, run_files, runs
 
 EFFECTS = {"a": 0.0, "b": 1.5, "c": 3.0, "": 2.0}  # Of a shop on the log of its sales.
 
@@ -199,6 +200,19 @@ def test_run_keeps_what_prepares_rows_for_its_model(compared):
     )
     (log,) = found.values()
     assert float(log[0, 0]) == pytest.approx(EFFECTS["c"] + 1, abs=0.6)
+
+
+def test_new_rows_are_predicted_from_text_without_target_and_time(compared):
+    _, config, folder = compared
+    run = folder / "float32" / "seed0"
+    (folder / "new.csv").write_text("shop of,distance\nc,45000\n,7\nz,120\n")
+    count, _ = runs.predict(config, run, folder / "new.csv", folder / "found.tsv")
+    found = pandas.read_csv(folder / "found.tsv", sep="\t")
+    assert count == 3 and list(found) == ["shop of", "distance", "predicted_sold"]
+    assert np.log1p(found.predicted_sold[0]) == pytest.approx(EFFECTS["c"] + 1, abs=0.6)
+    (folder / "new.csv").write_text("shop of,distance\nc,near\n")
+    with pytest.raises(tfamp.DataError, match="row 1: column 'distance'.*near"):
+        runs.predict(config, run, folder / "new.csv", folder / "found.tsv")
 
 
 def test_diverged_model_has_a_score_of_no_number(config, tmp_path):

@@ -3,14 +3,14 @@ import pathlib
 import re
 import runpy
 
-import keras
 import numpy as np
+import pandas
 import pytest
 import tensorflow as tf
 
 import tfamp
 from tfamp.recipes import text_classification
-from tfamp.training import base_config, tasks, train_and_evaluate
+from tfamp.training import base_config, runs, tasks, train_and_evaluate
 
 pytest.importorskip("keras_hub")
 
@@ -75,15 +75,29 @@ def test_run_on_an_own_file_serves_text(folder):
     assert result.score == result.scores["accuracy"] > 0.8
     assert np.mean([row["label"] == row["prediction"] for row in rows]) == result.score
     assert all(0.5 <= row["probability"] <= 1.0 for row in rows)
-    model = keras.models.load_model(run / "model.keras")
-    features, _ = batch_of(create(config, folder))
-    tfamp.export_float32(model, folder / "export", sample_inputs=features)
-    served = classify([row["text"] for row in rows], run, folder / "export")
+    runs.export(config, run, "float32", folder / "export")
+    served = classify([row["text"] for row in rows], folder / "export")
     agree = np.mean(
         [s == row["prediction"] for s, row in zip(served, rows, strict=True)]
     )
     assert agree >= 0.9  # Of bfloat16 and float32: near a tie they may differ.
-    assert len(classify(["good", "very " * 40], run, folder / "export")) == 2
+    assert len(classify(["good", "very " * 40], folder / "export")) == 2
+    # New rows, of the file's own column, are answered as those of the test split are.
+    pandas.DataFrame({"text": [row["text"] for row in rows]}).to_json(
+        folder / "new.jsonl", orient="records", lines=True
+    )
+    asked = folder / "new.jsonl", folder / "answers.csv"
+    assert runs.predict(config, run, *asked) == (16, "best.weights.h5")
+    answers = pandas.read_csv(folder / "answers.csv")
+    assert answers.prediction.tolist() == [row["prediction"] for row in rows]
+    assert answers.probability.tolist() == pytest.approx(
+        [row["probability"] for row in rows], abs=2e-3
+    )
+    (folder / "new.csv").write_text("words\ngood\n")
+    with pytest.raises(tfamp.DataError, match="no column 'text'. Found: 'words'"):
+        runs.predict(config, run, folder / "new.csv", folder / "answers.csv")
+    with pytest.raises(ValueError, match=r"end in .csv.*'.*new.xls'"):
+        runs.predict(config, run, "new.xls", folder / "answers.csv")
 
 
 def test_datasets_have_fixed_order_dtypes_and_cardinality(folder):
@@ -167,7 +181,7 @@ def test_scores_are_those_of_glue(folder, name):
     scores = task.score(model, folder)
     rows = json.loads((folder / "predictions.json").read_text())
     labels, predicted = ([row[k] for row in rows] for k in ("label", "prediction"))
-    second = json.loads((folder / "labels.json").read_text())[1]
+    second = json.loads(task.assets["labels.json"])[1]
     expected = {
         "accuracy": metrics.accuracy_score(labels, predicted),
         "f1": metrics.f1_score(labels, predicted, pos_label=second),

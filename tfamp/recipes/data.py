@@ -204,6 +204,21 @@ def read_table(path: str | os.PathLike, columns: Sequence[str], **keywords: Any)
     return table[list(columns)].fillna("").apply(lambda column: column.str.strip())
 
 
+def pick(rows: "pandas.DataFrame", columns: Sequence[str]) -> "pandas.DataFrame":
+    """Returns some columns of rows that are to be predicted.
+
+    Raises:
+      DataError: If one is missing.
+    """
+    if missing := [name for name in columns if name not in rows]:
+        raise errors.DataError(
+            f"The rows have no column {', '.join(map(repr, missing))}. Found: "
+            f"{', '.join(map(repr, rows.columns))}. Expected the columns of the data "
+            "that the run was trained on."
+        )
+    return rows[list(columns)]
+
+
 def find_files(data_dir: str, pattern: str) -> list[str]:
     """Returns the paths of a file, or of a pattern such as "*.txt", in a folder.
 

@@ -1,12 +1,15 @@
 """Image classification: a plain network, a ResNet and EfficientNet, by name."""
 
+import functools
+import json
+
 import keras
 import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.recipes import data, images_data
-from tfamp.training import base_config, tasks
+from tfamp.training import base_config, pipeline, tasks
 
 _AUGMENTATIONS = ("none", "crop_flip")
 _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
@@ -54,7 +57,8 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
       ValueError: If a setting makes no sense.
     """
     _check(config)
-    *parts, classes = images_data.load(config)
+    *parts, names = images_data.load(config)
+    classes = len(names)
     train, test = (part.take(config.limit_examples or -1) for part in parts)
     shape = tuple(train.element_spec[0].shape)
     if config.label_smoothing:
@@ -68,8 +72,23 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         augment=crop_and_flip if config.data.augment == "crop_flip" else None,
         description=f"{config.data.name}: images {shape}, {classes} classes (chance "
         f"{1 / classes:.2f}); {data.describe_sizes(train, validation, test)}",
+        predict=functools.partial(_predict, config, shape, names),
+        assets={"labels.json": json.dumps(names) + "\n"},
         **_objective(config),
     )
+
+
+def _predict(config, shape, names, model, rows, folder):
+    """Returns the classes of the images in the column "file"; see `tasks.Task`."""
+    import pandas
+
+    files = tf.data.Dataset.from_tensor_slices(data.pick(rows, ["file"]).file.tolist())
+    images = files.map(lambda path: images_data.decode(path, shape))
+    batches = pipeline.evaluation_batches(images, config.eval_batch_size)
+    logits = model.predict(batches, verbose=0).astype("float64")
+    probabilities = tf.nn.softmax(logits).numpy().max(axis=1).round(6)
+    columns = {"prediction": [names[label] for label in logits.argmax(axis=1)]}
+    return pandas.DataFrame({**columns, "probability": probabilities})
 
 
 def synthetic(config) -> tasks.Synthetic:

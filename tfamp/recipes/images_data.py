@@ -29,7 +29,7 @@ def load(config: config_dict.ConfigDict):
         `config.manual_dir`.
 
     Returns:
-      (train, test, number of classes): unbatched (uint8 image [height, width,
+      (train, test, names of the classes): unbatched (uint8 image [height, width,
       channels], integer class), of known cardinality, in a fixed order that does not
       depend on the class.
 
@@ -53,7 +53,7 @@ def load(config: config_dict.ConfigDict):
             f"Received: keys {keys}, splits {sorted(builder.info.splits)}."
         )
     parts = (builder.as_dataset(split=split, as_supervised=True) for split in splits)
-    return *parts, builder.info.features[keys[1]].num_classes
+    return *parts, builder.info.features[keys[1]].names
 
 
 def load_digits(image_size: int):
@@ -75,7 +75,7 @@ def load_digits(image_size: int):
     images = tf.image.resize(images, (image_size, image_size))
     images = np.clip(np.rint(images.numpy()), 0, 255).astype("uint8")
     parts = _hold_out(images, digits.target.astype("int64"))
-    return *map(tf.data.Dataset.from_tensor_slices, parts), 10
+    return *map(tf.data.Dataset.from_tensor_slices, parts), [*map(str, range(10))]
 
 
 def _hold_out(examples, labels):
@@ -108,16 +108,20 @@ def _read_folder(root):
     classes = train.target_names
     shape = _measure([path for paths, _ in parts for path in paths])
 
-    def decode(path, label):
-        contents = tf.io.read_file(path)
-        image = tf.io.decode_image(contents, shape[-1], expand_animations=False)
-        return tf.ensure_shape(image, shape), label
-
     train, test = (
-        tf.data.Dataset.from_tensor_slices(part).map(decode, tf.data.AUTOTUNE)
+        tf.data.Dataset.from_tensor_slices(part).map(
+            lambda path, label: (decode(path, shape), label), tf.data.AUTOTUNE
+        )
         for part in parts
     )
-    return train, test, len(classes)
+    return train, test, classes
+
+
+def decode(path, shape) -> tf.Tensor:
+    """Returns the pixels of a PNG or JPEG file of just this shape: uint8."""
+    contents = tf.io.read_file(path)
+    image = tf.io.decode_image(contents, shape[-1], expand_animations=False)
+    return tf.ensure_shape(image, shape)
 
 
 def _list_images(folder):

@@ -74,7 +74,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     The scores are the perplexity of the test split, and `kept_gradients`: the share of
     the gradient values at the logits that the format of their product does not round to
     0, at the loss scale in force. Scoring writes into the run's folder `precision.json`
-    and `precision.md`, a `PrecisionComparison`, and `tokenizer.json`, see
+    and `precision.md`, a `PrecisionComparison`; of `tokenizer.json` see
     `language_data.Text`.
 
     Args:
@@ -107,7 +107,8 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         loss=_loss(),
         metrics=_metrics,
         description=description,
-        score=functools.partial(_score, config, text.tokenizer, parts),
+        score=functools.partial(_score, config, parts),
+        assets={"tokenizer.json": text.tokenizer},
         errors=frozenset({"perplexity"}),
     )
 
@@ -186,11 +187,10 @@ def _describe(config, vocabulary):
 # ---- Scores ----
 
 
-def _score(config, tokenizer, parts, model, folder: pathlib.Path):
+def _score(config, parts, model, folder: pathlib.Path):
     """Returns perplexity and the share of gradients kept; writes the report on them."""
     test = pipeline.evaluation_batches(parts["test"], config.eval_batch_size)
     scores = model.evaluate(test, verbose=0, return_dict=True)
-    run_files.write_text(folder / "tokenizer.json", tokenizer)
     kept = math.nan
     if math.isfinite(scores["perplexity"]):
         kept = _kept_gradients(config, parts["train"], model, folder)

@@ -66,8 +66,8 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     """Reads and tokenizes questions and their contexts, and describes the model.
 
     The score is F1, with exact match, as SQuAD 1.1 has them; for CSV files Jaccard,
-    with both. Scoring writes `predictions.json`, {question id: text},
-    `nbest_predictions.json` and `tokenizer.json` into the run's folder.
+    with both. Scoring writes `predictions.json`, {question id: text}, and
+    `nbest_predictions.json` into the run's folder.
 
     Args:
       config: `config.data` has what `squad_data.load` reads, and
@@ -100,16 +100,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     if tokenizer is None:
         texts = [*splits.train.context.unique(), *splits.train.question]
         tokenizer = presets.train_tokenizer(texts, config.model.vocabulary_size)
-    cut = [
-        squad_windows.cut(
-            tokenizer,
-            part,
-            length=data.sequence_length,
-            doc_stride=data.doc_stride,
-            max_query_length=data.max_query_length,
-        )
-        for part in parts
-    ]
+    cut = [_cut(config.data, tokenizer, part) for part in parts]
     train, validation, test = (
         tf.data.Dataset.from_tensor_slices((windows.features, windows.labels))
         for windows in cut
@@ -121,7 +112,19 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         build_model=lambda: build_model(encoder),
         **_spans(),
         description=_describe(splits, cut, config, encoder),
-        score=functools.partial(_score, config, splits.test, cut[2], tokenizer),
+        score=functools.partial(_score, config, splits.test, cut[2]),
+        predict=functools.partial(_predict, config, tokenizer),
+        assets={"tokenizer.json": tokenizer.to_str(pretty=True)},
+    )
+
+
+def _cut(data, tokenizer, questions):
+    return squad_windows.cut(
+        tokenizer,
+        questions,
+        length=data.sequence_length,
+        doc_stride=data.doc_stride,
+        max_query_length=data.max_query_length,
     )
 
 
@@ -210,20 +213,43 @@ def _describe(splits, cut, config, encoder):
 # ---- Scores ----
 
 
-def _score(config, questions, windows, tokenizer, model, folder: pathlib.Path):
-    """Writes predictions and tokenizer into the folder; returns the scores."""
+def _predict(config, tokenizer, model, rows, folder):
+    """Returns the answers to new questions; see `tasks.Task`."""
+    import pandas
+
+    columns = squad_data.columns(config.data)
+    questions = data_sets.pick(rows, columns).set_axis(["context", "question"], axis=1)
+    nowhere = [("",)] * len(questions), [(0,)] * len(questions)
+    questions = questions.assign(answers=nowhere[0], starts=nowhere[1])
+    windows = _cut(config.data, tokenizer, questions)
+    best = [nbest[0] for nbest in _answer(config, questions, windows, model)]
+    return pandas.DataFrame(
+        {
+            "answer": [answer["text"] for answer in best],
+            "probability": [round(float(x["probability"]), 6) for x in best],
+        }
+    )
+
+
+def _answer(config, questions, windows, model):
+    """Returns the best answers to each question; see `squad_windows.decode`."""
     batches = pipeline.evaluation_batches(
         tf.data.Dataset.from_tensor_slices(windows.features), config.eval_batch_size
     )
     # A bar on a terminal; a file has the trainer's lines.
     logits = model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
-    answers = squad_windows.decode(
+    return squad_windows.decode(
         logits,
         windows,
         questions.context,
         n_best_size=config.data.n_best_size,
         max_answer_length=config.data.max_answer_length,
     )
+
+
+def _score(config, questions, windows, model, folder: pathlib.Path):
+    """Writes predictions into the folder; returns the scores."""
+    answers = _answer(config, questions, windows, model)
     best = {
         name: nbest[0]["text"]
         for name, nbest in zip(questions.id, answers, strict=True)
@@ -232,7 +258,6 @@ def _score(config, questions, windows, tokenizer, model, folder: pathlib.Path):
     for name, content in (("predictions", best), ("nbest_predictions", every)):
         text = json.dumps(content, indent=2) + "\n"
         run_files.write_text(folder / f"{name}.json", text)
-    run_files.write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = ("f1", "exact_match")
     return score(
         questions, best, ("jaccard", *names) if config.data.name == "csv" else names

@@ -84,6 +84,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         metrics=lambda: segmentation_scores.create(settings.classes),
         description="; ".join(filter(None, description)),
         score=functools.partial(_score, config, test),
+        predict=functools.partial(_predict, config),
         augment=functools.partial(
             augment, crop_size=settings.crop_size, flips=settings.augment == "flips"
         ),
@@ -154,6 +155,23 @@ def _check_sides(config, shape):
             f"{height}x{width}. Set config.data.crop_size and config.data.image_size, "
             "or use fewer widths."
         )
+
+
+def _predict(config, model, rows, folder):
+    """Writes masks of the images in the column "file"; returns their files."""
+    import pandas
+    from PIL import Image
+
+    settings, masks = config.data, []
+    for number, file in enumerate(data.pick(rows, ["file"]).file):
+        image = segmentation_data.read_image(file, settings)
+        found = segmentation_scores.to_classes(model.predict(image[None], verbose=0))
+        found = keras.ops.convert_to_numpy(found)[0]
+        # As the masks that train: 0 and 255, or the numbers of the classes.
+        levels = 255 * found if settings.classes == 2 else found + settings.first_class
+        masks.append(folder / f"mask{number}_{pathlib.Path(file).stem}.png")
+        Image.fromarray(levels.astype("uint8")).save(masks[-1])
+    return pandas.DataFrame({"mask": [*map(str, masks)]})
 
 
 def _score(config, test, model, folder: pathlib.Path):

@@ -182,6 +182,12 @@ def _read(image_path, mask_path, settings):
     return _resize(image, numbers.astype("uint8")[..., None], settings.image_size)
 
 
+def read_image(path, settings) -> np.ndarray:
+    """Returns an image as those that train: uint8 [height, width, 3]."""
+    image = np.asarray(_open(path).convert("RGB"))
+    return np.asarray(_resize(image, image[..., :1], settings.image_size)[0])
+
+
 def _open(path):
     """Returns a picture as a viewer shows it, turned."""
     from PIL import Image, ImageOps

@@ -159,10 +159,17 @@ def _read_tfds(config):
     return tables
 
 
+def columns(data: config_dict.ConfigDict) -> list[str]:
+    """Returns the names of the columns of contexts and questions."""
+    if data.name == "csv":
+        return [data.context_column, data.question_column]
+    return ["context", "question"]
+
+
 def _read_csv(data, folder, pattern):
     """Returns the table of a CSV file, or of all that match a pattern."""
-    columns = (data.context_column, data.question_column, data.answer_column)
-    table = data_sets.read_files(data, folder, pattern, columns)
+    wanted = [*columns(data), data.answer_column]
+    table = data_sets.read_files(data, folder, pattern, wanted)
     table = table.set_axis(["context", "question", "answers", "place"], axis=1)
     starts = [[c.find(a)] for c, a in zip(table.context, table.answers, strict=True)]
     return table.assign(

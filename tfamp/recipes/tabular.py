@@ -11,7 +11,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.recipes import data, tabular_data
-from tfamp.training import base_config, pipeline, plots, run_files, tasks
+from tfamp.training import base_config, pipeline, plots, tasks
 
 LOSSES = {
     "mean_squared_error": keras.losses.MeanSquaredError,
@@ -94,8 +94,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
 
     The score is the root mean squared log error of the amounts (RMSLE), with the root
     mean squared percentage error (RMSPE); predictions below 0 count as 0. Scoring
-    writes `predictions.png`, and `columns.json`, how rows become the model's inputs,
-    into the run's folder.
+    writes `predictions.png`; `columns.json` says how rows become the model's inputs.
 
     Args:
       config: `config.data` has what `tabular_data.load` reads, and
@@ -131,6 +130,8 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         description=_describe(config, splits, encoder),
         score=functools.partial(_score, config, splits, encoder),
         errors=ERRORS,
+        predict=functools.partial(_predict, config, encoder),
+        assets={"columns.json": json.dumps(encoder.to_dict(), indent=2) + "\n"},
     )
 
 
@@ -302,19 +303,31 @@ def rmspe(target: np.ndarray, predicted: np.ndarray) -> float:
     return float(np.sqrt(np.mean((ratio - 1) ** 2)))
 
 
-def _score(config, splits, encoder, model, folder: pathlib.Path):
-    """Writes figure and columns, and returns the scores on the test split."""
-    target = splits.test[config.data.target_column].to_numpy()
+def _predict(config, encoder, model, rows, folder):
+    """Returns the targets of new rows; see `tasks.Task`."""
+    import pandas
+
+    parsed = tabular_data.parse(config, rows)
+    name = f"predicted_{config.data.target_column}"
+    return pandas.DataFrame({name: _amounts(config, encoder, parsed, model)})
+
+
+def _amounts(config, encoder, rows, model):
+    """Returns the predicted targets, float64 [rows]; below 0 there are none."""
     batches = pipeline.evaluation_batches(
-        tf.data.Dataset.from_tensor_slices(tabular_data.encode(encoder, splits.test)),
+        tf.data.Dataset.from_tensor_slices(tabular_data.encode(encoder, rows)),
         config.eval_batch_size,
     )
     # A bar on a terminal; a file has the trainer's lines.
     logs = model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
-    predicted = np.expm1(np.maximum(logs[:, 0].astype("float64"), 0.0))
+    return np.expm1(np.maximum(logs[:, 0].astype("float64"), 0.0))
+
+
+def _score(config, splits, encoder, model, folder: pathlib.Path):
+    """Draws the predictions, and returns the scores on the test split."""
+    target = splits.test[config.data.target_column].to_numpy()
+    predicted = _amounts(config, encoder, splits.test, model)
     scores = {"rmsle": rmsle(target, predicted), "rmspe": rmspe(target, predicted)}
-    text = json.dumps(encoder.to_dict(), indent=2) + "\n"
-    run_files.write_text(folder / "columns.json", text)
     plots.write(
         folder / plots.PREDICTIONS,
         plots.regression_figure,
@@ -329,6 +342,8 @@ def _score(config, splits, encoder, model, folder: pathlib.Path):
 
 def _describe(config, splits, encoder):
     """Returns the report's line on table and network."""
+    import pandas as pd
+
     data, test = config.data, splits.test
     sizes = [len(rows) for rows in (splits.train, splits.validation, test)]
     times = f"from {' and '.join(splits.starts)} on" if splits.starts else "drawn"
@@ -340,12 +355,16 @@ def _describe(config, splits, encoder):
         for name, known in encoder.categories.items()
     }
     zeros = (target == 0).sum()
+    columns = [*encoder.categories, *encoder.medians]
+    known = pd.MultiIndex.from_frame(splits.train[columns])
+    seen = pd.MultiIndex.from_frame(test[columns]).isin(known).sum()
     parts = [
         f"Regression of {data.target_column}, {data.name}",
         "{} train / {} validation / {} test rows, ".format(*sizes) + times,
         f"mean log target{groups}: RMSLE {simple:.4f}",
         *(f"{n} test rows with a new {name}" for name, n in unseen.items() if n),
         *([f"RMSPE without {zeros} test rows of target 0"] if zeros else []),
+        *([f"{seen} test rows have the features of a training row"] if seen else []),
         *splits.notes,
         _describe_model(config, encoder),
     ]

@@ -116,18 +116,51 @@ def _cut(ranks, fraction, name):
 # ---- Reading: all columns as text, NaN where there is nothing ----
 
 
-def _read(data, data_dir):
-    """Returns the wanted columns and `_ROW`."""
+def parse(config: config_dict.ConfigDict, rows: Any):
+    """Returns new rows, whose target is not known, as `Splits` has them.
+
+    Args:
+      config: As for `load`, whose rows the model was trained on.
+      rows: Data frame of text; has the features' columns as the files have them.
+
+    Raises:
+      DataError: If a column is missing, or a row cannot be used.
+    """
+    data = config.data.copy_and_resolve_references()
+    # What chooses and orders the rows that train is not asked of new ones.
+    data.time_columns = data.leave_out = ()
+    data.date_column = data.date_column if data.date_parts else ""
+    given = rows.assign(**{data.target_column: "0"})  # Any number will do.
+    places = [f"row {number}" for number in range(1, len(rows) + 1)]
+    text = _read(data, config.data_dir or config.manual_dir, given, places)
+    parsed, _, problems = _parse(text, data)
+    if problems:
+        raise errors.DataError(
+            f"{len(problems)} row(s) cannot be predicted: "
+            f"{errors.examples(problems)}. Correct the file."
+        )
+    return parsed
+
+
+def _read(data, data_dir, given=None, places=()):
+    """Returns the wanted columns and `_ROW`, of the files or of rows that are given."""
     wanted = [
         *(data.target_column, *data.categorical_columns, *data.continuous_columns),
         *([data.date_column] if data.date_column else []),
         *(*data.time_columns, *(name for name, _ in data.leave_out)),
     ]
+
+    def read(columns):
+        if given is None:
+            return _read_files(data, data_dir, data.table_file, columns)
+        columns = [*dict.fromkeys(columns)]
+        table = data_sets.pick(given, columns).apply(_clean, data=data)
+        return table.assign(**{_ROW: places}).astype({_ROW: "string"})
+
     if not data.join_file:
-        return _read_files(data, data_dir, data.table_file, wanted)
+        return read(wanted)
     key, joined = data.join_key, [*data.join_columns]
-    own = [name for name in wanted if name not in joined]
-    table = _read_files(data, data_dir, data.table_file, [*own, key])
+    table = read([*(name for name in wanted if name not in joined), key])
     other = _read_files(data, data_dir, data.join_file, [key, *joined])
     other = other.drop(columns=_ROW).dropna(subset=key)
     if twice := [*other[key][other[key].duplicated()]]:

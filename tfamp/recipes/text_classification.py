@@ -11,7 +11,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.recipes import data, presets, text_data
-from tfamp.training import callbacks, pipeline, run_files, tasks
+from tfamp.training import callbacks, run_files, tasks
 
 if TYPE_CHECKING:
     import pandas
@@ -57,9 +57,8 @@ def get_config(data: str = "docstrings") -> config_dict.ConfigDict:
 def create(config: config_dict.ConfigDict) -> tasks.Task:
     """Reads and tokenizes a corpus, and describes the model.
 
-    Scoring writes into the run's folder what turns text into features and logits into
-    classes, `tokenizer.json` (of the `tokenizers` library) and `labels.json`, and
-    `predictions.json`.
+    `tokenizer.json` (of the `tokenizers` library) and `labels.json` turn text into
+    features and logits into classes. Scoring writes `predictions.json`.
 
     Args:
       config: `config.data` has what `text_data.load` reads; `config.model` what
@@ -85,8 +84,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         texts = [text for column in columns for text in column]
         tokenizer = presets.train_tokenizer(texts, config.model.vocabulary_size)
     encoded = [encode(tokenizer, part, length) for part in parts]
-    longest = max(int(e["padding_mask"].sum(1).max(initial=1)) for e, _ in encoded)
-    width = -(-longest // 8) * 8  # Tensor Cores want dimensions of multiples of 8.
+    width = max(_width(features) for features, _ in encoded)
     train, validation, test = (
         tf.data.Dataset.from_tensor_slices(
             (
@@ -97,6 +95,10 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         for (features, _), part in zip(encoded, parts, strict=True)
     )
     cut = sum(count for _, count in encoded)
+    answer = functools.partial(_answer, config, corpus.classes, tokenizer, width)
+    pad = tokenizer.token_to_id("[PAD]")
+    # Of the longest text of a batch: all that serving needs.
+    tokenizer.enable_padding(pad_id=pad, pad_token="[PAD]")
     return tasks.Task(
         train,
         validation if len(corpus.validation) else None,
@@ -104,7 +106,12 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         build_model=lambda: build_model(config, len(corpus.classes), encoder),
         **_classification(),
         description=_describe(corpus, config, encoder, cut, min(width, length)),
-        score=functools.partial(_score, config, corpus, tokenizer, test),
+        score=functools.partial(_score, config, corpus, answer),
+        predict=functools.partial(_predict, config, answer),
+        assets={
+            "tokenizer.json": tokenizer.to_str(pretty=True) + "\n",
+            "labels.json": json.dumps(corpus.classes) + "\n",
+        },
     )
 
 
@@ -198,6 +205,12 @@ def encode(
     return features, cut
 
 
+def _width(features):
+    """Tensor Cores want dimensions of multiples of 8."""
+    longest = int(features["padding_mask"].sum(1).max(initial=1))
+    return -(-longest // 8) * 8
+
+
 def _classification():
     """Returns a classifier's loss and metrics."""
     return {
@@ -206,33 +219,49 @@ def _classification():
     }
 
 
-def _score(config, corpus, tokenizer, test, model, folder: pathlib.Path):
-    """Writes tokenizer, classes and predictions into the folder; returns the scores."""
-    from sklearn import metrics
-
-    batches = pipeline.evaluation_batches(test, config.eval_batch_size)
-    logits = model.predict(batches, verbose=0)
-    labels, predicted = corpus.test.label.to_numpy(), logits.argmax(axis=1)
+def _answer(config, classes, tokenizer, width, model, table):
+    """Returns the classes of texts, as numbers, and two columns for a person."""
+    features, _ = encode(tokenizer, table, config.data.sequence_length)
+    width = max(width, _width(features))  # New texts may be longer.
+    features = {name: values[:, :width] for name, values in features.items()}
+    size = config.eval_batch_size
+    logits = model.predict(features, batch_size=size, verbose=0)
+    predicted = logits.argmax(axis=1)
     # In float64: the same on every machine.
     probabilities = tf.nn.softmax(logits.astype("float64")).numpy().max(axis=1)
-    rows = corpus.test.assign(
-        label=[corpus.classes[label] for label in labels],
-        prediction=[corpus.classes[label] for label in predicted],
+    columns = {
+        "prediction": [classes[label] for label in predicted],
         # A run that diverged has none.
-        probability=[callbacks.json_number(round(float(p), 6)) for p in probabilities],
-    )
-    tokenizer.enable_padding(  # Of the longest text of a batch: all that serving needs.
-        pad_id=tokenizer.token_to_id("[PAD]"), pad_token="[PAD]"
-    )
-    written = {
-        "tokenizer.json": tokenizer.to_str(pretty=True),
-        "labels.json": json.dumps(corpus.classes),
-        "predictions.json": json.dumps(
-            rows.reset_index(names="index").to_dict("records"), indent=1
-        ),
+        "probability": [
+            callbacks.json_number(round(float(p), 6)) for p in probabilities
+        ],
     }
-    for name, content in written.items():
-        run_files.write_text(folder / name, content + "\n")
+    return predicted, columns
+
+
+def _predict(config, answer, model, rows, folder):
+    """Returns the classes of new texts; see `tasks.Task`."""
+    import pandas
+
+    texts = data.pick(rows, text_data.columns(config.data))
+    names = ["text", "second"][: texts.shape[1]]
+    _, columns = answer(model, texts.set_axis(names, axis=1))
+    return pandas.DataFrame(columns)
+
+
+def _score(config, corpus, answer, model, folder: pathlib.Path):
+    """Writes predictions into the folder; returns the scores."""
+    from sklearn import metrics
+
+    labels, (predicted, columns) = (
+        corpus.test.label.to_numpy(),
+        answer(model, corpus.test),
+    )
+    rows = corpus.test.assign(
+        label=[corpus.classes[label] for label in labels], **columns
+    )
+    content = json.dumps(rows.reset_index(names="index").to_dict("records"), indent=1)
+    run_files.write_text(folder / "predictions.json", content + "\n")
     scores = {"accuracy": metrics.accuracy_score(labels, predicted)}
     if len(corpus.classes) == 2:
         scores["f1"] = metrics.f1_score(labels, predicted, zero_division=0.0)

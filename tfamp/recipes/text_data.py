@@ -143,17 +143,23 @@ def load(config: config_dict.ConfigDict) -> Corpus:
     return _split(parts, classes, config, notes)
 
 
+def columns(data: config_dict.ConfigDict) -> list[str]:
+    """Returns the names of the one or two columns of texts, as the data have them."""
+    if task := GLUE.get(data.name.split(":")[0]):  # Without a version.
+        return [*task.texts]
+    return [name for name in (data.text_column, data.second_text_column) if name]
+
+
 # ---- Local files ----
 
 
 def _read_csv_files(data, folder):
     """Returns the training table and the test table, None if there is none."""
-    wanted = [data.text_column, data.second_text_column, data.label_column]
-    columns = [name for name in wanted if name]
+    wanted = [*columns(data), data.label_column]
 
     def read(pattern):
-        table = data_sets.read_files(data, folder, pattern, columns)
-        names = ["text", "second", "label"][: len(columns) - 1] + ["label"]
+        table = data_sets.read_files(data, folder, pattern, wanted)
+        names = ["text", "second", "label"][: len(wanted) - 1] + ["label"]
         return table.set_axis([*names, "place"], axis=1)
 
     return read(data.train_file), read(data.test_file) if data.test_file else None
@@ -201,14 +207,11 @@ def _read_tfds(config):
     """Returns the tables of a TFDS set, and its classes, None if they have no names."""
     data, builder = config.data, data_sets.prepared_builder(config)
     splits, features = set(builder.info.splits), builder.info.features
-    task = GLUE.get(data.name.split(":")[0])  # Without a version.
-    if task:
-        columns, test = (*task.texts, "label"), task.scored
-    else:
-        wanted = (data.text_column, data.second_text_column, data.label_column)
-        columns = tuple(name for name in wanted if name)
-        test = next((s for s in ("test", "validation") if s in splits), None)
-    missing = [f"feature {name!r}" for name in columns if name not in features]
+    task = GLUE.get(data.name.split(":")[0])
+    wanted = (*columns(data), "label" if task else data.label_column)
+    test = next((s for s in ("test", "validation") if s in splits), None)
+    test = task.scored if task else test
+    missing = [f"feature {name!r}" for name in wanted if name not in features]
     missing += [f"split {s!r}" for s in {"train", test} - splits - {None}]
     if missing:
         raise errors.DataError(
@@ -216,7 +219,7 @@ def _read_tfds(config):
             f"{', '.join(missing)}. Found: {', '.join(features)}; "
             f"{', '.join(sorted(splits))}. {_COLUMNS}"
         )
-    *texts, label = columns
+    *texts, label = wanted
     odd = [name for name in texts if not data_sets.is_text(features[name])]
     odd += [label] if features[label].shape else []
     if odd:
@@ -226,8 +229,8 @@ def _read_tfds(config):
             f"{data_sets.describe_feature(features[odd[0]])}. {_COLUMNS}"
         )
     classes = getattr(features[label], "names", None)
-    train = _read_split(builder, "train", columns, classes)
-    scored = _read_split(builder, test, columns, classes) if test else None
+    train = _read_split(builder, "train", wanted, classes)
+    scored = _read_split(builder, test, wanted, classes) if test else None
     return train, scored, classes and tuple(classes)
 
 

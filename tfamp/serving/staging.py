@@ -1,12 +1,16 @@
 """Where an export goes: checked before the work, replaced last, all or nothing."""
 
 import contextlib
+import glob
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 
 from tfamp import errors
+
+_LOCK = "lock"
 
 
 def checked(path: str | os.PathLike, overwrite: bool) -> pathlib.Path:
@@ -39,6 +43,24 @@ def _check_free(target, overwrite):
         )
 
 
+def _lock(folder):
+    """Returns a file that is locked until it is closed or its process ends.
+
+    None if another process has locked it, or if the system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:  # On Windows.
+        return None
+    file = open(folder / _LOCK, "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
 @contextlib.contextmanager
 def staged(target: pathlib.Path, overwrite: bool) -> Iterator[pathlib.Path]:
     """Yields a path in a folder beside the target; it is moved there at the end.
@@ -46,13 +68,18 @@ def staged(target: pathlib.Path, overwrite: bool) -> Iterator[pathlib.Path]:
     Unless the block raises: then nothing of it is left, nor of what it put beside.
     """
     beside = next(parent for parent in target.parents if parent.exists())
+    prefix = f".{target.name}."
+    for left in beside.glob(f"{glob.escape(prefix)}*"):
+        if (left / _LOCK).exists() and (lock := _lock(left)):  # Its process has died.
+            with lock:
+                shutil.rmtree(left)
     try:
-        scratch = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside)
+        scratch = tempfile.TemporaryDirectory(prefix=prefix, dir=beside)
     except OSError as error:
         raise errors.ExportError(
             f"`path` cannot be written. Received: path={target}: {error}."
         ) from error
-    with scratch as name:
+    with scratch as name, _lock(pathlib.Path(name)) or contextlib.nullcontext():
         new, old = pathlib.Path(name, "new"), pathlib.Path(name, "old")
         yield new
         _check_free(target, overwrite)

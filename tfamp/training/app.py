@@ -22,6 +22,7 @@ from tfamp.training import (
     distribution,
     plots,
     run_files,
+    runs,
     tasks,
     trainer,
 )
@@ -95,6 +96,11 @@ def _train(config, workdir, _):
         **{f"test {name}": score for name, score in result.scores.items()},
         "files": workdir,
     }
+    return _listed(rows)
+
+
+def _listed(rows):
+    """Returns names and values as lines, without what has no value."""
     width = max(map(len, rows))
     return "\n".join(
         f"{name:<{width}}  {_shown(value)}"
@@ -115,6 +121,27 @@ def _check_run(config, _=None):
             trainer.build(task, config)
 
 
+def _evaluate(config, folder, asked):
+    found = runs.evaluate(config, folder)
+    scores = {f"test {name}": score for name, score in found["scores"].items()}
+    rows = {"weights": found["weights"], "test loss": found["test_loss"], **scores}
+    return _listed({**rows, "files": folder / "evaluation.json"})
+
+
+def _predict(config, folder, asked):
+    if not asked.input:
+        raise ValueError("--job=predict needs the rows. Expected: --input=FILE.")
+    suffix = pathlib.Path(asked.input).suffix
+    target = pathlib.Path(asked.output or folder / f"predicted{suffix}")
+    count, weights = runs.predict(config, folder, asked.input, target)
+    return _listed({"weights": weights, "rows": count, "files": target})
+
+
+def _export(config, folder, asked):
+    path = pathlib.Path(asked.output or folder / "export").absolute()
+    return str(runs.export(config, folder.absolute(), asked.precision, path))
+
+
 def _find_batch_size(config, workdir, asked):
     asked = {**asked._asdict(), "workdir": workdir, "report": say}
     found = batch_size.find_batch_size(config, **asked)
@@ -124,6 +151,15 @@ def _find_batch_size(config, workdir, asked):
 JOBS = {
     "compare": Job(_compare, _check_comparison),
     "train": Job(_train, _check_run),
+}
+# Of a run that is there, trained to its end or stopped.
+ON_RUNS = {
+    name: Job(run, lambda config, asked: None)
+    for name, run in (
+        ("evaluate", _evaluate),
+        ("predict", _predict),
+        ("export", _export),
+    )
 }
 # That of --find_batch_size.
 _SEARCH = Job(_find_batch_size, batch_size.plan, batch_size.identity)
@@ -158,9 +194,19 @@ def define_flags(default_config: str | None, benchmarks: types.ModuleType) -> No
     flags.DEFINE_enum(
         "job",
         "compare",
-        [*JOBS, *benchmarks.JOBS],
-        "compare: float32 and the mixed mode; train: one mode; train_benchmark and "
+        [*JOBS, *ON_RUNS, *benchmarks.JOBS],
+        "compare: float32 and the mixed mode; train: one mode; evaluate, predict and "
+        "export: what a run in --workdir has trained; train_benchmark and "
         "inference_benchmark: steps timed on synthetic data.",
+    )
+    flags.DEFINE_string(
+        "input", "", "Of --job=predict: rows, as a .csv, .tsv or .jsonl file."
+    )
+    flags.DEFINE_string(
+        "output", "", "Of --job=predict and export: where to; default: in --workdir."
+    )
+    flags.DEFINE_string(
+        "precision", "float32", "Of --job=export: what the SavedModel computes in."
     )
     flags.DEFINE_integer("seeds", 1, "How many seeds to compare over.", lower_bound=1)
     flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
@@ -265,23 +311,13 @@ def say(line: str) -> None:
 def run_flags() -> None:
     """Runs the job that the flags describe and prints what it returns."""
     values = flags.FLAGS
-    config = values.config
-    if config is None:
-        raise ValueError("No configuration. Received: no --config. Expected: a FILE.")
-    if ":" in config.task:
-        config.task = functions.name_of(config.task)  # A file by its whole path.
-    if values.tiny:
-        config = base_config.apply_tiny(config)
-        given = config_flags.get_override_values(flags.FLAGS["config"])
-        config.update_from_flattened_dict(given)  # What was asked for wins.
-    with config.unlocked():
-        # Absolute: part of what the run is, wherever it goes on from.
-        config.data_dir = values.data_dir and os.path.abspath(values.data_dir)
-        config.manual_dir = values.manual_dir and os.path.abspath(values.manual_dir)
-    if values.numerics is not None:
-        config.precision.numerics = values.numerics
-    base_config.validate(config)
     job, asked = _find_job(values)
+    if job in ON_RUNS.values():  # The run's own settings count.
+        folder = values.workdir or default_workdir(_resolve(values), "train")
+        folder = pathlib.Path(folder)
+        print(job.run(_settings_of(values, folder), folder, asked))
+        return
+    config = _resolve(values)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
     named = job.identity(config, asked)
     workdir = pathlib.Path(values.workdir or default_workdir(named, values.job))
@@ -299,6 +335,53 @@ def run_flags() -> None:
         print(text)
 
 
+def _resolve(values):
+    """Returns the configuration with all that the flags say."""
+    config = values.config
+    if config is None:
+        raise ValueError("No configuration. Received: no --config. Expected: a FILE.")
+    if ":" in config.task:
+        config.task = functions.name_of(config.task)  # A file by its whole path.
+    if values.tiny:
+        config = base_config.apply_tiny(config)
+        config.update_from_flattened_dict(_given())  # What was asked for wins.
+    with config.unlocked():
+        # Part of what the run is, wherever it goes on from.
+        config.data_dir = _absolute(values.data_dir)
+        config.manual_dir = _absolute(values.manual_dir)
+    if config.manual_dir and not tf.io.gfile.isdir(config.manual_dir):
+        raise ValueError(f"There is no folder --manual_dir={config.manual_dir}.")
+    if values.numerics is not None:
+        config.precision.numerics = values.numerics
+    base_config.validate(config)
+    return config
+
+
+def _given():
+    """Returns what the command line sets in the configuration."""
+    return config_flags.get_override_values(flags.FLAGS["config"])
+
+
+def _absolute(path):
+    """Returns a folder that means the same elsewhere, as gs://bucket does."""
+    return path if "://" in path else path and os.path.abspath(path)
+
+
+def _settings_of(values, folder):
+    """Returns the settings of the run in a folder.
+
+    Raises:
+      RunError: If the command line sets what would have been another training.
+    """
+    config = run_files.read_config(folder)
+    with config.unlocked(), config.ignore_type():
+        config.update_from_flattened_dict(_given())
+        run_files.open_folder(config, folder)
+        for name in ("data_dir", "manual_dir"):  # Data may have been moved.
+            config[name] = _absolute(values[name].value) or config[name]
+    return config
+
+
 def _find_job(values):
     """Returns the job that the flags name, and what else they ask of it."""
     search, name = values.find_batch_size, "" if values.find_batch_size else values.job
@@ -308,6 +391,10 @@ def _find_job(values):
         (name, "a command without --find_batch_size", ("job",)),
         (name in jobs, f"--job={' and --job='.join(jobs)}", _benchmarks.FLAGS),
         (name == "compare", "--job=compare", ("seeds",)),
+        (name == "predict", "--job=predict", ("input",)),
+        (name in ("predict", "export"), "--job=predict and --job=export", ("output",)),
+        (name == "export", "--job=export", ("precision",)),
+        (name not in ON_RUNS, "a job that trains or measures", ("overwrite",)),
     ):
         given = [f"--{other}" for other in others if flags.FLAGS[other].present]
         if given and not wanted:
@@ -318,7 +405,7 @@ def _find_job(values):
     if name in jobs:
         job = Job(_benchmark, _benchmarks.plan, _benchmarks.identity)
         return job, _benchmarks.settings(name, values.tiny)
-    return JOBS[name], values.seeds
+    return (ON_RUNS[name], values) if name in ON_RUNS else (JOBS[name], values.seeds)
 
 
 def default_workdir(config, job: str = "compare") -> pathlib.Path:

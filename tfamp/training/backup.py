@@ -1,58 +1,23 @@
 """Training that goes on at the step where it was stopped, as if it never had been."""
 
-import contextlib
 import functools
-import itertools
-import json
 import os
-import pathlib
 import signal
 import sys
 import threading
-import zipfile
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
-from absl import logging
 
 from tfamp import checks, errors
-from tfamp.facts import names, user_code
-from tfamp.keras_patches import hooks
+from tfamp.facts import names
+from tfamp.training import backup_files, replay
+from tfamp.training.backup_files import Backup, Position
 
-_KIND = "tfamp backup 1"
-_KEPT = 2  # Files: if the newest turns out to be damaged, the one before is used.
-_DAMAGED = AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile
 _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 _STOPPED = 128 + signal.SIGTERM  # Exit status of a process that SIGTERM ended.
-# What Keras' `fit` takes the batches of an epoch from.
-ITERATOR = "keras.src.trainers.epoch_iterator:EpochIterator"
-ENUMERATE = "_enumerate_iterator"
-_GENERATOR = "keras.src.trainers.data_adapters.generator_data_adapter"
 _GLOBAL = "keras.src.backend.common.global_state:get_global_attribute"
-
-
-class Position(NamedTuple):
-    """Where a training stands.
-
-    Attributes:
-      epoch: Epochs that are finished.
-      calls: Calls of the training function in the epoch after them; each takes
-        `steps_per_execution` batches.
-    """
-
-    epoch: int = 0
-    calls: int = 0
-
-
-class Backup(NamedTuple):
-    """What a file holds: the place, facts of the variables, and their arrays."""
-
-    position: Position
-    facts: dict[str, Any]
-    arrays: dict[str, np.ndarray]
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -76,7 +41,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     own code.
 
     Args:
-      backup_dir: Folder for the backups, of this training alone.
+      backup_dir: Folder for the backups, of this training alone; gs://bucket/folder
+        and what else `tf.io.gfile` writes to is one.
       save_freq: "epoch", or a number of batches. In either case each epoch's end is
         saved.
       delete_checkpoint: Whether the backups are deleted when `fit` ends. False: a
@@ -97,7 +63,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "`save_freq` must be 'epoch' or a number of batches of at least 1. "
                 f"Received: save_freq={save_freq!r}."
             )
-        self.folder = pathlib.Path(backup_dir)
+        self.folder = os.fspath(backup_dir)
         self.save_freq, self.delete_checkpoint = save_freq, delete_checkpoint
         # The next are for `tfamp.training`. False: its data start at the epoch that
         # `fit` starts at, and it tells of the start itself.
@@ -122,7 +88,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """What `also` had then; empty at the start."""
         return (self._found and self._found.facts["also"]) or {}
 
-    def find(self, folder: pathlib.Path, last: Position | None = None) -> Position:
+    def find(self, folder: str | os.PathLike, last: Position | None = None) -> Position:
         """Looks for the newest backup that can be read.
 
         Args:
@@ -135,62 +101,26 @@ class BackupAndRestore(keras.callbacks.Callback):
         Raises:
           RunError: If no file can be read.
         """
-        self._found = self._read(folder, last)
+        self._found = backup_files.read(folder, last)
         return self.position
 
-    def _read(self, folder, last):
-        refused = []
-        for file in reversed(_files(folder)):
-            try:
-                with file.open("rb") as stream, np.load(stream) as stored:
-                    arrays = {name: stored[name] for name in stored.files}
-                facts = json.loads(bytes(arrays.pop("facts")))
-                if facts["kind"] != _KIND:
-                    raise ValueError("it is of another version of tfamp")
-            except (OSError, *_DAMAGED) as e:
-                refused.append(f"{str(file)!r} is damaged: {' '.join(str(e).split())}")
-                continue
-            found = Backup(Position(*facts["position"]), facts, arrays)
-            if last is None or found.position <= last:
-                for text in refused:
-                    logging.warning("Backup %s. The one before it is used.", text)
-                return found
-        if refused:
-            raise errors.RunError(
-                f"No backup can be used. Received: {'; '.join(refused)}. Delete "
-                f"{str(folder)!r} to train from the start."
-            )
-        return None
+    def restore_model(self) -> None:
+        """Gives the model the variables of the backup that was found.
+
+        Raises:
+          RunError: If the backup is one of another model.
+        """
+        self._check_same(self._found.facts, ["model"])
+        self._assign(self._found.arrays, ["model"])
 
     def _save(self, position):
-        """Writes a file in one step, then deletes all but the last two."""
-        facts = {"kind": _KIND, "position": position, "began": self._began}
+        facts = {"position": position, "began": self._began}
         facts["kinds"] = {
             kind: [_facts_of(v) for v in variables]
             for kind, variables in self._variables().items()
         }
-        arrays = self._arrays()
         facts["also"] = self.also.state() if self.also else None
-        arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / f"{position.epoch:06}-{position.calls:09}.npz"
-        new = file.with_suffix(".new")
-        try:
-            with new.open("wb") as stream:
-                np.savez(stream, **arrays)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(new, file)
-        except OSError as e:
-            with contextlib.suppress(OSError):
-                new.unlink()
-            raise errors.RunError(
-                f"The backup {str(file)!r} cannot be written. Received: "
-                f"{e.strerror or e}. Make room, or pass another folder; what was saved "
-                "before is still there."
-            ) from e
-        for old in _files(self.folder)[:-_KEPT]:
-            old.unlink(missing_ok=True)
+        backup_files.write(self.folder, Backup(position, facts, self._arrays()))
         self._saved = position
 
     # ---- State ----
@@ -217,7 +147,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         for kind in kinds:
             if lack := self._lack(facts, kind):
                 raise errors.RunError(
-                    f"The backup in {str(self.folder)!r} is of another model or "
+                    f"The backup in {self.folder!r} is of another model or "
                     f"optimizer. Received, of {kind}: {lack}. Pass another folder, or "
                     "delete it to train from the start."
                 )
@@ -253,8 +183,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Restores the newest backup, and listens to signals."""
         self._began, self._saved, self._signal, self._fresh = None, None, 0, True
-        for torn in self.folder.glob("[0-9]*-[0-9]*.new"):  # By a kill.
-            torn.unlink(missing_ok=True)
+        backup_files.delete(self.folder, torn=True)
         if self.replay:
             self.find(self.folder)
         if self._found:
@@ -293,7 +222,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             }
             moved = {} if self._calls else moved
             restore = functools.partial(self._restore, *found[1:], moved)
-        _pass_over(self.model, epochs, self._calls, step, restore)
+        replay.pass_over(self.model, epochs, self._calls, step, restore)
 
     def _restore(self, facts, arrays, moved):
         """Restores all; Keras has built what it builds in the first step."""
@@ -349,8 +278,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._epoch = None
         self._listen_no_more()
         self.model._initial_epoch = None
-        for file in _files(self.folder) if self.delete_checkpoint else ():
-            file.unlink(missing_ok=True)
+        if self.delete_checkpoint:
+            backup_files.delete(self.folder)
 
     # ---- Signals ----
 
@@ -370,7 +299,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _hear(self, number, frame):
         # A training that ended with an error has not told this callback.
         again = self._signal and number == signal.SIGINT
-        if again or not _is_training(frame, self.model):
+        if again or not replay.is_training(frame, self.model):
             self._listen_no_more()
             os.kill(os.getpid(), number)
         self._signal = number
@@ -394,10 +323,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not step:
             return f"epoch {position.epoch}"
         return f"step {step} of epoch {position.epoch + 1}"
-
-
-def _files(folder):
-    return sorted(folder.glob("[0-9]*-[0-9]*.npz"))
 
 
 def _optimizers(model):
@@ -426,83 +351,3 @@ def _plain(array):
 def _typed(array, variable):
     kind = variable.dtype.as_numpy_dtype
     return array if array.dtype == kind else array.view(kind)
-
-
-def _is_training(frame, model):
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _pass_over(model, epochs, calls, step, restore):
-    """Has the epoch that Keras begins now go on where it was stopped.
-
-    Keras makes the variables of metrics, and of optimizers that are not `compile`'s, in
-    the first step. So the first batches that are passed over are trained on, and the
-    state is restored after that. Keras has no hook where an epoch takes its batches
-    (keras#20712): the function that counts them is replaced until it is called.
-
-    Args:
-      model: The model that is trained, in this thread.
-      epochs: Epochs before it, whose batches are read again.
-      calls: Calls of the training function before.
-      step: The training function.
-      restore: Function that restores the state.
-    """
-    kind, thread = names.resolve(ITERATOR), threading.get_ident()
-    if not hasattr(kind, ENUMERATE):
-        raise errors.RunError(
-            "This release of Keras takes its batches in another way than tfamp knows. "
-            f"Received: no {ITERATOR}.{ENUMERATE}. Use keras.callbacks."
-            "BackupAndRestore."
-        )
-
-    def make(original):
-        def enumerate_rest(self):
-            if threading.get_ident() != thread:
-                yield from original(self)
-                return
-            hook.remove()  # It was for one epoch, or for a `fit` that has failed.
-            if not _is_training(sys._getframe(), model):
-                yield from original(self)
-                return
-            if type(self.data_adapter).__module__ == _GENERATOR:
-                user_code.warn(
-                    "A generator cannot be read again: a training that is stopped goes "
-                    "on with whatever the generator yields then. Pass arrays, a "
-                    "tf.data.Dataset or a keras.utils.PyDataset."
-                )
-            read = _read(model.steps_per_execution)
-            functions = itertools.chain([step], itertools.repeat(read))
-            for _ in range(epochs):
-                with self.catch_stop_iteration():
-                    for *_, iterator in original(self):
-                        next(functions)(iterator)
-            steps = original(self)
-            for *_, iterator in itertools.islice(steps, calls):
-                next(functions)(iterator)
-            restore()
-            yield from steps
-
-        return enumerate_rest
-
-    hook = hooks.Hook(kind, ENUMERATE, make)
-
-
-def _read(count):
-    """Returns a function that takes as many batches as the training function does."""
-
-    def read(iterator):
-        for taken in range(count):
-            try:
-                iterator.get_next()
-            except (tf.errors.OutOfRangeError, StopIteration):
-                if taken == 0:
-                    raise tf.errors.OutOfRangeError(
-                        None, None, "no more data"
-                    ) from None
-                return  # Keras trains on what is left in its last call.
-
-    return read

@@ -12,12 +12,12 @@ from absl import logging
 from tfamp import errors
 from tfamp.facts import hardware, modes
 from tfamp.precision import settings
-from tfamp.serving import export
 from tfamp.training import (
     base_config,
     distribution,
     plots,
     run_files,
+    runs,
     tasks,
     trainer,
     verdict,
@@ -241,7 +241,6 @@ def _finish(config, task, results, note, folders, folder):
 
 def _export(task, run, path):
     """Exports a run's best model, verified on the task's own test examples."""
-    sample = next(iter(task.test.batch(8)))[0]
     file = run / "model.keras"
     try:
         model = keras.models.load_model(file, compile=False)
@@ -250,7 +249,7 @@ def _export(task, run, path):
             f"{str(file)!r} is no model that can be read. Received: {e} Delete "
             f"{str(run)!r} and give the same command again, which repeats that run."
         ) from e
-    report = export.export_float32(model, path, sample_inputs=sample, overwrite=True)
+    report = runs.save(task, model, path)
     facts = {**report.to_dict(), "path": path.name}  # Relative: folders get moved.
     return json.loads(json.dumps(facts))  # As it is read from `comparison.json`.
 

@@ -26,8 +26,9 @@ def create(config) -> tf.distribute.Strategy | None:
     """Creates the strategy of a run and checks the settings that it bears on.
 
     "mirrored" has a replica on each visible GPU, or on each logical CPU device where
-    there is no GPU. "multi_worker_mirrored" joins the cluster of `TF_CONFIG`; the
-    process must not have used TensorFlow before, so call this first.
+    there is no GPU. "multi_worker_mirrored" joins the cluster of `TF_CONFIG`, else of
+    the SLURM step that the process is a task of; the process must not have used
+    TensorFlow before, so call this first.
 
     Args:
       config: The resolved configuration.
@@ -37,7 +38,7 @@ def create(config) -> tf.distribute.Strategy | None:
 
     Raises:
       ValueError: If the batch does not divide evenly, or XLA is asked for.
-      RunError: If `TF_CONFIG` names no cluster, or TensorFlow has started already.
+      RunError: If there is no such cluster, or TensorFlow has started already.
     """
     if config.strategy == "none":
         return None
@@ -66,6 +67,8 @@ def _join_cluster():
     """Returns the process' one strategy of its cluster."""
     text = os.environ.get("TF_CONFIG", "")
     try:
+        if not text and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+            return tf.distribute.MultiWorkerMirroredStrategy(_slurm())
         # Without one TensorFlow would train alone, and say nothing.
         if not {"worker"} <= set(json.loads(text)["cluster"]) <= {"chief", "worker"}:
             raise ValueError("no cluster of workers")
@@ -73,8 +76,9 @@ def _join_cluster():
     except (KeyError, TypeError, ValueError) as e:
         raise errors.RunError(
             "config.strategy='multi_worker_mirrored' needs the environment variable "
-            f"TF_CONFIG, with a cluster and this process in it. Received: {text!r}: "
-            f"{e}. Expected, with the index of each process: {_TF_CONFIG}."
+            f"TF_CONFIG, with a cluster and this process in it, or a step of SLURM "
+            f"with two tasks or more (srun). Received: {text!r}: {e}. Expected, with "
+            f"the index of each process: {_TF_CONFIG}."
         ) from e
     except RuntimeError as e:
         raise errors.RunError(
@@ -83,6 +87,26 @@ def _join_cluster():
             "`tfamp.training.distribution.create(config)` at the start of the program. "
             f"Received: {e}"
         ) from e
+
+
+def _slurm():
+    """Returns the cluster of this process' SLURM step; SLURM deals out the GPUs."""
+    found = tf.distribute.cluster_resolver.SlurmClusterResolver(
+        # Two jobs on a node must not meet.
+        port_base=20_000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 10_000,
+        # It fails where `nvidia-smi` is not there, and where a task sees its own GPU
+        # alone; so it is told of GPUs that nobody looks at.
+        **{"gpus_per_node": 1024, "gpus_per_task": 1, "auto_set_gpu": False},
+    )
+    address = found.cluster_spec().task_address(*found.get_task_info())
+    host, here = address.rpartition(":")[0], os.environ.get("SLURMD_NODENAME")
+    if here not in (None, host):
+        raise errors.RunError(
+            f"TensorFlow orders SLURM's nodes by name, SLURM does not: this task runs "
+            f"on {here}, and would be {host}. Set TF_CONFIG in each task, or ask for "
+            "nodes whose names are as long as one another."
+        )
+    return found
 
 
 def _check(config, strategy):
@@ -106,12 +130,20 @@ def scope(strategy: tf.distribute.Strategy | None) -> Any:
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
-def describe(strategy: tf.distribute.Strategy | None) -> dict[str, int]:
-    """Returns how many {"replicas", "workers"} a strategy has."""
+def describe(strategy: tf.distribute.Strategy | None) -> dict[str, Any]:
+    """Returns what a strategy came to be.
+
+    Returns:
+      {"replicas": how many, "workers": how many, and of several workers "cluster":
+      what has named them}.
+    """
     if strategy is None:
         return {"replicas": 1, "workers": 1}
     count, local = strategy.num_replicas_in_sync, strategy.extended.worker_devices
-    return {"replicas": count, "workers": count // len(local)}
+    found = {"replicas": count, "workers": count // len(local)}
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        found["cluster"] = type(strategy.cluster_resolver).__name__
+    return found
 
 
 def is_chief(strategy: tf.distribute.Strategy | None) -> bool:

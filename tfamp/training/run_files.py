@@ -7,9 +7,10 @@ import math
 import os
 import pathlib
 import platform
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -50,6 +51,12 @@ def open_folder(
         another kind, or what no job has written.
     """
     folder = pathlib.Path(workdir)
+    if re.match(r"\w\w+:/", str(folder)):
+        raise errors.RunError(
+            "A job's folder is a local or mounted one, for its lock and HDF5 files. "
+            f"Received: {str(workdir)!r}. Copy it when the job is done; backups of a "
+            "`fit` of your own may go there, by tfamp.BackupAndRestore."
+        )
     try:
         found = _kind(folder)
         if found is None and folder.exists() and any(folder.iterdir()):
@@ -117,6 +124,29 @@ def _may_be_longer(old, new):
     if any(new.get(field) != value for field, value in steady):
         return False
     return new["epochs"] > old.get("epochs", new["epochs"])
+
+
+def read_config(folder: pathlib.Path) -> config_dict.ConfigDict:
+    """Returns the settings of a run, as `write_config` has written them.
+
+    Raises:
+      RunError: If the folder holds no run; the runs of a comparison are named.
+    """
+    file = folder / "config.yaml"
+    if not file.exists():
+        runs = [str(path.parent) for path in sorted(folder.glob("*/seed*/config.yaml"))]
+        raise errors.RunError(
+            f"There is no run in {str(folder)!r}. Expected --workdir=FOLDER"
+            + (f", one of {', '.join(runs)}." if runs else " of a run.")
+        )
+    return config_dict.ConfigDict(_tuples(yaml.safe_load(file.read_text())))
+
+
+def _tuples(value):
+    """YAML has lists where a configuration has tuples."""
+    if isinstance(value, dict):
+        return {name: _tuples(each) for name, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def is_finished(config: config_dict.ConfigDict, folder: pathlib.Path) -> bool:
@@ -220,6 +250,13 @@ def write_text(path: pathlib.Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
+
+
+def write_assets(assets: Mapping[str, str], folder: pathlib.Path) -> None:
+    """Writes the files of a `tasks.Task` that a model's users need beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in assets.items():
+        write_text(folder / name, text)
 
 
 def check_room(model: keras.Model, path: pathlib.Path) -> None:
@@ -352,6 +389,49 @@ class RunResult(NamedTuple):
     def variant(self) -> str:
         """The mode, and that it ran without the loss scaling that it needs."""
         return self.mode if self.loss_scaling else f"{self.mode}, no loss scaling"
+
+
+class Run(NamedTuple):
+    """What a run has written.
+
+    Attributes:
+      config: Its settings.
+      environment: Versions, devices, and the precision asked for and got.
+      steps: The loss over time: a dict for each line of `callbacks.Recorder`.
+      epochs: Loss, metrics and seconds of each epoch: dicts.
+      result: The `RunResult`; None while it is not finished.
+    """
+
+    config: config_dict.ConfigDict
+    environment: dict[str, Any]
+    steps: list[dict[str, Any]]
+    epochs: list[dict[str, Any]]
+    result: RunResult | None
+
+
+def read_run(folder: str | os.PathLike) -> Run:
+    """Reads the files of a run, which may be one that is not finished.
+
+    ```python
+    run = tfamp.training.read_run("runs/digits/mixed_float16/seed0")
+    pandas.DataFrame(run.steps).plot("step", "loss")
+    ```
+
+    Args:
+      folder: The run's folder; in a comparison `MODE/seedN`.
+
+    Raises:
+      RunError: If the folder holds no run, or what this version does not read.
+    """
+    folder = pathlib.Path(folder)
+    config, file = read_config(folder), folder / "environment.json"
+    return Run(
+        config,
+        json.loads(file.read_text()),
+        read_metrics(folder, "step"),
+        read_metrics(folder, "epoch"),
+        read_result(folder) if (folder / "result.json").exists() else None,
+    )
 
 
 def read_result(folder: pathlib.Path) -> RunResult:

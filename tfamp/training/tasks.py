@@ -2,7 +2,8 @@
 
 import importlib
 import pathlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -37,6 +38,13 @@ class Task(NamedTuple):
       augment: Function of a training example's features, its label and a seed, int64
         [2], that differs for every example and epoch; returns features and label. It
         depends on nothing else. None: examples stay as they are.
+      predict: Answers new rows: called with the best model, a `pandas.DataFrame` of
+        text, "" where there is none, and a folder for files that the answers name.
+        Returns a table of the columns that it adds, one row for each. None: the task
+        has no `--job=predict`.
+      assets: Texts of files by their names: what turns raw input into features, and
+        outputs into answers, such as a tokenizer and the names of classes. They are
+        written beside each run and into the folder `assets.extra` of an export.
     """
 
     train: tf.data.Dataset
@@ -49,6 +57,8 @@ class Task(NamedTuple):
     score: Callable[[keras.Model, pathlib.Path], dict[str, float]] | None = None
     errors: frozenset[str] = frozenset()
     augment: Callable[..., tuple[Any, Any]] | None = None
+    predict: Callable[[keras.Model, Any, pathlib.Path], Any] | None = None
+    assets: Mapping[str, str] = types.MappingProxyType({})
 
 
 class Synthetic(NamedTuple):

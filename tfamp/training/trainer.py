@@ -5,9 +5,10 @@ import functools
 import gc
 import importlib.util
 import json
+import pathlib
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 from absl import logging
@@ -137,6 +138,7 @@ class _Run:
         # A run that goes on to more epochs is no longer finished.
         (self.folder / "result.json").unlink(missing_ok=True)
         run_files.write_config(config, self.folder)
+        run_files.write_assets(self.task.assets, self.folder)
         described = distribution.describe(self.strategy)
         run_files.write_environment(
             self.folder, status, {"strategy": config.strategy, **described}
@@ -152,7 +154,8 @@ class _Run:
         self._fit(model, first, saved)
         if self.best.exists():  # None without validation or with a loss of no number.
             model.load_weights(self.best)
-        result = self._result(status, *self._score(model))
+        given = model, self.task, config, self.folder, self.metric, self.progress
+        result = self._result(status, *score(*given))
         model.save(self.folder / "model.keras")
         text = json.dumps(result._asdict(), indent=2)
         run_files.write_text(self.folder / "result.json", text)
@@ -177,18 +180,6 @@ class _Run:
         here = found.epoch * places + found.calls
         distribution.check_same(self.strategy, "finished steps", here)
         return saved
-
-    def _score(self, model):
-        """Returns the loss and the scores on the test split, the task's score first."""
-        test = pipeline.evaluation_batches(self.task.test, self.config.eval_batch_size)
-        scores = model.evaluate(
-            test, verbose=0, return_dict=True, callbacks=self.progress
-        )
-        loss = scores.pop("loss")
-        own = self.task.score(model, self.folder) if self.task.score else {}
-        first = own or {self.metric: scores[self.metric]}
-        scores = {**first, **scores, **own}
-        return loss, {k: callbacks.json_number(float(v)) for k, v in scores.items()}
 
     def _fit(self, model, first, saved):
         config, task = self.config, self.task
@@ -270,6 +261,36 @@ class _Run:
             loss_scaling=scaled or not modes.get_mode(mode).needs_loss_scale,
             batch_size=self.config.batch_size,
         )
+
+
+def score(
+    model: keras.Model,
+    task: tasks.Task,
+    config,
+    folder: pathlib.Path,
+    metric: str,
+    progress: Sequence[keras.callbacks.Callback] = (),
+) -> tuple[float, dict[str, float | None]]:
+    """Scores a compiled model on a task's test split.
+
+    Args:
+      model: From `build`.
+      task: Its task, which may write into `folder`.
+      config: Its configuration.
+      folder: The run's folder.
+      metric: Name of the task's first metric.
+      progress: Callbacks that tell of a long evaluation.
+
+    Returns:
+      (loss, scores by name, the task's score first; None where not finite).
+    """
+    test = pipeline.evaluation_batches(task.test, config.eval_batch_size)
+    scores = model.evaluate(test, verbose=0, return_dict=True, callbacks=[*progress])
+    loss = scores.pop("loss")
+    own = task.score(model, folder) if task.score else {}
+    first = own or {metric: scores[metric]}
+    scores = {**first, **scores, **own}
+    return loss, {k: callbacks.json_number(float(v)) for k, v in scores.items()}
 
 
 def build(task: tasks.Task, config) -> tuple[keras.Model, str]:
