@@ -231,6 +231,42 @@ def test_a_signal_saves_at_the_step_and_the_run_goes_on_there(
     ]
 
 
+@pytest.mark.parametrize("mode", ["float32", "mixed_float16"])
+def test_several_steps_in_a_call_are_the_same_training_also_after_a_stop(
+    whole, tmp_path, monkeypatch, mode
+):
+    config, (folder, result), said = make_config(mode), whole(mode), []
+    config.steps_per_execution = 7  # Of 10: calls of 5.
+    calls = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        calls.append(batch)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(
+        callbacks.EpochSeeds, "on_train_batch_begin", on_train_batch_begin
+    )
+    with pytest.raises(SystemExit):
+        train_and_evaluate(config, tmp_path, report=said.append)
+    start = "start: 4 of 4 epochs, 10 steps each, 5 in a call"
+    assert said[0] == f"{start}: they do not divide by 7"
+    assert "SIGTERM: saved after step 5 of epoch 3" in said[1]
+    resumed = train_and_evaluate(config, tmp_path, report=said.append)
+    assert "resumed after step 5 of epoch 3" in said[2]
+    assert calls == [0, 5] * 4
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["steps_per_execution"] == {"requested": 7, "effective": 5}
+    assert resumed._replace(steps_per_second=0) == result._replace(steps_per_second=0)
+    assert [*map(without_times, epochs_of(tmp_path))] == [
+        *map(without_times, epochs_of(folder))
+    ]
+    rows = run_files.read_metrics(tmp_path, "step")
+    assert [row["step"] for row in rows] == [*range(5, 41, 5)]
+    means = np.reshape(losses(folder), (8, 5)).mean(1)
+    np.testing.assert_allclose([row["loss"] for row in rows], means, rtol=1e-5)
+
+
 def test_a_damaged_backup_is_named_and_the_one_before_used(config, whole, tmp_path):
     stopped = points.stopped(points.interrupt, 4)
     with stopped, pytest.raises(KeyboardInterrupt):
@@ -403,6 +439,7 @@ def test_clock_of_a_run_counts_training_and_validation_alone(config, tmp_path, s
 def test_output_to_a_file_has_a_line_every_15_seconds(clock):
     said = []
     lines = callbacks.ProgressLines(said.append, steps_per_epoch=30, epochs=4)
+    lines.set_model(points.build_network())
     lines.on_epoch_begin(1)
     for batch in range(30):
         clock[0] += 50.0 if batch == 0 else 2.0  # The first step traces.

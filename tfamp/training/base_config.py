@@ -39,6 +39,10 @@ def get_config() -> config_dict.ConfigDict:
             "limit_examples": 0,  # 0: all. Else the first so many of each split.
             # None: as Keras decides (XLA on a GPU, none on a CPU).
             "jit_compile": config_dict.placeholder(bool),
+            # Batches in one call of the compiled function; callbacks, signals and
+            # progress wait for its end. What an epoch's steps cannot be divided by is
+            # lowered, see `environment.json`.
+            "steps_per_execution": 1,
             # Data-parallel replicas: "none"; "mirrored", on all GPUs, or on all logical
             # CPU devices where there is none; "multi_worker_mirrored", on the devices
             # of all processes that the environment variable TF_CONFIG names.
@@ -162,7 +166,8 @@ _BLOCKS = (
 # What fields must satisfy, in words and as a predicate. A field is here if what is
 # wrong with it would be told late, after data were read or an epoch trained, or never.
 _GROUPS = {
-    "epochs batch_size eval_batch_size float32.batch_size optimizer.accumulation_steps "
+    "epochs batch_size eval_batch_size steps_per_execution "
+    "float32.batch_size optimizer.accumulation_steps "
     "data.doc_stride data.max_query_length data.max_answer_length data.n_best_size "
     "model.num_layers model.num_heads model.hidden_dim "
     "model.intermediate_dim": _at_least(1),
@@ -209,6 +214,12 @@ def validate(config: config_dict.ConfigDict) -> None:
             f"config.strategy={config.strategy!r} and config.optimizer."
             f"accumulation_steps={steps}. Expected accumulation_steps=1 or "
             "strategy='none'."
+        )
+    if config.precision.numerics and config.steps_per_execution > 1:
+        wrong.append(
+            "A NumericsMonitor watches single steps. Received: config.precision."
+            f"numerics={config.precision.numerics} and config.steps_per_execution="
+            f"{config.steps_per_execution}. Expected one of them unset (0 or 1)."
         )
     try:
         keywords = loss_scale_keywords(config.precision.loss_scale)

@@ -92,6 +92,15 @@ def _on_replicas(model, function):
     return tf.function(lambda *args: strategy.run(function, args), autograph=False)
 
 
+def _steps_done(model, batch):
+    """Returns how many steps of an epoch are done.
+
+    Keras 3.10 tells `on_train_batch_end` the first step of a call, 3.15 the last.
+    """
+    size = model.steps_per_execution
+    return (batch // size + 1) * size
+
+
 class Recorder(keras.callbacks.Callback):
     """Appends to `metrics.jsonl`: the loss over time, and a line for each epoch.
 
@@ -108,7 +117,8 @@ class Recorder(keras.callbacks.Callback):
     of files left out; a resumed run goes on from the epoch it resumes after. The first
     epoch of a process has "first_step_seconds", too: its part up to the end of the
     first step, which traces and compiles. "steps_per_second" leaves that and the
-    validation out; null for epochs of one step.
+    validation out; null for epochs of one call of the training function. A line of a
+    step comes at the end of the call that it is in.
     """
 
     def __init__(
@@ -137,7 +147,7 @@ class Recorder(keras.callbacks.Callback):
         """Starts the clock and the running mean anew."""
         self._epoch = epoch
         self._before, self._sum, self._count = self._step, 0.0, 0
-        # And when the first and last step ended, and the batch of the first.
+        # And when the first and last call ended, and the steps of the first.
         self._times, self._first = [time.perf_counter()], None
 
     def state(self) -> dict[str, Any]:
@@ -152,6 +162,7 @@ class Recorder(keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any], within: bool) -> None:
         """Goes on from a backup, within an epoch or at the start of one."""
+        self._step = state["step"]
         if within:
             self._before, self._seconds = state["before"], state["seconds"]
             self._sum, self._count = state["sum"], state["count"]
@@ -160,15 +171,18 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss and the loss scale now and then, and when the epoch ends."""
-        step = self._step = self._before + batch + 1
-        if step % self.every == 0:
-            total = float(logs["loss"]) * (batch + 1)  # Keras logs a running mean.
-            loss = (total - self._sum) / (batch + 1 - self._count)
-            self._sum, self._count = total, batch + 1
-            self._write("step", step=step, loss=loss, **self._scaling())
+        done = _steps_done(self.model, batch)
+        if self.steps_per_epoch:  # A last call may be cut short.
+            done = min(done, self.steps_per_epoch)
+        before, self._step = self._step, self._before + done
+        if self._step // self.every > before // self.every:
+            total = float(logs["loss"]) * done  # Keras logs a running mean.
+            loss = (total - self._sum) / (done - self._count)
+            self._sum, self._count = total, done
+            self._write("step", step=self._step, loss=loss, **self._scaling())
         first = self._first is None
-        self._first = batch if first else self._first
-        if first or batch + 1 == self.steps_per_epoch:
+        self._first = done if first else self._first
+        if first or done == self.steps_per_epoch:
             float(logs["loss"])  # Waits for the device, which may lag behind.
             self._times.append(time.perf_counter())
 
@@ -176,7 +190,7 @@ class Recorder(keras.callbacks.Callback):
         """Writes the epoch's line. The device is idle: the last loss has been read."""
         start, first, *last = self._times
         self._seconds += time.perf_counter() - start
-        steps = self._step - self._before - 1 - self._first
+        steps = self._step - self._before - self._first
         times = {
             "steps_per_second": steps / (last[0] - first) if last else None,
             "seconds": self._seconds,
@@ -233,8 +247,8 @@ class ProgressLines(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Tells the step, the loss, the speed and the time left."""
-        step, now = self._before + batch + 1, time.perf_counter()
-        if self._start is None:  # After the first step, which traces and compiles.
+        step, now = self._before + _steps_done(self.model, batch), time.perf_counter()
+        if self._start is None:  # After the first call, which traces and compiles.
             self._start = step, now
         elif self._is_due(now):
             first, start = self._start

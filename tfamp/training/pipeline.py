@@ -22,6 +22,19 @@ def steps_per_epoch(dataset: tf.data.Dataset, batch_size: int) -> int:
     return examples // batch_size
 
 
+def steps_per_call(steps: int, asked: int) -> int:
+    """Returns how many of an epoch's steps a call of `fit` takes: a divisor.
+
+    Keras takes a call's batches off one iterator over all epochs: a last call that is
+    not full would take those of the next epoch.
+
+    Args:
+      steps: Steps of an epoch.
+      asked: The most that a call may take.
+    """
+    return max(n for n in range(1, min(asked, steps) + 1) if steps % n == 0)
+
+
 def training_batches(
     dataset: tf.data.Dataset,
     *,

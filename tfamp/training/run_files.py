@@ -277,7 +277,10 @@ def check_room(model: keras.Model, path: pathlib.Path) -> None:
 
 
 def write_environment(
-    folder: pathlib.Path, status: control.Status, distribution: dict[str, Any]
+    folder: pathlib.Path,
+    status: control.Status,
+    distribution: dict[str, Any],
+    **settings: Any,
 ) -> None:
     """Writes `environment.json`: versions, devices, precision asked for and got.
 
@@ -285,6 +288,7 @@ def write_environment(
       folder: The run's folder.
       status: The precision.
       distribution: What `distribution.describe` says of the strategy.
+      **settings: What else was asked for and got.
     """
     support = {
         device: {name: each._asdict() for name, each in formats.items()}
@@ -298,6 +302,7 @@ def write_environment(
         "precision": status._asdict(),
         "kernel_switches": [each._asdict() for each in switches.describe()],
         "distribution": distribution,
+        **settings,
         "support": support,
     }
     write_text(folder / "environment.json", json.dumps(environment, indent=2))

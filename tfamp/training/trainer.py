@@ -140,8 +140,12 @@ class _Run:
         run_files.write_config(config, self.folder)
         run_files.write_assets(self.task.assets, self.folder)
         described = distribution.describe(self.strategy)
+        asked, size = config.steps_per_execution, model.steps_per_execution
         run_files.write_environment(
-            self.folder, status, {"strategy": config.strategy, **described}
+            self.folder,
+            status,
+            {"strategy": config.strategy, **described},
+            steps_per_execution={"requested": asked, "effective": size},
         )
         saved = self._open_backup(model)
         first, done = position = saved.position
@@ -149,7 +153,7 @@ class _Run:
         start = f"resumed after {saved.told(position)}" if first + done else "start"
         self.report(
             f"{start}: {config.epochs - first} of {config.epochs} epochs, {self.steps} "
-            "steps each"
+            f"steps each{_told_call(asked, size)}"
         )
         self._fit(model, first, saved)
         if self.best.exists():  # None without validation or with a loss of no number.
@@ -293,15 +297,27 @@ def score(
     return loss, {k: callbacks.json_number(float(v)) for k, v in scores.items()}
 
 
+def _told_call(asked, size):
+    """What the start says of calls of several steps; nothing of calls of one."""
+    if asked == size == 1:
+        return ""
+    why = f": they do not divide by {asked}" if asked > size else ""
+    return f", {size} in a call{why}"
+
+
 def build(task: tasks.Task, config) -> tuple[keras.Model, str]:
     """Returns a task's model, compiled for a run, and the name of its first metric."""
     model, metrics = task.build_model(), task.metrics()
-    total = pipeline.steps_per_epoch(task.train, config.batch_size) * config.epochs
-    compile_model(model, config, total, task.loss, metrics)
+    steps = pipeline.steps_per_epoch(task.train, config.batch_size)
+    size = pipeline.steps_per_call(steps, config.steps_per_execution)
+    total = steps * config.epochs
+    compile_model(model, config, total, task.loss, metrics, steps_per_execution=size)
     return model, metrics[0].name
 
 
-def compile_model(model, config, total_batches: int, loss, metrics) -> None:
+def compile_model(
+    model, config, total_batches: int, loss, metrics, steps_per_execution: int = 1
+) -> None:
     """Compiles a model as the runs do; the benchmarks time the same step.
 
     Args:
@@ -310,10 +326,17 @@ def compile_model(model, config, total_batches: int, loss, metrics) -> None:
       total_batches: Batches of the whole run, for the learning-rate schedule.
       loss: A Keras loss.
       metrics: Keras metrics.
+      steps_per_execution: As in Keras' `compile`; the benchmarks time single steps.
     """
     made = optimizers.create(config.optimizer, total_batches)
     if config.precision.finite_guard and not optimizer.needs_loss_scale(model):
         made = optimizer.wrap_optimizer(made, initial_scale=1.0, dynamic=False)
     jit = "auto" if config.jit_compile is None else config.jit_compile
-    model.compile(made, loss=loss, metrics=metrics, jit_compile=jit)
+    model.compile(
+        made,
+        loss=loss,
+        metrics=metrics,
+        jit_compile=jit,
+        steps_per_execution=steps_per_execution,
+    )
     model.optimizer.build(model.trainable_variables)
