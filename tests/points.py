@@ -39,6 +39,17 @@ def create(config):
     )
 
 
+def create_poisoned(config):
+    """Returns the task with one training example whose loss is no number."""
+
+    def poison(index, example):
+        features, label = example
+        return tf.where(index == 7, np.nan, features), label
+
+    task = create(config)
+    return task._replace(train=task.train.enumerate().map(poison))
+
+
 def build_network(*layers):
     """Returns a model with layers between its two dense ones."""
     hidden = keras.layers.Dense(8, "relu")

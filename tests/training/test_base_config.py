@@ -77,6 +77,14 @@ def test_overrides_are_pairs_each_pattern_once(overrides):
             {"optimizer.accumulation_steps": 4, "strategy": "mirrored"},
             "accumulation_steps=4. Expected",
         ),
+        (
+            {"steps_per_execution": 4, "strategy": "mirrored"},
+            "config.steps_per_execution=4. Expected",
+        ),
+        (
+            {"steps_per_execution": 4, "precision.numerics": 9},
+            "numerics=9 and config.steps_per_execution=4",
+        ),
         ({f"{SCALE}.growth_interval": 0}, "must be an integer of at least 1.*=0"),
         ({f"{SCALE}.schedule.name": "linear"}, "schedule.name.*'linear'"),
         (

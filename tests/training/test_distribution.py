@@ -93,11 +93,20 @@ def run_in_one_process(folder):
     train_interrupted(make_config("mirrored"), f"{folder}/float32/seed0")
     return {
         "replicas": fit_replicas(),
+        "poisoned": train_poisoned("mirrored", f"{folder}/poisoned"),
         "errors": [
             find_error(distribution.create, make_config("mirrored", batch_size=9)),
             find_error(distribution.create, make_config("mirrored", jit_compile=True)),
         ],
     }
+
+
+def train_poisoned(strategy, folder):
+    """Returns losses that are no number, and the mean of the others."""
+    config = points.make_config(strategy=strategy, precision__mode="mixed_float16")
+    config.epochs = 1
+    result = train_and_evaluate(config, folder, points.create_poisoned(config))
+    return result.nonfinite_losses, result.final_loss
 
 
 def find_error(function, *arguments):
@@ -267,6 +276,14 @@ def test_replicas_average_statistics_and_draw_their_own_numbers(mirrored):
     assert seed == same
     # Ten steps each, from 0 and from 10 on; and ten more.
     assert (first, second) == (20, 30)
+
+
+def test_a_loss_of_no_number_on_one_replica_is_left_out_on_all(mirrored, tmp_path):
+    lost, mean = mirrored[1][0]["poisoned"]
+    assert lost == 1
+    assert (lost, pytest.approx(mean, abs=TOLERANCE["mixed_float16"])) == (
+        train_poisoned("none", tmp_path)
+    )
 
 
 def test_settings_that_replicas_cannot_bear_are_refused(mirrored):

@@ -511,6 +511,40 @@ def test_run_whose_loss_scale_is_exhausted_stops_with_the_reason(tmp_path):
         train_and_evaluate(config, tmp_path)
 
 
+def test_a_loss_that_is_no_number_is_counted_and_the_mean_is_of_the_others(tmp_path):
+    def train(folder, **settings):
+        config = make_config("mixed_float16", **settings)
+        return train_and_evaluate(config, folder, points.create_poisoned(config))
+
+    result = train(tmp_path / "whole")
+    epochs = epochs_of(tmp_path / "whole")
+    skipped = np.diff([0, *(row["skipped_steps"] for row in epochs)])
+    lost = [row["nonfinite_losses"] for row in epochs]
+    assert lost == skipped.tolist() and set(lost) == {1}
+    assert result.nonfinite_losses == 1
+    steps = np.array(losses(tmp_path / "whole"), "float64").reshape(4, 10)
+    assert np.isnan(steps).sum(1).tolist() == lost
+    found = [row["loss"] for row in epochs]
+    np.testing.assert_allclose(found, np.nanmean(steps, 1), rtol=1e-5)
+    assert None not in [row["val_loss"] for row in epochs]
+    # A stop after it, in the validation, and several steps in a call.
+    original = callbacks.ReplicaStatistics.on_test_begin
+
+    def on_test_begin(self, logs=None):
+        original(self, logs)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    patched = mock.patch.object(
+        callbacks.ReplicaStatistics, "on_test_begin", on_test_begin
+    )
+    with patched, pytest.raises(SystemExit):
+        train(tmp_path / "stopped", steps_per_execution=5)
+    train(tmp_path / "stopped", steps_per_execution=5)
+    names = "loss", "nonfinite_losses", "accuracy", "val_loss", "skipped_steps"
+    for found, row in zip(epochs_of(tmp_path / "stopped"), epochs, strict=True):
+        assert [found[name] for name in names] == [row[name] for name in names]
+
+
 needs_native_bfloat16 = pytest.mark.skipif(
     not hardware.format_support("bfloat16", hardware.read_devices()).fast
     or bool(tf.config.list_physical_devices("GPU")),

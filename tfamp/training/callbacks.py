@@ -92,6 +92,53 @@ def _on_replicas(model, function):
     return tf.function(lambda *args: strategy.run(function, args), autograph=False)
 
 
+class _FiniteMean(keras.metrics.Mean):
+    """The mean of those training losses that are finite, and how many were not.
+
+    One that is not would make the mean of the whole epoch NaN. A step's loss counts on
+    all replicas or on none. In validations and tests it is Keras' mean.
+    """
+
+    training = False  # Read while a step is traced.
+    nonfinite: Any
+
+    def update_state(self, values, sample_weight=None):
+        if not self.training:
+            return super().update_state(values, sample_weight)
+        ops = keras.ops
+        lost = ops.cast(ops.any(~ops.isfinite(values)), "float32")
+        context = tf.distribute.get_replica_context()
+        if context.num_replicas_in_sync > 1:
+            lost = context.all_reduce(tf.distribute.ReduceOp.SUM, lost)
+        kept = lost == 0
+        self.nonfinite.assign_add(ops.where(kept, 0.0, 1.0))
+        weight = ops.ones_like(values) if sample_weight is None else sample_weight
+        values = ops.where(kept, values, ops.zeros_like(values))
+        super().update_state(values, ops.where(kept, weight, ops.zeros_like(weight)))
+
+    def reset_state(self):
+        super().reset_state()
+        if self.training:  # Not before the validation of the epoch.
+            self.nonfinite.assign(0.0)
+
+    def result(self):
+        none = keras.ops.logical_and(self.count == 0, self.nonfinite > 0)
+        return keras.ops.where(none, math.nan, super().result())
+
+
+def _watch_losses(model):
+    """Has Keras' mean of the loss leave out what is not finite; None without one."""
+    for metric in model.metrics:
+        if type(metric) is keras.metrics.Mean and metric.name == "loss":
+            metric.__class__ = _FiniteMean
+            with model.distribute_strategy.scope():
+                metric.nonfinite = metric.add_variable(
+                    (), "zeros", "float32", aggregation="mean", name="nonfinite"
+                )
+            return metric
+    return None
+
+
 def _steps_done(model, batch):
     """Returns how many steps of an epoch are done.
 
@@ -110,8 +157,10 @@ class Recorder(keras.callbacks.Callback):
 
     Lines: {"kind": "step", "step", "loss" (mean since the line before),
     "loss_scale", "growth_interval", "skipped_steps"} and {"kind": "epoch", "epoch",
-    "loss", the metrics, "steps_per_second", "seconds"}. Steps and epochs count from 1.
-    Numbers that are not finite are written as null.
+    "loss", "nonfinite_losses", the metrics, "steps_per_second", "seconds"}. Steps and
+    epochs count from 1. Losses are means of the finite ones, unless the model has a
+    `train_step` that does without Keras' own mean. Numbers that are not finite are
+    written as null.
 
     "seconds" is the time in training and validation since the start of the run, writing
     of files left out; a resumed run goes on from the epoch it resumes after. The first
@@ -142,13 +191,17 @@ class Recorder(keras.callbacks.Callback):
         rows = run_files.read_metrics(self.path.parent, "epoch")
         self._seconds = rows[-1]["seconds"] if rows else 0.0
         self._traced = False
+        self._tracker = _watch_losses(self.model)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts the clock and the running mean anew."""
         self._epoch = epoch
         self._before, self._sum, self._count = self._step, 0.0, 0
+        self._note_training(True)
+        if self._tracker is not None:
+            self._tracker.reset_state()
         # And when the first and last call ended, and the steps of the first.
-        self._times, self._first = [time.perf_counter()], None
+        self._times, self._first, self._logs = [time.perf_counter()], None, {}
 
     def state(self) -> dict[str, Any]:
         """Returns what a backup holds of this callback; "step" are those so far."""
@@ -157,6 +210,7 @@ class Recorder(keras.callbacks.Callback):
             "before": self._before,
             "sum": self._sum,
             "count": self._count,
+            "logs": {name: float(value) for name, value in self._logs.items()},
             "seconds": self._seconds + time.perf_counter() - self._times[0],
         }
 
@@ -166,6 +220,7 @@ class Recorder(keras.callbacks.Callback):
         if within:
             self._before, self._seconds = state["before"], state["seconds"]
             self._sum, self._count = state["sum"], state["count"]
+            self._logs = state["logs"]
         else:
             self._before = state["step"]
 
@@ -176,29 +231,53 @@ class Recorder(keras.callbacks.Callback):
             done = min(done, self.steps_per_epoch)
         before, self._step = self._step, self._before + done
         if self._step // self.every > before // self.every:
-            total = float(logs["loss"]) * done  # Keras logs a running mean.
-            loss = (total - self._sum) / (done - self._count)
-            self._sum, self._count = total, done
+            count = done - self._nonfinite()
+            total = float(logs["loss"]) * count if count else 0.0  # A running mean.
+            new = count - self._count
+            loss = (total - self._sum) / new if new else math.nan
+            self._sum, self._count = total, count
             self._write("step", step=self._step, loss=loss, **self._scaling())
+        self._logs = dict(logs)
         first = self._first is None
         self._first = done if first else self._first
         if first or done == self.steps_per_epoch:
             float(logs["loss"])  # Waits for the device, which may lag behind.
             self._times.append(time.perf_counter())
 
+    def on_test_begin(self, logs=None):
+        """Leaves the validation's loss as it is."""
+        self._note_training(False)
+
+    def on_train_end(self, logs=None):
+        """Leaves the loss of later evaluations as it is."""
+        self._note_training(False)
+
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's line. The device is idle: the last loss has been read."""
-        start, first, *last = self._times
+        start, *ends = self._times
         self._seconds += time.perf_counter() - start
-        steps = self._step - self._before - self._first
-        times = {
-            "steps_per_second": steps / (last[0] - first) if last else None,
-            "seconds": self._seconds,
-        }
-        if not self._traced:
-            self._traced, times["first_step_seconds"] = True, first - start
+        times = {"steps_per_second": None, "seconds": self._seconds}
+        if len(ends) > 1:
+            steps = self._step - self._before - self._first
+            times["steps_per_second"] = steps / (ends[1] - ends[0])
+        if ends and not self._traced:
+            self._traced, times["first_step_seconds"] = True, ends[0] - start
+        if not ends:  # Stopped in the validation, and gone on there.
+            logs.update({k: v for k, v in self._logs.items() if k not in logs})
+        lost = {"nonfinite_losses": self._nonfinite()}
         logs.update(self._scaling())
-        self._write("epoch", epoch=epoch + 1, **logs, **times)
+        self._write("epoch", epoch=epoch + 1, **logs, **lost, **times)
+        logs.update(lost if any(lost.values()) else {})
+
+    def _note_training(self, training):
+        if self._tracker is not None:
+            self._tracker.training = training
+
+    def _nonfinite(self):
+        """How many losses of this epoch were not finite; reads from the device."""
+        if self._tracker is None:
+            return 0
+        return int(keras.ops.convert_to_numpy(self._tracker.nonfinite))
 
     def _scaling(self):
         optimizer = self.model.optimizer

@@ -216,6 +216,7 @@ class _Run:
             score_name=next(iter(scores)),
             test_loss=number(loss),
             final_loss=last["loss"],
+            nonfinite_losses=last["nonfinite_losses"],
             best_validation_score=None,
             steps_per_second=statistics.median(speeds) if speeds else None,
             skipped_steps=None if skipped is None else int(skipped),

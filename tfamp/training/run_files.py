@@ -370,6 +370,8 @@ class RunResult(NamedTuple):
         are fractions.
       loss_scaling: Whether loss scaling was allowed where the mode needs it.
       batch_size: Examples in a batch of all replicas; 0 where the data decide.
+      nonfinite_losses: How many losses of the last epoch were not finite; `final_loss`
+        is the mean of the others.
     """
 
     mode: str
@@ -389,6 +391,7 @@ class RunResult(NamedTuple):
     errors: list[str]
     loss_scaling: bool
     batch_size: int
+    nonfinite_losses: int = 0
 
     @property
     def variant(self) -> str:

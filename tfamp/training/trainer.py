@@ -251,6 +251,7 @@ class _Run:
             score_name=next(iter(scores)),
             test_loss=callbacks.json_number(loss),
             final_loss=epochs[-1]["loss"],
+            nonfinite_losses=epochs[-1]["nonfinite_losses"],
             best_validation_score=best(
                 (v for v in validation if v is not None), default=None
             ),

@@ -297,6 +297,12 @@ def _diverged(groups):
         seeds = [str(r.seed) for r in runs if None in (r.final_loss, r.test_loss)]
         if seeds:
             yield f"the loss of {mode} is not finite with seed {', '.join(seeds)}"
+        for run in runs:
+            if run.nonfinite_losses and run.final_loss is not None:
+                yield (
+                    f"{run.nonfinite_losses} losses of {mode} in the last epoch with "
+                    f"seed {run.seed} are not finite; the final one is the others' mean"
+                )
 
 
 def _mean(values, form):
