@@ -37,5 +37,5 @@ def synthetic(path, batch_size):
     task = cells.get_task(config)
     task.slow_modes = True
     task.batch_sizes = (batch_size,)
-    task.xla = ("float32", "mixed_bfloat16", "mixed_float16")
+    task.xla = ("float32", "tf32", "mixed_bfloat16", "mixed_float16")
     return task

@@ -1,4 +1,4 @@
-"""Single layers in float32 and in 16 bits: which are slower?
+"""Single layers in float32, TF32 where there is, and in 16 bits: which are slower?
 
     python scripts/benchmark.py --config=configs/benchmark/layers.py
 
@@ -19,7 +19,5 @@ def get_config():
     config = cells.get_config()
     config.name = "layers"
     for name in functions.find(f"{MODELS}:LAYERS"):
-        task = cells.get_task(f"{MODELS}:layer", name=name)
-        task.modes = ("float32", "mixed_bfloat16")
-        config.tasks[name] = task
+        config.tasks[name] = cells.get_task(f"{MODELS}:layer", name=name)
     return config

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from tfamp import functions
-from tfamp.benchmark import cells, workloads
+from tfamp.benchmark import accuracy, cells, jobs, workloads
 from tfamp.facts import hardware
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -71,19 +71,35 @@ def test_modes_by_default_are_the_fast_ones_and_one_of_16_bits(
     assert cells.default_modes(slow) == expected
 
 
+@pytest.mark.parametrize(("device", "base"), [("h100", "tf32"), ("v100", "float32")])
+def test_the_base_is_tf32_where_the_device_has_it(device, base, monkeypatch):
+    found = hardware.find_device(device)
+    monkeypatch.setattr(hardware, "read_devices", lambda: [found])
+    config = make(modes=(), frameworks=("tfamp",))
+    planned = cells.plan(config)
+    assert {cells.base(planned, cell, config).mode for cell in planned} == {base}
+    config.time_to_accuracy.digits = cells.get_accuracy(config.tasks.digits.config)
+    modes = [mode for _, mode, seed in accuracy.plan(config) if seed == 0]
+    assert set(modes) >= {"float32", base}
+    planned = cells.plan(
+        jobs._benchmark(config.tasks.digits.config, jobs.Settings("train"))
+    )
+    assert {cell.mode for cell in planned} >= {"float32", base}
+
+
 def test_the_base_is_tfamps_float32_of_the_same_shape():
     config = make(xla=("float32",), batch_sizes=(8, 16))
     planned = cells.plan(config)
     for cell in planned:
-        base = cells.twin(planned, cell, "float32", config)
+        base = cells.base(planned, cell, config)
         expected = ("tfamp", "float32", cell.batch_size, "off")
         assert (base.framework, base.mode, base.batch_size, base.jit) == expected
     config.tasks.digits.jit = ("off", "on")
     compiled = next(c for c in cells.plan(config) if c.jit == "on")
-    assert cells.twin(cells.plan(config), compiled, "float32", config).jit == "on"
+    assert cells.base(cells.plan(config), compiled, config).jit == "on"
     config.tasks.other = make(beside="digits").tasks.digits
     other = compiled._replace(task="other", batch_size=8)
-    assert cells.twin(planned, other, "float32", config).task == "digits"
+    assert cells.base(planned, other, config).task == "digits"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +137,7 @@ def test_every_configuration_plans_its_cells_and_shows_its_command(path):
     assert {cell.framework for cell in planned} >= {"tfamp"}
     assert 1 <= len(cells.plan(tiny)) <= len(planned) and tiny.repeats == 1
     for cell in planned:
-        base = cells.twin(planned, cell, "float32", config)
+        base = cells.base(planned, cell, config)
         assert base is not None and base.mode == "float32"
     command = f"python scripts/benchmark.py --config={path.relative_to(ROOT)}"
     default = "python scripts/benchmark.py\n"

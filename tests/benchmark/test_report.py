@@ -132,6 +132,21 @@ def test_answer_compares_with_one_base_and_names_that_of_another_task():
     assert answers["other"].startswith("float32 is 0.50x (0.50 to 0.50) as fast as net")
 
 
+def test_speed_up_is_told_over_tf32_where_that_was_measured():
+    times = accuracy.summarize("net", {**TIMES, "tf32": TIMES["float32"]}, 0.9)
+    made = make({**ALL, cell("tf32"): repeats(0.08)}, times=times)
+    assert row_of(made, FAST).speed_up.mean == pytest.approx(1.6)
+    assert row_of(made, BASE).speed_up.mean == pytest.approx(0.8)
+    assert "mixed_bfloat16 is 1.60x" in made.answers()["net"]
+    assert "as fast as tf32" in made.answers()["net"]
+    assert "loss - tf32's" in made.tables()["net"][0]
+    assert {row.base for row in made.accuracy} == {"tf32"}
+    assert "tf32's time over it" in made.accuracy_table()[0]
+    assert "Speed-up over tf32" in Page(made.to_html()).text
+    slow = make({**ALL, cell("tf32"): repeats(0.01)})
+    assert slow.answers()["net"].startswith("stay in tf32")
+
+
 def test_without_float32_there_is_no_speed_up_and_the_column_says_so():
     made = make({FAST: repeats(0.1)}, {BASE: "OOM"})
     (found,) = [row for row in made.rows if not row.failed]

@@ -15,7 +15,6 @@ from ml_collections import config_dict
 from tfamp.benchmark import cells, statistics
 from tfamp.training import compare, run_files, trainer
 
-_BASE = "float32"
 _MARGIN = 1e-6  # A score is a float32; it may miss the target by its rounding.
 _SHARE = 0.5  # Of the seeds; a ratio of fewer says more of luck than of the mode.
 
@@ -43,10 +42,11 @@ class Row(NamedTuple):
       task, mode, target: What was trained up to which score.
       seeds, reached: How many runs there were, and how many reached it.
       seconds: Median of the time to the target; None if none did.
-      ratio: float32's time over this mode's, of the seeds that reached it in both.
+      ratio: The base's time over this mode's, of the seeds that reached it in both.
       test_score: Mean over the runs.
       points: {seed: (seconds, score) after each epoch}.
       failed: Why the first run that failed did; "" if none.
+      base: The first of `cells.BASES` that was run to the target; "" if none was.
     """
 
     task: str
@@ -59,6 +59,7 @@ class Row(NamedTuple):
     test_score: float | None
     points: dict[int, tuple[tuple[float, float], ...]]
     failed: str = ""
+    base: str = ""
 
 
 def plan(config) -> dict[tuple[str, str, int], config_dict.ConfigDict]:
@@ -76,7 +77,7 @@ def plan(config) -> dict[tuple[str, str, int], config_dict.ConfigDict]:
     runs = {}
     for name, each in config.time_to_accuracy.items():
         chosen, _ = compare.mixed_mode(each.config.precision.mode)
-        modes = each.modes or (_BASE, chosen)
+        modes = each.modes or (*cells.plain_modes(), chosen)
         for number in range(each.seeds):
             seed, first = each.config.seed + number, number % len(modes)
             for mode in (*modes[first:], *modes[:first]):
@@ -142,19 +143,20 @@ def summarize(
         mode: {seed: run.reached for seed, run in own.items() if run.reached}
         for mode, own in runs.items()
     }
-    rows = []
+    rows, base = [], next((mode for mode in cells.BASES if times.get(mode)), "")
     for mode, own in runs.items():
-        ratio = statistics.ratio(times[mode], times.get(_BASE, {}))
+        ratio = statistics.ratio(times[mode], times.get(base, {}))
         enough = ratio is not None and ratio.repeats >= _SHARE * len(own)
         scores = [run.test_score for run in own.values() if run.test_score is not None]
         rows.append(
             Row(
                 *(task, mode, target, len(own), len(times[mode])),
                 seconds=numbers.median(times[mode].values()) if times[mode] else None,
-                ratio=ratio if enough and mode != _BASE else None,
+                ratio=ratio if enough and mode != base else None,
                 test_score=numbers.fmean(scores) if scores else None,
                 points={seed: run.points for seed, run in own.items()},
                 failed=next((run.failed for run in own.values() if run.failed), ""),
+                base=base,
             )
         )
     return rows

@@ -29,6 +29,9 @@ VARIANTS = {
     "rewrite_bfloat16": ("mixed_bfloat16", "bfloat16"),
     "rewrite_float16": ("mixed_float16", "float16"),
 }
+# What a mode is compared with: the first that has figures. TF32 is what users have
+# where the device has it; "float32" switches it off.
+BASES = ("tf32", "float32")
 _TINY_MODES = ("float32", "mixed_bfloat16")
 # What the cells' figures do not depend on: a folder goes on under others.
 _FREE = ("repeats", "memory_limit_mb", "time_limit", "torch_python", "tiny")
@@ -82,7 +85,7 @@ def get_task(workload: Any, **arguments: Any) -> config_dict.ConfigDict:
     task.sequence_lengths = ()  # The same.
     task.jit = ("off",) if own else ("auto",)  # XLA; "auto": as the workload has it.
     task.xla = ()  # Modes that are measured with XLA, too.
-    task.beside = ""  # The task whose float32 is the base; "": this one.
+    task.beside = ""  # The task that the base is of; "": this one.
     return task
 
 
@@ -94,7 +97,7 @@ def get_accuracy(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """
     accuracy = config_dict.ConfigDict()
     accuracy.config = config
-    accuracy.modes = ()  # Empty: float32 and the mode for this machine.
+    accuracy.modes = ()  # Empty: `plain_modes`, and the mode for this machine.
     accuracy.seeds = 3
     accuracy.target = 0.95  # Validation score.
     return accuracy
@@ -228,6 +231,12 @@ def _own_batch_size(config, mode):
     return None if config is None else with_mode(config, mode, 0).batch_size
 
 
+def plain_modes() -> tuple[str, ...]:
+    """Returns "float32", and "tf32" where this host's devices have it."""
+    fast = hardware.format_support("tf32", hardware.read_devices()).fast
+    return ("float32", "tf32") if fast else ("float32",)
+
+
 def default_modes(slow: bool = False) -> list[str]:
     """Returns the columns that the devices of this host can compute, float32 first.
 
@@ -290,8 +299,8 @@ def config_of(task: Any, cell: Cell, seed: int) -> config_dict.ConfigDict:
     return one
 
 
-def twin(rows: Any, cell: Cell, mode: str, config: Any) -> Cell | None:
-    """Returns the cell of another mode that one is compared with, if it was measured.
+def base(rows: Any, cell: Cell, config: Any) -> Cell | None:
+    """Returns the cell that one is compared with: the first of `BASES` that there is.
 
     It is tfamp's without XLA, unless the task asks for several choices of XLA; of the
     same shape or, if that mode was measured with another batch size alone, of that one.
@@ -299,9 +308,12 @@ def twin(rows: Any, cell: Cell, mode: str, config: Any) -> Cell | None:
     Args:
       rows: The cells that have figures.
       cell: One of them.
-      mode: The other mode.
       config: The configuration of the benchmark.
     """
+    return next(filter(None, (_twin(rows, cell, mode, config) for mode in BASES)), None)
+
+
+def _twin(rows, cell, mode, config):
     task = config.tasks[cell.task]
     jit = cell.jit if cell.jit in task.jit else task.jit[0]
     base = Cell(task.beside or cell.task, "tfamp", mode, jit=jit)

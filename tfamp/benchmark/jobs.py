@@ -48,7 +48,7 @@ def define() -> None:
     for name, text in (
         ("batch_sizes", "Batch sizes; default: the configuration's, float32's own."),
         ("sequence_lengths", "Lengths; default: the configuration's."),
-        ("modes", "Modes; default: float32 and the configuration's."),
+        ("modes", "Modes; default: float32, TF32 where it is, the configuration's."),
         ("jit", "XLA: auto, on, off; default: as the configuration says."),
     ):
         flags.DEFINE_list(_PREFIX + name, [], text)
@@ -103,7 +103,7 @@ def _benchmark(config, settings):
     mixed, _ = compare.mixed_mode(precision.mode, precision.graph_rewrite)
     if precision.graph_rewrite:
         mixed = mixed.replace("mixed", "rewrite")
-    task.modes = settings.modes or ("float32", mixed)
+    task.modes = settings.modes or (*cells.plain_modes(), mixed)
     asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
     task.jit = settings.jit or (asked,)
     task.frameworks = ("tfamp",)
@@ -186,19 +186,23 @@ def published(made: report.Report) -> list[dict[str, str]]:
 
 
 def _line(row, base, made):
-    unit, over = made.tasks[row.cell.task]["unit"], row.speed_up_over_tf32
+    unit = made.tasks[row.cell.task]["unit"]
     sizes = row.cell.batch_size, base.cell.batch_size if base else "-"
+    own = base.cell.mode if base else ""
+    rates = {
+        name: f"{base.rate:.2f}" if own == mode else "-"
+        for name, mode in (("FP32", "float32"), ("TF32", "tf32"))
+    }
+    name = "TF32" if made.base == "tf32" else "FP32"
     return {
         "GPU/CPU": made.machine["machine"],
         "sequence length": str(row.cell.sequence_length or "-"),
-        "batch size (mode, FP32)": ", ".join(map(str, sizes)),
+        f"batch size (mode, {name})": ", ".join(map(str, sizes)),
         "mode": row.cell.mode,
         "XLA": "on" if row.xla else "off",
         f"throughput mode ({unit}/s)": f"{row.rate:.2f}",
-        f"throughput FP32 ({unit}/s)": f"{base.rate:.2f}" if base else "-",
-        f"throughput TF32 ({unit}/s)": f"{row.rate / over.mean:.2f}" if over else "-",
+        **{f"throughput {name} ({unit}/s)": rate for name, rate in rates.items()},
         **{f"latency {name} (ms)": f"{x:.1f}" for name, x in row.latency_ms.items()},
         "speed-up": statistics.times(row.speed_up),
-        "speed-up over TF32": statistics.times(over),
         "error": row.error,
     }

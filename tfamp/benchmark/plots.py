@@ -20,8 +20,8 @@ def draw(report: Any) -> dict[str, str]:
 
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 8}):
         figures = {
-            "Speed-up over float32, with its 95 % interval": _speed_ups(report),
-            "Loss beside float32's, with its 95 % interval": _losses(report),
+            f"Speed-up over {report.base}, with its 95 % interval": _speed_ups(report),
+            f"Loss beside {report.base}'s, with its 95 % interval": _losses(report),
             "Score over time": _accuracy(report),
         }
         return {title: _svg(each) for title, each in figures.items() if each}

@@ -10,7 +10,7 @@ from tfamp import errors, tables
 from tfamp.benchmark import accuracy, cells, plots, rows, statistics
 from tfamp.training import run_files
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _GIB = 2**30
 _NONE = "-"
 _REPEATS = 3  # Of fewer there is no interval, and nothing is recommended.
@@ -47,6 +47,13 @@ class Report(NamedTuple):
             "accuracy": [_plain(row) for row in self.accuracy],
         }
 
+    @property
+    def base(self) -> str:
+        """The mode that others are compared with: TF32 where the device has it."""
+        found = [row.base.mode for row in self.rows if row.base]
+        found += [row.base for row in self.accuracy if row.base]
+        return " or ".join(dict.fromkeys(found)) or "float32"
+
     def answers(self) -> dict[str, str]:
         """Returns for each task which mode, how much faster, memory and loss."""
         return {task: _answer(task, self.rows) for task in self.tasks}
@@ -54,14 +61,16 @@ class Report(NamedTuple):
     def tables(self) -> dict[str, list[dict[str, str]]]:
         """Returns for each task its rows as texts by column."""
         return {
-            task: told([_cells_of(row, self.tasks[task]["unit"]) for row in rows])
+            task: told(
+                [_cells_of(r, self.tasks[task]["unit"], self.base) for r in rows]
+            )
             for task in self.tasks
             if (rows := [r for r in self.rows if r.cell.task == task and not r.failed])
         }
 
     def accuracy_table(self) -> list[dict[str, str]]:
         """Returns the times to accuracy as texts by column."""
-        return told([_accuracy_cells(row) for row in self.accuracy])
+        return told([_accuracy_cells(row, self.base) for row in self.accuracy])
 
     def failures(self) -> list[str]:
         """Returns a line for each cell without figures."""
@@ -77,10 +86,10 @@ class Report(NamedTuple):
             f"{asked['steps']} timed steps of {step} after {asked['warmup']}, a fresh "
             f"process for each of {asked['repeats']} interleaved repeats, each with a "
             "seed of its own; of less than three there is no interval",
-            "speed-up: examples a second over float32's, paired by repeat: geometric "
-            "mean and its 95 % interval; loss: mean over the timed steps, relative to "
-            "float32's from the same weights and batches, paired by seed, with its "
-            "95 % interval",
+            f"speed-up: examples a second over {self.base}'s, paired by repeat: "
+            "geometric mean and its 95 % interval; loss: mean over the timed steps, "
+            f"relative to {self.base}'s from the same weights and batches, paired by "
+            "seed, with its 95 % interval",
             "memory: the most that a process held, less what it held before the model; "
             "step: median and quartiles; first: its first step, compilation included",
         ]
@@ -226,7 +235,8 @@ def _answer(task, every) -> str:
             rest = f"the next is {ours[0].cell.column}, {_compared(ours[0], base)}."
         if few:
             return f"not decided: fewer than {_REPEATS} repeats; {rest}"
-        return f"stay in float32: no mode is surely faster with the same loss; {rest}"
+        stay = f"stay in {base.cell.mode}"
+        return f"{stay}: no mode is surely faster with the same loss; {rest}"
     where = f" (batch {best.cell.batch_size})" if best.cell.batch_size else ""
     return f"{best.cell.column}{where} is {_compared(best, base)}."
 
@@ -255,7 +265,7 @@ def _compared(row, base):
     return ", ".join([*parts, f"{name} {row.error}"])
 
 
-def _cells_of(row, unit):
+def _cells_of(row, unit, base):
     low, middle, high = row.step_ms
     memory = _NONE if row.memory is None else f"{row.memory / _GIB:.2f} GiB"
     scale = _NONE if row.loss_scale is None else f"{row.loss_scale:,.0f}"
@@ -263,7 +273,7 @@ def _cells_of(row, unit):
         "mode": row.cell.column,
         "sizes": row.cell.shape or f"batch {row.examples}",
         "speed-up": statistics.times(row.speed_up),
-        "loss - float32's": row.error,
+        f"loss - {base}'s": row.error,
         "step": f"{_ms(middle)} ms ({_ms(low)} to {_ms(high)})",
         "rate": f"{row.rate:,.4g} {unit}/s",
         "memory": memory,
@@ -277,7 +287,7 @@ def _ms(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _accuracy_cells(row):
+def _accuracy_cells(row, base):
     score = _NONE if row.test_score is None else f"{row.test_score:.4g}"
     return {
         "task": row.task,
@@ -285,7 +295,7 @@ def _accuracy_cells(row):
         "target": f"{row.target:g}",
         "reached": f"{row.reached} of {row.seeds}",
         "seconds": _NONE if row.seconds is None else f"{row.seconds:.3g}",
-        "float32's time over it": statistics.times(row.ratio),
+        f"{base}'s time over it": statistics.times(row.ratio),
         "test score": score,
     }
 

@@ -1,4 +1,4 @@
-"""A row of a benchmark: what came of one cell over its repeats, beside float32."""
+"""A row of a benchmark: what came of one cell over its repeats, beside the base."""
 
 import statistics as numbers
 from collections.abc import Mapping
@@ -28,13 +28,12 @@ class Row(NamedTuple):
       loss: Mean over the timed steps of all repeats; None for inference.
       skipped_steps, loss_scale: None without loss scaling.
       xla, tensor_float_32, note: What was in force.
-      speed_up: Rate over that of float32, repeat by repeat; None without.
-      speed_up_over_tf32: The same over tf32.
-      loss_difference: Relative, from float32 over equal steps of equal seeds; None
+      speed_up: Rate over that of the base, repeat by repeat; None without.
+      loss_difference: Relative, from the base over equal steps of equal seeds; None
         where batches have other sizes, or a loss is not finite.
-      output_error: Inference: largest difference of an output from float32's, relative
+      output_error: Inference: largest difference of an output from the base's, relative
         to the largest output.
-      base: The cell that float32's figures are of; None without.
+      base: The cell that it is compared with, of `cells.BASES`; None without.
     """
 
     cell: cells.Cell
@@ -54,7 +53,6 @@ class Row(NamedTuple):
     tensor_float_32: bool | None = None
     note: str = ""
     speed_up: statistics.Estimate | None = None
-    speed_up_over_tf32: statistics.Estimate | None = None
     loss_difference: statistics.Estimate | None = None
     output_error: float | None = None
     base: cells.Cell | None = None
@@ -120,10 +118,7 @@ def make(
         tensor_float_32=figures[0]["tensor_float_32"],
         note=figures[0]["note"],
     )
-    if tf32 := cells.twin(known, cell, "tf32", config):
-        over = statistics.ratio(_rates(known[tf32], config.job), rates)
-        row = row._replace(speed_up_over_tf32=over)
-    if base := cells.twin(known, cell, "float32", config):
+    if base := cells.base(known, cell, config):
         over = statistics.ratio(_rates(known[base], config.job), rates)
         row = row._replace(speed_up=over, base=base)
     if base and base.batch_size == cell.batch_size:
