@@ -49,6 +49,8 @@ def find(name):
         (CONV, "1", {"started": True}, "1", "1 if set in time", "too late"),
         (CONV, None, {"started": True}, "1", "1", ""),
         (AUTOTUNE, "0", {"started": True}, "0", "0", ""),
+        (switches.GROWTH, "true", {}, "true", "true", ""),
+        (switches.GROWTH, "true", {"devices": [CPU]}, "true", "no effect", "no NVIDIA"),
         (AUTOTUNE, None, {"deterministic": True}, "1", "0", "op determinism"),
         (switches.DETERMINISM, None, {"deterministic": True}, "1", "1", ""),
     ],

@@ -1,3 +1,4 @@
+import pathlib
 import socket
 import time
 
@@ -15,6 +16,18 @@ def offline(monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_arrays_of_the_recipes_stay_on_the_host(monkeypatch):
+    def find_device(arrays):
+        return tf.constant(arrays).device
+
+    monkeypatch.setattr(tf.data.Dataset, "from_tensor_slices", find_device)
+    with tf.Graph().as_default(), tf.device("GPU:0"):
+        assert find_device(0).endswith("GPU:0")
+        assert data.slices(0).endswith("CPU:0")
+    texts = [p.read_text() for p in pathlib.Path(data.__file__).parent.glob("*.py")]
+    assert sum(text.count(".from_tensor_slices(") for text in texts) == 1
 
 
 def test_hold_out_parts_are_disjoint_and_not_empty():

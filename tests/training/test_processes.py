@@ -47,7 +47,37 @@ def start_another():
     return processes.call(meet, 1)
 
 
+def find_environment(*names):
+    return [os.environ.get(name) for name in names]
+
+
 # ---- Tests ----
+
+
+GPU = "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((None, None), ["0", "true"]),
+        (("3,1", None), ["3", "true"]),
+        (("GPU-8a,GPU-9b", "false"), ["GPU-8a", "false"]),
+        (("-1", None), ["-1", "true"]),
+        (("", "1"), ["", "1"]),
+    ],
+)
+def test_a_process_sees_one_gpu_and_takes_of_it_what_it_needs(given, expected):
+    here = {k: v for k, v in zip(GPU, given, strict=True) if v is not None}
+    assert list(processes.one_gpu(here).values()) == expected
+
+
+def test_a_process_has_the_environment_that_is_set_here_and_leaves_it(monkeypatch):
+    for given in ("2,1", "5"):  # The second after the server has started.
+        monkeypatch.setenv(GPU[0], given)
+        monkeypatch.delenv(GPU[1], raising=False)
+        assert processes.call(find_environment, *GPU).value == [given[0], "true"]
+        assert find_environment(*GPU) == [given, None]
 
 
 def test_each_call_has_a_process_of_its_own_that_starts_no_others():

@@ -24,6 +24,7 @@ from tfamp import errors
 from tfamp.benchmark import accuracy, cells, measure, report, torch_peer, workloads
 from tfamp.benchmark.torch_peer import exchange
 from tfamp.diagnostics import doctor
+from tfamp.facts import hardware
 from tfamp.training import processes, run_files, synthetic
 
 _SCHEMA_VERSION = 2  # Of the files of cells.
@@ -140,6 +141,7 @@ def run(
                 "machine": described.device,
                 "platform": platform.platform(),
                 "cpu_cores": _cores(),
+                "process_environment": _gpu_environment(),
                 "versions": {**known, **versions},
             },
             [f"without PyTorch: {no_torch}"] if no_torch else [],
@@ -162,6 +164,14 @@ def _commit():
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+def _gpu_environment():
+    """What the cells' processes have in their environment; "" without a GPU."""
+    if all(device.kind != "GPU" for device in hardware.read_devices()):
+        return ""
+    asked = processes.one_gpu(os.environ)
+    return " ".join(f"{name}={value}" for name, value in asked.items())
 
 
 def _find_torch(config, planned):

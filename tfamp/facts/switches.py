@@ -24,6 +24,9 @@ VARIABLES = {
     "TF_FP16_RNN_USE_FP32_COMPUTE": ("GPU", "1"),
     "TF_CONV2D_USE_FP16_ACCUMULATE": ("CPU", "0"),
 }
+# Whether TensorFlow takes a GPU's memory as it needs it, or all of it at once.
+GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+_DESCRIBED = {**VARIABLES, GROWTH: ("GPU", "false")}
 _IN_TIME = "if set in time"
 
 
@@ -46,11 +49,11 @@ class Switch(NamedTuple):
 def describe() -> list[Switch]:
     """Returns every switch as it stands here, without starting TensorFlow's runtime."""
     state = str(int(graph_context.deterministic()))
-    return [Switch(DETERMINISM, state, state, ""), *map(_describe, VARIABLES)]
+    return [Switch(DETERMINISM, state, state, ""), *map(_describe, _DESCRIBED)]
 
 
 def _describe(name):
-    needs, default = VARIABLES[name]
+    needs, default = _DESCRIBED[name]
     requested = effective = os.environ.get(name, default)
     reason = ""
     devices = hardware.read_devices()
@@ -60,7 +63,7 @@ def _describe(name):
         effective, reason = "0", "op determinism takes cuDNN's first algorithm"
     elif name != AUTOTUNE and name in os.environ and graph_context.has_started():
         effective = f"{requested} {_IN_TIME}"
-        reason = "TensorFlow has started: too late if such a kernel has run"
+        reason = "TensorFlow has started: too late if it has been read"
     return Switch(name, requested, effective, reason)
 
 

@@ -59,6 +59,18 @@ def describe_sizes(train, validation, test) -> str:
     return "{} training, {} validation, {} test examples".format(*sizes)
 
 
+def slices(arrays: Any) -> tf.data.Dataset:
+    """Returns a dataset of arrays, which stay in the host's memory.
+
+    TensorFlow would copy them to the GPU if there is one.
+
+    Args:
+      arrays: As for `tf.data.Dataset.from_tensor_slices`.
+    """
+    with tf.device("CPU:0"):
+        return tf.data.Dataset.from_tensor_slices(arrays)
+
+
 def repeat(features, labels) -> tf.data.Dataset:
     """Returns an endless dataset of batches, for a `tasks.Synthetic`.
 
@@ -66,7 +78,7 @@ def repeat(features, labels) -> tf.data.Dataset:
       features: Arrays [batches, batch, ...], or a dict of such.
       labels: The same.
     """
-    batches = tf.data.Dataset.from_tensor_slices((features, labels))
+    batches = slices((features, labels))
     return batches.repeat().prefetch(tf.data.AUTOTUNE)
 
 

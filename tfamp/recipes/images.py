@@ -82,7 +82,7 @@ def _predict(config, shape, names, model, rows, folder):
     """Returns the classes of the images in the column "file"; see `tasks.Task`."""
     import pandas
 
-    files = tf.data.Dataset.from_tensor_slices(data.pick(rows, ["file"]).file.tolist())
+    files = data.slices(data.pick(rows, ["file"]).file.tolist())
     images = files.map(lambda path: images_data.decode(path, shape))
     batches = pipeline.evaluation_batches(images, config.eval_batch_size)
     logits = model.predict(batches, verbose=0).astype("float64")

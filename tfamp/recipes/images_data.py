@@ -75,7 +75,7 @@ def load_digits(image_size: int):
     images = tf.image.resize(images, (image_size, image_size))
     images = np.clip(np.rint(images.numpy()), 0, 255).astype("uint8")
     parts = _hold_out(images, digits.target.astype("int64"))
-    return *map(tf.data.Dataset.from_tensor_slices, parts), [*map(str, range(10))]
+    return *map(data.slices, parts), [*map(str, range(10))]
 
 
 def _hold_out(examples, labels):
@@ -109,7 +109,7 @@ def _read_folder(root):
     shape = _measure([path for paths, _ in parts for path in paths])
 
     train, test = (
-        tf.data.Dataset.from_tensor_slices(part).map(
+        data.slices(part).map(
             lambda path, label: (decode(path, shape), label), tf.data.AUTOTUNE
         )
         for part in parts

@@ -14,7 +14,6 @@ import pathlib
 
 import keras
 import numpy as np
-import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.graph_rewrite import switch as graph_rewrite
@@ -90,7 +89,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     """
     text = language_data.read(config)
     parts = {
-        name: tf.data.Dataset.from_tensor_slices((windows[:, :-1], windows[:, 1:]))
+        name: data.slices((windows[:, :-1], windows[:, 1:]))
         for name, windows in text.windows.items()
     }
     description = (

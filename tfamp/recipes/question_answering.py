@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import keras
-import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.recipes import data as data_sets
@@ -102,8 +101,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         tokenizer = presets.train_tokenizer(texts, config.model.vocabulary_size)
     cut = [_cut(config.data, tokenizer, part) for part in parts]
     train, validation, test = (
-        tf.data.Dataset.from_tensor_slices((windows.features, windows.labels))
-        for windows in cut
+        data_sets.slices((windows.features, windows.labels)) for windows in cut
     )
     return tasks.Task(
         train,
@@ -234,7 +232,7 @@ def _predict(config, tokenizer, model, rows, folder):
 def _answer(config, questions, windows, model):
     """Returns the best answers to each question; see `squad_windows.decode`."""
     batches = pipeline.evaluation_batches(
-        tf.data.Dataset.from_tensor_slices(windows.features), config.eval_batch_size
+        data_sets.slices(windows.features), config.eval_batch_size
     )
     # A bar on a terminal; a file has the trainer's lines.
     logits = model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)

@@ -61,7 +61,7 @@ def load(config: config_dict.ConfigDict):
         dice = 2 * share / (1 + share)
         note = f"foreground {share:.3f} of the test pixels (all foreground: Dice "
         note += f"{dice:.2f})"
-    return *map(tf.data.Dataset.from_tensor_slices, parts), note
+    return *map(data.slices, parts), note
 
 
 # The next two return (train, test), each (images, masks): uint8 [examples, height,

@@ -7,7 +7,6 @@ import sys
 
 import keras
 import numpy as np
-import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.recipes import data, tabular_data
@@ -118,7 +117,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     def encoded(rows):
         labels = np.log1p(rows[[config.data.target_column]].to_numpy())
         inputs = tabular_data.encode(encoder, rows)
-        return tf.data.Dataset.from_tensor_slices((inputs, labels.astype("float32")))
+        return data.slices((inputs, labels.astype("float32")))
 
     return tasks.Task(
         train=encoded(splits.train),
@@ -315,7 +314,7 @@ def _predict(config, encoder, model, rows, folder):
 def _amounts(config, encoder, rows, model):
     """Returns the predicted targets, float64 [rows]; below 0 there are none."""
     batches = pipeline.evaluation_batches(
-        tf.data.Dataset.from_tensor_slices(tabular_data.encode(encoder, rows)),
+        data.slices(tabular_data.encode(encoder, rows)),
         config.eval_batch_size,
     )
     # A bar on a terminal; a file has the trainer's lines.

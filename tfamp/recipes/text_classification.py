@@ -86,7 +86,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     encoded = [encode(tokenizer, part, length) for part in parts]
     width = max(_width(features) for features, _ in encoded)
     train, validation, test = (
-        tf.data.Dataset.from_tensor_slices(
+        data.slices(
             (
                 {name: values[:, :width] for name, values in features.items()},
                 part.label.to_numpy("int32"),

@@ -15,6 +15,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from tfamp import errors, functions
+from tfamp.facts import switches
 from tfamp.training import (
     base_config,
     batch_size,
@@ -258,6 +259,8 @@ def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
       main: Function of the command line; default: `run_flags`.
     """
     main = main or (lambda argv: run_flags())
+    # Others may be on this GPU. Read when TensorFlow starts; the switches report it.
+    os.environ.setdefault(switches.GROWTH, "true")
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 

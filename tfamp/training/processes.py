@@ -21,18 +21,19 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.facts import hardware
+from tfamp.facts import hardware, switches
 
 MIB = 2**20
 TIME_LIMIT = 3600  # Seconds; compilation can take many minutes.
 # Of what the host has available: the rest is for what others take meanwhile.
 SHARE = 0.8
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PAUSE = 0.005  # Seconds; between two looks a step can take some tens of MiB.
 _KILLED = "killed (SIGKILL), as Linux does with a process when memory runs out"
 # How a process' last words tell that memory ran out, and what of them is shown.
@@ -122,7 +123,8 @@ def call(
         words = pathlib.Path(folder, "words")
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
-            target=_serve, args=(sender, words, memory, function, arguments)
+            target=_serve,
+            args=(sender, words, memory, one_gpu(os.environ), function, arguments),
         )
         try:
             with _without_main():
@@ -163,8 +165,24 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = before
 
 
-def _serve(sender, words, memory, function, arguments):
+def one_gpu(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns what a process of `call` has in its environment besides.
+
+    One GPU, the first of those that are visible here, of which it takes what it needs:
+    TensorFlow would reserve the memory of all.
+
+    Args:
+      environment: That of this process; what it says of memory holds.
+    """
+    return {
+        _VISIBLE: environment.get(_VISIBLE, "0").split(",")[0],
+        switches.GROWTH: environment.get(switches.GROWTH, "true"),
+    }
+
+
+def _serve(sender, words, memory, environment, function, arguments):
     """Calls the function and sends what came of it."""
+    os.environ.update(environment)  # TensorFlow has not looked for GPUs yet.
     file = os.open(words, os.O_WRONLY | os.O_CREAT)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)

@@ -5,6 +5,7 @@ interpreter that may have PyTorch and nothing of tfamp, so it imports nothing of
 """
 
 import json
+import os
 import pathlib
 import subprocess
 from typing import Any
@@ -66,5 +67,6 @@ def _run(command, text, timeout):
         text=True,
         errors="replace",
         check=False,
+        env={**os.environ, **processes.one_gpu(os.environ)},
         timeout=timeout,
     )
