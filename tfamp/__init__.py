@@ -83,6 +83,7 @@ __all__ = [
     "enable_graph_rewrite",
     "export",
     "export_float32",
+    "find_batch_size",
     "float_format",
     "graph_rewrite_report",
     "graph_rewrite_scope",
@@ -100,6 +101,7 @@ __all__ = [
 _ABOVE = {
     "BackupAndRestore": "tfamp.training.backup",
     "benchmark_model": "tfamp.benchmark",
+    "find_batch_size": "tfamp.training.batch_size",
 }
 
 

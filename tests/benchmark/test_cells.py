@@ -7,6 +7,7 @@ import pytest
 from tfamp import functions
 from tfamp.benchmark import accuracy, cells, jobs, workloads
 from tfamp.facts import hardware
+from tfamp.training import synthetic
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs/benchmark").glob("*.py"))
@@ -180,4 +181,4 @@ def test_what_a_function_returns_is_checked(code, arguments, message, tmp_path):
     text = f"import keras, tensorflow as tf\n{data}\ndef build():\n    {code}\n"
     (tmp_path / "own.py").write_text(text)
     with pytest.raises(TypeError, match=message):
-        workloads.from_function(f"{tmp_path / 'own.py'}:build", arguments, "auto")
+        synthetic.from_function(f"{tmp_path / 'own.py'}:build", arguments, "auto")

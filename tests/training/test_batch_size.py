@@ -7,9 +7,16 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+import tfamp
 from tfamp import errors
 from tfamp.recipes import images
-from tfamp.training import batch_size, find_batch_size, processes, synthetic
+from tfamp.training import (
+    batch_size,
+    find_batch_size,
+    measured_files,
+    processes,
+    synthetic,
+)
 
 MIB = processes.MIB
 MODES = ("float32", "mixed_bfloat16")
@@ -73,14 +80,15 @@ def stand_in(monkeypatch):
     """A trial takes 100 MiB, and of an example 2 MiB in float32 and 1 MiB in others."""
     made = []
 
-    def call(function, config, steps, *, memory):
+    def call(function, config, mode, size, count, steps, *, memory):
         assert function is batch_size.train
-        made.append((config["precision"]["mode"], config["batch_size"]))
-        each = 2 if made[-1][0] == "float32" else 1
-        held = (100 + each * made[-1][1]) * MIB
+        assert (config["precision"]["mode"], config["batch_size"]) == (mode, size)
+        assert config["optimizer"]["accumulation_steps"] == count
+        made.append((mode, size))
+        held = (100 + (2 if mode == "float32" else 1) * size) * MIB
         if held > memory.host:
             return processes.Outcome(None, "MemoryError: full")
-        figures = {"host_bytes": held, "peak_bytes": held}
+        figures = {"host_bytes": held, "device_bytes": None, "peak_bytes": held}
         return processes.Outcome({**figures, "unit": "images", "description": "net"})
 
     monkeypatch.setattr(processes, "call", call)
@@ -90,12 +98,14 @@ def stand_in(monkeypatch):
 
 def find(folder, said=None, **fields):
     """Searches in 612 MiB: 256 examples fit in float32, 512 in others."""
-    asked = {"modes": MODES, "memory_limit_mb": 612, **fields}
+    asked = {"modes": MODES, "limit": "612MiB", **fields}
     said = [] if said is None else said
     return find_batch_size(make_config(), workdir=folder, report=said.append, **asked)
 
 
-def test_both_modes_are_compared_and_finished_trials_not_made_again(tmp_path, stand_in):
+def test_both_modes_are_compared_and_finished_trials_not_made_again(
+    tmp_path, stand_in, monkeypatch
+):
     found = find(tmp_path / "a")
     first, second = found.sizes
     assert (first["batch_size"], first["failing"], first["ratio"]) == (256, 264, None)
@@ -104,8 +114,8 @@ def test_both_modes_are_compared_and_finished_trials_not_made_again(tmp_path, st
     assert stand_in[0] == ("float32", 8)
     text = (tmp_path / "a/report.md").read_text()
     row = next(line for line in text.splitlines() if "mixed_bfloat16" in line)
-    cells = ["mixed_bfloat16", "512", "520", "2.00", "612 MiB"]
-    assert [cell.strip() for cell in row.split("|")[1:6]] == cells
+    cells = ["mixed_bfloat16", "512", "1", "520", "2.00", "612 MiB"]
+    assert [cell.strip() for cell in row.split("|")[1:7]] == cells
     assert "memory of the CPU: 612 MiB" in text and "net" in text
     stored = json.loads((tmp_path / "a/batch_sizes.json").read_text())
     assert stored["sizes"][1]["batch_size"] == 512
@@ -113,7 +123,29 @@ def test_both_modes_are_compared_and_finished_trials_not_made_again(tmp_path, st
     find(tmp_path / "a", said)
     assert len(stand_in) == made and all("tried before" in line for line in said)
     with pytest.raises(errors.RunError, match="other settings"):
-        find(tmp_path / "a", memory_limit_mb=500)
+        find(tmp_path / "a", steps=3)
+    # Trials that had more room, and those that had less.
+    for limit, sizes in (("400MiB", [144, 296]), ("700MiB", [296, 592])):
+        other = find(tmp_path / "a", limit=limit)
+        assert [x["batch_size"] for x in other.sizes] == sizes
+        most = processes.parse_size(limit)
+        assert all(size["peak_bytes"] <= most for size in other.sizes)
+    # Another machine, or other versions, know nothing of these.
+    made = len(stand_in)
+    monkeypatch.setattr(measured_files, "place", lambda machine: {"device": "other"})
+    assert find(tmp_path / "a") == found
+    assert len(stand_in) > made
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"),
+    [(256, [(256, 1), (256, 1)]), (1000, [(250, 4), (500, 2)]), (331, [(1, 331)] * 2)],
+)
+def test_the_rest_of_an_effective_batch_is_accumulated(whole, expected, stand_in):
+    limit = "612MiB" if whole != 331 else "400MiB"
+    found = find(None, effective_batch=whole, limit=limit)
+    assert [(x["batch_size"], x["accumulation_steps"]) for x in found.sizes] == expected
+    assert "accumulation steps" in str(found)
 
 
 def test_largest_batch_that_is_allowed_ends_the_search(tmp_path, stand_in):
@@ -125,9 +157,12 @@ def test_largest_batch_that_is_allowed_ends_the_search(tmp_path, stand_in):
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"memory_limit_mb": 110}, errors.RunError, "smallest batch size"),
+        ({"limit": "110MiB"}, errors.RunError, "smallest batch size"),
+        ({"limit": "2 gigs"}, ValueError, "Received: limit='2 gigs'. Expected.*'2GiB'"),
+        ({"limit": 0}, ValueError, "Received: limit=0"),
+        ({"effective_batch": 0}, ValueError, "effective_batch=0"),
         ({"max_batch_size": 7}, ValueError, "max_batch_size"),
-        ({"memory_limit_mb": 2**40}, ValueError, "more than this host can spare"),
+        ({"limit": "2 TiB"}, ValueError, "more than this host can spare"),
     ],
     ids=str,
 )
@@ -155,8 +190,8 @@ def test_real_processes_are_held_to_the_limit_and_take_nothing_down(tmp_path):
     config.model.dense = 0
     found = find_batch_size(
         config,
-        ("mixed_bfloat16",),
-        memory_limit_mb=1800,
+        modes=("mixed_bfloat16",),
+        limit="1800MiB",
         max_batch_size=512,
         steps=1,
         workdir=tmp_path,
@@ -167,3 +202,51 @@ def test_real_processes_are_held_to_the_limit_and_take_nothing_down(tmp_path):
     assert size["peak_bytes"] <= 1800 * MIB
     reasons = [t["reason"] for t in size["trials"] if t["reason"]]
     assert reasons and all("limit" in r or "memory" in r.lower() for r in reasons)
+
+
+OWN = """
+import keras
+import tensorflow as tf
+
+
+def build(batch_size):
+    layers = [keras.layers.Dense(4096, "relu") for _ in range(3)]
+    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    one = tf.zeros((64,)), tf.zeros((1,))
+    return model, tf.data.Dataset.from_tensors(one).repeat().batch(batch_size)
+
+
+def fixed(batch_size):
+    return build(16)
+
+
+def lost():
+    return build(8)
+
+
+def uncompiled(batch_size):
+    return keras.Sequential(), build(batch_size)[1]
+"""
+
+
+def test_a_model_of_one_s_own_is_tried_in_processes(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    asked = {"modes": ["float32"], "steps": 1, "workdir": tmp_path / "found"}
+    found = tfamp.find_batch_size(
+        f"{file}:build", "1500MiB", effective_batch=64, **asked
+    )
+    (size,) = found.sizes
+    assert (size["batch_size"], size["accumulation_steps"]) == (64, 1)
+    assert "sequential" in str(found) and "1,500 MiB" in str(found)
+    assert 100 * MIB < size["peak_bytes"] < 1500 * MIB
+    for name, words in (
+        ("fixed", "must return batches of the size.*16 examples for batch_size=8"),
+        ("lost", "no argument batch_size"),
+        ("uncompiled", "must return a compiled keras.Model.*compiled: False"),
+    ):
+        with pytest.raises(tfamp.RunError, match=words):
+            tfamp.find_batch_size(f"{file}:{name}", modes=["float32"])
+    with pytest.raises(ValueError, match="There is no such function"):
+        tfamp.find_batch_size(f"{tmp_path / 'none.py'}:build")

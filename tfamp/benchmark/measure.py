@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from ml_collections import config_dict
 
-from tfamp.benchmark import cells, workloads
+from tfamp.benchmark import cells
 from tfamp.precision import control, policy
 from tfamp.training import processes, synthetic
 
@@ -119,7 +119,7 @@ def _in_force(task, cell, seed) -> Iterator[Any]:
         yield note
 
 
-def _workload(task, cell, job, seed, steps) -> workloads.Workload:
+def _workload(task, cell, job, seed, steps) -> synthetic.Workload:
     """The model, compiled, and its batches."""
     if task.config is None:
         sizes = {
@@ -127,17 +127,15 @@ def _workload(task, cell, job, seed, steps) -> workloads.Workload:
         }
         asked = {name: size for name, size in sizes.items() if size is not None}
         arguments = {**task.arguments.to_dict(), **asked}
-        return workloads.from_function(task.function, arguments, cell.jit)
+        return synthetic.from_function(task.function, arguments, cell.jit)
     config = cells.config_of(task, cell, seed)
-    source = synthetic.create(config)
-    batches = steps * config.optimizer.accumulation_steps
     if job == "train":
-        model = synthetic.compile_model(source, config, batches)
-    else:  # Without the optimizer's memory.
-        model = source.build_model()
-        jit = config.jit_compile
-        model.compile(jit_compile="auto" if jit is None else jit)
-    return workloads.Workload(
+        return synthetic.from_config(config, steps)
+    source = synthetic.create(config)
+    model = source.build_model()  # Without the optimizer's memory.
+    jit = config.jit_compile
+    model.compile(jit_compile="auto" if jit is None else jit)
+    return synthetic.Workload(
         model, source.batches, source.unit, source.description, cell.batch_size
     )
 

@@ -5,9 +5,6 @@ that is busy for a while slows all modes and not one.
 """
 
 import datetime
-import hashlib
-import importlib.util
-import json
 import os
 import pathlib
 import platform
@@ -15,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
@@ -25,11 +22,7 @@ from tfamp.benchmark import accuracy, cells, measure, report, torch_peer, worklo
 from tfamp.benchmark.torch_peer import exchange
 from tfamp.diagnostics import doctor
 from tfamp.facts import hardware
-from tfamp.training import processes, run_files, synthetic
-
-_SCHEMA_VERSION = 2  # Of the files of cells.
-# Facts that are the calling process' own; each cell sets them for itself.
-_OWN_FACTS = ("TF32 flag", "dtype policy", "graph rewrite")
+from tfamp.training import measured_files, processes, run_files, synthetic
 
 
 def benchmark_model(
@@ -212,16 +205,11 @@ class _Harness:
     def __init__(self, config, folder, described, versions, say):
         self.config, self.folder, self.say = config, folder, say
         self.peers = versions
-        plain = described.to_dict()
-        self.place = {
-            "schema_version": _SCHEMA_VERSION,
-            "device": plain["device"],
-            "platform": platform.platform(),
-            "facts": {k: v for k, v in plain["facts"].items() if k not in _OWN_FACTS},
-            "switches": {each["name"]: each["requested"] for each in plain["switches"]},
-        }
+        self.place = measured_files.place(described)
         limit = config.memory_limit_mb
-        self.memory = processes.limits(limit)[0] if limit else processes.Memory()
+        self.memory = (
+            processes.limits(limit * processes.MIB)[0] if limit else processes.Memory()
+        )
         parts = (*config.tasks.values(), *config.time_to_accuracy.values())
         self.preload = synthetic.preload(
             part.config for part in parts if part.config is not None
@@ -255,7 +243,7 @@ class _Harness:
         torch = cell.framework == "torch"
         # A user's function may have changed: its file is part of what was measured.
         place = self.place | {"peers": self.peers if torch else {}}
-        place |= {"function": _fingerprint(task.function)}
+        place |= {"function": measured_files.fingerprint(task.function)}
 
         def work():
             counts = self.config.steps, self.config.warmup
@@ -319,7 +307,7 @@ class _Harness:
     def _do(self, file, label, place, work) -> tuple[Any, str]:
         """Returns (figures, "") of a process, or (None, why it failed)."""
         self._number += 1
-        found = _read(file, place)
+        found = measured_files.read(file, place)
         done = " (measured before)" if found else self._left()
         self.say(f"{self._number} of {self.total}: {label}{done}")
         if found is not None:
@@ -330,8 +318,7 @@ class _Harness:
         if outcome.failure:
             self.say(f"  failed: {outcome.lack or outcome.failure}")
             return None, outcome.lack or outcome.failure
-        text = json.dumps({"identity": place, **outcome.value})
-        run_files.write_text(file, text)
+        measured_files.write(file, place, outcome.value)
         return outcome.value, ""
 
     def _left(self):
@@ -341,26 +328,6 @@ class _Harness:
         each = sum(self._seconds) / len(self._seconds)
         minutes = each * (self.total - self._number + 1) / 60
         return f" (about {max(1, round(minutes))} min left)"
-
-
-def _fingerprint(function):
-    """Tells a user's file as it was when measured; "" for a configuration."""
-    module = function.rpartition(":")[0]
-    if not module:
-        return ""
-    spec = None if module.endswith(".py") else importlib.util.find_spec(module)
-    file = pathlib.Path(spec.origin or "" if spec else module)
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-def _read(file, expected) -> Mapping[str, Any] | None:
-    """A cell's figures; None where another machine or version measured them."""
-    try:
-        figures = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    same = isinstance(figures, dict) and figures.pop("identity", None) == expected
-    return figures if same else None
 
 
 def _cores():

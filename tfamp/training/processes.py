@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import errors
+from tfamp import checks, errors
 from tfamp.facts import hardware, switches
 
 MIB = 2**20
@@ -34,6 +34,7 @@ TIME_LIMIT = 3600  # Seconds; compilation can take many minutes.
 # Of what the host has available: the rest is for what others take meanwhile.
 SHARE = 0.8
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DUMP = 300  # Seconds.
 _PAUSE = 0.005  # Seconds; between two looks a step can take some tens of MiB.
 _KILLED = "killed (SIGKILL), as Linux does with a process when memory runs out"
 # How a process' last words tell that memory ran out, and what of them is shown.
@@ -134,7 +135,8 @@ def call(
             with contextlib.suppress(EOFError):
                 if ended:
                     return Outcome(*receiver.recv())
-            process.join(5 if ended else 0)
+            # A crash may write its memory to a disk first.
+            process.join(_DUMP if ended else 0)
             if process.exitcode is None:
                 return Outcome(None, f"ended after {timeout:.0f} s without figures")
             text = words.read_text(errors="replace") if words.exists() else ""
@@ -183,6 +185,8 @@ def one_gpu(environment: Mapping[str, str]) -> dict[str, str]:
 def _serve(sender, words, memory, environment, function, arguments):
     """Calls the function and sends what came of it."""
     os.environ.update(environment)  # TensorFlow has not looked for GPUs yet.
+    with contextlib.suppress(OSError, ValueError):  # Nobody would read it.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     file = os.open(words, os.O_WRONLY | os.O_CREAT)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
@@ -268,11 +272,30 @@ def _left_to_group(root=pathlib.Path("/sys/fs/cgroup")) -> list[int]:
     return [max(0, limit - used + int(stat["inactive_file"]))]
 
 
-def limits(asked_mib: int | None) -> tuple[Memory, str]:
+def parse_size(size: str | int | None) -> int | None:
+    """Returns bytes: of "2GiB", "800 MiB", "1.5GB", or of a number.
+
+    Raises:
+      ValueError: If it is none of these.
+    """
+    if size is None or checks.is_integer(size) and size > 0:
+        return size
+    units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+    units |= {f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?i?)b?", str(size).lower())
+    if not found or found[2] not in units or not float(found[1]):
+        raise ValueError(
+            f"`limit` must be an amount of memory. Received: limit={size!r}. Expected "
+            "for example '2GiB', '800MiB', or a number of bytes."
+        )
+    return int(float(found[1]) * units[found[2]])
+
+
+def limits(asked: int | None) -> tuple[Memory, str]:
     """Returns what a process may hold on this host, and the limit in words.
 
     Args:
-      asked_mib: Of a process, in MiB: of the first GPU where there is one, else of the
+      asked: Of a process, in bytes: of the first GPU where there is one, else of the
         host. None: all of the GPU, or `SHARE` of what the host has available.
 
     Raises:
@@ -281,15 +304,15 @@ def limits(asked_mib: int | None) -> tuple[Memory, str]:
     """
     _check_allocations()
     spare = available()
-    share, asked = int(SHARE * spare), asked_mib and asked_mib * MIB
+    share = int(SHARE * spare)
     shared = f"{SHARE:.0%} of the {mib(spare)} available at the start"
-    text = f"{mib(asked)}, as asked for (--memory_limit_mb)" if asked else ""
+    text = f"{mib(asked)}, as asked for" if asked else ""
     if any(device.kind == "GPU" for device in hardware.read_devices()):
         return Memory(share, asked), f"memory of the GPU: {text or 'all'}"
     if asked and asked > share:
         raise ValueError(
-            "The limit is more than this host can spare. Received: memory_limit_mb="
-            f"{asked_mib}. Expected at most {share // MIB}, {shared}."
+            "The limit is more than this host can spare. Received: a limit of "
+            f"{mib(asked)}. Expected at most {mib(share)}, {shared}."
         )
     text = text or f"{mib(share)}, {shared}"
     return Memory(asked or share), f"memory of the CPU: {text}"
@@ -303,7 +326,7 @@ def _check_allocations():
             raise errors.RunError(
                 "TensorFlow crashes where such a limit is reached, and a crash tells "
                 f"nothing. Received: `ulimit {flag} {limit // 1024}`. Expected `ulimit "
-                f"{flag} unlimited` and --memory_limit_mb instead."
+                f"{flag} unlimited` and a limit of tfamp's instead."
             )
 
 

@@ -1,17 +1,93 @@
-"""A configuration's compiled model and random batches for it: what is timed."""
+"""What is timed: a configuration's compiled model and random batches, or a user's.
+
+A user's function returns a compiled Keras model and a `tf.data.Dataset` of its batches.
+It is called in a fresh process, with a precision in force.
+"""
 
 import builtins
 import contextlib
+import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, functions
 from tfamp.training import base_config, processes, tasks, trainer
 
 _TEXTS = ("text_classification", "question_answering")
+
+
+class Workload(NamedTuple):
+    """A model and its batches.
+
+    Attributes:
+      model: Compiled.
+      batches: Endless dataset of batches.
+      unit: What a batch holds: "images", "sequences", "rows", "examples".
+      description: One line on the model and its input.
+      examples: In a batch.
+    """
+
+    model: keras.Model
+    batches: tf.data.Dataset
+    unit: str
+    description: str
+    examples: int
+
+
+def from_function(name: str, arguments: dict[str, Any], jit: str) -> Workload:
+    """Calls a user's function.
+
+    Args:
+      name: From `functions.name_of`.
+      arguments: Its keywords.
+      jit: "auto" for XLA as the model was compiled, "on" or "off".
+
+    Raises:
+      TypeError: If it returns anything but a compiled model and a dataset of batches,
+        or has no such keyword.
+    """
+    function = functions.find(name)
+    unknown = arguments.keys() - inspect.signature(function).parameters.keys()
+    if unknown:
+        raise TypeError(
+            f"{name} has no argument {', '.join(sorted(unknown))}, which would give "
+            f"it other batches. Received: {arguments}."
+        )
+    made = function(**arguments)
+    kinds = keras.Model, tf.data.Dataset
+    made = made if isinstance(made, tuple) else (made,)
+    if len(made) != 2 or not all(map(isinstance, made, kinds)) or not made[0].compiled:
+        names = [type(each).__name__ for each in made]
+        compiled = getattr(made[0], "compiled", False)
+        raise TypeError(
+            f"{name} must return a compiled keras.Model and a tf.data.Dataset of "
+            f"batches. Received: {', '.join(names)}, compiled: {compiled}."
+        )
+    model, batches = made
+    if jit != "auto":
+        model.jit_compile = jit == "on"
+    shapes = [each.shape for each in tf.nest.flatten(next(iter(batches)))]
+    text = f"{model.name} of {name}, a batch of {', '.join(map(str, shapes))}"
+    return Workload(model, batches.repeat(), "examples", text, shapes[0][0])
+
+
+def from_config(config: config_dict.ConfigDict, steps: int) -> Workload:
+    """Returns a configuration's model and batches, as a run trains them.
+
+    Args:
+      config: The resolved configuration; its precision is in force.
+      steps: Updates of the weights that there will be.
+    """
+    source = create(config)
+    batches = steps * config.optimizer.accumulation_steps
+    model = compile_model(source, config, batches)
+    return Workload(
+        model, source.batches, source.unit, source.description, config.batch_size
+    )
 
 
 def create(config: config_dict.ConfigDict) -> tasks.Synthetic:
