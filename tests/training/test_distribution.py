@@ -21,6 +21,7 @@ import tensorflow as tf
 import workers
 
 import tfamp
+from tfamp.loss_scaling import update
 from tfamp.training import (
     callbacks,
     compare,
@@ -41,7 +42,9 @@ CONFIG = """
 import test_distribution
 
 def get_config():
-    return test_distribution.make_config("multi_worker_mirrored", "mixed_float16")
+    return test_distribution.make_config(
+        "multi_worker_mirrored", "mixed_float16", bytes_per_pack=64
+    )
 """
 
 
@@ -164,12 +167,24 @@ def worker_index():
 def run_in_cluster(folder):
     """Goes on with the killed script first: a cluster is joined at program start."""
     script = run_script(folder)
-    config = make_config("multi_worker_mirrored", "mixed_float16")
+    config = make_config("multi_worker_mirrored", "mixed_float16", bytes_per_pack=64)
     return {
         "script": script,
         "comparison": compare.compare(config, folder).to_text(),
+        "reductions": count_reductions(distribution.create(config)),
         "error": find_error(check_other_folders, config),
     }
+
+
+def count_reductions(strategy):
+    """How many collectives sum four gradients of 400 bytes each."""
+
+    def step():
+        return update.sum_gradients([tf.ones([100]) for _ in range(4)], [None] * 4)
+
+    traced = tf.function(lambda: strategy.run(step), autograph=False)
+    operations = traced.get_concrete_function().graph.get_operations()
+    return sum(each.type.startswith("CollectiveReduce") for each in operations)
 
 
 def check_other_folders(config):
@@ -300,8 +315,10 @@ def test_all_workers_return_the_comparison_and_the_chief_exports(cluster):
     assert (folder / "export/saved_model.pb").exists()
     environment = read_json(folder / "float32/seed0/environment.json")
     expected = {"strategy": "multi_worker_mirrored", "replicas": 2, "workers": 2}
-    resolver = {"cluster": "TFConfigClusterResolver"}
-    assert environment["distribution"] == expected | resolver
+    expected["cluster"] = "TFConfigClusterResolver"
+    expected["bytes_per_pack"] = {"requested": 64, "effective": 64}
+    assert environment["distribution"] == expected
+    assert [result["reductions"] for result in results] == [4, 4]
     for result in results:  # Of workers with other folders.
         assert "finished epochs [3, 4], by replica" in result["error"]
 

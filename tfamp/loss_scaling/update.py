@@ -174,6 +174,11 @@ def pairs(optimizer, grads: Sequence, variables: Sequence | None) -> tuple[list,
     return grads, variables
 
 
+def communication_options(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the `CommunicationOptions` that a strategy was made with; else None."""
+    return getattr(strategy.extended, "_communication_options", None)  # TF 2.21.
+
+
 def sum_gradients(grads: Sequence, variables: Sequence) -> list:
     """Returns the gradients summed over all replicas, if there are several.
 
@@ -190,7 +195,9 @@ def sum_gradients(grads: Sequence, variables: Sequence) -> list:
         return list(grads)
     given = [grad for grad in grads if grad is not None]
     context = tf.distribute.get_replica_context()
-    sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())
+    # Where TensorFlow 2.21 merges no calls, on GPUs, it forgets the strategy's own.
+    how = tf.distribute.ReduceOp.SUM, given, communication_options(context.strategy)
+    sums = iter(context.all_reduce(*how) if given else ())
 
     def summed(grad, variable):
         total = next(sums)

@@ -47,6 +47,9 @@ def get_config() -> config_dict.ConfigDict:
             # CPU devices where there is none; "multi_worker_mirrored", on the devices
             # of all processes that the environment variable TF_CONFIG names.
             "strategy": "none",
+            # Of the last: bytes of gradients that are sent together, while others are
+            # still computed. 0: all at once, at the end.
+            "bytes_per_pack": 0,
             "optimizer": _optimizer(),
             "precision": _precision(),
             # Cache: keep the examples in memory after the first epoch.
@@ -179,7 +182,8 @@ _GROUPS = {
     "data.test_fraction": ("in (0, 1)", lambda v: 0 < v < 1),
     "optimizer.warmup_fraction": ("in [0, 1]", lambda v: 0 <= v <= 1),
     "float32.learning_rate optimizer.learning_rate optimizer.epsilon": _POSITIVE,
-    "optimizer.weight_decay optimizer.clip_global_norm seed model.dense": _NOT_NEGATIVE,
+    "optimizer.weight_decay optimizer.clip_global_norm seed bytes_per_pack "
+    "model.dense": _NOT_NEGATIVE,
     "model.widths model.blocks_per_stage": _COUNTS,
     "model.blocks": _BLOCKS,
     "strategy": _one_of(STRATEGIES),

@@ -47,7 +47,7 @@ def create(config) -> tf.distribute.Strategy | None:
         devices = gpus or tf.config.list_logical_devices("CPU")
         strategy = _mirror(tuple(device.name for device in devices))
     else:
-        strategy = _join_cluster()
+        strategy = _join_cluster(config.bytes_per_pack)
     _check(config, strategy)
     return strategy
 
@@ -63,7 +63,7 @@ def _mirror(devices):
 
 
 @functools.cache
-def _join_cluster():
+def _join_cluster(bytes_per_pack):
     """Returns the process' one strategy of its cluster."""
     text = os.environ.get("TF_CONFIG", "")
     try:
@@ -72,7 +72,10 @@ def _join_cluster():
         # Without one TensorFlow would train alone, and say nothing.
         if not {"worker"} <= set(json.loads(text)["cluster"]) <= {"chief", "worker"}:
             raise ValueError("no cluster of workers")
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        kind = tf.distribute.experimental.CommunicationOptions
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=kind(bytes_per_pack=bytes_per_pack)
+        )
     except (KeyError, TypeError, ValueError) as e:
         raise errors.RunError(
             "config.strategy='multi_worker_mirrored' needs the environment variable "
@@ -144,6 +147,12 @@ def describe(strategy: tf.distribute.Strategy | None) -> dict[str, Any]:
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         found["cluster"] = type(strategy.cluster_resolver).__name__
     return found
+
+
+def bytes_per_pack(strategy: tf.distribute.Strategy | None) -> int | None:
+    """Returns what gradients are packed to in a cluster; None without one."""
+    options = strategy and update.communication_options(strategy)
+    return options.bytes_per_pack if options else None
 
 
 def is_chief(strategy: tf.distribute.Strategy | None) -> bool:

@@ -98,7 +98,7 @@ def plain_config(config: config_dict.ConfigDict) -> dict[str, Any]:
 
 
 # What changes nothing of the steps that were trained.
-_FREE = {"eval_batch_size", "strategy"}
+_FREE = {"eval_batch_size", "strategy", "bytes_per_pack"}
 
 
 def _check_same(old, config, folder):

@@ -144,7 +144,14 @@ class _Run:
         run_files.write_environment(
             self.folder,
             status,
-            {"strategy": config.strategy, **described},
+            {
+                "strategy": config.strategy,
+                **described,
+                "bytes_per_pack": {
+                    "requested": config.bytes_per_pack,
+                    "effective": distribution.bytes_per_pack(self.strategy),
+                },
+            },
             steps_per_execution={"requested": asked, "effective": size},
         )
         saved = self._open_backup(model)
