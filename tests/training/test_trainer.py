@@ -19,7 +19,13 @@ import tensorflow as tf
 import tfamp
 from tfamp.facts import hardware
 from tfamp.precision import policy
-from tfamp.training import backup, callbacks, run_files, train_and_evaluate
+from tfamp.training import (
+    backup,
+    backup_files,
+    callbacks,
+    run_files,
+    train_and_evaluate,
+)
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -274,7 +280,7 @@ def test_a_damaged_backup_is_named_and_the_one_before_used(config, whole, tmp_pa
     first, last = sorted((tmp_path / "backup").iterdir())
     last.write_bytes(last.read_bytes()[:1000])
     said = []
-    with mock.patch.object(backup.logging, "warning") as warned:
+    with mock.patch.object(backup_files.logging, "warning") as warned:
         train_and_evaluate(config, tmp_path, report=said.append)
     assert str(last) in str(warned.call_args_list)
     assert said[0].startswith("resumed after epoch 2")
