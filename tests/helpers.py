@@ -14,7 +14,7 @@ import workers
 import tfamp
 from tfamp.facts import hardware
 from tfamp.keras_patches import places
-from tfamp.kernels import bias_gradient, install
+from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import rule as loss_scale
 from tfamp.precision import model_hooks, promotion
 
@@ -75,9 +75,10 @@ def write_globals(saved: Globals) -> None:
     for name in now.environ.keys() - saved.environ.keys():
         del os.environ[name]
     os.environ.update(saved.environ)
-    for hooks in (bias_gradient, install):
-        hooks.HOOKS.remove()
+    for module in (bias_gradient, install, long_attention):
+        module.HOOKS.remove()
     bias_gradient.EMBEDDING_HOOKS.remove()
+    long_attention.LAYER_HOOKS.remove()
     promotion.HOOKS.remove()
     model_hooks.remove()
     for (base, name), function in saved.methods.items():

@@ -103,6 +103,32 @@ def layer(name):
     return model, tf.data.Dataset.from_tensor_slices(data).batch(shape[0]).cache()
 
 
+def attention(causal, dtype, sequence_length=1024, batch_size=1):
+    """Attention of 8 heads of 64 alone, on random queries, keys and values."""
+    shape = sequence_length, 8, 64
+    given = [keras.Input(shape, dtype=dtype) for _ in range(3)]
+    outputs = _Attention(causal, dtype=dtype)(given)
+    model = keras.Model(given, outputs)
+    model.compile(keras.optimizers.SGD(1e-3), "mean_squared_error")
+    rng = np.random.default_rng(0)
+    made = [rng.normal(size=(batch_size, *shape)).astype("float32") for _ in range(4)]
+    data = tf.data.Dataset.from_tensors((tuple(made[:3]), made[3]))
+    return model, data.cache()
+
+
+class _Attention(layers.Layer):
+    """Scales what it is given by weights, so that all have gradients."""
+
+    def __init__(self, causal, **more):
+        super().__init__(**more)
+        self.causal = causal
+        self.scales = [self.add_weight((64,), "ones", name=n) for n in "qkv"]
+
+    def call(self, given):
+        scaled = [x * scale for x, scale in zip(given, self.scales, strict=True)]
+        return keras.ops.dot_product_attention(*scaled, is_causal=self.causal)
+
+
 class _GivenGradients(keras.Model):
     """Applies constant gradients to 25 million parameters: the optimizer alone."""
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfamp
 from tfamp.inspect import structure
 from tfamp.keras_patches import compiling, places
-from tfamp.kernels import bias_gradient, install
+from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import keras_optimizers
 from tfamp.precision import rules
 
@@ -233,8 +233,15 @@ PATCHED = {
     "lookup": ["self", "name"],
     "apply": ["self", "grads", "trainable_variables"],
     "_all_reduce_sum_gradients": ["self", "grads_and_vars"],
+    "dot_product_attention": [
+        *["query", "key", "value", "bias", "mask", "scale", "is_causal"],
+        *["flash_attention", "attn_logits_soft_cap"],
+    ],
 }
-GROUPS = install.HOOKS, bias_gradient.HOOKS, bias_gradient.EMBEDDING_HOOKS
+GROUPS = (
+    *(install.HOOKS, bias_gradient.HOOKS, bias_gradient.EMBEDDING_HOOKS),
+    long_attention.HOOKS,
+)
 PLACES = [place for group in GROUPS for place in group.places if place.find()]
 # Keras -> what it has no place for; docs/versions.md.
 LACKED = {"3.10": {"layer normalization"}}.get(keras.__version__[:4], set())
@@ -276,7 +283,27 @@ def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch)
     model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
     model.predict(np.ones((2, 2)), verbose=0)
     keras.layers.Embedding(2, 2)(np.ones((2, 2)))
+    keras.layers.MultiHeadAttention(1, 2)(*[np.ones((1, 2, 2))] * 2)
     assert set(called) == {place.name for place in PLACES}
+
+
+def test_keras_has_no_flash_attention():
+    given = [tf.ones([1, 2, 1, 2])] * 3
+    with pytest.raises(ValueError, match="not supported in tensorflow"):
+        keras.ops.dot_product_attention(*given, flash_attention=True)
+
+
+@pytest.mark.parametrize("kind", long_attention.LAYER_HOOKS.places)
+def test_attention_layers_with_dropout_have_one_function(kind):
+    """Of these parameters, in this order; the names of a layer that are read exist."""
+    method = vars(kind.find())["_compute_attention"]
+    found = [*inspect.signature(method).parameters][1:]
+    expected = [*inspect.signature(long_attention._compute_attention).parameters][1:]
+    assert found[:5] == expected[:5] and {*found} <= {*expected}
+    layer = kind.find()(2, 2, **({"num_key_value_heads": 1} if kind.alias else {}))
+    layer.build((1, 2, 2), (1, 2, 2))
+    assert layer._dropout_layer.rate == 0
+    assert hasattr(layer, "_return_attention_scores") == bool(kind.alias)
 
 
 def test_every_layer_is_called_through_one_function_and_preprocessing_before_it():
@@ -318,14 +345,14 @@ def test_call_context_tells_whether_layers_train():
 
     class Look(keras.layers.Layer):
         def call(self, x):
-            seen.append(install._trains())
+            seen.append(install.trains())
             return x
 
     look = Look()
     for training in (True, False, None):
         look(np.ones(1), training=training)
     assert seen == [True, False, False]
-    assert not install._trains()
+    assert not install.trains()
 
 
 @pytest.mark.parametrize("steps", [1, 2])

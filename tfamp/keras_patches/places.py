@@ -84,6 +84,23 @@ UPSTREAM = {
             ("keras.optimizers:Adam._get_variable_index",),
         ),
     ),
+    "https://github.com/keras-team/keras/issues/19418; remove when "
+    "test_keras_has_no_flash_attention fails": (
+        Patch("attention", "keras.src.backend:nn", "dot_product_attention"),
+        Patch(
+            "attention of layers with dropout",
+            "keras.layers:MultiHeadAttention",
+            "_compute_attention",
+            _DRAWS,
+        ),
+        Patch(
+            "attention of grouped layers with dropout",
+            "keras.layers:GroupQueryAttention",
+            "_compute_attention",
+            _DRAWS,
+            "grouped_attention",
+        ),
+    ),
     "https://github.com/keras-team/keras/issues/15012 and 19332; remove when "
     "test_keras_compares_class_ids_in_the_format_of_the_outputs and "
     "test_keras_rounds_raw_inputs fail": (

@@ -7,6 +7,7 @@ Everything else calls Keras' own function.
 """
 
 import math
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -29,7 +30,7 @@ def usable() -> bool:
     return graph_context.on_one_cpu([])
 
 
-def _or_keras_own(function):
+def or_keras_own(function: Callable) -> Callable:
     """Returns what makes a hook: where `function` is not for it, the original runs."""
 
     def make(original):
@@ -114,7 +115,7 @@ def _applies(x) -> bool:
     return (
         getattr(x, "dtype", None) in _LOW
         and isinstance(x, tf.Tensor)
-        and (_trains() or _in_step_of_a_model())
+        and (trains() or _in_step_of_a_model())
         # XLA compiles each size anew: lengths that vary would compile for ever.
         and x.shape.rank is not None
         and all(size is not None for size in x.shape[1:])
@@ -122,7 +123,7 @@ def _applies(x) -> bool:
     )
 
 
-def _trains() -> bool:
+def trains() -> bool:
     """Whether the layers that are called now train."""
     from keras.src.backend.common import global_state
 
@@ -150,9 +151,9 @@ def _in_graph(values) -> bool:
 
 
 HOOKS = hooks.HookGroup(
-    dropout=_or_keras_own(_dropout),
-    gelu=_or_keras_own(_gelu),
-    silu=_or_keras_own(_silu),
-    layer_normalization=_or_keras_own(_layer_normalization),
-    update_step=_or_keras_own(_update_step),
+    dropout=or_keras_own(_dropout),
+    gelu=or_keras_own(_gelu),
+    silu=or_keras_own(_silu),
+    layer_normalization=or_keras_own(_layer_normalization),
+    update_step=or_keras_own(_update_step),
 )

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from absl import logging
 
 from tfamp.graph_rewrite import switch
-from tfamp.kernels import bias_gradient, install
+from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import train_steps
 from tfamp.precision import model_hooks, policy, promotion, settings
 from tfamp.precision.status import Status, describe
@@ -89,7 +89,8 @@ def enable(
         XLA. They compute in float32 and round once; dropout drops the share that is
         asked for, but other elements than Keras would with the same seed. The modes
         float32 and tf32 have Keras' own, and so have exported models that call no
-        layer with `training=True`.
+        layer with `training=True`. And whether long attention runs in linear memory,
+        on any device; `flash_attention=True` asks for that in every mode.
       float32_outputs: Whether a model that is called by the user's code, `fit` or
         `predict` returns outputs of 16 bits as float32: class ids compared with them
         are not rounded. Models inside of models and layers keep their format.
@@ -221,6 +222,8 @@ def _refresh_hooks() -> None:
         (bias_gradient.HOOKS, mixed or rewrites),
         (bias_gradient.EMBEDDING_HOOKS, summed),
         (install.HOOKS, fused),
+        (long_attention.HOOKS, asked is not None),
+        (long_attention.LAYER_HOOKS, mixed and asked.fused_kernels),
         (promotion.HOOKS, mixed),
         (train_steps.HOOKS, scaled),
     ):

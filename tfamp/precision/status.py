@@ -7,7 +7,7 @@ from tfamp import errors
 from tfamp.facts import hardware, modes, versions
 from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
-from tfamp.kernels import bias_gradient, install
+from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import rule
 from tfamp.precision import policy, promotion, rules, settings
 
@@ -29,6 +29,7 @@ class Status(NamedTuple):
       bias_gradients: Whether bfloat16 bias gradients are summed rightly.
       embedding_gradients: Whether rows of one index are summed before they are squared.
       fused_kernels: What runs as fused kernels in 16-bit training on a CPU.
+      attention: Where it takes linear memory.
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
       formats_meet: Where in the user's code operators were computed in float32, since
         float32 and 16 bits meet there, or float16 cannot hold a number.
@@ -48,6 +49,7 @@ class Status(NamedTuple):
     bias_gradients: str
     embedding_gradients: str
     fused_kernels: str
+    attention: str
     float32_layers: str
     formats_meet: str
     versions: str
@@ -108,6 +110,7 @@ def describe(
             else "Keras': rows of one index squared apart"
         ),
         fused_kernels=_describe_kernels(asked),
+        attention=long_attention.describe(),
         float32_layers=_describe_float32(asked),
         formats_meet=errors.examples(promotion.places()) or "none seen",
         versions=_describe_versions(),
