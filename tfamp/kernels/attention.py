@@ -90,18 +90,19 @@ def _attend(given, scale, mask, causal, dropout, zero):
             seed = tf.random.fold_in(dropout.seed, first)
             kept = tf.random.stateless_uniform(tf.shape(weights), seed) >= dropout.rate
             weights = tf.where(kept, weights / (1 - dropout.rate), 0.0)
-        return tf.matmul(weights, value)
+        return _weighted(weights, value)
 
     def operands(first, rows, ends, query, key, value, *bias):
-        query, *bias = (_rows(x, first, rows) for x in (query, *bias))
-        of_block = query, key[:, :, :ends], value[:, :, :ends], *bias
-        return [tf.cast(x, tf.float32) for x in of_block]
+        query, *bias = (
+            tf.cast(_rows(x, first, rows), tf.float32) for x in (query, *bias)
+        )
+        return [query, key[:, :, :ends], value[:, :, :ends], *bias]
 
     @tf.custom_gradient
     def attention(*given):
         def gradient(upstream):
             # Anew: what the forward pass made would be kept for it.
-            wide, received = _by_heads(given), _by_heads([upstream])[0]
+            wide, received = _wide(given), _by_heads([upstream])[0]
 
             def backward(*block):
                 parts = operands(*block, *wide)
@@ -115,7 +116,7 @@ def _attend(given, scale, mask, causal, dropout, zero):
                 tf.cast(x, like.dtype) for x, like in zip(found, given, strict=True)
             ]
 
-        wide = _by_heads(given)
+        wide = _wide(given)
 
         def forward(*block):
             return [attended(block[0], *operands(*block, *wide))]
@@ -124,6 +125,31 @@ def _attend(given, scale, mask, causal, dropout, zero):
         return tf.cast(_by_heads(output)[0], given[2].dtype), gradient
 
     return attention(*given)
+
+
+def _weighted(weights, value):
+    """Returns weights @ value, and gradients of both, in float32.
+
+    bfloat16 is the faster one, and does for what Keras rounds to it, too; not for the
+    gradient of the values, which adds up over the blocks, nor float16 for any gradient.
+    """
+    if value.dtype != tf.bfloat16:
+        return tf.matmul(weights, value)
+
+    @tf.custom_gradient
+    def product(weights, value):
+        def gradient(upstream):
+            of_weights = _rounded(upstream, value, transpose_b=True)
+            return of_weights, tf.matmul(weights, upstream, transpose_a=True)
+
+        return _rounded(weights, value), gradient
+
+    return product(weights, value)
+
+
+def _rounded(x, y, **keywords):
+    low = (tf.cast(each, tf.bfloat16) for each in (x, y))
+    return tf.cast(tf.matmul(*low, **keywords), tf.float32)
 
 
 def _spans(queries, keys, skips) -> Iterator[tuple[int, int, int, int]]:
@@ -142,6 +168,14 @@ def _by_heads(tensors):
     """Swaps queries or keys and heads of the first three; a bias has them so."""
     turned = [tf.transpose(x, (0, 2, 1, 3)) for x in tensors[:3]]
     return [*turned, *tensors[3:]]
+
+
+def _wide(given):
+    """Returns all by heads: keys in float32, and values but those in bfloat16."""
+    query, key, value, *bias = _by_heads(given)
+    if value.dtype != tf.bfloat16:
+        value = tf.cast(value, tf.float32)
+    return [query, tf.cast(key, tf.float32), value, *bias]
 
 
 def _rows(x, first, rows):

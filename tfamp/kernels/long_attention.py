@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfamp.keras_patches import hooks
 from tfamp.kernels import attention, install
 
-FROM = 512  # Queries and keys; of other numbers of each, their product counts.
+FROM = 1024  # Queries and keys; of other numbers of each, their product counts.
 
 
 def describe() -> str:
