@@ -144,10 +144,10 @@ def every_refusal():
         except Exception as e:
             errors[name] = f"{type(e).__name__}: {e}"
 
-    def accumulating(optimizers):
-        return optimizers.SGD(gradient_accumulation_steps=2)
+    def overwriting(optimizers):
+        return optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)
 
-    note("accumulation", lambda: _step_with_a_nan_on(-1, strategy, accumulating))
+    note("averages", lambda: _step_with_a_nan_on(-1, strategy, overwriting))
     note("xla", lambda: _step_with_a_nan_on(-1, strategy, jit=True))
     outside = tfamp.LossScaleOptimizer(keras.optimizers.SGD())
     weight = keras.Variable([1.0])
@@ -169,7 +169,7 @@ def every_refusal():
 def test_what_cannot_work_says_so(two_replicas):
     errors = two_replicas["every_refusal"]
     assert "XLA over several replicas needs GPUs" in errors["xla"]
-    assert "gradient_accumulation_steps=2 of SGD" in errors["accumulation"]
+    assert "ema_overwrite_frequency=2 of SGD" in errors["averages"]
     assert "created under no strategy" in errors["scope"]
     assert "strategy.run" in errors["cross-replica"]
     assert "Received: CentralStorageStrategy" in errors["central"]

@@ -74,10 +74,6 @@ def test_overrides_are_pairs_each_pattern_once(overrides):
     [
         ({"model.num_heads": 3}, "hidden_dim=128, num_heads=3"),
         (
-            {"optimizer.accumulation_steps": 4, "strategy": "mirrored"},
-            "accumulation_steps=4. Expected",
-        ),
-        (
             {"steps_per_execution": 4, "strategy": "mirrored"},
             "config.steps_per_execution=4. Expected",
         ),

@@ -21,7 +21,7 @@ import tensorflow as tf
 import workers
 
 import tfamp
-from tfamp.loss_scaling import update
+from tfamp.keras_patches import replicas
 from tfamp.training import (
     callbacks,
     compare,
@@ -180,7 +180,7 @@ def count_reductions(strategy):
     """How many collectives sum four gradients of 400 bytes each."""
 
     def step():
-        return update.sum_gradients([tf.ones([100]) for _ in range(4)], [None] * 4)
+        return replicas.sum_gradients([tf.ones([100]) for _ in range(4)], [None] * 4)
 
     traced = tf.function(lambda: strategy.run(step), autograph=False)
     operations = traced.get_concrete_function().graph.get_operations()

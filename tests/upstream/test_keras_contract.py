@@ -12,9 +12,8 @@ import tensorflow as tf
 
 import tfamp
 from tfamp.inspect import structure
-from tfamp.keras_patches import compiling, places
+from tfamp.keras_patches import compiling, keras_optimizers, places
 from tfamp.kernels import bias_gradient, install, long_attention
-from tfamp.loss_scaling import keras_optimizers
 from tfamp.precision import rules
 
 
@@ -151,9 +150,25 @@ def test_a_compiled_models_configuration_is_held_as_objects():
 
 
 def test_accumulation_names_exist():
-    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    # keras_patches/replicas.py does what `_backend_apply_gradients` does.
+    optimizer = keras.optimizers.SGD(use_ema=True, gradient_accumulation_steps=2)
     assert callable(optimizer._backend_reset_gradient_accumulators)
     assert optimizer._iterations.dtype == "int64"
+    weight = keras.Variable([1.0])
+    optimizer.build([weight])
+    (accumulator,) = optimizer._accumulated_gradients
+    assert "gradient_accumulator" in accumulator.value.name
+    assert optimizer._get_variable_index(weight) == 0
+    assert optimizer._trainable_variables == [weight]
+    parameters = {
+        "_backend_apply_gradients": ["grads", "trainable_variables"],
+        "_clip_gradients": ["grads"],
+        "_apply_weight_decay": ["variables"],
+        "_backend_update_step": ["grads", "trainable_variables", "learning_rate"],
+        "_update_model_variables_moving_average": ["trainable_variables"],
+    }
+    for name, expected in parameters.items():
+        assert [*inspect.signature(getattr(optimizer, name)).parameters] == expected
 
 
 def test_seed_generator_state_is_a_variable_named_and_shaped_as_expected():
@@ -396,6 +411,17 @@ def test_keras_compares_class_ids_in_the_format_of_the_outputs():
     outputs = tf.one_hot([256], 258, dtype=tf.bfloat16)
     metric.update_state(np.array([257]), outputs)
     assert metric.result() == 1
+
+
+def test_keras_accumulates_on_one_device_only():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        weight = keras.Variable([1.0])
+        optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+        optimizer.build([weight])
+    step = tf.function(lambda: strategy.run(optimizer.apply, ([weight.value],)))
+    with pytest.raises(RuntimeError, match="merge_call"):
+        step()
 
 
 def test_keras_squares_rows_of_one_index_apart():

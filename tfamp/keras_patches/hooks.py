@@ -83,3 +83,18 @@ class HookGroup:
     def in_force(self) -> list[str]:
         """What is replaced now."""
         return [place.what for place, _ in self._hooks]
+
+
+@contextlib.contextmanager
+def replaced(places: list) -> Iterator[None]:
+    """Scopes functions in place of methods: (object, name, function) each.
+
+    On the objects: the class is every other model's too.
+    """
+    try:
+        for owner, name, function in places:
+            vars(owner)[name] = function
+        yield
+    finally:
+        for owner, name, _ in places:
+            vars(owner).pop(name, None)

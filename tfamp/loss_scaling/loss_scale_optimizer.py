@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfamp.facts import user_code
+from tfamp.keras_patches import keras_optimizers, replicas
 from tfamp.loss_scaling import (
     growth_schedules,
-    keras_optimizers,
     large_inputs,
     rule,
     saved_state,
@@ -212,7 +212,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not var_list:
             return  # Keras' loader of `.h5` files does that, and never again.
         if not self.inner_optimizer.built:
-            self.inner_optimizer.build(var_list)
+            with replicas.accumulators_apart():
+                self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
         if self._restore_on_build is not None:
             restore, self._restore_on_build = self._restore_on_build, None
@@ -271,10 +272,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             skip=count_overflows,
             settle=settle or self.settle,
         )
-        if not skip_gradients_aggregation:
-            grads = update.sum_gradients(grads, variables)
+        jit, summed = self.config.jit_compile, skip_gradients_aggregation
         with train_steps.suspended():
-            update.gate(step, grads, variables, inner, self.config.jit_compile)
+            update.gate(step, grads, variables, inner, jit, summed)
 
     def apply_gradients(self, grads_and_vars, **keywords):
         """Applies pairs of scaled gradient and variable; returns `iterations`."""

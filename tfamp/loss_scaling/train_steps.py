@@ -203,9 +203,8 @@ def _apply(original):
             skip=lambda grads: large_inputs.record(step.optimizer),
             settle=step.optimizer.settle,
         )
-        grads = update.sum_gradients(grads, variables)
         with suspended():
-            update.gate(gated, grads, variables, optimizer, "auto")
+            update.gate(gated, grads, variables, optimizer, "auto", summed=False)
 
     return apply
 

@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from tfamp.facts import graph_context
-from tfamp.loss_scaling import keras_optimizers
+from tfamp.keras_patches import keras_optimizers, replicas
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
@@ -94,13 +94,6 @@ def _sum_f32(value):
     return tf.reduce_sum(value)
 
 
-def must_agree() -> bool:
-    """Whether there may be other replicas, whose gradients count too."""
-    return tf.distribute.has_strategy() and not isinstance(
-        tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy
-    )
-
-
 def check_context(optimizer, created_under) -> None:
     """Raises RuntimeError where an update cannot be gated for all replicas at once."""
     if tf.distribute.in_cross_replica_context():
@@ -126,18 +119,9 @@ def check_context(optimizer, created_under) -> None:
             "XLA over several replicas needs GPUs, whose collectives it can compile. "
             f"Received: {_name(strategy)}. Use `jit_compile=False`."
         )
-    if not must_agree():
-        return
-    for member in keras_optimizers.member_optimizers(optimizer):
-        # Keras 3.15 merges replicas in a branch for these, which TensorFlow refuses.
-        for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-            if value := getattr(member, option):
-                raise RuntimeError(
-                    f"Keras' `{option}` does not work over several replicas, with or "
-                    f"without loss scaling. Received: {option}={value} of "
-                    f"{type(member).__name__}. Accumulate in a training loop of your "
-                    "own, and use `keras.callbacks.SwapEMAWeights` for averages."
-                )
+    if replicas.must_agree():
+        for member in keras_optimizers.member_optimizers(optimizer):
+            replicas.check_averages(member)
 
 
 def _name(strategy):
@@ -174,43 +158,8 @@ def pairs(optimizer, grads: Sequence, variables: Sequence | None) -> tuple[list,
     return grads, variables
 
 
-def communication_options(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the `CommunicationOptions` that a strategy was made with; else None."""
-    return getattr(strategy.extended, "_communication_options", None)  # TF 2.21.
-
-
-def sum_gradients(grads: Sequence, variables: Sequence) -> list:
-    """Returns the gradients summed over all replicas, if there are several.
-
-    Each in its own dtype.
-
-    That of a variable that Keras overwrites with it (float8 scales) stays, unless it
-    is not finite on some replica: then it is so on all.
-
-    Args:
-      grads: One replica's gradients: tensors, `tf.IndexedSlices` or None.
-      variables: Their variables.
-    """
-    if not must_agree():
-        return list(grads)
-    given = [grad for grad in grads if grad is not None]
-    context = tf.distribute.get_replica_context()
-    # Where TensorFlow 2.21 merges no calls, on GPUs, it forgets the strategy's own.
-    how = tf.distribute.ReduceOp.SUM, given, communication_options(context.strategy)
-    sums = iter(context.all_reduce(*how) if given else ())
-
-    def summed(grad, variable):
-        total = next(sums)
-        if keras_optimizers.overwrites_with_gradient(variable):
-            return tf.where(tf.math.is_finite(total), grad, total)
-        return total
-
-    pairs = zip(grads, variables, strict=True)
-    return [None if grad is None else summed(grad, v) for grad, v in pairs]
-
-
 class Step(NamedTuple):
-    """A step of loss scaling in four functions, none of which uses a collective.
+    """A step of loss scaling in four functions.
 
     Attributes:
       check: Function of the scaled gradients: are they finite? Bool [].
@@ -226,22 +175,21 @@ class Step(NamedTuple):
     settle: Callable[[Any], Any]
 
 
-def gate(step: Step, grads: Sequence, variables: Sequence, optimizer, jit_compile):
+def gate(
+    step: Step, grads: Sequence, variables: Sequence, optimizer, jit_compile, summed
+):
     """Takes a step of the built inner `optimizer`, or skips it; on all replicas alike.
 
     Args:
       step: What to do.
-      grads: The scaled gradients, summed over the replicas.
+      grads: The scaled gradients.
       variables: Their variables.
       optimizer: The inner optimizer.
       jit_compile: That of `LossScaleOptimizer`.
+      summed: Whether the gradients are summed over the replicas already.
     """
-    if must_agree():
-        with keras_optimizers.without_gradient_reduction(optimizer):
-            if graph_context.replicas_without_merging():
-                _gate_alone(step, grads, optimizer)
-            else:
-                _gate_merged(step, grads)
+    if replicas.must_agree():
+        _gate_replicas(step, grads, variables, optimizer, summed)
         return
     finite, apply = step.check(grads), step.update
     if _can_compile(optimizer, grads, variables, jit_compile):
@@ -252,42 +200,34 @@ def gate(step: Step, grads: Sequence, variables: Sequence, optimizer, jit_compil
         else:
             (first,) = keras_optimizers.native(variables[:1])
             apply = _compiled_on(first.device, step.update)
-    _branch(finite, apply, step.skip, grads)
+    replicas.branch(finite, apply, step.skip, grads)
     step.settle(finite)
 
 
-def _gate_alone(step, grads, optimizer):
-    finite = step.check(grads)
-    with keras_optimizers.held_iterations(optimizer) as counters:
-        _branch(finite, step.update, step.skip, grads)
-    for counter in counters:
-        counter.assign_add(tf.cast(finite, counter.dtype))
+def _gate_replicas(step, grads, variables, optimizer, summed):
+    if replicas.accumulates(optimizer):
+        if summed:  # What each replica adds to its accumulators is summed again.
+            count = tf.distribute.get_strategy().num_replicas_in_sync
+            grads = unscale(grads, variables, float(count))
+        finite = replicas.all_agree(step.check(grads))
+        scope = replicas.summing_once(optimizer)
+    else:
+        grads = grads if summed else replicas.sum_gradients(grads, variables)
+        finite = step.check(grads)
+        scope = keras_optimizers.without_gradient_reduction(optimizer)
+    with scope:
+        if graph_context.replicas_without_merging():
+            with keras_optimizers.held_iterations(optimizer) as counters:
+                replicas.branch(finite, step.update, step.skip, grads)
+            for counter in counters:
+                counter.assign_add(tf.cast(finite, counter.dtype))
+        else:
+            finite = replicas.branch(finite, step.update, step.skip, grads)
     step.settle(finite)
 
 
-def _gate_merged(step, grads):
-    def decide(strategy, grads):
-        def on_all(function):
-            return lambda grads: strategy.extended.call_for_each_replica(
-                function, args=(grads,)
-            )
-
-        checked = strategy.experimental_local_results(on_all(step.check)(grads))
-        finite = tf.reduce_all(checked)
-        # Not in a replica context: a branch there must not merge replicas, and
-        # Keras' updates do.
-        _branch(finite, on_all(step.update), on_all(step.skip), grads)
-        step.settle(finite)
-
-    tf.distribute.get_replica_context().merge_call(decide, args=(grads,))
-
-
-def _branch(finite, apply, skip, grads):
-    tf.cond(finite, lambda: _nothing(apply(grads)), lambda: _nothing(skip(grads)))
-
-
-def _nothing(*_):
-    return tf.constant(0)  # Both branches must return the same.
+def _nothing(grads):
+    """In place of an update that is masked."""
 
 
 def _compiled_on(device, update):
@@ -314,8 +254,7 @@ def _can_compile(optimizer, grads, variables, jit_compile):
     members = keras_optimizers.member_optimizers(optimizer)
     sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
     # The branch on the accumulation's last micro-batch copies every slot again.
-    accumulates = any(member.gradient_accumulation_steps for member in members)
-    if sparse or accumulates or graph_context.watched():
+    if sparse or replicas.accumulates(optimizer) or graph_context.watched():
         return False
     known = all(keras_optimizers.is_stock(member, variables) for member in members)
     if graph_context.in_xla():

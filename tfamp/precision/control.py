@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from absl import logging
 
 from tfamp.graph_rewrite import switch
+from tfamp.keras_patches import replicas
 from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import train_steps
 from tfamp.precision import model_hooks, policy, promotion, settings
@@ -224,6 +225,7 @@ def _refresh_hooks() -> None:
         (install.HOOKS, fused),
         (long_attention.HOOKS, asked is not None),
         (long_attention.LAYER_HOOKS, mixed and asked.fused_kernels),
+        (replicas.HOOKS, asked is not None),
         (promotion.HOOKS, mixed),
         (train_steps.HOOKS, scaled),
     ):

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.loss_scaling import keras_optimizers, update
+from tfamp.keras_patches import keras_optimizers, replicas
 
 _TF_CONFIG = (
     '{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, '
@@ -151,7 +151,7 @@ def describe(strategy: tf.distribute.Strategy | None) -> dict[str, Any]:
 
 def bytes_per_pack(strategy: tf.distribute.Strategy | None) -> int | None:
     """Returns what gradients are packed to in a cluster; None without one."""
-    options = strategy and update.communication_options(strategy)
+    options = strategy and replicas.communication_options(strategy)
     return options.bytes_per_pack if options else None
 
 
@@ -287,12 +287,13 @@ def _sum_gradients_first(optimizer):
     part of the batch and has been divided by the number of replicas. With the sum
     first, the number of replicas does not change the training.
     """
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaled or replicas.accumulates(optimizer):
         return  # Sums first by itself.
     apply = optimizer.apply
 
     def sum_and_apply(grads, trainable_variables):
-        summed = update.sum_gradients(list(grads), trainable_variables)
+        summed = replicas.sum_gradients(list(grads), trainable_variables)
         with keras_optimizers.without_gradient_reduction(optimizer):
             return apply(summed, trainable_variables)
 

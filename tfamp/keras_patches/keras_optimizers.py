@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfamp.keras_patches import hooks
+
 _masking = threading.RLock()
 # Of an optimizer of Keras; here they belong to the inner one.
 _DEFAULTS = {
@@ -46,21 +48,6 @@ def is_stock(optimizer, variables: Sequence) -> bool:
 
 
 @contextlib.contextmanager
-def _replaced(places: list) -> Iterator[None]:
-    """Scopes functions in place of methods: (object, name, function) each.
-
-    On the objects: the class is every other model's too.
-    """
-    try:
-        for owner, name, function in places:
-            vars(owner)[name] = function
-        yield
-    finally:
-        for owner, name, _ in places:
-            vars(owner).pop(name, None)
-
-
-@contextlib.contextmanager
 def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
     """While an update is traced, its assignments keep the old value if not `mask`.
 
@@ -72,7 +59,7 @@ def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
     written = {id(v): v for v in native([*variables, *optimizer.variables])}
     with _masking:  # Another thread's trace would be given this one's mask.
         masked = [each for v in written.values() for each in _masked(v, mask)]
-        with _replaced(masked):
+        with hooks.replaced(masked):
             yield
 
 
@@ -101,15 +88,17 @@ def held_iterations(optimizer) -> Iterator[list[keras.Variable]]:
     not possible in a branch of a replica's own. Yields the counters.
     """
     members = {id(each): each for each in [optimizer, *member_optimizers(optimizer)]}
-    counters = [member.iterations for member in members.values()]
-    with _replaced([(each, "assign_add", lambda value: None) for each in counters]):
+    counters = [member._iterations for member in members.values()]  # Keras 3.15
+    with hooks.replaced(
+        [(each, "assign_add", lambda value: None) for each in counters]
+    ):
         yield counters
 
 
 def without_gradient_reduction(optimizer) -> contextlib.AbstractContextManager[None]:
     """While an update is traced, Keras does not sum the gradients over replicas."""
     name = "_all_reduce_sum_gradients"  # Keras 3.15
-    return _replaced([(each, name, list) for each in member_optimizers(optimizer)])
+    return hooks.replaced([(each, name, list) for each in member_optimizers(optimizer)])
 
 
 def check_defaults(keywords: dict[str, Any]) -> None:

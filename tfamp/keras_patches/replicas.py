@@ -1,0 +1,204 @@
+"""Gradients of several replicas: summed before they are clipped, once a window.
+
+Keras 3.15 sums them in the branch for a window's last micro-batch, where TensorFlow
+refuses to merge replicas. Here the replicas are merged around that branch:
+
+| `gradient_accumulation_steps` | each replica | all of them |
+|---|---|---|
+| every micro-batch | adds its gradients to accumulators of its own | |
+| a window's last one | | sum these, then clip and update, as on one device |
+
+An accumulator reads, and is saved, as the sum over the replicas; what is restored is
+divided among them.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfamp.facts import graph_context
+from tfamp.keras_patches import hooks, keras_optimizers
+
+_NAME = "gradient_accumulator"  # In the names of Keras 3.15's variables.
+
+
+def must_agree() -> bool:
+    """Whether there may be other replicas, whose gradients count too."""
+    return tf.distribute.has_strategy() and not isinstance(
+        tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy
+    )
+
+
+def accumulates(optimizer) -> bool:
+    """Whether a Keras optimizer, or one in it, accumulates gradients."""
+    members = keras_optimizers.member_optimizers(optimizer)
+    return any(each.gradient_accumulation_steps for each in members)
+
+
+def check_averages(optimizer) -> None:
+    """Raises RuntimeError if an optimizer's averages are to overwrite the weights."""
+    if value := optimizer.ema_overwrite_frequency:
+        # Keras 3.15 merges replicas in a branch for it, which TensorFlow refuses.
+        raise RuntimeError(
+            "Keras' `ema_overwrite_frequency` does not work over several replicas, "
+            "with or without loss scaling. Received: ema_overwrite_frequency="
+            f"{value} of {type(optimizer).__name__}. Use "
+            "`keras.callbacks.SwapEMAWeights`."
+        )
+
+
+def all_agree(holds):
+    """Returns whether something holds on all replicas: bool tensor []."""
+    failed = tf.cast(tf.logical_not(holds), tf.float32)
+    context = tf.distribute.get_replica_context()
+    return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, failed), 0.0)
+
+
+def communication_options(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the `CommunicationOptions` that a strategy was made with; else None."""
+    return getattr(strategy.extended, "_communication_options", None)  # TF 2.21.
+
+
+def sum_gradients(grads: Sequence, variables: Sequence) -> list:
+    """Returns the gradients summed over all replicas, if there are several.
+
+    Each in its own dtype.
+
+    That of a variable that Keras overwrites with it (float8 scales) stays, unless it
+    is not finite on some replica: then it is so on all.
+
+    Args:
+      grads: One replica's gradients: tensors, `tf.IndexedSlices` or None.
+      variables: Their variables.
+    """
+    if not must_agree():
+        return list(grads)
+    given = [grad for grad in grads if grad is not None]
+    context = tf.distribute.get_replica_context()
+    # Where TensorFlow 2.21 merges no calls, on GPUs, it forgets the strategy's own.
+    how = tf.distribute.ReduceOp.SUM, given, communication_options(context.strategy)
+    sums = iter(context.all_reduce(*how) if given else ())
+
+    def summed(grad, variable):
+        total = next(sums)
+        if keras_optimizers.overwrites_with_gradient(variable):
+            return tf.where(tf.math.is_finite(total), grad, total)
+        return total
+
+    pairs = zip(grads, variables, strict=True)
+    return [None if grad is None else summed(grad, v) for grad, v in pairs]
+
+
+def branch(holds, apply: Callable, otherwise: Callable, grads: Sequence = ()):
+    """Calls one function of gradients or another on each replica, the same on all.
+
+    Where replicas merge, the branch is around all of them: one in a replica context
+    must not merge them, and Keras' updates do.
+
+    Args:
+      holds: Whether to call `apply`, and not `otherwise`; the same on all replicas.
+      apply: Function of `grads`.
+      otherwise: Function of `grads`, too.
+      grads: One replica's.
+
+    Returns:
+      `holds`, as one tensor of all replicas.
+    """
+
+    def decide(strategy, holds, grads):
+        def on_all(function):
+            return strategy.extended.call_for_each_replica(function, args=(grads,))
+
+        holds = tf.reduce_all(strategy.experimental_local_results(holds))
+        _branch(holds, lambda: on_all(apply), lambda: on_all(otherwise))
+        return holds
+
+    if must_agree() and not graph_context.replicas_without_merging():
+        context = tf.distribute.get_replica_context()
+        return context.merge_call(decide, args=(holds, grads))
+    _branch(holds, lambda: apply(grads), lambda: otherwise(grads))
+    return holds
+
+
+def _branch(holds, apply, otherwise):
+    def with_nothing(function):  # Both branches must return the same.
+        return lambda: (function(), tf.constant(0))[1]
+
+    tf.cond(holds, with_nothing(apply), with_nothing(otherwise))
+
+
+def summing_once(optimizer):
+    """While an update is traced, an optimizer sums the gradients as in the table."""
+    name = "_backend_apply_gradients"  # Keras 3.15
+    members = keras_optimizers.member_optimizers(optimizer)
+    return hooks.replaced([(x, name, functools.partial(_apply, x)) for x in members])
+
+
+def accumulators_apart():
+    """Scopes the building of an optimizer: each replica's accumulators are its own."""
+
+    def create(next_creator, **keywords):
+        if must_agree() and _NAME in (keywords.get("name") or ""):
+            keywords["synchronization"] = tf.VariableSynchronization.ON_READ
+            keywords["aggregation"] = tf.VariableAggregation.SUM
+        return next_creator(**keywords)
+
+    return tf.variable_creator_scope(create)
+
+
+def _apply(optimizer, grads, variables):
+    """What Keras' `_backend_apply_gradients` does, in a replica context."""
+    check_averages(optimizer)
+    steps = optimizer.gradient_accumulation_steps
+    if not steps:
+        _update(optimizer, grads, variables)
+    else:
+        index = optimizer._get_variable_index
+        sums = [optimizer._accumulated_gradients[index(v)].value for v in variables]
+        for total, grad in zip(sums, grads, strict=True):
+            total.assign_add(tf.cast(tf.convert_to_tensor(grad), total.dtype))
+
+        def update(_):
+            _update(optimizer, [total / steps for total in sums], variables)
+            optimizer._backend_reset_gradient_accumulators()
+
+        is_last = (optimizer._iterations + 1) % steps == 0
+        branch(is_last, update, lambda _: None)
+    if optimizer.use_ema:
+        # After each micro-batch, as in Keras.
+        averaged = optimizer._trainable_variables
+        optimizer._update_model_variables_moving_average(averaged)
+
+
+def _update(optimizer, grads, variables):
+    grads = sum_gradients(grads, variables)
+    with keras_optimizers.without_gradient_reduction(optimizer):
+        grads = optimizer._clip_gradients(grads)
+        optimizer._apply_weight_decay(variables)
+        optimizer._backend_update_step(grads, variables, optimizer.learning_rate)
+
+
+def _summing_once(original):
+    @tf.autograph.experimental.do_not_convert
+    def apply(optimizer, grads, trainable_variables):
+        alone = not must_agree() or tf.distribute.in_cross_replica_context()
+        if alone or not optimizer.gradient_accumulation_steps:
+            return original(optimizer, grads, trainable_variables)
+        return _apply(optimizer, grads, trainable_variables)
+
+    return apply
+
+
+def _accumulators_apart(original):
+    def build(optimizer, variables):
+        with accumulators_apart():
+            return original(optimizer, variables)
+
+    return build
+
+
+HOOKS = hooks.HookGroup(
+    _backend_apply_gradients=_summing_once, build=_accumulators_apart
+)
