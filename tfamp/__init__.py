@@ -43,7 +43,7 @@ from tfamp.precision.control import (
     graph_rewrite_scope,
     status,
 )
-from tfamp.precision.conversion import ConversionError, set_precision
+from tfamp.precision.conversion import ConversionError, set_precision, set_remat
 from tfamp.precision.described import LayerPrecision, describe_layers
 from tfamp.precision.overrides import OverrideError
 from tfamp.precision.policy import policy_scope
@@ -92,6 +92,7 @@ __all__ = [
     "represent",
     "search_precision",
     "set_precision",
+    "set_remat",
     "status",
     "sync_thread",
     "wrap_optimizer",

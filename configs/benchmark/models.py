@@ -78,6 +78,22 @@ def transformer():
     return _classifier(keras.Model(inputs, outputs), 16)
 
 
+def blocks(remat, batch_size=16):
+    """Twelve transformer layers of width 256, 128 tokens, each a model of its own."""
+    x = keras.Input((128, 256))
+    outputs = inputs = x
+    for number in range(12):
+        attended = layers.MultiHeadAttention(4, 64, dropout=0.1)(x, x)
+        y = layers.LayerNormalization()(x + attended)
+        inner = layers.Dense(256)(layers.Dense(1024, "gelu")(y))
+        y = layers.LayerNormalization()(y + layers.Dropout(0.1)(inner))
+        outputs = keras.Model(x, y, name=f"block_{number}")(outputs)
+    outputs = _head()(layers.GlobalAveragePooling1D()(outputs))
+    model = keras.Model(inputs, outputs)
+    tfamp.set_remat(model, [r"block_\d+"] if remat else None)
+    return _classifier(model, batch_size)
+
+
 def _head():
     return layers.Dense(10, dtype="float32")
 

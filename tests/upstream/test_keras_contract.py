@@ -454,6 +454,15 @@ def test_keras_divides_gradients_that_nothing_scaled():
     assert float(variable[0]) == -1
 
 
+def test_keras_rematerializes_no_layer_in_fit():
+    with keras.RematScope("full"):
+        dropped = keras.layers.Dropout(0.5)
+    model = keras.Sequential([keras.Input((2,)), dropped, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="keywords"):
+        model.train_on_batch(np.ones((2, 2)), np.ones((2, 1)))
+
+
 def test_tensorflow_computes_in_one_format_only():
     wide, low = tf.ones([2]), tf.ones([2], tf.bfloat16)
     with pytest.raises(tf.errors.InvalidArgumentError, match="was expected to be a"):

@@ -49,6 +49,11 @@ CALLS = (
     "keras.src.backend.common.stateless_scope:in_stateless_scope",
     "keras.src.saving.serialization_lib:in_safe_mode",
 )
+RECORDS = "tensorflow.python.eager.record:could_possibly_record"
+STOPS = "tensorflow.python.eager.record:stop_recording"
+WATCHES = "tensorflow.python.eager.record:VariableWatcher"
+GLOBALS = (*_TRAINS, "keras.src.backend.common.global_state:set_global_attribute")
+REMAT = (RECORDS, STOPS, WATCHES, *GLOBALS)
 _EXECUTE = "tensorflow.python.eager.execute"
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
 # The thread, or "not filed" and the symptom; when the patches may go: a test is one of
@@ -159,7 +164,7 @@ UPSTREAM = {
             "gradient",
             (
                 "tensorflow:GradientTape.stop_recording",
-                "tensorflow.python.eager.record:could_possibly_record",
+                RECORDS,
             ),
         ),
         Patch(
@@ -167,6 +172,15 @@ UPSTREAM = {
             "keras:Optimizer",
             "apply",
             alias="step_apply",
+        ),
+    ),
+    "https://github.com/keras-team/keras/issues/21448; remove when "
+    "test_keras_rematerializes_no_layer_in_fit fails": (
+        Patch(
+            "layers that are computed again",
+            "keras.src.backend:core",
+            "remat",
+            REMAT,
         ),
     ),
     "not filed; symptom: compile adds Keras' own LossScaleOptimizer and no other; "

@@ -10,7 +10,7 @@ float32.
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import keras
 import numpy as np
@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
 from tfamp.kernels import bias_gradient
+from tfamp.memory import recomputed
 from tfamp.precision import plan, policy, promotion
 
 # What models of Keras and KerasHub make of themselves when they are first traced.
@@ -92,7 +93,30 @@ def keep(
     with EXCLUSIVE:
         changes = any(layers[key].dtype_policy.name != rows[key][0] for key in rows)
         changes |= any(v.dtype in formats.LOW for v in model.variables)
+        if planned.remat is not None and model not in recomputed.SET:
+            free = [layer for layer in layers.values() if is_free(layer)]
+            changes |= recompute(free, planned.remat)
         assign(model, rows, forget and changes, planned.model)
+
+
+def recompute(
+    layers: Iterable[keras.layers.Layer], patterns: Mapping[int, str]
+) -> bool:
+    """Has those layers computed again that have a pattern, and no others.
+
+    Args:
+      layers: Layers of a model.
+      patterns: {id of a layer: pattern}.
+
+    Returns:
+      Whether anything changes.
+    """
+    changes = False
+    for layer in layers:
+        wanted = patterns.get(id(layer))
+        changes |= (recomputed.pattern_of(layer) is None) != (wanted is None)
+        recomputed.mark(layer, wanted)
+    return changes
 
 
 def float32(model: keras.Model) -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from absl import logging
@@ -12,6 +12,7 @@ from tfamp.graph_rewrite import switch
 from tfamp.keras_patches import replicas
 from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import train_steps
+from tfamp.memory import remat as rematerialization
 from tfamp.precision import model_hooks, policy, promotion, settings
 from tfamp.precision.status import Status, describe
 
@@ -48,6 +49,7 @@ def enable(
     float32_outputs: bool = True,
     sum_embedding_gradients: bool = False,
     on_unsupported: Literal["raise", "warn"] = "raise",
+    remat: Sequence[str] | None = None,
 ) -> Status:
     """Sets the precision of models built from now on, and says why.
 
@@ -99,6 +101,8 @@ def enable(
         are summed before an optimizer squares them, as in PyTorch, in any mode. Keras
         squares them apart.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
+      remat: Patterns, as those of `overrides`, of layers that keep only their inputs
+        for gradients and are computed again there (`set_remat`).
 
     Returns:
       A `Status`.
@@ -121,6 +125,7 @@ def enable(
         float32_outputs,
         sum_embedding_gradients,
         on_unsupported,
+        remat,
     )
     return _start(asked)
 
@@ -228,6 +233,7 @@ def _refresh_hooks() -> None:
         (replicas.HOOKS, asked is not None),
         (promotion.HOOKS, mixed),
         (train_steps.HOOKS, scaled),
+        (rematerialization.HOOKS, asked is not None),
     ):
         hooks.install() if wanted else hooks.remove()
 

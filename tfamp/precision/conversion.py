@@ -1,6 +1,6 @@
-"""`set_precision`: another precision for a built model, in place."""
+"""`set_precision`, `set_remat`: another precision, or less memory, for built models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,6 +9,7 @@ from absl import logging
 from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
+from tfamp.memory import recomputed
 from tfamp.precision import assigned, described, model_hooks, plan, rules
 from tfamp.precision import overrides as overriding
 
@@ -85,6 +86,49 @@ def set_precision(
     if trains:  # By a callback, in the middle of `fit`.
         model.make_train_function()
     _log(model, chosen)
+    return model
+
+
+def set_remat(model: keras.Model, patterns: Sequence[str] | None) -> keras.Model:
+    """Has layers of a built model computed again in the backward pass, in place.
+
+    Such a layer keeps its inputs and weights for gradients, and nothing that it
+    computes: less memory, for the time of its forward pass. Dropout has the same
+    numbers both times, and statistics, losses and metrics are updated once. A layer
+    that holds others, such as a block of a transformer, saves most. Predictions,
+    exports and saved files are as they were. It needs no `tfamp.enable`.
+
+    What the model had traced is traced again; a `tf.function` of your own that was
+    traced before stays as it is.
+
+    Args:
+      model: A built `keras.Model` of any kind.
+      patterns: Regular expressions that match the whole path of a layer
+        (`describe_layers(model)` lists them). Of layers inside one another, a pattern
+        means the outermost that it matches. None or () takes it back.
+
+    Returns:
+      The model itself.
+
+    Raises:
+      OverrideError: If a pattern is malformed or matches no layer.
+      ValueError: If the model is not built.
+
+    Example:
+      tfamp.set_remat(model, ["block_.*"])
+    """
+    parsed = overriding.parse_remat(patterns)
+    structure.check_built(model)
+    planned = plan.Plan(model, modes.get_mode("float32"), remat=parsed)
+    planned.check(planned.matched)
+    trains = getattr(model, "train_function", None) is not None
+    with assigned.EXCLUSIVE:
+        recomputed.SET.add(model)
+        layers = [place.layer for place in structure.walk(model)]
+        if assigned.recompute(layers, planned.remat or {}):
+            assigned.assign(model, {})
+    if trains and model.train_function is None:  # By a callback, in `fit`.
+        model.make_train_function()
     return model
 
 

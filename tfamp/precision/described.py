@@ -9,6 +9,7 @@ import keras
 from tfamp import errors
 from tfamp.facts import formats
 from tfamp.inspect import structure
+from tfamp.memory import recomputed
 from tfamp.precision import plan, rules
 
 
@@ -23,6 +24,8 @@ class LayerPrecision(NamedTuple):
 def describe_layers(model: keras.Model) -> list[LayerPrecision]:
     """Returns the path, the dtype policy and its reason, if known, of each layer.
 
+    The reason tells of layers that are computed again in the backward pass, too.
+
     Under `enable` a model has its precision once it is compiled or was called.
 
     Args:
@@ -31,15 +34,16 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
     Returns:
       A row for each layer that computes in floats, those inside others included.
     """
+    places = [x for x in structure.walk(model) if structure.is_assignable(x.layer)]
     return [
-        LayerPrecision(
-            place.path,
-            place.layer.dtype_policy.name,
-            plan.reason_of(place.layer),
-        )
-        for place in structure.walk(model)
-        if structure.is_assignable(place.layer)
+        LayerPrecision(path, layer.dtype_policy.name, _reason(layer))
+        for layer, path, _ in places
     ]
+
+
+def _reason(layer):
+    reasons = plan.reason_of(layer), recomputed.describe(layer)
+    return "; ".join(filter(None, reasons))
 
 
 # ---- What is faster in float32 ----

@@ -56,7 +56,7 @@ def install(asked: settings.Settings | None) -> None:
     _rules = _Rules(asked)
     made = [compiling.hook_compile(_rules.scale, _rules.before_compile)]
     wanted = {"make_train_function": _rules.make_train_function}
-    if _rules.is_mixed:
+    if _rules.is_mixed or (asked and asked.remat):
         wanted |= {"__call__": _rules.call, "data_layer": _rules.call}
     for key, make in wanted.items():
         place = places.PLACES[key]
@@ -182,7 +182,8 @@ class _Rules:
             return (name, plan.AS_MADE) if name != self._policy else None
 
         traced = traced or rules.known(root)
-        return plan.Plan(root, self.asked.mode, self.overrides, traced, keeps)
+        asked = self.asked
+        return plan.Plan(root, asked.mode, self.overrides, traced, keeps, asked.remat)
 
     def _plan(self, model):
         """Gives a compiled model's layers their plan; says if it is older."""
@@ -316,8 +317,7 @@ class _Rules:
             return
         around = [x for x in list(self._compiled) if structure.holds(x, model)]
         root, check = [model, *around][-1], model in self._compiled
-        self._assign(root, model, None, check=False)
-        traced = None
+        self._assign(root, model, traced := None, check=False)
         if structure.is_functional(model):  # By its own specs: Keras warns of others.
             with contextlib.suppress(errors.ExportError):
                 traced = rules.traced_by(model)

@@ -81,6 +81,24 @@ def parse(mode: modes.Mode, overrides: Mapping[str, str] | None) -> Overrides:
     return tuple(Override(pattern, modes.get_mode(name)) for pattern, name in given)
 
 
+def parse_remat(patterns: Sequence[str] | None) -> tuple[str, ...]:
+    """Checks the patterns of layers that are to be computed again; None is none.
+
+    Raises:
+      OverrideError: If they are no list, or no regular expressions.
+    """
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence | None):
+        raise OverrideError(
+            "`remat` must be a list of patterns of layers' paths, as ['block_.*']. "
+            f"Received: remat={patterns!r}."
+        )
+    given = tuple(patterns or ())
+    problems = [f"{x!r}: {text}" for x in given if (text := _pattern_problem(x))]
+    if problems:
+        raise OverrideError("Invalid patterns of `remat`: " + "; ".join(problems))
+    return given
+
+
 def _pattern_problem(pattern):
     if not isinstance(pattern, str) or not pattern:
         return (

@@ -16,8 +16,9 @@ earlier one has assigned.
 """
 
 import functools
+import re
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -71,7 +72,8 @@ def reason_of(layer: keras.layers.Layer) -> str:
 class Plan:
     """What a mode and overrides ask of the layers of a model; pure.
 
-    `matched` are the patterns that match a layer to which they can apply.
+    `matched` are the patterns that match a layer to which they can apply; `remat` says
+    which layers are computed again: {id of a layer: pattern}, None to leave them.
 
     Args:
       model: A model; layers that are not made yet are not in its plan.
@@ -80,6 +82,8 @@ class Plan:
       traced: What a trace of it tells; see `rules.traced`.
       keeps: Function of a layer: the row that it keeps unless an override applies to
         it; None if it keeps nothing.
+      remat: Patterns of layers to compute again in the backward pass; None to leave
+        those as they are.
 
     Raises:
       OverrideError: If patterns contradict one another.
@@ -92,6 +96,7 @@ class Plan:
         overrides: overriding.Overrides = (),
         traced: rules.Traced = rules.UNTRACED,
         keeps: Callable[[keras.layers.Layer], Row | None] = lambda layer: None,
+        remat: Sequence[str] | None = None,
     ):
         self.model, self.mode = model, mode
         self._overrides, self._traced, self._keeps = overrides, traced, keeps
@@ -102,13 +107,35 @@ class Plan:
         self._own = {key: each for key, each in found.items() if each}
         paths = [_paths(place) for place in self._free]
         self.matched = {x.pattern for x in overrides if any(map(x.matches, paths))}
+        self._patterns = [*(x.pattern for x in overrides), *(remat or ())]
+        self.remat = None if remat is None else self._again(remat)
+        self.matched |= set((self.remat or {}).values())
 
     def check(self, matched: Container[str]) -> None:
         """Raises OverrideError, with the known paths, for patterns not in `matched`."""
-        missing = [x.pattern for x in self._overrides if x.pattern not in matched]
+        missing = [x for x in self._patterns if x not in matched]
         if missing:
             paths = [place.path for place in self._free]
             raise overriding.OverrideError(overriding.unmatched(missing, paths))
+
+    def _again(self, patterns):
+        """Returns {id of a layer: the first pattern that it is the outermost of}."""
+        free = {id(place.layer) for place in self._free if place.holders}
+
+        def matches(place, pattern):
+            matched = any(re.fullmatch(pattern, path) for path in _paths(place))
+            return id(place.layer) in free and matched
+
+        def is_inside(place, pattern):
+            held = place.holders
+            return any(matches(x, pattern) or is_inside(x, pattern) for x in held)
+
+        return {
+            id(place.layer): pattern
+            for pattern in reversed(patterns)
+            for place in self._free
+            if matches(place, pattern) and not is_inside(place, pattern)
+        }
 
     @functools.cached_property
     def rows(self) -> dict[int, Row]:

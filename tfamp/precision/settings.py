@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tfamp import errors
@@ -23,6 +23,7 @@ class Settings(NamedTuple):
       mode: The mode of all layers. Under a graph rewrite its policy is float32's.
       reason: Why this mode.
       overrides: The modes of single layers.
+      remat: Patterns of layers that are computed again in the backward pass.
       scaling: Settings of the loss scale, or False for none.
       rewrite: What is asked of the graph rewrite, or None.
       fused_kernels: Whether fused kernels are wanted where layers have 16 bits.
@@ -39,6 +40,7 @@ class Settings(NamedTuple):
     fused_kernels: bool
     float32_outputs: bool
     sum_embedding_gradients: bool
+    remat: tuple[str, ...]
 
     @property
     def is_mixed(self) -> bool:
@@ -65,6 +67,7 @@ def parse(
     float32_outputs: bool = True,
     sum_embedding_gradients: bool = False,
     on_unsupported: Literal["raise", "warn"] = "raise",
+    remat: Sequence[str] | None = None,
 ) -> Settings:
     """Checks the arguments of `enable` and decides for this host; changes nothing.
 
@@ -103,7 +106,10 @@ def parse(
         chosen = chosen._replace(policy="float32")
         rewrite = dataclasses.replace(rewrite, dtype=dtype) if dtype else None
     parsed = overriding.parse(chosen, overrides)
-    return Settings(mode, chosen, reason, parsed, scaling, rewrite, **flags)
+    again = overriding.parse_remat(remat)
+    return Settings(
+        mode, chosen, reason, parsed, scaling, rewrite, **flags, remat=again
+    )
 
 
 def _scaling(given):

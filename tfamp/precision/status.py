@@ -9,6 +9,7 @@ from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import rule
+from tfamp.memory import remat
 from tfamp.precision import policy, promotion, rules, settings
 
 
@@ -23,6 +24,8 @@ class Status(NamedTuple):
       device: The devices that the decision is about.
       dtype_policy: Name of Keras' global dtype policy.
       overrides: The modes of single layers, or "none".
+      remat: Which layers are computed again in the backward pass, and whether
+        `keras.RematScope` works.
       tensor_float_32: Whether float32 matrix work may use TF32.
       loss_scaling: Whether, and how, `compile` adds loss scaling.
       graph_rewrite: What is asked of Grappler's rewrite, and what was seen of it.
@@ -43,6 +46,7 @@ class Status(NamedTuple):
     device: str
     dtype_policy: str
     overrides: str
+    remat: str
     tensor_float_32: bool
     loss_scaling: str
     graph_rewrite: str
@@ -96,6 +100,7 @@ def describe(
         device=hardware.device_label(devices),
         dtype_policy=name,
         overrides=_describe_overrides(asked.overrides if asked else ()),
+        remat=_describe_remat(asked.remat if asked else ()),
         tensor_float_32=state.tensor_float_32,
         loss_scaling=_describe_scaling(asked, active),
         graph_rewrite=rewritten,
@@ -136,6 +141,12 @@ def _change(asked, state, thread):
 
 def _describe_overrides(asked):
     return ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in asked) or "none"
+
+
+def _describe_remat(patterns):
+    works = "works" if remat.HOOKS.in_force() else "fails in `fit`, as in Keras"
+    asked = ", ".join(map(repr, patterns)) or "none asked for"
+    return f"{asked}; keras.RematScope {works}"
 
 
 def _describe_kernels(asked):

@@ -1,0 +1,1 @@
+"""What a training step holds: activations that are computed again instead."""

@@ -1,0 +1,253 @@
+"""Computes a function again in the backward pass, instead of keeping what it held.
+
+Keras' own way on TensorFlow, `tf.recompute_grad`, takes no keywords in a graph, updates
+what a layer updates twice, and keeps everything under XLA. Here
+
+| step | what |
+|---|---|
+| forward | runs unrecorded, and changes no Keras variable meanwhile |
+| after it | the values that it read are noted, then variables get their new ones |
+| backward | runs it again, on the noted values and inputs, and differentiates |
+
+So both runs have the same seeds and statistics, and these are updated once. Only what a
+tape records is computed again: predictions, evaluations and exports run as ever.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfamp.facts import graph_context, names
+from tfamp.inspect import calls, traces
+from tfamp.keras_patches import hooks, places
+
+# What `Layer.__call__` sets around `call`.
+_CONTEXT, _AUTOCAST = "current_call_ctx", "autocast_scope"
+
+
+def rematerialized(function: Callable) -> Callable:
+    """Returns a function that keeps its inputs, and nothing else, for gradients.
+
+    Args:
+      function: A layer, a method of one, or a function of tensors. Gradients flow to
+        the tensors in its arguments and to Keras variables.
+    """
+
+    @functools.wraps(function)
+    @tf.autograph.experimental.do_not_convert
+    def call(*args, **kwargs):
+        lacks = not all(map(names.resolve, places.REMAT))
+        if lacks or not _is_recorded() or not _is_built(function):
+            return function(*args, **kwargs)
+        return _Block(function, args, kwargs).run()
+
+    return call
+
+
+def _is_recorded():
+    return names.resolve(places.RECORDS)() and not traces.is_tracing()
+
+
+def _layer_of(function):
+    owner = getattr(function, "__self__", function)
+    return owner if isinstance(owner, keras.layers.Layer) else None
+
+
+def _is_built(function):
+    """Whether a layer and those in it are built: a block makes no variables."""
+    layer = _layer_of(function)
+    return layer is None or all(x.built for x in names.flatten_layers(layer))
+
+
+class _Values(keras.StatelessScope):
+    """Keeps what is assigned to Keras variables from them, and notes what is read."""
+
+    def __init__(self):
+        super().__init__(collect_losses=True)
+        self.read: dict[int, keras.Variable] = {}
+        self.assigned: dict[int, tuple[keras.Variable, Any]] = {}
+
+    def get_current_value(self, variable):
+        found = super().get_current_value(variable)
+        if found is None:
+            self.read[id(variable)] = variable
+            if self.original_scope is not None:
+                found = self.original_scope.get_current_value(variable)
+        return found
+
+    def add_update(self, update):
+        variable, value = update
+        if variable.trainable and value.dtype.is_floating:
+            # Who reads it next differentiates by the variable.
+            before = self.get_current_value(variable)
+            value = value if before is None else _assigned(before, value)
+        super().add_update((variable, value))
+        self.assigned[id(variable)] = variable, value
+
+
+@tf.custom_gradient
+def _assigned(before, value):
+    return tf.identity(value), lambda upstream: (upstream, None)
+
+
+class _Block:
+    """One call of a function, while a tape records."""
+
+    def __init__(self, function: Callable, args: tuple, kwargs: dict[str, Any]):
+        self.function, self.structure = function, (args, kwargs)
+        self.given = tf.nest.flatten(self.structure, expand_composites=True)
+        self.read: list[tuple[keras.Variable, tf.Tensor]] = []
+        self.others: list[tf.Variable] = []  # Read, and of TensorFlow alone.
+        self.name = tf.get_current_name_scope()
+        self._get, self._set = map(names.resolve, places.GLOBALS)
+        self._around = self._get(_CONTEXT), self._get(_AUTOCAST)
+
+    def run(self) -> Any:
+        """Returns what the function returns; gradients of it compute it again."""
+        args, kwargs = self.structure
+        watches, stops = map(names.resolve, (places.WATCHES, places.STOPS))
+        with watches() as watcher, stops(), _Values() as scope:
+            outputs = self.function(*args, **kwargs)
+        with self._within(autocast=False):
+            known = {id(x) for v in scope.read.values() for x in _parts(v.value)}
+            watched = watcher.watched_variables()
+            self.others = [x for x in watched if id(x) not in known]
+            for variable in scope.read.values():
+                self.read.append((variable, tf.convert_to_tensor(variable.value)))
+            for variable, value in scope.assigned.values():
+                variable.assign(value)
+        flat = tf.nest.flatten(outputs, expand_composites=True)
+        results = iter(self._recorded(_floats([*flat, *scope.losses])))
+        flat = [
+            calls.with_mask_of(next(results), x) if _is_float(x) else x for x in flat
+        ]
+        if losses := list(results):
+            (_layer_of(self.function) or self._around[0].entry_layer).add_loss(losses)
+        return tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)
+
+    def _recorded(self, made: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Returns the tensors that were made, as results of one recorded operation."""
+        others = map(tf.convert_to_tensor, self.others)
+        kept = [*self.given, *(value for _, value in self.read), *others]
+        tensors = [i for i, x in enumerate(kept) if isinstance(x, tf.Tensor)]
+        sources = [i for i in tensors if _is_float(kept[i])]
+
+        def gradients(values, upstream):
+            again = list(kept)
+            for i, value in zip(tensors, values, strict=True):
+                again[i] = calls.with_mask_of(value, kept[i])
+            # These cannot be read by value: gradients are by them as they are then.
+            again[len(kept) - len(self.others) :] = self.others
+            with tf.GradientTape() as tape:
+                tape.watch(by := [again[i] for i in sources])
+                results = self._again(again)
+            return tape.gradient(results, by, upstream)
+
+        def backward(*upstream):
+            dense = [tf.convert_to_tensor(x) for x in upstream]
+            return _late(gradients, [kept[i] for i in tensors], dense)
+
+        if not made:
+            return []
+        block = tf.custom_gradient(lambda *_: (made, backward))
+        return block(*(kept[i] for i in sources))
+
+    def _again(self, kept):
+        """Runs the function on values that were kept; returns the tensors it makes."""
+        count = len(self.given)
+        flat, values = kept[:count], kept[count : count + len(self.read)]
+        args, kwargs = tf.nest.pack_sequence_as(
+            self.structure, flat, expand_composites=True
+        )
+        scope = _Values()
+        for (variable, _), value in zip(self.read, values, strict=True):
+            keras.StatelessScope.add_update(scope, (variable, value))
+        # The names decide in which order a graph's optimizer sums: they sort as before.
+        with self._within(), tf.name_scope(f"{self.name}./"), scope:
+            outputs = self.function(*args, **kwargs)
+        return _floats(
+            [*tf.nest.flatten(outputs, expand_composites=True), *scope.losses]
+        )
+
+    @contextlib.contextmanager
+    def _within(self, autocast: bool = True) -> Iterator[None]:
+        """Scopes what was set around the call, or that without the cast of weights."""
+        before = self._get(_CONTEXT), self._get(_AUTOCAST)
+        context, cast = self._around
+        try:
+            self._set(_CONTEXT, context)
+            self._set(_AUTOCAST, cast if autocast else None)
+            yield
+        finally:
+            self._set(_CONTEXT, before[0])
+            self._set(_AUTOCAST, before[1])
+
+
+def _parts(value):
+    """Returns a variable's value as it is watched: by replica, if there are several."""
+    return [value, *getattr(value, "values", ())]
+
+
+def _is_float(x):
+    return isinstance(x, tf.Tensor) and x.dtype.is_floating
+
+
+def _floats(values):
+    return [x for x in values if _is_float(x)]
+
+
+# ---- Not before the backward pass ----
+
+
+def _late(gradients, values, upstream):
+    """Returns `gradients(values, upstream)`, computed once `upstream` is there.
+
+    By a control edge, which XLA drops: there by a conditional that is always taken,
+    though no compiler can tell, so that what is in it is not merged with the forward
+    pass. `gradients` returns one, or None, for each floating value.
+    """
+    if tf.executing_eagerly():
+        return gradients([tf.identity(x) for x in values], upstream)
+    if not graph_context.in_xla():
+        with tf.control_dependencies(upstream):
+            values = [tf.identity(x) for x in values]
+        return gradients(values, upstream)
+    first = tf.reduce_min(tf.reshape(upstream[0], [-1])[:1])
+    always = ~(tf.minimum(tf.cast(first, "float32"), 0.0) > 0.0)  # Also for NaN.
+    found = []
+
+    def backward():
+        made = gradients([tf.identity(x) for x in values], upstream)
+        found[:] = zip(map(_closed, made), _floats(values), strict=True)
+        return [x for x, _ in found if x is not None]
+
+    def never():
+        return [_zeros(x, value) for x, value in found if x is not None]
+
+    results = iter(tf.cond(always, backward, never))
+    return [None if x is None else next(results) for x, _ in found]
+
+
+def _closed(gradient):
+    """Returns a gradient with the rows of a table, if their number is known."""
+    if isinstance(gradient, tf.IndexedSlices):
+        parts = gradient.values, gradient.indices
+        if not all(x.shape.is_fully_defined() for x in parts):
+            return tf.convert_to_tensor(gradient)
+    return gradient
+
+
+def _zeros(gradient, value):
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.zeros_like(value)
+    rows, ids = (
+        tf.zeros(x.shape, x.dtype) for x in (gradient.values, gradient.indices)
+    )
+    return tf.IndexedSlices(rows, ids, tf.shape(value, gradient.dense_shape.dtype))
+
+
+HOOKS = hooks.HookGroup(remat=lambda original: rematerialized)
