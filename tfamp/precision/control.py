@@ -77,32 +77,29 @@ def enable(
       overrides: Modes of single layers: a dict from a regular expression that
         matches a layer's whole path ("head" in a functional model, "model/head" in a
         subclassed or sequential one) to a mode. They win over a layer's own `dtype`. A
-        pattern that matches no layer of a model that is compiled, nor of one compiled
-        before, raises `OverrideError` there, or when it is first trained if it is built
-        by that. Models built before, and those of `set_precision`, are not asked.
+        pattern that matches no layer of a model that is compiled, nor of one before,
+        raises `OverrideError` there, or when it is first trained if that builds it.
+        Models built before, and those of `set_precision`, are not asked.
       loss_scale: Keywords of `LossScaleOptimizer` as a dict, or False for no loss
         scaling at all. None: the defaults.
       graph_rewrite: True: Keras' policy stays float32, and Grappler rewrites graphs to
         the 16-bit format that `mode` names. The first training step of a model shows
         whether it did. A dict: the same, with keywords of `enable_graph_rewrite`.
-        None: True if the environment variable `TF_ENABLE_AUTO_MIXED_PRECISION` or
-        `TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE` is 1.
+        None: True if `TF_ENABLE_AUTO_MIXED_PRECISION` or
+        `TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE` is 1 in the environment.
       fused_kernels: Whether a mixed mode's dropout, GELU, SiLU, layer normalization
         and Adam update run as one compiled kernel each, in graphs on a CPU without
-        XLA. They compute in float32 and round once; dropout drops the share that is
-        asked for, but other elements than Keras would with the same seed. The modes
-        float32 and tf32 have Keras' own, and so have exported models that call no
-        layer with `training=True`. And whether long attention runs in linear memory,
-        on any device; `flash_attention=True` asks for that in every mode.
+        XLA, which compute in float32, round once, and drop other elements than Keras
+        would with the same seed; and whether long attention runs in linear memory, on
+        any device. float32 and tf32 have Keras' own, but where `flash_attention=True`
+        asks for it.
       float32_outputs: Whether a model that is called by the user's code, `fit` or
         `predict` returns outputs of 16 bits as float32: class ids compared with them
         are not rounded. Models inside of models and layers keep their format.
-      sum_embedding_gradients: Whether the rows of one index in an embedding's gradient
-        are summed before an optimizer squares them, as in PyTorch, in any mode. Keras
-        squares them apart.
+      sum_embedding_gradients: Whether rows of one index in an embedding's gradient are
+        summed before an optimizer squares them, as in PyTorch. Keras squares each.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
-      remat: Patterns, as those of `overrides`, of layers that keep only their inputs
-        for gradients and are computed again there (`set_remat`).
+      remat: Patterns, as of `overrides`, of layers that are computed again (`set_remat`).
 
     Returns:
       A `Status`.
