@@ -91,15 +91,14 @@ def enable(
         and Adam update run as one compiled kernel each, in graphs on a CPU without
         XLA, which compute in float32, round once, and drop other elements than Keras
         would with the same seed; and whether long attention runs in linear memory, on
-        any device. float32 and tf32 have Keras' own, but where `flash_attention=True`
-        asks for it.
+        any device. float32 and tf32 have Keras', but for `flash_attention=True`.
       float32_outputs: Whether a model that is called by the user's code, `fit` or
         `predict` returns outputs of 16 bits as float32: class ids compared with them
         are not rounded. Models inside of models and layers keep their format.
       sum_embedding_gradients: Whether rows of one index in an embedding's gradient are
         summed before an optimizer squares them, as in PyTorch. Keras squares each.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
-      remat: Patterns, as of `overrides`, of layers that are computed again (`set_remat`).
+      remat: Patterns, as of `overrides`, of layers to compute again (`set_remat`).
 
     Returns:
       A `Status`.
