@@ -17,7 +17,7 @@ def get_config():
     """Returns the configuration."""
     config = cells.get_config()
     config.name = "attention"
-    config.steps, config.warmup = 6, 2
+    config.steps, config.warmup = 3, 1
     for dtype in ("float32", "bfloat16"):
         for causal in (False, True):
             name = f"{dtype}_{'causal' if causal else 'full'}"
