@@ -58,7 +58,14 @@ def make_config(strategy, mode="float32", **settings):
     config.precision.loss_scale.max_scale = 2.0**34
     config.precision.loss_scale.backoff_factor = 2.0**-10
     config.precision.loss_scale.growth_interval = 20
+    config.optimizer.accumulation_steps = 3  # Of ten batches an epoch.
     return config
+
+
+def train_by_batches(strategy, folder):
+    config = make_config(strategy)
+    config.optimizer.accumulation_steps = 1
+    train_and_evaluate(config, f"{folder}/batches/seed0")
 
 
 def train_interrupted(config, folder):
@@ -94,6 +101,7 @@ def run_in_one_process(folder):
     whole = make_config("mirrored", "mixed_float16")
     train_and_evaluate(whole, f"{folder}/mixed_float16/seed0")
     train_interrupted(make_config("mirrored"), f"{folder}/float32/seed0")
+    train_by_batches("mirrored", folder)
     return {
         "replicas": fit_replicas(),
         "poisoned": train_poisoned("mirrored", f"{folder}/poisoned"),
@@ -200,6 +208,7 @@ def one_replica(tmp_path_factory):
     folder = tmp_path_factory.mktemp("none")
     for mode in MODES:
         train_and_evaluate(make_config("none", mode), folder / mode / "seed0")
+    train_by_batches("none", folder)
     return folder
 
 
@@ -247,7 +256,16 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
-@pytest.mark.issue("tensorflow#55592")
+def test_updates_by_each_batch_are_those_of_one_replica(mirrored, one_replica):
+    found, expected = (
+        losses(root / "batches/seed0") for root in (mirrored[0], one_replica)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE["float32"])
+    accumulated = losses(one_replica / "float32/seed0")
+    assert abs(expected - accumulated).max() > 1e-3
+
+
+@pytest.mark.issue("tensorflow#55592", "keras#19308")
 @pytest.mark.parametrize("mode", MODES)
 def test_run_of_two_replicas_is_that_of_one(mode, several, one_replica):
     tolerance = {"rtol": 0, "atol": TOLERANCE[mode]}
