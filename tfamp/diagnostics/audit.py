@@ -12,6 +12,7 @@ from tfamp.facts import hardware, names
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure
 from tfamp.kernels import bias_gradient
+from tfamp.memory import recomputed
 from tfamp.precision import model_hooks, policy
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
@@ -121,8 +122,14 @@ def audit(
     with model_hooks.as_enabled(model, specs):
         layers = layer_facts.collect(model, specs)
     if uncounted := [layer.path for layer in layers if layer.is_uncounted]:
-        names = errors.examples(uncounted)
-        notes.append(f"What these multiply is not counted: {names}")
+        notes.append(
+            f"What these multiply is not counted: {errors.examples(uncounted)}"
+        )
+    again = [x.path for x in names.flatten_layers(model) if recomputed.describe(x)]
+    if again:
+        notes.append(
+            f"Computed a second time in the backward pass: {errors.examples(again)}"
+        )
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
     step = rules.TrainingStep(

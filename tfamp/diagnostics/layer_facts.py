@@ -180,6 +180,8 @@ def _work(layer, inputs, result):
     What any other layer computes is not counted.
     """
     source = inputs[0]
+    if not (len(source) and len(result)):  # A scalar, of a layer of the user's own.
+        return 0, 0, ()
     if isinstance(layer, _KINDS.MultiHeadAttention):
         keys = inputs[min(1, len(inputs) - 1)][1]
         products = 2 * math.prod(source[:-1]) * keys * layer.num_heads * layer.key_dim
