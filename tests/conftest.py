@@ -47,6 +47,13 @@ def clean_globals():
 
 
 @pytest.fixture
+def disabled():
+    """Ends what a test has enabled."""
+    yield
+    sys.modules["tfamp"].disable()
+
+
+@pytest.fixture
 def shared_data():
     """Returns a function: name of a data set -> its folder; skips if it is absent."""
 

@@ -38,6 +38,25 @@ def table(
     return "\n".join(f"{ends[0]}{line}{ends[1]}".rstrip() for line in padded)
 
 
+def report(
+    lines: Iterable[str],
+    tables: Iterable[tuple[Sequence[str], Iterable[Sequence[str]]]],
+    title: str = "",
+) -> str:
+    """Returns lines, and tables below them.
+
+    Args:
+      lines: What there is to say.
+      tables: (header, rows) of each.
+      title: For Markdown; without one it is for a terminal.
+    """
+    below = [table(*each, markdown=bool(title)) for each in tables]
+    if not title:
+        return "\n\n".join(["\n".join(lines), *below])
+    listed = "\n".join(f"- {line}" for line in lines)
+    return "\n\n".join([f"# {title}", listed, *below]) + "\n"
+
+
 def of_dicts(rows: Sequence[Mapping[str, str]], markdown: bool = True) -> str:
     """Returns a `table` of texts by column; all rows have the same columns."""
     return table(list(rows[0]), (list(row.values()) for row in rows), markdown)

@@ -412,7 +412,7 @@ ARRAYS = {"batch_size": 3, "inputs": np.zeros((2, 1024))}
     [
         ({"device": "a1000"}, ValueError, "Did you mean 'a100'"),
         ({"batch_size": 0}, ValueError, "batch_size"),
-        ({"device": 1}, TypeError, "device=1"),
+        ({"device": 1}, ValueError, "device=1"),
         (ARRAYS, ValueError, "batch_size=3, inputs of 2"),
         ({"model": L.Dense(3)}, TypeError, "must be a `keras.Model`"),
     ],

@@ -159,14 +159,6 @@ def test_the_nearest_pattern_of_the_last_call_counts(name, asked, expected):
     assert {path: found[path].policy for path in expected} == expected
 
 
-def test_no_loss_of_the_trace_for_outputs_is_left():
-    x = keras.Input((4,))
-    model = keras.Model(x, L.Dense(2, activity_regularizer="l2")(x))
-    model(np.ones((2, 4)))
-    before = list(map(float, model.losses))
-    assert list(map(float, tfamp.set_precision(model, BF16).losses)) == before
-
-
 def test_layers_of_float64_of_integers_and_of_files_keep_what_they_are(tmp_path):
     inner = keras.Sequential([keras.Input((2,)), L.Dense(2)])
     inner.export(tmp_path / "saved", verbose=False)

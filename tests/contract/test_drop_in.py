@@ -16,7 +16,7 @@ What differs, by design:
 | `apply([])` | counts towards the growth of the scale | no step |
 | `variables` | 4 and the inner optimizer's | 4 counters more, after these 4 |
 | `get_config` | `dynamic_growth_steps` | the same, as `growth_interval` |
-| gradient of a row that occurs twice | see test_optimizer_record.py | |
+| overflow in a row that occurs twice | the last gradient of it counts | each one does |
 """
 
 import helpers

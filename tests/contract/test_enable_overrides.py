@@ -9,14 +9,10 @@ from keras import layers as L
 
 import tfamp
 
+pytestmark = pytest.mark.usefixtures("disabled")
+
 BF16, F16, F32 = "mixed_bfloat16", "mixed_float16", "float32"
 X, Y = np.ones((8, 3), "float32"), np.zeros((8, 2), "float32")
-
-
-@pytest.fixture(autouse=True)
-def off_at_the_end():
-    yield
-    tfamp.disable()
 
 
 def enable(overrides, mode=BF16):

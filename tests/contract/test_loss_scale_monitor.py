@@ -82,18 +82,10 @@ def test_every_list_of_the_history_has_a_value_for_each_epoch():
         callbacks=[tfamp.LossScaleMonitor()],
     ).history
     assert {len(values) for values in history.values()} == {3}
+    # The second epoch's losses are NaN, and so is every gradient.
     assert history["nan/net/first/kernel"] == [0, 12, 0]
-
-
-def test_counts_are_exact():
-    model = model_with()
-    monitor = tfamp.LossScaleMonitor()
-    x, y = data()
-    y[13] = NAN  # The loss of batch 3 is NaN, and so is every gradient.
-    history = fit(model, x, y, monitor).history
-    assert history["nan/net/first/kernel"] == [12]
-    assert history["nan/net/first/bias"] == [4]
-    assert history["nan/net/second/kernel"] == [4]
+    assert history["nan/net/first/bias"] == [0, 4, 0]
+    assert history["nan/net/second/kernel"] == [0, 4, 0]
     assert "nan/net/second/bias" not in history  # The first three only.
 
 
@@ -156,7 +148,8 @@ def test_counts_are_in_no_checkpoint_and_end_with_the_training(tmp_path):
             self.model.save(tmp_path / "with.keras")
             assert len(self.model.optimizer.variables) == plain
 
-    fit(model, *data(INF), tfamp.LossScaleMonitor(), Save())
+    history = fit(model, *data(INF), tfamp.LossScaleMonitor(), Save()).history
+    assert "net/first/kernel" in str(list(history))
     names = [
         {name for name, _ in tf.train.list_variables(str(tmp_path / kind))}
         for kind in ("without", "with")
@@ -175,14 +168,6 @@ def test_second_fit_with_a_monitor_traces_nothing_again(fresh):
     history = fit(model, *data(INF), monitor).history
     assert model.train_function is function
     assert "net/first/kernel" in str(list(history))
-
-
-def test_model_trained_before_is_counted_too():
-    model = model_with()
-    fit(model, *data())
-    assert "first/kernel" in str(
-        fit(model, *data(INF), tfamp.LossScaleMonitor()).history
-    )
 
 
 def test_model_built_by_its_first_step_is_counted_from_then_on():

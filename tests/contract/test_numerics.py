@@ -12,7 +12,6 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
-import workers
 
 import tfamp
 
@@ -436,41 +435,19 @@ class OwnStep(keras.Model):
         return {"loss": loss}
 
 
-def test_a_monitor_beside_a_training_step_of_the_users_own(caplog):
+def test_a_monitor_beside_a_training_step_of_the_users_own():
     monitor = tfamp.NumericsMonitor(every=2, log_dir=None)
     keywords = {"x": np.ones((32, 4)), "y": np.ones((32, 3)), "verbose": 0}
     with tfamp.policy_scope("mixed_float16"):
-        model, other = OwnStep(), OwnStep()
+        model = OwnStep()
     model.compile("sgd", "mse", auto_scale_loss=False)
     model.fit(**keywords, batch_size=8, callbacks=[monitor])
     assert [row.path for row in monitor.rows] == ["own_step/head"]
-    model = other
-    model.compile("sgd", auto_scale_loss=False)
-    monitor = tfamp.NumericsMonitor(every=2, log_dir=None)
-    with caplog.at_level("WARNING"):
-        model.fit(**keywords, callbacks=[monitor])  # There is no loss to compute.
-    assert monitor.rows == () and "cannot compute the loss" in caplog.text
     assert "train_step" not in vars(model)
 
 
-@pytest.mark.parametrize(
-    "keywords", [{"every": 0}, {"layers": "("}, {"layers": 3}, {"max_lost": 2}]
-)
+@pytest.mark.parametrize("keywords", [{"every": 0}, {"max_lost": 2}])
 def test_bad_settings_of_the_monitor(keywords):
     (name,) = keywords
     with pytest.raises((TypeError, ValueError), match=name):
         tfamp.NumericsMonitor(**keywords)
-
-
-def on_replicas(folder):
-    """Trains on two replicas, with a monitor and without."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
-        monitor, texts, differ = monitored(folder)
-    return [monitor.rows[-1].outputs.values, len(texts), differ]
-
-
-@pytest.mark.slow
-def test_a_monitor_counts_all_replicas(tmp_path):
-    (found,) = workers.run(on_replicas, [tmp_path], workers=1, cpus=2)
-    assert found == [16 * 4, 1, []]

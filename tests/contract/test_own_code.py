@@ -11,17 +11,13 @@ import tensorflow as tf
 
 import tfamp
 
+pytestmark = pytest.mark.usefixtures("disabled")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 16)).astype("float32")
 Y = np.tanh(X @ RNG.normal(size=(16, 1)) / 4).astype("float32")
 IDS = RNG.integers(0, 32, (32, 12))
 layers = keras.layers
-
-
-@pytest.fixture(autouse=True)
-def disabled():
-    yield
-    tfamp.disable()
 
 
 def last(model, *data, epochs=4, **keywords):

@@ -11,17 +11,13 @@ import tensorflow as tf
 
 import tfamp
 
+pytestmark = pytest.mark.usefixtures("disabled")
+
 LOW = {"mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
 in_both = pytest.mark.parametrize("mode", LOW)
 WIDE = tf.constant(np.random.default_rng(1).uniform(0.1, 1.1, (4, 4)), tf.float32)
 NARROW = tf.constant(np.random.default_rng(0).uniform(0.1, 1.1, (4, 4)), tf.float32)
 ROWS = tf.constant([0, 2])
-
-
-@pytest.fixture(autouse=True)
-def disabled():
-    yield
-    tfamp.disable()
 
 
 def branching(h, f):

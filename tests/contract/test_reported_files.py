@@ -11,13 +11,9 @@ from keras import layers
 
 import tfamp
 
+pytestmark = pytest.mark.usefixtures("disabled")
+
 in_both = pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
-
-
-@pytest.fixture(autouse=True)
-def disabled_afterwards():
-    yield
-    tfamp.disable()
 
 
 def network(units=2):

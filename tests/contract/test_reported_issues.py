@@ -14,15 +14,11 @@ from keras import layers
 
 import tfamp
 
+pytestmark = pytest.mark.usefixtures("disabled")
+
 MIXED = ("mixed_bfloat16", "mixed_float16")
 in_both = pytest.mark.parametrize("mode", MIXED)
 LOW = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
-
-
-@pytest.fixture(autouse=True)
-def disabled_afterwards():
-    yield
-    tfamp.disable()
 
 
 # ---- Outputs ----
@@ -411,36 +407,6 @@ def slow_here():
     """Skips where the table has no row: on GPUs, and where bfloat16 is emulated."""
     if "bfloat16" not in tfamp.enable("mixed_bfloat16").float32_layers:
         pytest.skip("no layer is known to be slower in bfloat16 on this device")
-
-
-class Adds(keras.Model):
-    """Adds two layers' outputs itself: one in float32, one in 16 bits."""
-
-    def __init__(self):
-        super().__init__()
-        self.slow, self.fast, self.last = (
-            layers.GRU(4),
-            layers.Dense(4),
-            layers.Dense(4),
-        )
-
-    def call(self, x):
-        return self.last(tf.add(self.slow(x), self.fast(x[:, 0])))
-
-
-def test_layers_between_operations_of_ones_own_are_float32_where_it_is_faster(
-    slow_here,
-):
-    class GRU(layers.Layer):  # Of that name alone.
-        def call(self, x):
-            return x
-
-    model = Adds()
-    model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="float32 is faster for this model here"):
-        model.fit(np.ones((4, 3, 2)), np.ones((4, 4)), verbose=0)
-    assert model.slow.compute_dtype == "float32"
-    fit(keras.Sequential([keras.Input((2,)), layers.Dense(2), GRU(), layers.Dense(1)]))
 
 
 def mobile():

@@ -11,17 +11,13 @@ import workers
 
 import tfamp
 
+pytestmark = pytest.mark.usefixtures("disabled")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 16)).astype("float32")
 Z = X[:, :8]
 SMALL = (1e-4 * np.tanh(X @ RNG.normal(size=(16, 32)))).astype("float32")
 TINY = 1e-6  # Makes gradients that float16 has no numbers for.
-
-
-@pytest.fixture(autouse=True)
-def disabled():
-    yield
-    tfamp.disable()
 
 
 # ---- One optimizer, that of `compile` ----
@@ -341,17 +337,6 @@ def test_an_optimizer_that_is_set_after_compile_is_scaled(monkeypatch):
     assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
     assert seen == norm
     np.testing.assert_array_equal(found, wanted)
-
-
-def test_an_optimizer_that_is_not_to_be_scaled_stays():
-    tfamp.enable("mixed_float16")
-    model = dense(16, 8, 1)
-    model.compile("sgd", "mse")
-    optimizer = keras.optimizers.SGD(0.1)
-    model.compile(optimizer, "mse", auto_scale_loss=False)
-    with pytest.warns(UserWarning, match="without loss scaling"):
-        model.fit(X, X[:, :1], verbose=0)
-    assert model.optimizer is optimizer
 
 
 def test_apply_gradients_of_a_users_optimizer_is_called():

@@ -209,13 +209,3 @@ def test_users_schedule_survives_keras_serialization():
     stored = keras.saving.serialize_keras_object(Doubling(3))
     loaded = keras.saving.deserialize_keras_object(stored, {"Doubling": Doubling})
     assert loaded == Doubling(3)
-
-
-def test_users_schedule_may_return_a_python_integer():
-    class Fixed(growth_interval.GrowthIntervalSchedule):
-        initial_interval = 2
-
-        def next_interval(self, state, grew, backed_off):
-            return 5
-
-    assert trajectory(Fixed(), "+++")[1] == [5, 5, 5]

@@ -1,5 +1,4 @@
 import pathlib
-import re
 
 import keras
 import pytest
@@ -115,10 +114,8 @@ def test_cpu_is_read_from_the_operating_system():
         pytest.skip("/proc/cpuinfo does not exist: not Linux")
     text = info.read_text()
     (device,) = [d for d in hardware.read_devices() if d.kind == "CPU"]
-    name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
-    assert device.name == (name.group(1).strip() if name else "CPU")
-    assert device.cpu_flags == set(flags.group(1).split() if flags else ())
+    assert device.name == "CPU" or f": {device.name}\n" in text
+    assert device.cpu_flags and device.cpu_flags <= set(text.split())
     assert device.compute_capability is None
     support = hardware.detect_support()
     assert support[device.label] == hardware.describe_support(device)
@@ -150,7 +147,7 @@ def test_a_device_is_this_hosts_the_tables_or_ones_own(monkeypatch):
     assert hardware.find_device(AMD) is AMD
     with pytest.raises(ValueError, match="'A1000'.*'cpu-avx2'.*mean 'a100'"):
         hardware.find_device("A1000")
-    with pytest.raises(TypeError, match="Received: device=3"):
+    with pytest.raises(ValueError, match="Received: device=3"):
         hardware.find_device(3)  # pyright: ignore[reportArgumentType]
 
 

@@ -1,29 +1,9 @@
 import re
 
-import keras
 import pytest
 import tensorflow as tf
 
 from tfamp.facts import formats, modes
-
-# name, compute format, dtype policy, TF32, needs loss scaling
-TABLE = [
-    ("float32", "float32", "float32", False, False),
-    ("tf32", "tf32", "float32", True, False),
-    ("mixed_bfloat16", "bfloat16", "mixed_bfloat16", True, False),
-    ("mixed_float16", "float16", "mixed_float16", True, True),
-]
-
-
-def test_modes_mean():
-    assert modes.MODES == {row[0]: modes.Mode(*row) for row in TABLE}
-    narrowest = formats.float_format("float32").smallest_normal
-    for mode in modes.MODES.values():
-        policy = keras.dtype_policies.get(mode.policy)
-        computes = "float32" if mode.name == "tf32" else mode.compute_format
-        assert (policy.compute_dtype, policy.variable_dtype) == (computes, "float32")
-        smallest = formats.float_format(mode.compute_format).smallest_normal
-        assert mode.needs_loss_scale == (smallest > narrowest)
 
 
 @pytest.mark.parametrize(

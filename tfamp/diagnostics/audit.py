@@ -118,9 +118,12 @@ def audit(
     structure.check_built(model)
     found = hardware.find_device(device)
     simulated = found not in hardware.read_devices()
-    specs, size, notes = _specs(model, inputs, batch_size)
-    with model_hooks.as_enabled(model, specs):
-        layers = layer_facts.collect(model, specs)
+    try:
+        specs, size, notes = _specs(model, inputs, batch_size)
+        with model_hooks.as_enabled(model, specs):
+            layers = layer_facts.collect(model, specs)
+    except errors.ExportError as error:
+        raise ValueError(str(error).replace("`sample_inputs`", "`inputs`")) from error
     if uncounted := [layer.path for layer in layers if layer.is_uncounted]:
         notes.append(
             f"What these multiply is not counted: {errors.examples(uncounted)}"
@@ -173,10 +176,7 @@ def _execution(model, device, simulated, jit_compile, rewrite):
 
 def _specs(model, inputs, batch_size):
     """Returns specs without open sizes, the batch size, and what was assumed."""
-    try:
-        specs, samples = model_inputs.describe(model, inputs)
-    except errors.ExportError as error:
-        raise ValueError(str(error).replace("`sample_inputs`", "`inputs`")) from error
+    specs, samples = model_inputs.describe(model, inputs)
     size = _BATCH_SIZE if batch_size is None else batch_size
     if inputs is not None:
         specs, size = samples, keras.tree.flatten(samples)[0].shape[0]

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfamp.facts import names
-from tfamp.inspect import structure, traces
+from tfamp.inspect import model_inputs, structure, traces
 from tfamp.precision import rules
 
 _KINDS = keras.layers
@@ -63,7 +62,7 @@ def collect(model: keras.Model, specs: Any) -> tuple[LayerFacts, ...]:
       The layers, those that multiply most first.
 
     Raises:
-      ValueError: If the model cannot be traced.
+      ExportError: If the model cannot be traced.
     """
     places = structure.walk(model)
     calls, outputs = _trace(model, specs)
@@ -102,14 +101,10 @@ def _trace(model, specs):
             elements = sum(math.prod(x.shape) for x in cast)
             calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
 
-    try:
+    given = keras.tree.map_structure(str, specs)
+    advice = f"cannot be traced with inputs {given}. Pass `inputs`, as it takes them"
+    with model_inputs.explained(model, advice):
         graph = traces.trace(model, (specs,), {"training": True}, note)
-    except Exception as error:
-        raise ValueError(
-            f"Model {model.name!r} cannot be traced with inputs "
-            f"{keras.tree.map_structure(str, specs)}: {error} Pass `inputs`, a batch "
-            "as the model takes it."
-        ) from error
     for tensor in filter(_is_floating, graph.outputs):
         made = tensor  # A model may end in a cast, or an operation, of its own.
         while made.ref() not in makers and made.op.type in ("Cast", "Identity"):
@@ -135,11 +130,10 @@ def _is_cast(tensor):
 
 def _facts(place, calls, output_dtype) -> LayerFacts:
     layer = place.layer
-    inner = names.flatten_layers(layer, include_self=False)
-    if isinstance(layer, _KINDS.RNN):
-        inner = []  # Its cells count as its own.
-    theirs = {id(w) for each in inner for w in each.weights}
-    own = [w for w in layer.trainable_weights if id(w) not in theirs]
+    is_alone = isinstance(layer, _KINDS.RNN)  # Its cells count as its own.
+    inner = [] if is_alone else structure.children(layer)
+    own = layer.weights if is_alone else structure.own_weights(layer)
+    own = [weight for weight in own if weight.trainable]
     work = [_work(layer, taken, result) for taken, result, _ in calls]
     multiplications = sum(products for products, _, _ in work)
     matrices = () if isinstance(layer, _KINDS.Embedding) else own  # It looks up.

@@ -110,21 +110,16 @@ def find_device(device: str | DeviceDescription | None = None) -> DeviceDescript
         CPU); a key of `DEVICES`, e.g. "a100"; or a description, which is returned.
 
     Raises:
-      ValueError: If the key is not in the table; TypeError if it is none of these.
+      ValueError: If it is none of these.
     """
     if device is None:
         return training_devices(read_devices())[0]
     if isinstance(device, DeviceDescription):
         return device
-    if not isinstance(device, str):
-        raise TypeError(
-            "`device` must be a key of the table of devices, a `DeviceDescription` or "
-            f"None. Received: device={device!r}."
-        )
     if device not in DEVICES:
-        near = difflib.get_close_matches(device.lower(), DEVICES, n=1)
+        near = difflib.get_close_matches(str(device).lower(), DEVICES, n=1)
         raise ValueError(
-            f"Unknown device. Received: {device!r}. Expected one of "
+            f"Unknown device. Received: device={device!r}. Expected one of "
             f"{', '.join(map(repr, DEVICES))}."
             + "".join(f" Did you mean {name!r}?" for name in near)
         )

@@ -6,7 +6,7 @@ The owner of op determinism and of the environment variables below; TF32 belongs
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import tensorflow as tf
@@ -94,11 +94,11 @@ def scope(
         flipped = float16_accumulation == "float16"
         for name in VARIABLES.keys() - {AUTOTUNE}:
             asked[name] = str(int(VARIABLES[name][1]) ^ flipped)
-    outer = {name: os.environ[name] for name in asked if name in os.environ}
+    outer = {name: os.environ.get(name) for name in asked}
     changed = [name for name in asked if asked[name] != _describe(name).requested]
     was_deterministic = graph_context.deterministic()
     try:
-        os.environ.update(asked)
+        set_environ(asked)
         _set_determinism(was_deterministic if deterministic is None else deterministic)
         late = [each for each in map(_describe, changed) if _IN_TIME in each.effective]
         if late:
@@ -106,10 +106,17 @@ def scope(
             user_code.warn(f"{late[0].reason}. Received: {names}.")
         yield
     finally:
-        for name in asked:
-            os.environ.pop(name, None)
-        os.environ.update(outer)
+        set_environ(outer)
         _set_determinism(was_deterministic)
+
+
+def set_environ(values: Mapping[str, str | None]) -> None:
+    """Sets environment variables; None unsets one."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _set_determinism(enabled):

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from google.protobuf import message
 
-from tfamp.facts import names
+from tfamp.facts import formats, names, switches
 from tfamp.graph_rewrite import switch
 
 _LOG_PATH = switch.PREFIX + "LOG_PATH"
-_LOW = ("float16", "bfloat16")
 _FLOATS = {
-    tf.as_dtype(name).as_datatype_enum: name for name in (*_LOW, "float32", "float64")
+    tf.as_dtype(name).as_datatype_enum: name
+    for name in (*formats.LOW, "float32", "float64")
 }
 _XLA = "XLA compiles it and bypasses the rewrite: use jit_compile=False"
 
@@ -101,12 +101,12 @@ def observe(fresh: bool = False) -> Iterator[Graphs]:
     graphs = []
     with _lock, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         users = os.environ.get(_LOG_PATH)
-        switch.set_environ({_LOG_PATH: folder})
+        switches.set_environ({_LOG_PATH: folder})
         try:
             with switch.optimized_anew() if fresh else contextlib.nullcontext():
                 yield graphs
         finally:
-            switch.set_environ({_LOG_PATH: users})
+            switches.set_environ({_LOG_PATH: users})
             graphs.extend(_read_graphs(pathlib.Path(folder)))
             if users:
                 shutil.copytree(folder, users, dirs_exist_ok=True)
@@ -154,13 +154,13 @@ def _converted(before, after):
     changed = collections.Counter()
     for node in after.node:
         pairs = zip(old.get(node.name, ()), _types(node), strict=False)
-        changed.update(now for was, now in pairs if was != now and now in _LOW)
+        changed.update(now for was, now in pairs if was != now and now in formats.LOW)
     return changed
 
 
 def _is_cast(node):
     added = "AutoMixedPrecision" in node.name
-    return added and _FLOATS.get(node.attr["DstT"].type) in _LOW
+    return added and _FLOATS.get(node.attr["DstT"].type) in formats.LOW
 
 
 def _calls_xla(graph):

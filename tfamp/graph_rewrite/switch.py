@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import checks
-from tfamp.facts import hardware, user_code
+from tfamp.facts import hardware, switches, user_code
 from tfamp.graph_rewrite.choice import choose_dtype
 
 # NVIDIA's TensorFlow 1 reads these two; TensorFlow 2 reads neither.
@@ -177,16 +177,19 @@ def find_obstacle() -> str:
     return ""
 
 
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
+def paused() -> contextlib.AbstractContextManager[None]:
     """Scopes calls of functions that TensorFlow is not to rewrite."""
-    options = _options()
-    on = {name: True for name in TOGGLES.values() if options.get(name)}
-    tf.config.optimizer.set_experimental_options(dict.fromkeys(on, False))
+    return _meanwhile(dict.fromkeys(TOGGLES.values(), False))
+
+
+@contextlib.contextmanager
+def _meanwhile(options) -> Iterator[None]:
+    before = {name: _options().get(name) for name in options}
+    tf.config.optimizer.set_experimental_options(options)
     try:
         yield
     finally:
-        tf.config.optimizer.set_experimental_options(on)
+        tf.config.optimizer.set_experimental_options(before)
 
 
 def _options():
@@ -251,17 +254,8 @@ def restore(state: Snapshot) -> None:
     """Returns to a state that `snapshot` saw: another request's, or none's."""
     global _active
     _active = state.active
-    set_environ(state.environ)
+    switches.set_environ(state.environ)
     tf.config.optimizer.set_experimental_options(state.options)
-
-
-def set_environ(values: Mapping[str, str | None]) -> None:
-    """Sets environment variables; None unsets one."""
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 _numbers: dict[Any, int] = {}
@@ -276,18 +270,12 @@ def _number(setting):
     return _numbers.setdefault(setting, -2 - len(_numbers))
 
 
-@contextlib.contextmanager
-def optimized_anew() -> Iterator[None]:
+def optimized_anew() -> contextlib.AbstractContextManager[None]:
     """Meanwhile, each function that this thread calls is optimized once more.
 
     TensorFlow keeps both executables until the function is deleted.
     """
-    found = _options().get(MIN_NODES)
-    tf.config.optimizer.set_experimental_options({MIN_NODES: _number(object())})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({MIN_NODES: found})
+    return _meanwhile({MIN_NODES: _number(object())})
 
 
 def sync_thread() -> None:

@@ -5,6 +5,7 @@ inside a loop or a branch has a graph of its own, and belongs to the layer aroun
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,6 @@ class Call:
       owner: The layer or operation.
       path: Its path in the model, as `describe_layers` gives it.
       number: Which of the calls of its owner this is, from 0.
-      is_shared: Whether its owner has other calls, too.
       arguments: (args, kwargs) with tensors that are this call's alone.
       sources: The tensors that those were before.
       children: The calls that it made.
@@ -35,17 +35,11 @@ class Call:
 
     def __init__(self, owner: keras.Operation, path: str, number: int, given: Any):
         self.owner, self.path, self.number = owner, path, number
-        self.is_shared = number > 0
         self.sources = given
         self.arguments = keras.tree.map_structure(_own, given)
         self.children: list[Call] = []
         self.seeds = [tf.identity(seed.value) for seed in seeds_of(owner)]
         self.outputs: Any = None
-
-    @property
-    def inner(self) -> int:
-        """How many calls it led to, those of its children included."""
-        return sum(1 + each.inner for each in self.children)
 
     @property
     def taken(self) -> list[tf.Tensor]:
@@ -79,20 +73,27 @@ class Call:
 class Recorder:
     """Watches a model's layers and operations, as long as it is installed.
 
-    Attributes:
-      calls: Completed calls, in the order of completion: layers before those around.
+    Args:
+      model: A model.
+      tape: A tape that is to watch what the calls take and return.
     """
 
-    def __init__(self, model: keras.Model, tape: tf.GradientTape | None = None):
+    def __init__(self, model: keras.Model, tape: tf.GradientTape):
         self._tape = tape
         self._paths = paths_of(model)
         self._graph: Any = None
         self._counts: dict[int, int] = {}
-        self._open: list[Call] = []
+        # Completed calls: those by the user, and those by each call that runs now.
+        self._completed: list[list[Call]] = [[]]
         self._looped: set[int] = set()  # Owners that a loop or branch called.
-        self._repeats = False  # Whether a call is made again.
-        self._left: list[tuple[Call, Any]] = []  # Its children to come, and outputs.
-        self.calls: list[Call] = []
+        # Of a call that is made again: it and its children to come, with their outputs.
+        self._left: list[tuple[Call, Any]] | None = None
+        self._passed: list[tf.Tensor] = []  # What it has given to its children.
+
+    @property
+    def calls(self) -> list[Call]:
+        """The completed calls, in the order of completion: inner ones first."""
+        return [*_inner_first(self._completed[0])]
 
     @contextlib.contextmanager
     def installed(self, collect_losses: bool = False) -> Iterator[None]:
@@ -102,18 +103,13 @@ class Recorder:
           collect_losses: Whether layers that add losses find them there.
         """
         owners = [owner for owner, _ in self._paths.values()]
-        layers = [each for each in owners if isinstance(each, keras.layers.Layer)]
-        with traces.unchanged(layers), contextlib.ExitStack() as undo:
+        with traces.unchanged(owners):
             for owner in owners:
-                original = getattr(owner.call, "python_function", owner.call)
-                # Past Keras, which would look for layers and variables in it.
-                object.__setattr__(owner, "call", self._watched(owner, original))
-                if not isinstance(owner, keras.layers.Layer):
-                    undo.callback(object.__delattr__, owner, "call")
+                traces.watch(owner, functools.partial(self._watched, owner))
             self._graph = tf.compat.v1.get_default_graph()
             # Seeds, statistics and losses of these calls go nowhere.
-            undo.enter_context(keras.StatelessScope(collect_losses=collect_losses))
-            yield
+            with keras.StatelessScope(collect_losses=collect_losses):
+                yield
 
     def again(self, call: Call, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Computes what a layer makes itself, on other values.
@@ -138,20 +134,19 @@ class Recorder:
             inner.append((child, keras.tree.pack_sequence_as([child.outputs], flat)[0]))
         for seed, state in zip(seeds_of(call.owner), call.seeds, strict=True):
             seed.assign(state)
-        self._repeats, self._left, self._passed = True, [(call, None), *inner], []
+        self._left, self._passed = [(call, None), *inner], []
         try:
             outputs = call.owner(*args, **kwargs)
         finally:
-            self._repeats = False
+            self._left = None
         return [*floats([outputs]), *self._passed]
 
     def _watched(self, owner, original):
         def call(*args, **kwargs):
-            inside = tf.compat.v1.get_default_graph() is not self._graph
-            if inside:
+            if tf.compat.v1.get_default_graph() is not self._graph:
                 self._looped.add(id(owner))
                 return original(*args, **kwargs)
-            if self._repeats:
+            if self._left is not None:
                 return self._repeat(owner, original, args, kwargs)
             return self._record(owner, original, args, kwargs)
 
@@ -161,30 +156,18 @@ class Recorder:
         number = self._counts.get(id(owner), 0)
         self._counts[id(owner)] = number + 1
         record = Call(owner, self._paths[id(owner)][1], number, (args, kwargs))
-        for each in self.calls:
-            each.is_shared |= each.owner is owner
-        if self._open:
-            self._open[-1].children.append(record)
-        self._open.append(record)
+        self._tape.watch(floats(record.arguments))
+        self._completed.append(record.children)
         try:
-            if self._tape is not None:
-                for tensor in floats(record.arguments):
-                    self._tape.watch(tensor)
             args, kwargs = record.arguments
             record.outputs = original(*args, **kwargs)
         finally:
-            self._open.pop()
-        if self._tape is not None:
-            for tensor in floats(record.outputs):
-                self._tape.watch(tensor)
+            self._completed.pop()
+        self._tape.watch(floats(record.outputs))
         # Keras calls a cell once outside of its loop, to see what it returns.
-        looped = [x for x in record.children if id(x.owner) in self._looped]
-        for each in looped:
-            record.children.remove(each)
-            del self.calls[
-                self.calls.index(each) - each.inner : self.calls.index(each) + 1
-            ]
-        self.calls.append(record)
+        inner = [x for x in record.children if id(x.owner) not in self._looped]
+        record.children = inner
+        self._completed[-1].append(record)
         return record.outputs
 
     def _repeat(self, owner, original, args, kwargs):
@@ -196,19 +179,22 @@ class Recorder:
         return original(*args, **kwargs)
 
 
+def _inner_first(calls):
+    for each in calls:
+        yield from _inner_first(each.children)
+        yield each
+
+
 def paths_of(model: keras.Model) -> dict[int, tuple[keras.Operation, str]]:
     """Returns {id: (owner, path)} of a model's layers and of the operations in it."""
-    found: dict[int, tuple[keras.Operation, str]] = {}
-    for layer, path, _ in structure.walk(model):
-        if isinstance(layer, keras.layers.InputLayer):
-            continue
-        found[id(layer)] = (layer, path)
-    for layer, path, holders in structure.walk(model):
+    places = structure.walk(model)
+    found: Any = {id(place.layer): (place.layer, place.path) for place in places}
+    for layer, path, holders in places:
         for each in getattr(layer, "operations", ()):
             inside = f"{path}/{each.name}" if holders else each.name
-            if not isinstance(each, keras.layers.InputLayer):
-                found.setdefault(id(each), (each, inside))
-    return found
+            found.setdefault(id(each), (each, inside))
+    kind = keras.layers.InputLayer
+    return {key: each for key, each in found.items() if not isinstance(each[0], kind)}
 
 
 def seeds_of(owner: keras.Operation) -> list[keras.Variable]:

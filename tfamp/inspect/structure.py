@@ -73,11 +73,6 @@ def layer_ids(model: keras.Model) -> frozenset[int]:
     return frozenset(id(place.layer) for place in walk(model))
 
 
-def holds(model: keras.Model, layer: keras.layers.Layer) -> bool:
-    """Whether a layer is a model, or in it."""
-    return any(place.layer is layer for place in walk(model))
-
-
 def is_functional(layer: Any) -> bool:
     """Whether a layer is a model made of a graph, as `keras.Model(inputs, outputs)`."""
     return isinstance(layer, keras.Model) and hasattr(type(layer), "operations")

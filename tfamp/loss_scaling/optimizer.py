@@ -58,19 +58,18 @@ def warn_about_unscaled_optimizers(model: keras.Model) -> None:
 
 def _unscaled_optimizers(model):
     """Attributes of the model and its layers that hold unscaled optimizers."""
-    held = {"optimizer": model.optimizer}
+    held = [("optimizer", model.optimizer)]
     for layer in names.flatten_layers(model):
         start = "" if layer is model else f"{layer.name}."
         # With an underscore: Keras' and TensorFlow's lists of the same objects.
-        held |= {
-            start + name: value
+        held += [
+            (start + name, value)
             for name, value in vars(layer).items()
             if not name.startswith(("_", "self_"))
-        }
+        ]
     found = {}
-    for name, value in held.items():
-        values = value.values() if isinstance(value, dict) else value
-        for each in values if isinstance(value, list | tuple | dict) else [value]:
+    for name, value in held:
+        for each in keras.tree.flatten(value):
             scaled = isinstance(each, keras.optimizers.LossScaleOptimizer)
             if isinstance(each, keras.optimizers.Optimizer) and not scaled:
                 found.setdefault(id(each), f"{name} ({each.name})")

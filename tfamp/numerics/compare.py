@@ -141,7 +141,7 @@ def _scale_of(model):
 def _recorded(model, inputs, objective, scale, note, chosen):
     """Runs a model and its loss; returns the calls that `chosen` takes, and `note`s."""
     with tf.GradientTape() as tape:
-        recorder = calls.Recorder(model, tape if objective else None)
+        recorder = calls.Recorder(model, tape)
         with recorder.installed():
             outputs = model(inputs, training=False)
             if objective:
@@ -149,12 +149,12 @@ def _recorded(model, inputs, objective, scale, note, chosen):
         with tape.stop_recording():
             own = list(filter(chosen, recorder.calls))
             sources = [(x.made, x.taken, x.weights) for x in own]
-    gradients = [([], [], [])] * len(own)
+    found = [([], [], [])] * len(own)
     if objective:
-        gradients = tape.gradient(value, sources, None, tf.UnconnectedGradients.ZERO)
+        found = gradients(tape, value, sources)
     noted: list[Any] = []
     with recorder.installed():
-        for each in zip(own, gradients, strict=True):
+        for each in zip(own, found, strict=True):
             # One after the other: all at once would need memory for all at once.
             with tf.control_dependencies(keras.tree.flatten(noted[-1:])):
                 noted.append(note(recorder, *each))
@@ -166,25 +166,20 @@ def _computes(call):
     return call.made and not call.only_chains
 
 
-def _passes_on_only_its_own(call):
-    """Whether the gradients of the whole pass are those of this call alone."""
-    given = {id(x) for x in call.taken}
-    is_leaf = not call.children and given.isdisjoint(map(id, call.made))
-    # Keras' losses go past a softmax or sigmoid, to what it was made from.
-    is_passed = any(hasattr(x, "_keras_logits") for x in call.made)
-    return is_leaf and not call.is_shared and not is_passed
-
-
 def _backward(recorder, call, taken, upstream):
     """Makes a call again; returns its results, and its gradients given their own."""
     with tf.GradientTape() as tape:
         tape.watch(taken)
         made = recorder.again(call, taken)
-    if not upstream:
-        return made, []
     sources = [*taken, *call.weights]
+    return made, gradients(tape, made, sources, upstream) if upstream else []
+
+
+def gradients(tape, target, sources, upstream=None):
+    """Returns gradients as tensors, also of an embedding's rows; zeros for None."""
     zero = tf.UnconnectedGradients.ZERO
-    return made, tape.gradient(made, sources, upstream, zero)
+    found = tape.gradient(target, sources, upstream, zero)
+    return keras.tree.map_structure(tf.convert_to_tensor, found)
 
 
 def _run_exact(model, inputs, objective, jit_compile):
@@ -192,11 +187,10 @@ def _run_exact(model, inputs, objective, jit_compile):
     paths = []
 
     def note(recorder, call, gradients):
-        gradients = [[dense(x) for x in each] for each in gradients]
-        local = [*gradients[1], *gradients[2]]
-        if objective and not _passes_on_only_its_own(call):
+        local = []
+        if objective:
             _, local = _backward(recorder, call, call.taken, gradients[0])
-        return _Pass(call.taken, call.made, *gradients, [dense(x) for x in local])
+        return _Pass(call.taken, call.made, *gradients, local)
 
     def run(inputs):
         own, noted = _recorded(model, inputs, objective, 1.0, note, _computes)
@@ -242,7 +236,7 @@ def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
 
 def _set_beside(recorder, call, gradients, wide, scale):
     """Returns what a row is measured of: pairs for its errors, and for its counts."""
-    upstream, passed, of_weights = ([dense(x) for x in each] for each in gradients)
+    upstream, passed, of_weights = gradients
     scaled = [x * scale for x in wide.upstream]
     given = _cast_as(scaled, call.made) if scaled else []
     made, local = _backward(recorder, call, _cast_as(wide.taken, call.taken), given)
@@ -251,7 +245,7 @@ def _set_beside(recorder, call, gradients, wide, scale):
     if scaled:
         whole = [*passed, *of_weights], [*wide.passed, *wide.of_weights]
         for found, exact in (whole, (local, wide.local)):
-            unscaled = [tf.cast(dense(x), "float32") / scale for x in found]
+            unscaled = [tf.cast(x, "float32") / scale for x in found]
             errors.append((unscaled, exact))
         larger = [x * scale for x in wide.of_weights]
         counts += [(upstream, scaled), (of_weights, larger)]
@@ -263,11 +257,6 @@ def _measure(errors, counts):
         tf.stack([statistics.relative_error(*pair) for pair in errors]),
         tf.stack([statistics.count_lost(*pair) for pair in counts]),
     )
-
-
-def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """Returns a gradient as a tensor, that of an embedding's rows, too."""
-    return tf.convert_to_tensor(gradient)
 
 
 def _cast_as(values, like):

@@ -14,7 +14,7 @@ from absl import logging
 from tfamp import checks, tables
 from tfamp.facts import formats, user_code
 from tfamp.inspect import calls, structure
-from tfamp.numerics import statistics
+from tfamp.numerics import compare, statistics
 from tfamp.precision import assigned, model_hooks, promotion
 
 _KINDS = ("outputs", "weights", "gradients", "weight_gradients")
@@ -67,16 +67,11 @@ class NumericsMonitor(keras.callbacks.Callback):
             raise ValueError(
                 f"`max_lost` must be a share. Received: max_lost={max_lost!r}."
             )
-        try:
-            self._pattern = re.compile(layers)
-        except (re.error, TypeError) as error:
-            raise ValueError(
-                "`layers` must be a regular expression. Received: "
-                f"layers={layers!r} ({error})."
-            ) from error
+        self._pattern = re.compile(layers)
         self.every, self.max_lost = every, max_lost
         self._folder = None if log_dir is None else pathlib.Path(log_dir)
-        self._layers: dict[int, tuple[str, str]] = {}
+        # Each with its path and its format.
+        self._layers: list[tuple[keras.layers.Layer, str, str]] = []
         self._function: Any = None
         self.rows: tuple[statistics.LayerNumerics, ...] = ()
         self.recommended_loss_scale: float | None = None
@@ -87,7 +82,7 @@ class NumericsMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Forgets what an earlier `fit` has shown."""
         self._largest, self._warned, self._seen = 0.0, False, 0
-        self._layers, self._failed, self._watching = {}, False, False
+        self._layers, self._failed, self._watching = [], False, False
         self._plain = self._function = None
 
     def on_train_end(self, logs=None):
@@ -122,7 +117,7 @@ class NumericsMonitor(keras.callbacks.Callback):
         low = [x for x in low if self._pattern.fullmatch(x.path)]
         if not low or (self._seen == 1 and not model_hooks.has_its_plan(self.model)):
             return False
-        self._layers = {id(x.layer): (x.path, x.layer.compute_dtype) for x in low}
+        self._layers = [(x.layer, x.path, x.layer.compute_dtype) for x in low]
         with self.model.distribute_strategy.scope():
             own = dict(
                 trainable=False,
@@ -187,27 +182,21 @@ class NumericsMonitor(keras.callbacks.Callback):
             with recorder.installed(collect_losses=True):
                 outputs = promotion.widened(model(x, training=True))
                 loss = model.compute_loss(x, y, outputs, weight, training=True)
-        seen = [call for call in recorder.calls if id(call.owner) in self._layers]
-        seen = [call for call in seen if not call.only_chains]
-        sources = [(calls.floats(call.outputs), call.weights) for call in seen]
-        zero = tf.UnconnectedGradients.ZERO
-        gradients = tape.gradient(loss, sources, unconnected_gradients=zero)
-        found = {key: [[], [], [], []] for key in self._layers}
-        for call, (outputs, weights), (down, of_weights) in zip(
-            seen, sources, gradients, strict=True
-        ):
-            kinds = found[id(call.owner)]
-            kinds[0] += outputs
-            kinds[2] += down
-            if not call.number:  # Weights, and their gradients, are of all calls.
-                kinds[1] += weights
-                kinds[3] += [tf.convert_to_tensor(x) for x in of_weights]
+        own = [call for call in recorder.calls if not call.only_chains]
+        sources = []
+        for layer, *_ in self._layers:
+            of_layer = [call for call in own if call.owner is layer]
+            outputs = calls.floats([call.outputs for call in of_layer])
+            sources.append((outputs, of_layer[0].weights if of_layer else []))
+        gradients = compare.gradients(tape, loss, sources)
         rows, largest = [], []
-        for key, (outputs, weights, down, of_weights) in found.items():
-            _, low = self._layers[key]
+        for (*_, low), (outputs, weights), (down, of_weights) in zip(
+            self._layers, sources, gradients, strict=True
+        ):
             scaled = [[x * scale for x in values] for values in (down, of_weights)]
             parts = [outputs, [tf.cast(w, "float32") for w in weights], *scaled]
-            rows.append(tf.stack([_lost(values, low) for values in parts]))
+            held = [[tf.cast(x, low) for x in values] for values in parts]
+            rows.append(tf.stack([*map(statistics.count_lost, held, parts)]))
             sizes = [tf.reduce_max(tf.abs(x)) for x in (*down, *of_weights)]
             largest.append(tf.reduce_max(tf.stack([tf.constant(0.0), *sizes])))
         self._counts.assign(tf.stack(rows))
@@ -221,32 +210,23 @@ class NumericsMonitor(keras.callbacks.Callback):
         counts = sum(each.numpy() for each in local(self._counts))
         largest = np.max([each.numpy() for each in local(self._magnitudes)], axis=0)
         lost = self._updates_lost()
-        for (key, (path, low)), row, magnitude in zip(
-            self._layers.items(), counts.tolist(), largest.tolist(), strict=True
+        for (_, path, low), row, *others in zip(
+            self._layers, counts.tolist(), largest.tolist(), lost, strict=True
         ):
             kinds = [statistics.Counts(*each) for each in row]
             if kinds[0].values:
-                yield statistics.LayerNumerics(path, low, *kinds, magnitude, lost[key])
+                yield statistics.LayerNumerics(path, low, *kinds, *others)
 
     def _updates_lost(self):
-        """Returns {id of a layer: share of its updates that its format rounds away}."""
+        """Returns the share of each layer's updates that its format rounds away."""
         before = self._before  # Without what the first step itself has made.
-        own = {
-            id(layer): [
-                (before[id(v)], v.value)
-                for v in structure.own_weights(layer)
-                if id(v) in before
-            ]
-            for layer, *_ in structure.walk(self.model)
-            if id(layer) in self._layers
-        }
-        formats = tuple(low for _, low in self._layers.values())
-        updates = [own[key] for key in self._layers]
-        counts = statistics.count_rounded_away(updates, formats).numpy()
-        return {
-            key: kept / changed if changed else float("nan")
-            for key, (changed, kept) in zip(self._layers, counts.tolist(), strict=True)
-        }
+        updates = [
+            [(before[id(v)], v.value) for v in own if id(v) in before]
+            for own in (structure.own_weights(layer) for layer, *_ in self._layers)
+        ]
+        formats = tuple(low for *_, low in self._layers)
+        counts = statistics.count_rounded_away(updates, formats).numpy().tolist()
+        return [kept / changed if changed else float("nan") for changed, kept in counts]
 
     def _recommend(self):
         largest = [x.largest_gradient for x in self.rows if x.format == "float16"]
@@ -322,7 +302,3 @@ def _unsynchronized(model):
     finally:
         for layer in found:
             layer.synchronized = True
-
-
-def _lost(values, low):
-    return statistics.count_lost([tf.cast(x, low) for x in values], values)

@@ -97,13 +97,13 @@ class PrecisionComparison(NamedTuple):
 
     def to_text(self) -> str:
         """Returns the table, and what it says, for a terminal."""
-        return "\n".join([*self._lines(), "", tables.table(*self._table())])
+        return tables.report(self._lines(), self._tables())
+
+    __str__ = to_text
 
     def to_markdown(self) -> str:
         """Returns the same in Markdown."""
-        title = f"# {self.model}: {self.mode} beside float32"
-        lines = "\n".join(f"- {line}" for line in self._lines())
-        return f"{title}\n\n{lines}\n\n{tables.table(*self._table(), markdown=True)}\n"
+        return tables.report(self._lines(), self._tables(), self._title)
 
     def figure(self) -> Any:
         """Returns a matplotlib figure: both errors of each call, on a log scale."""
@@ -117,14 +117,15 @@ class PrecisionComparison(NamedTuple):
             bars["local error of gradients"] = found
         from tfamp.numerics import plots
 
-        return plots.errors(names, bars, f"{self.model}: {self.mode} beside float32")
+        return plots.errors(names, bars, self._title)
 
-    def __str__(self) -> str:
-        return self.to_text()
+    @property
+    def _title(self):
+        return f"{self.model}: {self.mode} beside float32"
 
     def _lines(self):
         compiled = "compiled by XLA" if self.jit_compile else "without XLA"
-        yield f"{self.model}: {self.mode} beside float32, the same weights, {compiled}"
+        yield f"{self._title}, the same weights, {compiled}"
         yield from self.notes
         for what, row in (
             ("first overflow", self.first_overflow),
@@ -137,7 +138,7 @@ class PrecisionComparison(NamedTuple):
                 f", recommended {advice:g}" if advice else ""
             )
 
-    def _table(self):
+    def _tables(self):
         header = ["call", "format", "error in", "error out", "local error"]
         header += ["overflow", "to 0", "subnormal"]
         gradients = self.loss_scale is not None
@@ -147,17 +148,17 @@ class PrecisionComparison(NamedTuple):
         for row in self.rows:
             errors = [row.input_error, row.accumulated_error, row.local_error]
             cells = [row.name, row.format, *map(tables.number, errors)]
-            found = row.outputs
-            lost = [found.overflow, found.underflow, found.subnormal]
-            cells += [tables.share(count, found.values) for count in lost]
+            cells += _shares(row.outputs, "overflow", "underflow", "subnormal")
             if gradients:
                 errors = [row.gradient_error, row.local_gradient_error]
-                found = row.gradients
                 cells += map(tables.number, errors)
-                lost = [found.overflow, found.underflow]
-                cells += [tables.share(count, found.values) for count in lost]
+                cells += _shares(row.gradients, "overflow", "underflow")
             rows.append(cells)
-        return header, rows
+        yield header, rows
+
+
+def _shares(counts, *kinds):
+    return [tables.share(getattr(counts, kind), counts.values) for kind in kinds]
 
 
 class LayerSensitivity(NamedTuple):
@@ -238,17 +239,14 @@ class PrecisionSearch(NamedTuple):
 
     def to_text(self) -> str:
         """Returns the verdict, the choices and the layers, for a terminal."""
-        parts = [*self._lines()]
-        for header, rows in self._tables():
-            parts += ["", tables.table(header, rows)]
-        return "\n".join(parts)
+        return tables.report(self._lines(), self._tables())
+
+    __str__ = to_text
 
     def to_markdown(self) -> str:
         """Returns the same in Markdown."""
-        title = f"# {self.model}: layers that must stay in float32 in {self.mode}"
-        lines = "\n".join(f"- {line}" for line in self._lines())
-        found = [tables.table(*each, markdown=True) for each in self._tables()]
-        return "\n\n".join([title, lines, *found, ""])
+        title = f"{self.model}: layers that must stay in float32 in {self.mode}"
+        return tables.report(self._lines(), self._tables(), title)
 
     def figure(self) -> Any:
         """Returns a matplotlib figure: error against time of each choice."""
@@ -256,9 +254,6 @@ class PrecisionSearch(NamedTuple):
 
         points = [(x.label, x.error, x.time) for x in self.frontier]
         return plots.frontier(points, self.tolerance, f"{self.model}: {self.mode}")
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     def _lines(self):
         kept = ", ".join(self.held_out.kept)

@@ -245,9 +245,8 @@ class _Search:
                     value = objective(outputs) * scale
             gradients = []
             if scale is not None:
-                zero = tf.UnconnectedGradients.ZERO
-                gradients = tape.gradient(value, weights, unconnected_gradients=zero)
-            unscaled = [tf.cast(compare.dense(x), "float32") / scale for x in gradients]
+                gradients = compare.gradients(tape, value, weights)
+            unscaled = [tf.cast(x, "float32") / scale for x in gradients]
             return calls.floats(outputs), unscaled
 
         return tf.function(step, autograph=False, reduce_retracing=True)

@@ -170,8 +170,8 @@ def _set(undo, owner, name, value):
 def _assign_layer(undo, layer, name, reason, root):
     made = plan.made_with(layer)
     new = made if made.name == name else keras.dtype_policies.get(name)
-    undo.callback(_note, layer, plan.RECORDS.get(layer))
-    _note(layer, plan.Record(made, new, reason, weakref.ref(root)))
+    undo.callback(plan.RECORDS.__setitem__, layer, plan.RECORDS.get(layer))
+    plan.RECORDS[layer] = plan.Record(made, new, reason, weakref.ref(root))
     # Through the property, Keras would write into a map, which layers share.
     is_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
     held = "_dtype_policy" if is_map else "dtype_policy"
@@ -189,13 +189,6 @@ def _assign_layer(undo, layer, name, reason, root):
             layer.finalize_state()
         else:  # The unwrapped method: it makes no variable, and opens no scope.
             type(layer).build(layer, layer._build_input_shape)
-
-
-def _note(layer, record):
-    if record is None:
-        plan.RECORDS.pop(layer, None)
-    else:
-        plan.RECORDS[layer] = record
 
 
 def _widen_variable(undo, variable):

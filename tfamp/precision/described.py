@@ -1,5 +1,6 @@
 """What is said of a model's layers: their precision, and why it is not another."""
 
+import json
 import re
 from collections.abc import Container
 from typing import NamedTuple
@@ -82,11 +83,17 @@ def unsaved(planned: plan.Plan) -> str:
     from what makes it: Keras' own layers, and KerasHub's, pass on theirs; other classes
     take the global. Empty if a file holds all.
     """
-    try:
-        config = keras.saving.serialize_keras_object(planned.model)
-        saved = _named_policies(config)
+    saved = set()
+
+    def note(config):
+        if isinstance(dtype := config.get("dtype"), dict):
+            policy = dtype.get("config") or {}
+            saved.add((config.get("name"), policy.get("name")))
+
+    try:  # Of each object in the configuration.
+        json.loads(planned.model.to_json(), object_hook=note)
     except Exception:  # Code of the user's layers; such a model cannot be saved.
-        saved = set()
+        saved.clear()
     default, found = keras.config.dtype_policy().name, []
     for layer, path, holders in structure.walk(planned.model):
         made = {
@@ -108,19 +115,6 @@ def unsaved(planned: plan.Plan) -> str:
     )
 
 
-def _named_policies(config):
-    """Returns {(name of a layer, name of its policy)} of all layers in a config."""
-    if isinstance(config, list | tuple):
-        return set().union(*map(_named_policies, config))
-    if not isinstance(config, dict):
-        return set()
-    found = set().union(*map(_named_policies, config.values()))
-    dtype = config.get("dtype")
-    if isinstance(dtype, dict) and "name" in config:
-        found.add((config["name"], (dtype.get("config") or {}).get("name")))
-    return found
-
-
 # ---- Models from elsewhere ----
 
 
@@ -138,7 +132,8 @@ def weighted(model: keras.Model) -> list[keras.layers.Layer]:
 def is_of_another(model: keras.Model, policy: str) -> bool:
     """Whether a model with weights was made under another policy than this one."""
     low, layers = keras.dtype_policies.get(policy).compute_dtype, weighted(model)
-    return bool(layers) and not _made_in([model, *layers], [low])
+    made = {plan.made_with(each).compute_dtype for each in [model, *layers]}
+    return bool(layers) and low not in made
 
 
 def others(
@@ -161,10 +156,6 @@ def others(
     inner = [each for each in layers if isinstance(each, keras.Model)]
     found = [x for x in inner if (held := weighted(x)) and not any(map(is_ours, held))]
     return [model] if model in found else found
-
-
-def _made_in(layers, dtypes):
-    return any(plan.made_with(each).compute_dtype in dtypes for each in layers)
 
 
 def describe_others(models: list[keras.Model], policy: str) -> str:

@@ -315,8 +315,9 @@ class _Rules:
     def _settle_now(self, model, args, kwargs):
         if described.is_of_another(model, self._policy):
             return
-        around = [x for x in list(self._compiled) if structure.holds(x, model)]
-        root, check = [model, *around][-1], model in self._compiled
+        known = [*self._compiled]
+        root = [x for x in [model, *known] if id(model) in structure.layer_ids(x)][-1]
+        check = model in known
         self._assign(root, model, traced := None, check=False)
         if structure.is_functional(model):  # By its own specs: Keras warns of others.
             with contextlib.suppress(errors.ExportError):

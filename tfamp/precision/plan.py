@@ -48,6 +48,7 @@ class Record(NamedTuple):
     root: Any
 
 
+# Layer -> its record, or None.
 RECORDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 

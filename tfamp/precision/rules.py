@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.facts import formats, hardware
-from tfamp.inspect import flow, model_inputs, structure
+from tfamp.inspect import model_inputs, structure, traces
 
 OUTPUT = "computes an output of the model, which stays in float32"
 PASSES_OUTPUT = "passes on an output of the model, which stays in float32"
@@ -243,7 +243,7 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
       *args, **kwargs: What it is called with: tensors or `tf.TensorSpec`s.
     """
     kwargs["training"] = False
-    found = flow.read(model, args, kwargs, _computes, _takes_exact_values)
+    found = traces.read_flow(model, args, kwargs, _computes, _takes_exact_values)
     outputs = {id(layer): PASSES_OUTPUT for layer in found.passing}
     outputs |= {id(layer): OUTPUT for layer in found.computing if not _is_large(layer)}
     exact = found.exact[0].name if found.exact else ""

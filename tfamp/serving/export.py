@@ -10,7 +10,6 @@ from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
 from tfamp.precision import assigned, conversion, promotion
-from tfamp.serving import half_weights as halving
 from tfamp.serving import litert, report, verification, writing
 
 _PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -79,15 +78,16 @@ def export(
         is_plain = precision == "float32" and format != "litert" and not half_weights
         folder = job.folder if is_plain else job.folder.with_name("float32")
         with assigned.float32(model):
-            nodes, float32 = writing.write_float32(job, folder)
+            float32 = writing.write_float32(job, folder)
         served, cost = float32, ()
         if not is_plain:
             served, full = _write(job, precision, half_weights, format)
             cost = report.compare(served.expected, full) if half_weights else ()
             _check_outputs(served, float32.expected, precision)
-        facts = ({}, {})
+        graph = verification.Graph(0, [], {}, {})
         if format != "litert":
-            nodes, *facts = _check_graph(job.folder, precision, half_weights)
+            graph = verification.read(job.folder)
+            _check_graph(graph, precision, half_weights)
         seconds, full_seconds = report.latencies(served.run, float32.run)
         return report.ExportReport(
             path=os.fspath(path),
@@ -101,9 +101,9 @@ def export(
             weights_parity=cost,
             source_policies=tuple(sorted(policies)),
             source_parity=report.compare(original, float32.expected),
-            nodes_checked=nodes if format != "litert" else 0,
-            products=facts[0],
-            weight_bytes=facts[1],
+            nodes_checked=graph.nodes,
+            products={name: len(found) for name, found in graph.products.items()},
+            weight_bytes=graph.weight_bytes,
             bytes=report.bytes_on_disk(job.folder),
             float32_bytes=report.bytes_on_disk(folder),
             seconds=seconds,
@@ -172,26 +172,23 @@ def _write(job, precision, half_weights, format):
     with scope:
         if half_weights:
             full = writing.run_afresh(job, call)
-            call = halving.stored(job.model, _weights_format(precision))
+            call = writing.half_weights(job.model, _weights_format(precision))
         if format == "litert":
             return litert.write(job, call, half_weights), full
         wide = lambda inputs: promotion.widened(call(inputs))  # noqa: E731
         return writing.write(job, job.folder, wide), full
 
 
-def _check_graph(folder, precision, half_weights):
-    """Returns how many nodes there are; products, and bytes of variables, by dtype."""
+def _check_graph(graph, precision, half_weights):
     mode, stored = modes.get_mode(precision), _weights_format(precision)
-    nodes, low = verification.read_graph(folder)
-    products = verification.read_products(folder)
-    sizes = verification.read_variables(folder)
-    wrong = [line for line in low if not line.endswith(f": {stored}")]
+    products = graph.products
+    wrong = [line for line in graph.low if not line.endswith(f": {stored}")]
     if precision == "float32":
         wrong += [x for name in formats.LOW for x in products.get(name, ())]
-    elif not products.get(mode.compute_format) and (products or not low):
-        counts = {name: len(nodes) for name, nodes in products.items()}
+    elif not products.get(mode.compute_format) and (products or not graph.low):
+        counts = {name: len(found) for name, found in products.items()}
         wrong.append(f"no product of {mode.compute_format}, but {counts}")
-    if half_weights and stored not in sizes:
+    if half_weights and stored not in graph.weight_bytes:
         wrong.append(f"no variable of {stored}")
     if wrong:
         raise errors.ExportError(
@@ -200,7 +197,6 @@ def _check_graph(folder, precision, half_weights):
             "output stay in float32, as by `tfamp.set_precision`; let others cast to "
             "`self.compute_dtype` in their `call`."
         )
-    return nodes, {name: len(found) for name, found in products.items()}, sizes
 
 
 def _check_outputs(served, float32, precision):

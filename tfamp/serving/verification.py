@@ -4,6 +4,7 @@ import collections
 import math
 import pathlib
 import re
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
@@ -15,54 +16,48 @@ _PRODUCT = re.compile("(Batch)?MatMul|Einsum|Conv|DepthwiseConv|CudnnRNN|Xla(Dot
 _LOW = re.compile(r": DT_(HALF|BFLOAT16|FLOAT8_\w+?|FLOAT4_\w+?)(?:_REF)?\b")
 
 
-def read_graph(folder: pathlib.Path) -> tuple[int, list[str]]:
-    """Reads the graph of a SavedModel, without loading it.
+class Graph(NamedTuple):
+    """What the graph of a SavedModel has, with all functions of its library.
 
-    Returns:
-      How many nodes it and all functions of its library have; and a line for each
-      node, function argument and variable of a floating dtype below 32 bits.
+    Attributes:
+      nodes: How many nodes.
+      low: A line for each node, function argument and variable of a floating dtype
+        below 32 bits.
+      products: Matrix products and convolutions by floating dtype.
+      weight_bytes: Bytes of the variables by dtype.
     """
-    meta = _meta_graph(folder)
-    functions = meta.graph_def.library.function
-    graphs = [("the graph", meta.graph_def.node)]
-    graphs += [(f"function {f.signature.name!r}", f.node_def) for f in functions]
-    parts = [(f"{n.op} {n.name!r} in {g}", n) for g, nodes in graphs for n in nodes]
-    count = len(parts)
-    parts += [(f"an argument of {f.signature.name!r}", f.signature) for f in functions]
-    variables = [node.variable for node in meta.object_graph_def.nodes]
-    parts += [(f"variable {each.name!r}", each) for each in variables]
-    return count, [
-        f"{what}: {name.replace('HALF', 'FLOAT16').lower()}"
-        for what, message in parts
-        for name in sorted(set(_LOW.findall(str(message))))
-    ]
+
+    nodes: int
+    low: list[str]
+    products: dict[str, list[str]]
+    weight_bytes: dict[str, int]
 
 
-def read_products(folder: pathlib.Path) -> dict[str, list[str]]:
-    """Returns the names of matrix products and convolutions by floating dtype."""
-    graph = _meta_graph(folder).graph_def
-    functions = [function.node_def for function in graph.library.function]
-    nodes = [node for part in (graph.node, *functions) for node in part]
-    found: dict[str, list[str]] = {}
-    for node in nodes:
-        dtype = tf.as_dtype(node.attr["Ta" if "Ta" in node.attr else "T"].type or 1)
-        if _PRODUCT.match(node.op) and dtype.is_floating:
-            found.setdefault(dtype.name, []).append(f"{node.op} {node.name!r}")
-    return found
-
-
-def read_variables(folder: pathlib.Path) -> dict[str, int]:
-    """Returns the bytes of a SavedModel's variables by dtype."""
-    found: collections.Counter = collections.Counter()
-    for node in _meta_graph(folder).object_graph_def.nodes:
-        if node.HasField("variable"):
-            dtype, shape = tf.as_dtype(node.variable.dtype), node.variable.shape
-            found[dtype.name] += dtype.size * math.prod(x.size for x in shape.dim)
-    return dict(found)
-
-
-def _meta_graph(folder):
+def read(folder: pathlib.Path) -> Graph:
+    """Reads the graph of a SavedModel, without loading it."""
     saved = saved_model_pb2.SavedModel()
     saved.ParseFromString((folder / "saved_model.pb").read_bytes())
     (meta,) = saved.meta_graphs
-    return meta
+    functions = meta.graph_def.library.function
+    graphs = [("the graph", meta.graph_def.node)]
+    graphs += [(f"function {f.signature.name!r}", f.node_def) for f in functions]
+    nodes = [(f"{n.op} {n.name!r} in {g}", n) for g, held in graphs for n in held]
+    products = collections.defaultdict(list)
+    for what, node in nodes:
+        dtype = tf.as_dtype(node.attr["Ta" if "Ta" in node.attr else "T"].type or 1)
+        if _PRODUCT.match(node.op) and dtype.is_floating:
+            products[dtype.name].append(what)
+    objects = meta.object_graph_def.nodes
+    variables = [each.variable for each in objects if each.HasField("variable")]
+    sizes = collections.Counter()
+    for each in variables:
+        dtype = tf.as_dtype(each.dtype)
+        sizes[dtype.name] += dtype.size * math.prod(x.size for x in each.shape.dim)
+    parts = [(f"an argument of {f.signature.name!r}", f.signature) for f in functions]
+    parts += [(f"variable {each.name!r}", each) for each in variables]
+    low = [
+        f"{what}: {name.replace('HALF', 'FLOAT16').lower()}"
+        for what, message in nodes + parts
+        for name in sorted(set(_LOW.findall(str(message))))
+    ]
+    return Graph(len(nodes), low, dict(products), dict(sizes))
