@@ -47,7 +47,8 @@ class NumericsMonitor(keras.callbacks.Callback):
       fits: Whether the present loss scale is at most that; None without any.
 
     Raises:
-      ValueError: If a setting makes no sense; in `fit`, if the model has no loss.
+      ValueError: If a setting makes no sense.
+      re.error: If `layers` is no regular expression.
 
     Example:
       model.fit(x, y, callbacks=[tfamp.NumericsMonitor(every=100)])

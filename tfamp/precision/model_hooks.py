@@ -26,7 +26,7 @@ from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure, traces
 from tfamp.keras_patches import compiling, hooks, places
-from tfamp.loss_scaling import large_inputs, optimizer, skipped_steps, train_steps
+from tfamp.loss_scaling import large_inputs, optimizer, train_steps
 from tfamp.precision import (
     assigned,
     described,
@@ -147,7 +147,7 @@ class _Rules:
                 self._before_training(model)
             original(model, *args, **kwargs)
             if self.scaling is not False:
-                skipped_steps.watch(model)
+                optimizer.watch_skipped_steps(model)
             if not hasattr(model.train_function, "is_first_step"):
                 look = first_step.look(model, is_new)
                 if builds or look is not None:
@@ -317,7 +317,6 @@ class _Rules:
             return
         known = [*self._compiled]
         root = [x for x in [model, *known] if id(model) in structure.layer_ids(x)][-1]
-        check = model in known
         self._assign(root, model, traced := None, check=False)
         if structure.is_functional(model):  # By its own specs: Keras warns of others.
             with contextlib.suppress(errors.ExportError):
@@ -328,4 +327,4 @@ class _Rules:
             traced = traced or rules.traced(model, *args, **kwargs)
         except Exception as error:  # Code of the user's layers may raise anything.
             logging.info("The outputs of %r are not known: %s", model.name, error)
-        self._assign(root, model, traced, check)
+        self._assign(root, model, traced, check=model in known)
