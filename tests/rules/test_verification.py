@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tfamp
-from tfamp.serving import report, verification
+from tfamp.serving import report
 
 TINY = tfamp.float_format("float32").smallest_normal
 HALF, BFLOAT16 = tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum
@@ -50,7 +50,7 @@ def test_low_precision_is_found_wherever_it_is_written(place, tmp_path):
     else:
         setattr(message, field, dtype)
     (tmp_path / "saved_model.pb").write_bytes(saved.SerializeToString())
-    (line,) = verification.read(tmp_path).low
+    (line,) = report.read_graph(tmp_path).low
     assert "'c'" in line and "float16" in line
 
 

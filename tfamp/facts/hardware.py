@@ -145,27 +145,31 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
 
 
 def _gpu_support(device):
-    if device.compute_capability is None:
+    capability = device.compute_capability
+    if capability is None:
         unknown = "the compute capability is unknown, so no speed-up is expected"
         return dict.fromkeys(("float16", "bfloat16"), (True, False, unknown))
-    version = _dotted(device.compute_capability)
-    volta = device.compute_capability >= FP16_TENSOR_CORES
-    ampere = device.compute_capability >= BF16_TENSOR_CORES
+    volta, ampere = FP16_TENSOR_CORES, BF16_TENSOR_CORES
+    float16 = _cores(capability, volta, "float16 tensor cores", "no tensor cores")
+    bfloat16 = _cores(
+        capability, ampere, "bfloat16 tensor cores", "bfloat16 is emulated"
+    )
+    tf32 = _cores(capability, ampere, "TF32 tensor cores", "no TF32")
     if _NO_TENSOR_CORES.search(device.name):
-        volta, float16 = False, f"{device.name} has no tensor cores despite {version}"
-    elif volta:
-        float16 = f"float16 tensor cores (capability {version} >= 7.0)"
-    else:
-        float16 = f"no tensor cores (capability {version} < 7.0)"
-    bfloat16, tf32 = "bfloat16 is emulated", "no TF32"
-    if ampere:
-        bfloat16, tf32 = "bfloat16 tensor cores", "TF32 tensor cores"
-    compared = f"(capability {version} {'>=' if ampere else '<'} 8.0)"
+        despite = f"despite {_dotted(capability)}"
+        float16 = False, f"{device.name} has no tensor cores {despite}"
     return {
-        "float16": (True, volta, float16),
-        "bfloat16": (True, ampere, f"{bfloat16} {compared}"),
-        "tf32": (ampere, ampere, f"{tf32} {compared}"),
+        "float16": (True, *float16),
+        "bfloat16": (True, *bfloat16),
+        "tf32": (tf32[0], *tf32),
     }
+
+
+def _cores(capability, least, fast, slow):
+    """Returns whether a GPU has the tensor cores of some capability, and why."""
+    has = capability >= least
+    compared = f"{_dotted(capability)} {'>=' if has else '<'} {_dotted(least)}"
+    return has, f"{fast if has else slow} (capability {compared})"
 
 
 def _cpu_support(device):

@@ -121,17 +121,11 @@ class Recorder:
         Returns:
           What its `made` are then.
         """
-        arguments = keras.tree.flatten([call.arguments])
         # Attention takes the mask off its arguments, which are copies of `sources`.
         masked = floats([call.sources, *(each.outputs for each in call.children)])
         given = map(with_mask_of, values, masked)
-        replaced = [next(given) if _is_float(x) else x for x in arguments]
-        args, kwargs = keras.tree.pack_sequence_as([call.arguments], replaced)[0]
-        inner = []
-        for child in call.children:
-            flat = keras.tree.flatten([child.outputs])
-            flat = [next(given) if _is_float(x) else x for x in flat]
-            inner.append((child, keras.tree.pack_sequence_as([child.outputs], flat)[0]))
+        args, kwargs = _refilled(call.arguments, given)
+        inner = [(each, _refilled(each.outputs, given)) for each in call.children]
         for seed, state in zip(seeds_of(call.owner), call.seeds, strict=True):
             seed.assign(state)
         self._left, self._passed = [(call, None), *inner], []
@@ -214,6 +208,13 @@ def floats(nested: Any) -> list[tf.Tensor]:
 
 def _is_float(x):
     return isinstance(x, tf.Tensor) and x.dtype.is_floating
+
+
+def _refilled(nested, values):
+    """Returns a structure with other floating tensors, in the order of `floats`."""
+    return keras.tree.map_structure(
+        lambda x: next(values) if _is_float(x) else x, nested
+    )
 
 
 def _own(x):

@@ -84,12 +84,12 @@ class PrecisionComparison(NamedTuple):
     @property
     def first_diverging(self) -> CallPrecision | None:
         """The first call that is given an error below 0.1 and returns one above 0.5."""
-        found = (
+        diverging = (
             row
             for row in self.rows
             if row.input_error < SOUND and not row.accumulated_error <= DIVERGED
         )
-        return next(found, None)
+        return next(diverging, None)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON; an infinite error is "inf"."""

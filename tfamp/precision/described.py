@@ -89,8 +89,9 @@ def unsaved(planned: plan.Plan) -> str:
         if isinstance(dtype := config.get("dtype"), dict):
             policy = dtype.get("config") or {}
             saved.add((config.get("name"), policy.get("name")))
+        return config
 
-    try:  # Of each object in the configuration.
+    try:  # It is given every dict in the configuration.
         json.loads(planned.model.to_json(), object_hook=note)
     except Exception:  # Code of the user's layers; such a model cannot be saved.
         saved.clear()
@@ -121,12 +122,8 @@ def unsaved(planned: plan.Plan) -> str:
 def weighted(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers with weights that have a precision, models left out."""
     layers = [place.layer for place in structure.walk(model)]
-    kinds = keras.Model
-    return [
-        x
-        for x in layers
-        if structure.is_assignable(x) and x.weights and not isinstance(x, kinds)
-    ]
+    layers = [x for x in layers if structure.is_assignable(x) and x.weights]
+    return [layer for layer in layers if not isinstance(layer, keras.Model)]
 
 
 def is_of_another(model: keras.Model, policy: str) -> bool:

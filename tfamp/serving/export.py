@@ -10,7 +10,7 @@ from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
 from tfamp.precision import assigned, conversion, promotion
-from tfamp.serving import litert, report, verification, writing
+from tfamp.serving import litert, report, writing
 
 _PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 # The saved graph may round elsewhere than the model does eagerly (a fused kernel
@@ -84,9 +84,9 @@ def export(
             served, full = _write(job, precision, half_weights, format)
             cost = report.compare(served.expected, full) if half_weights else ()
             _check_outputs(served, float32.expected, precision)
-        graph = verification.Graph(0, [], {}, {})
+        graph = report.Graph(0, [], {}, {})
         if format != "litert":
-            graph = verification.read(job.folder)
+            graph = report.read_graph(job.folder)
             _check_graph(graph, precision, half_weights)
         seconds, full_seconds = report.latencies(served.run, float32.run)
         return report.ExportReport(

@@ -1,17 +1,27 @@
-"""What an export reports: how outputs differ from float32's, bytes, and latency."""
+"""What an export reports: its graph, how outputs differ from float32's, and costs."""
 
+import collections
+import math
 import pathlib
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from tfamp import tables
 from tfamp.facts import formats
 from tfamp.precision import described as described_layers
 
+# Operations that multiply, by how their names begin.
+_PRODUCT = re.compile("(Batch)?MatMul|Einsum|Conv|DepthwiseConv|CudnnRNN|Xla(Dot|Conv)")
+# Narrow floating dtypes as the text of a message has them, references ("_REF") too; the
+# text of a string has a quotation mark before it.
+_LOW = re.compile(r": DT_(HALF|BFLOAT16|FLOAT8_\w+?|FLOAT4_\w+?)(?:_REF)?\b")
 _PAIRS, _SECONDS = (5, 50), 1.0  # Least and most calls of each, and when to stop.
 
 
@@ -210,3 +220,53 @@ def bytes_on_disk(path: pathlib.Path) -> int:
     """Returns the bytes of a file, or of all files in a folder."""
     files = [path] if path.is_file() else path.rglob("*")
     return sum(file.stat().st_size for file in files if file.is_file())
+
+
+# ---- What the graph has ----
+
+
+class Graph(NamedTuple):
+    """What the graph of a SavedModel has, with all functions of its library.
+
+    Attributes:
+      nodes: How many nodes.
+      low: A line for each node, function argument and variable of a floating dtype
+        below 32 bits.
+      products: Matrix products and convolutions by floating dtype.
+      weight_bytes: Bytes of the variables by dtype.
+    """
+
+    nodes: int
+    low: list[str]
+    products: dict[str, list[str]]
+    weight_bytes: dict[str, int]
+
+
+def read_graph(folder: pathlib.Path) -> Graph:
+    """Reads the graph of a SavedModel, without loading it."""
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString((folder / "saved_model.pb").read_bytes())
+    (meta,) = saved.meta_graphs
+    functions = meta.graph_def.library.function
+    graphs = [("the graph", meta.graph_def.node)]
+    graphs += [(f"function {f.signature.name!r}", f.node_def) for f in functions]
+    nodes = [(f"{n.op} {n.name!r} in {g}", n) for g, held in graphs for n in held]
+    products = collections.defaultdict(list)
+    for what, node in nodes:
+        dtype = tf.as_dtype(node.attr["Ta" if "Ta" in node.attr else "T"].type or 1)
+        if _PRODUCT.match(node.op) and dtype.is_floating:
+            products[dtype.name].append(what)
+    objects = meta.object_graph_def.nodes
+    variables = [each.variable for each in objects if each.HasField("variable")]
+    sizes = collections.Counter()
+    for each in variables:
+        dtype = tf.as_dtype(each.dtype)
+        sizes[dtype.name] += dtype.size * math.prod(x.size for x in each.shape.dim)
+    parts = [(f"an argument of {f.signature.name!r}", f.signature) for f in functions]
+    parts += [(f"variable {each.name!r}", each) for each in variables]
+    low = [
+        f"{what}: {name.replace('HALF', 'FLOAT16').lower()}"
+        for what, message in nodes + parts
+        for name in sorted(set(_LOW.findall(str(message))))
+    ]
+    return Graph(len(nodes), low, dict(products), dict(sizes))

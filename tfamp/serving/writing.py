@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfamp import errors
 from tfamp.inspect import model_inputs, structure
 from tfamp.precision import assigned, conversion, described, policy
-from tfamp.serving import report, staging, verification
+from tfamp.serving import report, staging
 
 # The requirement: about 84 times the epsilon of float32, for sums that the saved
 # graph may take in another order.
@@ -229,7 +229,7 @@ def _copy(variable, format_name):
 def write_float32(job: Job, folder: pathlib.Path) -> Served:
     """Writes the model, to which float32 is assigned, and verifies it."""
     served = write(job, folder, plain_call(job.model))
-    if low := verification.read(folder).low:
+    if low := report.read_graph(folder).low:
         raise errors.ExportError(
             "The graph of the float32 model is not float32 throughout. Received: "
             f"{errors.examples(low)}. Let the layers cast to "
