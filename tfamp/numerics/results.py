@@ -113,8 +113,9 @@ class PrecisionComparison(NamedTuple):
             "accumulated error": [row.accumulated_error for row in self.rows],
         }
         if self.loss_scale is not None:
-            found = [row.local_gradient_error for row in self.rows]
-            bars["local error of gradients"] = found
+            bars["local error of gradients"] = [
+                row.local_gradient_error for row in self.rows
+            ]
         from tfamp.numerics import plots
 
         return plots.errors(names, bars, self._title)

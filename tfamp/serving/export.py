@@ -74,7 +74,7 @@ def export(
     _check_request(path, precision, format)
     with writing.opened(model, path, sample_inputs, overwrite) as job:
         policies = {place.layer.dtype_policy.name for place in structure.walk(model)}
-        original = writing.run(job)
+        original = writing.run(job, writing.plain_call(model))
         is_plain = precision == "float32" and format != "litert" and not half_weights
         folder = job.folder if is_plain else job.folder.with_name("float32")
         with assigned.float32(model):

@@ -107,12 +107,11 @@ def _restorer(model):
     return put_back
 
 
-def run(job: Job, call: Callable | None = None) -> dict[str, Any]:
-    """Returns the outputs for the samples by name, of the model or of `call`.
+def run(job: Job, call: Callable) -> dict[str, Any]:
+    """Returns the outputs of `call` for the samples, by name.
 
     From the states that the model had, which are those that are saved.
     """
-    call = call or plain_call(job.model)
     job.put_back()
     advice = "cannot be called on the sample inputs; check or pass `sample_inputs`"
     with model_inputs.explained(job.model, advice):
