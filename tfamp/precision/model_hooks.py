@@ -109,10 +109,9 @@ class _Rules:
         self._met: weakref.WeakSet = weakref.WeakSet()
         # Compiled models: whether `compile` is to scale the loss.
         self._compiled: Any = weakref.WeakKeyDictionary()
-        attribute, stateless, loading = places.CALLS
-        self._attribute = names.resolve(attribute)
-        self._is_stateless = names.resolve(stateless)
-        self._loading = names.resolve(loading)  # None: no file is being loaded.
+        # The last one returns None where no file is being loaded.
+        found = map(names.resolve, places.CALLS)
+        self._attribute, self._is_stateless, self._loading = found
 
     # ---- compile and fit ----
 
