@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.training import app, run_files
+from tfamp.training import app, jobs, run_files
 
 
 def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(tmp_path):
@@ -14,7 +14,7 @@ def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(tmp_p
     scaling.schedule.name = "geometric"
     scaling.schedule.min_interval, scaling.schedule.initial = 1, 4
     scaling.initial_scale = 2.0**8  # Nothing overflows soon.
-    text = app.JOBS["train"].run(config, tmp_path, None)
+    text = jobs.JOBS["train"].run(config, tmp_path, None)
     rows = dict(line.split("  ", 1) for line in text.splitlines())
     assert rows["mode"].strip().startswith("mixed_float16: ")
     assert rows["data"].strip() == "points"
@@ -31,7 +31,7 @@ def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(tmp_p
 
 def test_train_and_compare_have_folders_of_their_own():
     config = points.make_config()
-    folders = {job: app.default_workdir(config, job).name for job in app.JOBS}
+    folders = {job: app.default_workdir(config, job).name for job in jobs.JOBS}
     assert folders["compare"].startswith("points-")
     assert folders["train"].startswith("points-train-")
     config.epochs += 1
@@ -48,10 +48,10 @@ def test_retracing_of_several_models_is_not_told(shown):
 
 def test_check_before_a_deletion_makes_the_model_and_knows_the_columns():
     config = points.make_config(precision__mode="mixed_bfloat16")
-    app.JOBS["compare"].check(config, 1)
+    jobs.JOBS["compare"].check(config, 1)
     config.precision.overrides = (("no_such_layer", "float32"),)
     with pytest.raises(tfamp.OverrideError, match="no_such_layer"):
-        app.JOBS["train"].check(config, None)
+        jobs.JOBS["train"].check(config, None)
     config.compare_unscaled = True
     with pytest.raises(ValueError, match="compare_unscaled"):
-        app.JOBS["compare"].check(config, 1)
+        jobs.JOBS["compare"].check(config, 1)

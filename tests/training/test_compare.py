@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfamp
 from tfamp.facts import hardware
-from tfamp.training import base_config, compare, run_files, tasks
+from tfamp.training import base_config, compare, results, tasks
 
 
 def make_config(**settings):
@@ -33,79 +33,80 @@ def with_scores(config):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """A comparison over two seeds, then over three in the same folder."""
+    """A comparison over one seed, then over two in the same folder."""
     folder = tmp_path_factory.mktemp("seeds")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "from_config", with_scores)
         said = [[], []]
-        two = compare.compare(make_config(), folder, 2, report=said[0].append)
+        one = compare.compare(make_config(), folder, 1, report=said[0].append)
         models = sorted(folder.glob("*/seed*/model.keras"))
         stamps = {path: path.stat().st_mtime_ns for path in models}
-        three = compare.compare(make_config(), folder, 3, report=said[1].append)
-    return folder, two, stamps, said, three
+        two = compare.compare(make_config(), folder, 2, report=said[1].append)
+    return folder, one, stamps, said, two
 
 
 @pytest.fixture
 def finished(compared, tmp_path, monkeypatch):
-    """A copy of the comparison over three seeds, to be damaged."""
+    """A copy of the comparison over two seeds, to be damaged."""
     monkeypatch.setattr(tasks, "from_config", with_scores)
     return shutil.copytree(compared[0], tmp_path / "copy")
 
 
 def test_comparison_reports_both_modes_and_exports(compared):
-    folder, two, _, said, three = compared
+    folder, one, _, said, two = compared
     runs = [line.split(":")[0] for line in said[0] if line.startswith("run ")]
-    assert runs == [f"run {i} of 4" for i in (1, 2, 3, 4)]
-    rows = three.rows()
+    assert runs == [f"run {i} of 2" for i in (1, 2)]
+    rows = two.rows()
     assert [row["mode"] for row in rows] == ["float32", "mixed_bfloat16"]
     names = [name for name in rows[0] if name.startswith("test ")]
     assert names == ["test even", "test odd", "test accuracy"]  # The task's own first.
     assert all("±" in row[name] for row in rows for name in ("steps/s", *names))
     assert rows[0]["skipped steps"] == rows[0]["final loss scale"] == "-"
     report = (folder / "report.md").read_text()
-    assert report == three.to_markdown()
+    assert report == two.to_markdown()
     assert report.count("| mixed_bfloat16 |") == 1 and "speed-up follows" in report
     assert (folder / "comparison.png").stat().st_size > 10_000
     served = tf.saved_model.load(str(folder / "export"))
     assert served.signatures["serving_default"].structured_outputs
+    assert "one seed shows no noise" in one.to_text()
     assert [(run.mode, run.seed) for run in two.results] == [
         (mode, seed) for seed in (0, 1) for mode in ("float32", "mixed_bfloat16")
     ]
 
 
 def test_differences_are_those_of_the_runs_and_stored(compared):
-    folder, *_, three = compared
-    found = three.differences()
+    folder, *_, two = compared
+    found = two.differences()
     assert [each.score for each in found] == ["even", "odd", "accuracy"]
-    runs = three.by_mode()
+    runs = two.by_mode()
     expected = [
         m.scores["odd"] - b.scores["odd"]
         for b, m in zip(runs["float32"], runs["mixed_bfloat16"], strict=True)
     ]
     assert found[1].differences == pytest.approx(tuple(expected))
     verdict = f"verdict on even: {found[0].verdict}"
-    assert verdict in three.to_text().splitlines()
-    assert f"{found[2].to_text()}: {found[2].verdict}" in three.to_markdown()
+    assert verdict in two.to_text().splitlines()
+    assert f"{found[2].to_text()}: {found[2].verdict}" in two.to_markdown()
     stored = json.loads((folder / "comparison.json").read_text())
     first = stored["statistics"][0]
-    assert (first["score"], first["seeds"]) == ("even", [0, 1, 2])
+    assert (first["score"], first["seeds"]) == ("even", [0, 1])
     assert first["differences"] == list(found[0].differences)
 
 
 def test_more_seeds_reuse_the_runs_that_there_are(compared):
-    _, two, stamps, said, three = compared
+    _, one, stamps, said, two = compared
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert sum("finished before" in line for line in said[1]) == len(stamps) == 4
-    assert three.results[:4] == two.results
+    assert sum("finished before" in line for line in said[1]) == len(stamps) == 2
+    assert two.results[:2] == one.results
 
 
 def test_finished_comparison_is_not_made_again(finished, compared, monkeypatch):
     stamp = (finished / "comparison.json").stat().st_mtime_ns
     monkeypatch.setattr(tasks, "from_config", pytest.fail)  # Reads no data.
-    assert compare.compare(make_config(), finished, 3) == compared[-1]
+    assert compare.compare(make_config(), finished, 2) == compared[-1]
     assert (finished / "comparison.json").stat().st_mtime_ns == stamp
     with pytest.raises(tfamp.RunError, match="epochs: 2 -> 1"):
-        compare.compare(make_config(epochs=1), finished, 3)
+        compare.compare(make_config(epochs=1), finished, 2)
 
 
 @pytest.mark.parametrize("name", ["comparison.json", "comparison.png"])
@@ -114,7 +115,7 @@ def test_damaged_comparison_is_made_anew_from_its_runs(name, finished, compared)
     if name == "comparison.json":
         (finished / name).write_text("{")  # Cut short.
     shutil.rmtree(finished / "export")
-    again = compare.compare(make_config(), finished, 3)
+    again = compare.compare(make_config(), finished, 2)
     assert again.to_text() == compared[-1].to_text()
     assert (finished / "comparison.png").exists()
     assert (finished / "export/saved_model.pb").exists()
@@ -122,7 +123,7 @@ def test_damaged_comparison_is_made_anew_from_its_runs(name, finished, compared)
 
 
 def test_report_is_of_the_comparison_that_is_returned(finished, compared, monkeypatch):
-    """Killed on the way from three seeds to two, then three again: no mixture."""
+    """Killed on the way from two seeds to one, then two again: no mixture."""
     replace = os.replace
 
     def kill(source, target):
@@ -133,8 +134,8 @@ def test_report_is_of_the_comparison_that_is_returned(finished, compared, monkey
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", kill)
         with pytest.raises(KeyboardInterrupt):
-            compare.compare(make_config(), finished, 2)
-    for seeds, expected in ((2, compared[1]), (3, compared[-1])):
+            compare.compare(make_config(), finished, 1)
+    for seeds, expected in ((1, compared[1]), (2, compared[-1])):
         compare.compare(make_config(), finished, seeds)
         assert (finished / "report.md").read_text() == expected.to_markdown()
 
@@ -143,14 +144,14 @@ def test_damaged_model_is_named_with_the_way_out(finished):
     (finished / "comparison.json").unlink()
     (finished / "mixed_bfloat16/seed0/model.keras").write_bytes(b"PK torn")
     with pytest.raises(tfamp.RunError, match=r"seed0/model.keras' is no model.*Delete"):
-        compare.compare(make_config(), finished, 3)
+        compare.compare(make_config(), finished, 2)
 
 
 def test_runs_of_several_environments_are_told_apart(finished):
     file = finished / "float32/seed1/environment.json"
     file.write_text(file.read_text().replace(tf.__version__, "9.9"))
     (finished / "comparison.json").unlink()
-    note = compare.compare(make_config(), finished, 3).note
+    note = compare.compare(make_config(), finished, 2).note
     assert note.endswith(
         "float32 seed 1: of other versions or another device than float32 seed 0, see "
         "`environment.json`"
@@ -171,13 +172,13 @@ def test_score_and_loss_that_are_not_finite_are_told_and_stop_nothing(
     assert "the loss of mixed_bfloat16 is not finite with seed 0" in text
     for file in ("comparison.json", "float32/seed0/result.json"):
         json.loads((tmp_path / file).read_text(), parse_constant=pytest.fail)
-    assert run_files.read_result(tmp_path / "float32/seed0").score is None
+    assert results.read_result(tmp_path / "float32/seed0").score is None
 
 
 def test_table_is_of_the_seeds_and_the_scores_that_there_are(compared):
     first, *rest = compared[-1].results
     part = compared[-1]._replace(results=[first._replace(final_loss=None), *rest])
-    assert part.rows()[0]["final loss"].endswith("(of 2 seeds)")
+    assert part.rows()[0]["final loss"].endswith("(of 1 seeds)")
     assert "the loss of float32 is not finite with seed 0" in part.notes()
     part = part._replace(results=[first._replace(scores={"f1": 0.5}), *rest])
     assert "no verdict: the runs have no score in common" in part.notes()

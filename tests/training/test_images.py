@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfamp
 from tfamp.recipes import images, images_data
-from tfamp.training import tasks
+from tfamp.training import pipeline, tasks
 
 SHAPE, CLASSES = (32, 32, 3), 10
 NETWORKS = ("cnn", "resnet", "efficientnet")
@@ -176,7 +176,7 @@ def test_digits_are_the_real_ones_split_the_same_each_time():
 def test_digits_are_as_they_are_where_no_size_is_set():
     config = make_config()
     config.data.name = "digits"
-    train, _, _ = images_data.load(config)
+    train, *_ = images_data.load(config)
     pixels, _ = next(iter(images.synthetic(config).batches))
     assert pixels.shape[1:] == train.element_spec[0].shape == (8, 8, 1)
 
@@ -184,7 +184,11 @@ def test_digits_are_as_they_are_where_no_size_is_set():
 def load_folder(folder):
     config = make_config()
     config.data.name, config.manual_dir = "mine", str(folder)
-    return images_data.load(config)
+    *parts, names, decode = images_data.load(config)
+    train, test = (
+        part.map(lambda file, label: (decode(file), label)) for part in parts
+    )
+    return train, test, names
 
 
 def write(path, value=0, shape=(4, 6, 1)):
@@ -226,6 +230,23 @@ def test_folders_of_splits_and_classes_are_read_whatever_the_name(tmp_path):
     (tmp_path / "test" / "eel").rename(tmp_path / "test" / "fox")
     with pytest.raises(tfamp.DataError, match="other classes in train than in test"):
         tasks.from_config(config)
+
+
+def test_images_that_are_not_kept_are_decoded_after_their_names_are_shuffled(tmp_path):
+    for label, name in enumerate("ab"):
+        for number in range(10):
+            write(tmp_path / name / f"{number}.png", 10 * label + number)
+    config = make_config()
+    config.data.name, config.manual_dir = "mine", str(tmp_path)
+    config.data.augment, found = "crop_flip", []
+    for config.data.cache in (True, False):
+        task = images.create(config)
+        epochs = {"batch_size": 4, "seed": 0, "first_epoch": 0, "last_epoch": 2}
+        batches = pipeline.training_batches(task.train, **epochs, augment=task.augment)
+        found.append((task.train.element_spec[0].dtype, [*batches]))
+    (held, kept), (shuffled, decoded) = found
+    assert (held, shuffled) == (tf.uint8, tf.string) and len(kept) == 6
+    tf.nest.map_structure(np.testing.assert_array_equal, kept, decoded)
 
 
 def test_fifth_of_each_class_is_held_out_the_same_in_every_run(tmp_path):

@@ -58,6 +58,21 @@ def test_augmentation_differs_by_epoch_and_is_the_same_after_a_resumption():
     assert epochs(0, 1, seed=4, augment=shift) != whole[:2]
 
 
+def test_workers_augment_their_own_examples_of_each_batch_alone():
+    def note(features, label, seed):
+        return features + 100 * tf.cast(seed[1], tf.int32), label
+
+    whole = epochs(0, 3, augment=note)
+    shares = [
+        epochs(0, 3, augment=note, share=tf.distribute.InputContext(2, worker, 4))
+        for worker in (0, 1)
+    ]
+    # Two replicas each, of one example of a batch of four.
+    parts = [[sum(x[i : i + 2], []) for i in range(0, 12, 2)] for x in shares]
+    joined = [sorted(a + b) for a, b in zip(*parts, strict=True)]
+    assert joined == [sorted(batch) for batch in whole]
+
+
 def test_evaluation_keeps_the_order_and_leaves_nothing_out():
     batches = read(pipeline.evaluation_batches(numbers(10), 4))
     assert sum(batches, []) == list(range(10))

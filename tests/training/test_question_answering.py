@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-import tfamp
 from tfamp import errors
 from tfamp.precision import policy
 from tfamp.recipes import presets, question_answering, squad_data, squad_windows
@@ -728,19 +727,6 @@ def test_run_writes_predictions_that_score_what_it_says(folder, tmp_path):
     answers = [json.loads(x)["answer"] for x in asked[1].read_text().splitlines()]
     for name, text in best.items():
         assert answers[int(name.split()[-1]) - 2] == text
-
-
-def test_model_exports_in_float32(task, tmp_path):
-    with policy.policy_scope("mixed_bfloat16"):
-        model = task.build_model()
-    tfamp.export_float32(model, tmp_path / "export")
-    served = tf.saved_model.load(str(tmp_path / "export"))
-    features, _ = batch_of(task, 2)
-    logits = served.serve(features)
-    single = tfamp.set_precision(model, "float32")(features)
-    # Sums of 16 products of values near 1, in another order.
-    atol = 64 * np.finfo("float32").eps
-    np.testing.assert_allclose(logits, single, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import points
 import pytest
 
 import tfamp
-from tfamp.training import compare, run_files, train_and_evaluate
+from tfamp.training import compare, results, run_files, train_and_evaluate
 
 JOBS = {
     "run": lambda folder: train_and_evaluate(points.make_config(), folder),
@@ -94,4 +94,4 @@ def test_folder_that_another_process_works_in_is_refused(tmp_path):
 def test_result_of_another_version_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / "result.json").write_text('{"joules": 7}')
     with pytest.raises(tfamp.RunError, match=r"result.json.*joules"):
-        run_files.read_result(tmp_path)
+        results.read_result(tmp_path)

@@ -21,7 +21,6 @@ from tfamp.facts import hardware
 from tfamp.precision import policy
 from tfamp.training import (
     backup,
-    backup_files,
     callbacks,
     run_files,
     train_and_evaluate,
@@ -153,6 +152,8 @@ def test_weights_of_the_best_epoch_count_the_lowest_of_an_error(
         metrics=lambda: [keras.metrics.MeanMetricWrapper(error, name="error")],
         errors=frozenset({"error"} if lower else ()),
     )
+    with points.stopped(points.interrupt, 2), pytest.raises(KeyboardInterrupt):
+        train_and_evaluate(config, tmp_path, task)
     result = train_and_evaluate(config, tmp_path, task)
     errors = [row["val_error"] for row in epochs_of(tmp_path)]
     assert errors[0] == max(errors)  # So that the last epoch is not the highest.
@@ -273,31 +274,6 @@ def test_several_steps_in_a_call_are_the_same_training_also_after_a_stop(
     np.testing.assert_allclose([row["loss"] for row in rows], means, rtol=1e-5)
 
 
-def test_a_damaged_backup_is_named_and_the_one_before_used(config, whole, tmp_path):
-    stopped = points.stopped(points.interrupt, 4)
-    with stopped, pytest.raises(KeyboardInterrupt):
-        train_and_evaluate(config, tmp_path)
-    first, last = sorted((tmp_path / "backup").iterdir())
-    last.write_bytes(last.read_bytes()[:1000])
-    said = []
-    with mock.patch.object(backup_files.logging, "warning") as warned:
-        train_and_evaluate(config, tmp_path, report=said.append)
-    assert str(last) in str(warned.call_args_list)
-    assert said[0].startswith("resumed after epoch 2")
-    assert losses(tmp_path) == losses(whole()[0])
-    assert first not in (tmp_path / "backup").iterdir()
-
-
-def test_backups_that_are_all_damaged_are_named_with_the_way_out(config, tmp_path):
-    stopped = points.stopped(points.interrupt, 3)
-    with stopped, pytest.raises(KeyboardInterrupt):
-        train_and_evaluate(config, tmp_path)
-    for file in (tmp_path / "backup").iterdir():
-        file.write_bytes(b"PK")
-    with pytest.raises(tfamp.RunError, match=r"000001.* is damaged.*Delete"):
-        train_and_evaluate(config, tmp_path)
-
-
 def test_a_finished_run_goes_on_to_more_epochs(whole, tmp_path):
     config, (folder, result) = make_config(), whole()
     config.epochs = 2
@@ -349,26 +325,6 @@ def test_full_disk_is_told_before_a_file_is_begun(config, tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("*.h5"))
 
 
-@pytest.mark.parametrize("lower", [False, True])
-@pytest.mark.parametrize("resumed_after", [0, 1, 3])
-def test_best_weights_are_of_the_best_epoch(tmp_path, resumed_after, lower):
-    path = tmp_path / "best.weights.h5"
-    model = points.build_network()
-    model.compile("adam", "mse")
-    scores = [float("nan"), 0.9, 0.8, 0.95, 0.95, 0.7]
-    logs = [{"val_accuracy": -score if lower else score} for score in scores]
-    read = [{k: callbacks.json_number(v) for k, v in row.items()} for row in logs]
-    for first, last in ((0, resumed_after), (resumed_after, len(logs))):
-        callback = callbacks.BestWeights(path, "accuracy", read[:first], lower)
-        callback.set_model(model)
-        for epoch in range(first, last):
-            model.set_weights([np.full(w.shape, epoch) for w in model.weights])
-            callback.on_epoch_end(epoch, logs[epoch])
-    model.load_weights(path)
-    assert np.all(model.get_weights()[0] == 3)
-    assert [p.name for p in tmp_path.iterdir()] == ["best.weights.h5"]
-
-
 # A script that is killed at some instant after its second epoch.
 KILLED = """
 import os, pathlib, runpy, signal, sys, threading, time
@@ -397,10 +353,10 @@ def test_killed_process_resumes(tmp_path):
         (script, killed, tmp_path),
         (script, [*killed, "--workdir=whole"], tmp_path),
     ]
-    results = helpers.run_scripts(cases)
-    codes = [done.returncode for done in results]
-    assert codes == [-signal.SIGKILL, 0, 0], results
-    assert "resumed after epoch" in results[1].stderr
+    runs = helpers.run_scripts(cases)
+    codes = [done.returncode for done in runs]
+    assert codes == [-signal.SIGKILL, 0, 0], runs
+    assert "resumed after epoch" in runs[1].stderr
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 

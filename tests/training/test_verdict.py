@@ -29,7 +29,7 @@ def compare_errors(base, other):
 STEEP = [88.9, 90.1, 90.9, 92.1]
 CASES = {
     # Base, other (percent), how the verdict starts, and the difference in words.
-    "one seed": ([90], [88], "one seed shows no noise: use --seeds=3", "-2.00 points"),
+    "one seed": ([90], [88], "one seed shows no noise: use seeds=3", "-2.00 points"),
     "noise": (
         [90, 91, 92],
         [91, 90.5, 92.5],

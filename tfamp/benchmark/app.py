@@ -9,7 +9,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfamp.benchmark import cells, runner
-from tfamp.training import app, run_files
+from tfamp.training import app, jobs, run_files
 
 
 def define_flags(default_config: str) -> None:
@@ -65,14 +65,14 @@ def _run_flags():
     folder = pathlib.Path(values.workdir or app.default_workdir(cells.identity(config)))
     if values.overwrite:
         run_files.delete_run(folder)
-    app.say(f"working directory: {folder}")
+    jobs.say(f"working directory: {folder}")
     script = sys.argv[0]  # Or `tfamp benchmark`.
     if os.path.isfile(script):
         script = f"python {os.path.relpath(script)}"
     command = f"{script} {shlex.join(sys.argv[1:])}".rstrip()
-    made = runner.run(config, folder, app.say, command)
+    made = runner.run(config, folder, jobs.say, command)
     sys.stdout.write(made.to_markdown())
-    app.say(f"open {folder / 'report.html'} in a browser")
+    jobs.say(f"open {folder / 'report.html'} in a browser")
     made.check(folder)
 
 

@@ -12,7 +12,7 @@ from ml_collections import config_dict
 
 from tfamp.benchmark import cells
 from tfamp.precision import control, policy
-from tfamp.training import processes, synthetic
+from tfamp.training import processes, synthetic, trainer
 
 # Outputs kept to tell the modes apart: enough for an error, small in a file.
 _KEPT = 1024
@@ -104,7 +104,7 @@ def _in_force(task, cell, seed) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if task.config is not None:
             config = cells.config_of(task, cell, seed)
-            stack.enter_context(synthetic.in_precision(config))
+            stack.enter_context(trainer.enabled(config.precision))
         else:
             asked = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
             stack.enter_context(control.enabled(mode, **asked))

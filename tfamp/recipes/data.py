@@ -82,16 +82,6 @@ def repeat(features, labels) -> tf.data.Dataset:
     return batches.repeat().prefetch(tf.data.AUTOTUNE)
 
 
-def is_text(feature) -> bool:
-    """Returns whether a feature of TFDS is a single string."""
-    return feature.shape == () and feature.tf_dtype == tf.string
-
-
-def describe_feature(feature) -> str:
-    """Returns a feature of TFDS in one short line."""
-    return " ".join(str(feature).split())[:100]
-
-
 def prepared_builder(config: config_dict.ConfigDict):
     """Returns the TFDS builder of a data set, which is prepared if that can work.
 

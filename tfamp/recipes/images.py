@@ -57,19 +57,31 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
       ValueError: If a setting makes no sense.
     """
     _check(config)
-    *parts, names = images_data.load(config)
+    *parts, names, decode = images_data.load(config)
     classes = len(names)
     train, test = (part.take(config.limit_examples or -1) for part in parts)
-    shape = tuple(train.element_spec[0].shape)
-    if config.label_smoothing:
-        train, test = (part.map(_to_one_hot(classes)) for part in (train, test))
     train, validation = data.hold_out(train, config.validation_fraction)
+    crops, late = config.data.augment == "crop_flip", not config.data.cache
+
+    def prepare(image, label):
+        return _smoothed(config, classes, decode(image), label)
+
+    def augment(image, label, seed):
+        image, label = prepare(image, label) if late else (image, label)
+        return crop_and_flip(image, label, seed) if crops else (image, label)
+
+    validation, test = (
+        part and part.map(prepare, tf.data.AUTOTUNE) for part in (validation, test)
+    )
+    if not late:  # Else names are shuffled, and no images kept for it.
+        train = train.map(prepare, tf.data.AUTOTUNE)
+    shape = tuple(test.element_spec[0].shape)
     return tasks.Task(
         train=train,
         validation=validation,
         test=test,
         build_model=lambda: build_network(shape, classes, config.model),
-        augment=crop_and_flip if config.data.augment == "crop_flip" else None,
+        augment=augment if crops or late else None,
         description=f"{config.data.name}: images {shape}, {classes} classes (chance "
         f"{1 / classes:.2f}); {data.describe_sizes(train, validation, test)}",
         predict=functools.partial(_predict, config, shape, names),
@@ -117,11 +129,9 @@ def synthetic(config) -> tasks.Synthetic:
     count = (tasks.BATCHES, config.batch_size)
     pixels = draw(256, size=(*count, *shape), dtype="uint8")
     batches = data.repeat(pixels, draw(classes, size=count, dtype="int64"))
-    if config.label_smoothing:
-        batches = batches.map(_to_one_hot(classes))
     return tasks.Synthetic(
         lambda: build_network(shape, classes, config.model),
-        batches,
+        batches.map(functools.partial(_smoothed, config, classes)),
         f"{config.model.name}: images {shape}, {classes} classes; random pixels",
         unit="images",
         **_objective(config),
@@ -147,9 +157,9 @@ def _check(config):
         )
 
 
-def _to_one_hot(classes):
+def _smoothed(config, classes, image, label):
     """Keras smooths one-hot labels alone."""
-    return lambda image, label: (image, tf.one_hot(label, classes))
+    return image, tf.one_hot(label, classes) if config.label_smoothing else label
 
 
 def _objective(config):

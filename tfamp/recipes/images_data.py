@@ -1,5 +1,6 @@
 """Images with classes: scikit-learn's digits, TFDS, and folders of images by class."""
 
+import functools
 import pathlib
 
 import numpy as np
@@ -29,9 +30,10 @@ def load(config: config_dict.ConfigDict):
         `config.manual_dir`.
 
     Returns:
-      (train, test, names of the classes): unbatched (uint8 image [height, width,
-      channels], integer class), of known cardinality, in a fixed order that does not
-      depend on the class.
+      (train, test, names of the classes, decode): unbatched (uint8 image [height,
+      width, channels], integer class), of known cardinality, in a fixed order that does
+      not depend on the class. Of a folder they have the files' names, of which `decode`
+      makes images; it leaves others as they are.
 
     Raises:
       DataError: If the data are missing or have no classes; if a class has no image,
@@ -39,7 +41,7 @@ def load(config: config_dict.ConfigDict):
     """
     name, folder = config.data.name, pathlib.Path(config.manual_dir)
     if name == "digits":
-        return load_digits(config.data.get("image_size", SIDE))
+        return *load_digits(config.data.get("image_size", SIDE)), _keep
     if config.manual_dir and _has_images(folder):
         return _read_folder(folder)
     try:
@@ -53,7 +55,7 @@ def load(config: config_dict.ConfigDict):
             f"Received: keys {keys}, splits {sorted(builder.info.splits)}."
         )
     parts = (builder.as_dataset(split=split, as_supervised=True) for split in splits)
-    return *parts, builder.info.features[keys[1]].names
+    return *parts, builder.info.features[keys[1]].names, _keep
 
 
 def load_digits(image_size: int):
@@ -63,7 +65,8 @@ def load_digits(image_size: int):
       image_size: Side of the images, resized bilinearly.
 
     Returns:
-      As `load` does; one channel, a stratified 80 : 20 split with a fixed seed.
+      (train, test, names) as `load` does; one channel, a stratified 80 : 20 split with
+      a fixed seed.
 
     References:
       Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
@@ -105,16 +108,13 @@ def _read_folder(root):
     else:
         train = _list_images(root)
         parts = _hold_out(train.filenames, train.target)
-    classes = train.target_names
     shape = _measure([path for paths, _ in parts for path in paths])
+    names = map(data.slices, parts)
+    return *names, train.target_names, functools.partial(decode, shape=shape)
 
-    train, test = (
-        data.slices(part).map(
-            lambda path, label: (decode(path, shape), label), tf.data.AUTOTUNE
-        )
-        for part in parts
-    )
-    return train, test, classes
+
+def _keep(image):
+    return image
 
 
 def decode(path, shape) -> tf.Tensor:

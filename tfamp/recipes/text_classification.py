@@ -11,7 +11,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.recipes import data, presets, text_data
-from tfamp.training import callbacks, run_files, tasks
+from tfamp.training import results, run_files, tasks
 
 if TYPE_CHECKING:
     import pandas
@@ -232,9 +232,7 @@ def _answer(config, classes, tokenizer, width, model, table):
     columns = {
         "prediction": [classes[label] for label in predicted],
         # A run that diverged has none.
-        "probability": [
-            callbacks.json_number(round(float(p), 6)) for p in probabilities
-        ],
+        "probability": [results.json_number(round(float(p), 6)) for p in probabilities],
     }
     return predicted, columns
 

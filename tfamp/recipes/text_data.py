@@ -220,13 +220,17 @@ def _read_tfds(config):
             f"{', '.join(sorted(splits))}. {_COLUMNS}"
         )
     *texts, label = wanted
-    odd = [name for name in texts if not data_sets.is_text(features[name])]
+    odd = [
+        name
+        for name in texts
+        if features[name].shape != () or features[name].tf_dtype != "string"
+    ]
     odd += [label] if features[label].shape else []
     if odd:
         raise errors.DataError(
             f"The feature {odd[0]!r} of {data.name!r} is not "
             f"{'a class' if odd[0] == label else 'text'}. Received: "
-            f"{data_sets.describe_feature(features[odd[0]])}. {_COLUMNS}"
+            f"{' '.join(str(features[odd[0]]).split())[:100]}. {_COLUMNS}"
         )
     classes = getattr(features[label], "names", None)
     train = _read_split(builder, "train", wanted, classes)

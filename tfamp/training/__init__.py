@@ -3,7 +3,7 @@
 from tfamp.training.base_config import get_config
 from tfamp.training.batch_size import find_batch_size
 from tfamp.training.own_models import compare_modes
-from tfamp.training.run_files import Run, RunResult, read_run
+from tfamp.training.results import Run, RunResult, read_run
 from tfamp.training.tasks import Task
 from tfamp.training.trainer import train_and_evaluate
 

@@ -8,7 +8,7 @@ import pathlib
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from absl import app, flags, logging
@@ -19,13 +19,9 @@ from tfamp.facts import switches
 from tfamp.training import (
     base_config,
     batch_size,
-    compare,
     distribution,
-    plots,
+    jobs,
     run_files,
-    runs,
-    tasks,
-    trainer,
 )
 
 # What a user can mend: reported in one line. Anything else is a bug: traceback.
@@ -41,139 +37,13 @@ _USER_ERRORS = (
 _MISTYPED = (flags.Error, KeyError, AttributeError, SyntaxError)
 # The flags are not parsed yet where these are looked for.
 _VERBOSE = {"--verbosity=1", "--verbosity=2", "-v=1", "-v=2"}
-
-
-# ---- Jobs ----
-
-
-class Job(NamedTuple):
-    """What `--job` names.
-
-    Attributes:
-      run: Function of the configuration, the folder, and what else was asked for;
-        returns what a person wants to read of it.
-      check: Function of the configuration and what else was asked for; raises what is
-        wrong with settings or data, so that nothing is deleted for such a command.
-      identity: Function of the same; returns the configuration of the job's folder.
-    """
-
-    run: Callable[[Any, pathlib.Path, Any], str]
-    check: Callable[[Any, Any], object]
-    identity: Callable[[Any, Any], Any] = lambda config, asked: config
-
-
-def _compare(config, workdir, seeds):
-    compared = compare.compare(config, workdir, seeds, report=say)
-    exported = workdir / compared.export["path"]
-    written = [workdir / "report.md", workdir / plots.COMPARISON]
-    return (
-        f"{compared.to_text()}\n"
-        f"exported in float32, reloaded and verified: {exported}\n"
-        f"report and figure: {', '.join(str(p) for p in written if p.exists())}"
-    )
-
-
-def _check_comparison(config, seeds):
-    compare.plan(config, seeds)
-    _check_run(config)
-
-
-def _train(config, workdir, _):
-    result = trainer.train_and_evaluate(config, workdir, report=say)
-    if distribution.is_chief(distribution.create(config)):
-        plots.write_timeline(workdir, config.name, result.mode, result.seed)
-    rows = {
-        "data": result.description,
-        "mode": f"{result.variant}: {result.reason}",
-        "graph rewrite": result.graph_rewrite or None,
-        "seed": result.seed,
-        "batch size": result.batch_size,
-        "steps/s": result.steps_per_second,
-        "skipped steps": result.skipped_steps,
-        "final loss scale": result.loss_scale,
-        "final training loss": result.final_loss,
-        f"validation {result.score_name}": result.best_validation_score,
-        "test loss": result.test_loss,
-        **{f"test {name}": score for name, score in result.scores.items()},
-        "files": workdir,
-    }
-    return _listed(rows)
-
-
-def _listed(rows):
-    """Returns names and values as lines, without what has no value."""
-    width = max(map(len, rows))
-    return "\n".join(
-        f"{name:<{width}}  {_shown(value)}"
-        for name, value in rows.items()
-        if value is not None
-    )
-
-
-def _shown(value):
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _check_run(config, _=None):
-    strategy = distribution.create(config)
-    with trainer.enabled(config.precision):
-        task = tasks.from_config(config)
-        with distribution.scope(strategy):
-            trainer.build(task, config)
-
-
-def _evaluate(config, folder, asked):
-    found = runs.evaluate(config, folder)
-    scores = {f"test {name}": score for name, score in found["scores"].items()}
-    rows = {"weights": found["weights"], "test loss": found["test_loss"], **scores}
-    return _listed({**rows, "files": folder / "evaluation.json"})
-
-
-def _predict(config, folder, asked):
-    if not asked.input:
-        raise ValueError("--job=predict needs the rows. Expected: --input=FILE.")
-    suffix = pathlib.Path(asked.input).suffix
-    target = pathlib.Path(asked.output or folder / f"predicted{suffix}")
-    count, weights = runs.predict(config, folder, asked.input, target)
-    return _listed({"weights": weights, "rows": count, "files": target})
-
-
-def _export(config, folder, asked):
-    path = pathlib.Path(asked.output or folder / "export").absolute()
-    return str(runs.export(config, folder.absolute(), asked.precision, path))
-
-
-def _find_batch_size(config, workdir, asked):
-    asked = {**asked._asdict(), "workdir": workdir, "report": say}
-    found = batch_size.find_batch_size(config, **asked)
-    return f"{found.to_text()}\nfiles: {workdir}"
-
-
-JOBS = {
-    "compare": Job(_compare, _check_comparison),
-    "train": Job(_train, _check_run),
-}
-# Of a run that is there, trained to its end or stopped.
-ON_RUNS = {
-    name: Job(run, lambda config, asked: None)
-    for name, run in (
-        ("evaluate", _evaluate),
-        ("predict", _predict),
-        ("export", _export),
-    )
-}
-# That of --find_batch_size.
-_SEARCH = Job(_find_batch_size, batch_size.plan, batch_size.identity)
 # `tfamp.benchmark.jobs`, from the scripts: training imports nothing of the benchmarks,
 # which import it.
 _benchmarks: Any = None
 
 
 def _benchmark(config, workdir, asked):
-    return f"{_benchmarks.run(config, workdir, asked, say)}\nfiles: {workdir}"
-
-
-# ---- The command line ----
+    return f"{_benchmarks.run(config, workdir, asked, jobs.say)}\nfiles: {workdir}"
 
 
 def define_flags(default_config: str | None, benchmarks: types.ModuleType) -> None:
@@ -195,7 +65,7 @@ def define_flags(default_config: str | None, benchmarks: types.ModuleType) -> No
     flags.DEFINE_enum(
         "job",
         "compare",
-        [*JOBS, *ON_RUNS, *benchmarks.JOBS],
+        [*jobs.JOBS, *jobs.ON_RUNS, *benchmarks.JOBS],
         "compare: float32 and the mixed mode; train: one mode; evaluate, predict and "
         "export: what a run in --workdir has trained; train_benchmark and "
         "inference_benchmark: steps timed on synthetic data.",
@@ -282,7 +152,7 @@ def _one_line_errors(*more):
             error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
         text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
         line = " ".join(text.split()) or type(error).__name__
-        say(f"error: {line} (--verbosity=1 shows the traceback)")
+        jobs.say(f"error: {line} (--verbosity=1 shows the traceback)")
         sys.exit(1)
 
 
@@ -297,7 +167,7 @@ def _guarded(main, argv):
                 raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
             main(argv)
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")
+        jobs.say("interrupted; the same command goes on from here")
         sys.exit(130)
 
 
@@ -306,16 +176,11 @@ def _is_of_interest(record):
     return "triggered tf.function retracing" not in record.getMessage()
 
 
-def say(line: str) -> None:
-    """Tells a user of progress, on standard error."""
-    sys.stderr.write(f"{line}\n")
-
-
 def run_flags() -> None:
     """Runs the job that the flags describe and prints what it returns."""
     values = flags.FLAGS
     job, asked = _find_job(values)
-    if job in ON_RUNS.values():  # The run's own settings count.
+    if job in jobs.ON_RUNS.values():  # The run's own settings count.
         folder = values.workdir or default_workdir(_resolve(values), "train")
         folder = pathlib.Path(folder)
         print(job.run(_settings_of(values, folder), folder, asked))
@@ -332,7 +197,7 @@ def run_flags() -> None:
             if distribution.is_chief(strategy):
                 run_files.delete_run(workdir)
         distribution.wait(strategy)
-    say(f"working directory: {workdir}")
+    jobs.say(f"working directory: {workdir}")
     text = job.run(config, workdir, asked)
     if distribution.is_chief(strategy):
         print(text)
@@ -388,27 +253,31 @@ def _settings_of(values, folder):
 def _find_job(values):
     """Returns the job that the flags name, and what else they ask of it."""
     search, name = values.find_batch_size, "" if values.find_batch_size else values.job
-    jobs = _benchmarks.JOBS
+    timed = _benchmarks.JOBS
     for wanted, owner, others in (
         (search, "--find_batch_size", batch_size.FLAGS),
         (name, "a command without --find_batch_size", ("job",)),
-        (name in jobs, f"--job={' and --job='.join(jobs)}", _benchmarks.FLAGS),
+        (name in timed, f"--job={' and --job='.join(timed)}", _benchmarks.FLAGS),
         (name == "compare", "--job=compare", ("seeds",)),
         (name == "predict", "--job=predict", ("input",)),
         (name in ("predict", "export"), "--job=predict and --job=export", ("output",)),
         (name == "export", "--job=export", ("precision",)),
-        (name not in ON_RUNS, "a job that trains or measures", ("overwrite",)),
+        (name not in jobs.ON_RUNS, "a job that trains or measures", ("overwrite",)),
     ):
         given = [f"--{other}" for other in others if flags.FLAGS[other].present]
         if given and not wanted:
             given = ", ".join(given)
             raise ValueError(f"{given} belongs to {owner}. Received: {given}.")
     if search:
-        return _SEARCH, batch_size.settings(values.tiny)
-    if name in jobs:
-        job = Job(_benchmark, _benchmarks.plan, _benchmarks.identity)
+        return jobs.SEARCH, batch_size.settings(values.tiny)
+    if name in timed:
+        job = jobs.Job(_benchmark, _benchmarks.plan, _benchmarks.identity)
         return job, _benchmarks.settings(name, values.tiny)
-    return (ON_RUNS[name], values) if name in ON_RUNS else (JOBS[name], values.seeds)
+    return (
+        (jobs.ON_RUNS[name], values)
+        if name in jobs.ON_RUNS
+        else (jobs.JOBS[name], values.seeds)
+    )
 
 
 def default_workdir(config, job: str = "compare") -> pathlib.Path:
@@ -416,7 +285,7 @@ def default_workdir(config, job: str = "compare") -> pathlib.Path:
 
     Args:
       config: The configuration of the job's folder.
-      job: One of `JOBS`. "train" has a folder of its own: runs/NAME-train-HASH.
+      job: One of `jobs.JOBS`. "train" has a folder of its own: runs/NAME-train-HASH.
     """
     settings = run_files.plain_config(config)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

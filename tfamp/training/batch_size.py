@@ -5,7 +5,6 @@ be ended by Linux or crash, and nothing of that reaches the process that asks.
 """
 
 import json
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,11 +12,11 @@ from typing import Any, NamedTuple
 from absl import flags, logging
 from ml_collections import config_dict
 
-from tfamp import checks, errors, functions, tables
+from tfamp import checks, functions, tables
 from tfamp.diagnostics import doctor
-from tfamp.precision import control
 from tfamp.training import (
     base_config,
+    batch_trials,
     compare,
     measured_files,
     processes,
@@ -26,71 +25,9 @@ from tfamp.training import (
 )
 
 SCHEMA_VERSION = 3
-# Tensor Cores work on multiples of 8; batches between them would gain nothing.
-MULTIPLE = 8
-TOLERANCE = 0.03  # Two runs of a process differ by as much.
 _TINY = 16  # Largest batch of a run of seconds.
 # What goes with --find_batch_size.
 FLAGS = ("memory_limit_mb", "max_batch_size", "effective_batch")
-
-
-# ---- The search ----
-
-
-def search(
-    fits: Callable[[int], bool], allowed: int, start: int = MULTIPLE
-) -> tuple[int, int | None]:
-    """Searches for the largest multiple of 8 that fits: doubles, then bisects.
-
-    Args:
-      fits: Whether a batch size fits; that of a larger one implies a smaller one's.
-      allowed: Largest batch size that is tried, rounded down to a multiple.
-      start: The first that is tried, a multiple.
-
-    Returns:
-      (the largest that fits, 0 if none does; the smallest that was found not to fit,
-      None if the largest allowed fits). They are 8 or `TOLERANCE` apart.
-    """
-    top = allowed // MULTIPLE * MULTIPLE
-    low, high = 0, None
-    while high is None and low < top:
-        size = min(max(2 * low, start), top)
-        low, high = (size, None) if fits(size) else (low, size)
-    while high is not None and high - low > max(MULTIPLE, TOLERANCE * low):
-        middle = (low + high) // (2 * MULTIPLE) * MULTIPLE
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low, high
-
-
-def divisors(fits: Callable[[int], bool], batch: int) -> tuple[int, int | None]:
-    """Searches for the largest divisor of a batch that fits: the whole, then bisects.
-
-    Args:
-      fits: As for `search`.
-      batch: The batch that one update of the weights is to have.
-
-    Returns:
-      As `search`; the second is the next larger divisor.
-    """
-    sizes = [size for size in range(1, batch + 1) if batch % size == 0]
-    low, high = -1, len(sizes)
-    while high - low > 1:
-        middle = (low + high) // 2 if high < len(sizes) else high - 1
-        low, high = (middle, high) if fits(sizes[middle]) else (low, middle)
-    return sizes[low] if low >= 0 else 0, sizes[high] if high < len(sizes) else None
-
-
-# ---- What is searched for, and what was found ----
-
-
-class Settings(NamedTuple):
-    """Arguments of `find_batch_size`; see there. `limit` is in bytes."""
-
-    modes: tuple[str, ...] = ()
-    limit: int | None = None
-    effective_batch: int | None = None
-    max_batch_size: int = 2**16
-    steps: int = 2
 
 
 class BatchSizes(NamedTuple):
@@ -148,8 +85,8 @@ def find_batch_size(
     *,
     modes: Sequence[str] | None = None,
     effective_batch: int | None = None,
-    max_batch_size: int = Settings._field_defaults["max_batch_size"],
-    steps: int = Settings._field_defaults["steps"],
+    max_batch_size: int = batch_trials.Settings._field_defaults["max_batch_size"],
+    steps: int = batch_trials.Settings._field_defaults["steps"],
     workdir: str | os.PathLike | None = None,
     report: Callable[[str], object] = logging.info,
 ) -> BatchSizes:
@@ -195,7 +132,7 @@ def find_batch_size(
         or if the folder cannot be written or holds anything but this search.
       ValueError: If a setting makes no sense, or there is no such function.
     """
-    asked = Settings(
+    asked = batch_trials.Settings(
         *(tuple(modes or ()), processes.parse_size(limit), effective_batch),
         *(max_batch_size, steps),
     )
@@ -208,14 +145,16 @@ def find_batch_size(
         machine = doctor.describe()
         held = measured_files.place(machine)
         held["function"] = measured_files.fingerprint(shared.get("function", ""))
-        made = _Search(shared, asked, memory, folder / "cells", held, report)
+        made = batch_trials.Search(
+            shared, asked, memory, folder / "cells", held, report
+        )
         for mode in modes:
             made.search(mode)
         rule = (
             f"divisors of {effective_batch}, bisected"
             if effective_batch
             else "multiples of 8 (Tensor Cores), doubled, then bisected to 8 or "
-            f"{TOLERANCE:.0%}"
+            f"{batch_trials.TOLERANCE:.0%}"
         )
         notes = [
             made.figures["description"],
@@ -238,7 +177,7 @@ def find_batch_size(
     return found
 
 
-def identity(workload: config_dict.ConfigDict, asked: Settings):
+def identity(workload: config_dict.ConfigDict, asked: batch_trials.Settings):
     """Returns the configuration of a search's folder; it names what trials share.
 
     Args:
@@ -259,7 +198,9 @@ def identity(workload: config_dict.ConfigDict, asked: Settings):
     return one
 
 
-def plan(workload: config_dict.ConfigDict, asked: Settings) -> tuple[str, ...]:
+def plan(
+    workload: config_dict.ConfigDict, asked: batch_trials.Settings
+) -> tuple[str, ...]:
     """Returns the modes that are searched.
 
     Args:
@@ -270,7 +211,9 @@ def plan(workload: config_dict.ConfigDict, asked: Settings) -> tuple[str, ...]:
       DataError: If the preset is missing or malformed.
       ValueError: If a setting makes no sense.
     """
-    checks.check_count("max_batch_size", asked.max_batch_size, smallest=MULTIPLE)
+    checks.check_count(
+        "max_batch_size", asked.max_batch_size, smallest=batch_trials.MULTIPLE
+    )
     checks.check_count("steps", asked.steps)
     if asked.effective_batch is not None:
         checks.check_count("effective_batch", asked.effective_batch)
@@ -278,7 +221,10 @@ def plan(workload: config_dict.ConfigDict, asked: Settings) -> tuple[str, ...]:
     modes = asked.modes or ("float32", _mixed(workload)[0])
     if "function" not in workload:
         synthetic.validate(workload)
-        synthetic.check(_config_of(workload, mode, MULTIPLE) for mode in modes)
+        synthetic.check(
+            batch_trials.config_of(workload, mode, batch_trials.MULTIPLE)
+            for mode in modes
+        )
     return modes
 
 
@@ -287,157 +233,6 @@ def _mixed(workload):
         return compare.mixed_mode("auto")
     precision = base_config.settle_rewrite(workload).precision
     return compare.mixed_mode(precision.mode, precision.graph_rewrite)
-
-
-def _config_of(config, mode, batch_size):
-    scaling = config.precision.loss_scale.enabled
-    one = compare.config_of(config, mode, config.seed, scaling)
-    one.batch_size = batch_size
-    return one
-
-
-class _Search:
-    """The searches in a folder, whose trials are not made again.
-
-    Attributes:
-      sizes: What was found; see `BatchSizes`.
-      figures: Of the last trial that fitted; see `train`.
-    """
-
-    def __init__(self, workload, asked, memory, folder, held, report):
-        self.workload, self.asked, self.memory = workload, asked, memory
-        self.folder, self.held, self.report = folder, held, report
-        self.sizes, self.figures = [], {}
-
-    def search(self, mode):
-        """Searches for one mode; the other modes' size is a good start."""
-        trials: list[dict[str, Any]] = []
-
-        def fits(size):
-            trials.append(self._try(mode, size))
-            return not trials[-1]["reason"]
-
-        if whole := self.asked.effective_batch:
-            largest, failing = divisors(fits, whole)
-        else:
-            start = max((each["batch_size"] for each in self.sizes), default=MULTIPLE)
-            largest, failing = search(fits, self.asked.max_batch_size, start)
-        if not largest:
-            raise errors.RunError(
-                f"{failing} is the smallest batch size that is tried, and does not fit "
-                f"in {mode}. Received: {trials[-1]['reason']}. Expected more memory or "
-                "a smaller model."
-            )
-        base = next((each for each in self.sizes if each["mode"] == "float32"), None)
-        comparable = base and base["failing"] and failing
-        peaks = {trial["batch_size"]: trial["peak_bytes"] for trial in trials}
-        self.sizes.append(
-            {
-                "mode": mode,
-                "batch_size": largest,
-                "accumulation_steps": self._accumulation(largest),
-                "failing": failing,
-                "ratio": largest / base["batch_size"] if comparable else None,
-                "peak_bytes": peaks[largest],
-                "trials": trials,
-            }
-        )
-
-    def _accumulation(self, size):
-        if whole := self.asked.effective_batch:
-            return whole // size
-        optimizer = self.workload.get("optimizer")
-        return optimizer.accumulation_steps if optimizer else 1
-
-    def _try(self, mode, size):
-        """Takes the steps of one batch size, and tells of it."""
-        count = self._accumulation(size)
-        file = self.folder / f"train-{mode}-batch{size}-accumulated{count}.json"
-        found = measured_files.read(file, self.held) or {}
-        again = " (tried before)"
-        # A lack of memory says nothing where there was less of it.
-        before = found.get("limits", self.memory)
-        now, then = ([each or math.inf for each in x] for x in (self.memory, before))
-        if not found or found["lack"] and now > then:
-            again, found = "", self._execute(mode, size, count)
-            measured_files.write(file, self.held, found)
-        peak, reason = found["peak_bytes"], found["lack"]
-        # There may have been more of it; and a peak can be too short to be seen.
-        for kind, most in self.memory._asdict().items():
-            if most and not reason and (found[f"{kind}_bytes"] or 0) > most:
-                reason = processes.over(found[f"{kind}_bytes"], most)
-        told = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
-        self.report(f"{mode}, batch {size}{again}: {told}")
-        self.figures = self.figures if reason else found
-        return {"batch_size": size, "peak_bytes": peak, "reason": reason}
-
-    def _execute(self, mode, size, count):
-        what = self.workload.get("function")
-        if what is None:
-            config = _config_of(self.workload, mode, size)
-            config.optimizer.accumulation_steps = count
-            what = config.to_dict()
-        given = what, mode, size, count, self.asked.steps
-        done = processes.call(train, *given, memory=self.memory)
-        if done.failure and not done.lack:
-            raise errors.RunError(
-                "A trial failed, and not for lack of memory: "
-                f"{mode}, batch {size}. Received: {done.failure}"
-            )
-        figures = done.value or {"peak_bytes": None}
-        return {**figures, "lack": done.lack, "limits": list(self.memory)}
-
-
-def train(
-    what: dict[str, Any] | str, mode: str, size: int, count: int, steps: int
-) -> dict[str, Any]:
-    """Takes training steps in this process.
-
-    Args:
-      what: The configuration of this trial as dicts, or the name of a function.
-      mode: The precision mode of the function.
-      size: The batch size that the function is asked for.
-      count: Batches of an update of the weights.
-      steps: Updates.
-
-    Returns:
-      Its peaks in bytes ("peak_bytes" of the GPU, where there is one), the unit and the
-      model's description.
-
-    Raises:
-      TypeError: If the function returns anything but a compiled model and batches of
-        that size.
-    """
-    if isinstance(what, str):
-        with control.enabled(mode):
-            made = synthetic.from_function(what, {"batch_size": size}, "auto")
-            if made.examples != size:
-                raise TypeError(
-                    f"{what} must return batches of the size that it is asked for. "
-                    f"Received: {made.examples} examples for batch_size={size}."
-                )
-            if count > 1:
-                optimizer = made.model.optimizer
-                optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-                optimizer.gradient_accumulation_steps = count
-            _fit(made, steps * count)
-    else:
-        config = config_dict.ConfigDict(what)
-        with synthetic.in_precision(config):
-            made = synthetic.from_config(config, steps)
-            _fit(made, steps * count)
-    host, device = processes.peak_host(), processes.peak_device()
-    return {
-        "host_bytes": host,
-        "device_bytes": device,
-        "peak_bytes": host if device is None else device,
-        "unit": made.unit,
-        "description": f"{made.description}; {made.model.count_params():,} parameters",
-    }
-
-
-def _fit(made, batches):
-    made.model.fit(made.batches, steps_per_epoch=batches, shuffle=False, verbose=0)
 
 
 # ---- The command line ----
@@ -460,9 +255,9 @@ def define() -> None:
     )
     flags.DEFINE_integer(
         "max_batch_size",
-        Settings().max_batch_size,
+        batch_trials.Settings().max_batch_size,
         "Largest batch size that is tried.",
-        lower_bound=MULTIPLE,
+        lower_bound=batch_trials.MULTIPLE,
     )
     flags.DEFINE_integer(
         "effective_batch",
@@ -473,7 +268,7 @@ def define() -> None:
     )
 
 
-def settings(tiny: bool = False) -> Settings:
+def settings(tiny: bool = False) -> batch_trials.Settings:
     """Returns what the flags ask for.
 
     Args:
@@ -481,7 +276,7 @@ def settings(tiny: bool = False) -> Settings:
     """
     limit, largest, whole = (flags.FLAGS[name] for name in FLAGS)
     small = tiny and not largest.present
-    return Settings(
+    return batch_trials.Settings(
         limit=limit.value and limit.value * processes.MIB,
         effective_batch=whole.value,
         max_batch_size=_TINY if small else largest.value,

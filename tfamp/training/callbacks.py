@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfamp.facts import names
-from tfamp.training import run_files
+from tfamp.training import results, run_files
 
 CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
 _EVERY = 15.0  # Seconds from one line of progress to the next.
@@ -291,16 +291,9 @@ class Recorder(keras.callbacks.Callback):
         return {k: float(as_number(v)) for k, v in values.items() if v is not None}
 
     def _write(self, kind, **values):
-        clean = {k: json_number(v) for k, v in values.items()}
+        clean = {k: results.json_number(v) for k, v in values.items()}
         with self.path.open("a") as file:
             file.write(json.dumps({"kind": kind, **clean}) + "\n")
-
-
-def json_number(value):
-    """Returns a number as JSON can hold it: None where it is not finite."""
-    if value is None or isinstance(value, int):
-        return value
-    return float(value) if math.isfinite(value) else None
 
 
 class ProgressLines(keras.callbacks.Callback):

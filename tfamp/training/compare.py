@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from tfamp.training import (
     base_config,
     distribution,
     plots,
+    results,
     run_files,
     runs,
     tasks,
@@ -116,21 +118,21 @@ def compare(
             run_files.open_folder(configs[key], run)  # Refuses other settings at once.
         # Once, and only if it is needed: reading a corpus can take a while.
         task = functools.cache(lambda: tasks.from_config(config))
-        results = []
+        found = []
         for number, (key, run) in enumerate(folders.items(), 1):
-            done = run_files.is_finished(configs[key], run)
+            done = results.is_finished(configs[key], run)
             text = f"{key[0].label}, seed {key[1]}{' (finished before)' * done}"
             report(f"run {number} of {len(folders)}: {text}")
             made = None if done else task()
             result = trainer.train_and_evaluate(configs[key], run, made, report)
             # Each worker has a clock of its own: what the chief has written counts.
-            results.append(result if chief else run_files.read_result(run))
-        compared = _read(folder, results)
+            found.append(result if chief else results.read_result(run))
+        compared = _read(folder, found)
         if chief and compared is None:
             report("exporting the mixed model in float32")
-            compared = _finish(config, task(), results, note, folders, folder)
+            compared = _finish(config, task(), found, note, folders, folder)
         distribution.wait(strategy)
-        return compared or _read(folder, results)
+        return compared or _read(folder, found)
 
 
 def plan(config, seeds: int = 1) -> tuple[dict[tuple[Variant, int], Any], str]:
@@ -197,7 +199,7 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     return one
 
 
-def _read(folder, results):
+def _read(folder, found):
     """Returns the comparison of just these runs if the folder holds it whole."""
     figure = [plots.COMPARISON] if plots.can_draw() else []
     if not all((folder / name).exists() for name in ("report.md", "export", *figure)):
@@ -206,15 +208,15 @@ def _read(folder, results):
         stored = json.loads((folder / "comparison.json").read_text())
     except (OSError, ValueError):
         return None  # None yet, or damaged: made anew from the runs.
-    same = [result._asdict() for result in results]
+    same = [result._asdict() for result in found]
     made = stored["schema_version"], stored["results"]
     if made != (verdict.SCHEMA_VERSION, same):
         return None
     given = (stored[name] for name in ("note", "export", "environment"))
-    return verdict.Comparison(stored["name"], results, *given)
+    return verdict.Comparison(stored["name"], found, *given)
 
 
-def _finish(config, task, results, note, folders, folder):
+def _finish(config, task, found, note, folders, folder):
     """Exports the first mixed model and writes the comparison of finished runs."""
     # From here on the other files are not those of an earlier comparison.
     (folder / "comparison.json").unlink(missing_ok=True)
@@ -229,14 +231,25 @@ def _finish(config, task, results, note, folders, folder):
     }
     environment = environments[f"{mixed.label} seed {first[1]}"]
     note = "; ".join(filter(None, [note, _other_environments(environments)]))
-    compared = verdict.Comparison(config.name, results, note, exported, environment)
+    compared = verdict.Comparison(config.name, found, note, exported, environment)
     runs = {(each.label, seed): run for (each, seed), run in folders.items()}
+    write(compared, folder, runs)
+    return compared
+
+
+def write(compared: verdict.Comparison, folder: pathlib.Path, runs) -> None:
+    """Writes `comparison.png`, `report.md` and `comparison.json`.
+
+    Args:
+      compared: The comparison.
+      folder: Its folder.
+      runs: Dict from (mode, seed) to the run's folder.
+    """
     plots.write_comparison(folder, compared.name, runs)
     run_files.write_text(folder / "report.md", compared.to_markdown())
     # The last: it says that the others are all there.
     text = json.dumps(compared.to_dict(), indent=2)
     run_files.write_text(folder / "comparison.json", text)
-    return compared
 
 
 def _export(task, run, path):

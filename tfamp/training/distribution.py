@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.keras_patches import keras_optimizers, replicas
+from tfamp.training import pipeline
 
 _TF_CONFIG = (
     '{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, '
@@ -131,6 +132,18 @@ def _check(config, strategy):
 def scope(strategy: tf.distribute.Strategy | None) -> Any:
     """Returns a context manager in which to build and compile the model."""
     return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def share_out(strategy: tf.distribute.Strategy | None, batches: Callable) -> Any:
+    """Returns the batches of this worker's replicas, as `fit` takes them.
+
+    Args:
+      strategy: The run's strategy.
+      batches: `pipeline.training_batches` with all arguments but `share`.
+    """
+    if strategy is None:
+        return batches()
+    return strategy.distribute_datasets_from_function(lambda at: batches(share=at))
 
 
 def describe(strategy: tf.distribute.Strategy | None) -> dict[str, Any]:
@@ -266,7 +279,8 @@ def prepare(strategy: tf.distribute.Strategy, model: keras.Model, task) -> None:
     """
     _sum_gradients_first(model.optimizer)
     with strategy.scope():
-        getattr(model, _BUILD)(data_batch=next(iter(task.train.batch(1))))
+        example = pipeline.augmented(task.train, task.augment).batch(1)
+        getattr(model, _BUILD)(data_batch=next(iter(example)))
     setattr(model, _BUILD, lambda iterator=None, data_batch=None: None)
     if describe(strategy)["workers"] > 1:
         for name in ("train_step", "test_step"):

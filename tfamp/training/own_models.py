@@ -4,9 +4,9 @@ import collections.abc
 import gc
 import hashlib
 import inspect
+import itertools
 import json
 import pathlib
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from tfamp import checks
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.precision import control, settings
-from tfamp.training import backup, callbacks, compare, plots, run_files, verdict
+from tfamp.training import backup, callbacks, compare, results, run_files, verdict
 
 
 def compare_modes(
@@ -99,16 +99,26 @@ def compare_modes(
         folder = pathlib.Path(temporary if workdir is None else workdir)
         run_files.open_folder(None, folder, "comparison")
         with run_files.locked(folder):
-            runs = {}
-            for number in range(len(names) * seeds):
-                seed, mode = divmod(number, len(names))
-                mode = names[mode]
-                report(f"run {number + 1} of {len(names) * seeds}: {mode}, seed {seed}")
-                run = _Run(build, train, validation, test, epochs)
-                path = folder / mode / f"seed{seed}"
-                runs[mode, seed] = path, run.execute(path, mode, seed)
-                gc.collect()  # Models are reference cycles.
-            return _finish(folder, note, runs)
+            # So that a changed script is refused, and not given the results of before.
+            facts = {"epochs": epochs, "build": _source(build)}
+            facts |= {"train": _shapes(train), "test": _shapes(test)}
+            made, folders = [], {}
+            for seed, mode in itertools.product(range(seeds), names):
+                count = f"run {len(made) + 1} of {len(names) * seeds}"
+                report(f"{count}: {mode}, seed {seed}")
+                run = folders[mode, seed] = folder / mode / f"seed{seed}"
+                config = config_dict.ConfigDict({"mode": mode, "seed": seed, **facts})
+                run_files.open_folder(config, run)
+                if not (run / "result.json").exists():
+                    _run(config, run, build, train, validation, test)
+                    gc.collect()  # Models are reference cycles.
+                made.append(results.read_result(run))
+            first = next(iter(folders.values()))
+            environment = json.loads((first / "environment.json").read_text())
+            name = made[0].description.partition(":")[0]
+            compared = verdict.Comparison(name, made, note, {}, environment)
+            compare.write(compared, folder, folders)
+            return compared
 
 
 def _resolve(modes):
@@ -129,106 +139,60 @@ def _resolve(modes):
     return names, "; ".join(notes)
 
 
-def _finish(folder, note, runs):
-    results = [result for _, result in runs.values()]
-    first = next(iter(runs.values()))[0]
-    environment = json.loads((first / "environment.json").read_text())
-    name = results[0].description.partition(":")[0]
-    compared = verdict.Comparison(name, results, note, {}, environment)
-    plots.write_comparison(folder, name, {key: path for key, (path, _) in runs.items()})
-    run_files.write_text(folder / "report.md", compared.to_markdown())
-    text = json.dumps(compared.to_dict(), indent=2)
-    run_files.write_text(folder / "comparison.json", text)
-    return compared
+def _run(config, folder, build, train, validation, test):
+    """Trains a user's model once, and writes what came of it."""
+    with control.enabled(config.mode, graph_rewrite=False) as status:
+        keras.utils.set_random_seed(config.seed)
+        model = build()
+        compiled = getattr(model, "compiled", False)
+        if not isinstance(model, keras.Model) or not compiled:
+            raise TypeError(
+                "`build` must return a compiled keras.Model. Received: "
+                f"{type(model).__name__}, compiled: {compiled}."
+            )
+        run_files.write_config(config, folder)
+        run_files.write_environment(folder, status, {"replicas": 1, "workers": 1})
+        _fit(model, folder, config.epochs, train, validation)
+        scores = model.evaluate(*_given(test), verbose=0, return_dict=True)
+        model.save_weights(folder / "model.weights.h5")
+    scores = {name: results.json_number(value) for name, value in scores.items()}
+    # The first of the metrics is the score; a model without has its loss.
+    own = {name: score for name, score in scores.items() if name != "loss"} or scores
+    results.finish(
+        folder,
+        own,
+        mode=status.effective,
+        seed=config.seed,
+        test_loss=scores["loss"],
+        best_validation_score=None,
+        description=f"{model.name}: {model.count_params():,} parameters, "
+        f"{config.epochs} epochs",
+        reason=status.reason,
+        graph_rewrite="",
+        errors=sorted({"loss", *_errors(model)} & own.keys()),
+        loss_scaling=True,
+        batch_size=0,  # Of the data, whatever they are.
+    )
 
 
-class _Run:
-    """One training of the user's model."""
-
-    def __init__(self, build, train, validation, test, epochs):
-        self.build, self.train, self.epochs = build, train, epochs
-        self.validation, self.test = validation, test
-        # So that a changed script is refused, and not given the results of before.
-        self.identity = {
-            "build": _source(build),
-            "train": _shapes(train),
-            "test": _shapes(test),
-        }
-
-    def execute(self, folder, mode, seed):
-        """Returns the result, which is read if the run was finished before."""
-        facts = {"mode": mode, "seed": seed, "epochs": self.epochs, **self.identity}
-        config = config_dict.ConfigDict(facts)
-        run_files.open_folder(config, folder)
-        if (folder / "result.json").exists():
-            return run_files.read_result(folder)
-        with control.enabled(mode, graph_rewrite=False) as status:
-            keras.utils.set_random_seed(seed)
-            model = self.build()
-            compiled = getattr(model, "compiled", False)
-            if not isinstance(model, keras.Model) or not compiled:
-                raise TypeError(
-                    "`build` must return a compiled keras.Model. Received: "
-                    f"{type(model).__name__}, compiled: {compiled}."
-                )
-            run_files.write_config(config, folder)
-            run_files.write_environment(folder, status, {"replicas": 1, "workers": 1})
-            self._fit(model, folder)
-            scores = model.evaluate(*_given(self.test), verbose=0, return_dict=True)
-            model.save_weights(folder / "model.weights.h5")
-            result = self._result(model, folder, status, seed, scores)
-        text = json.dumps(result._asdict(), indent=2)
-        run_files.write_text(folder / "result.json", text)
-        return result
-
-    def _fit(self, model, folder):
-        saved = backup.BackupAndRestore(folder / "backup")
-        saved.also = callbacks.Recorder(folder / "metrics.jsonl")
-        found = [saved.also]
-        if isinstance(model.optimizer, optimizer.LossScaleOptimizer):
-            found.insert(0, loss_scale_monitor.LossScaleMonitor())
-        epoch, _ = saved.find(saved.folder)
-        run_files.keep_metrics(folder, epoch, saved.state.get("step", 0))
-        model.fit(
-            *_given(self.train),
-            epochs=self.epochs,
-            validation_data=self.validation,
-            callbacks=[*found, saved],
-            verbose=1 if sys.stdout.isatty() else 2,
-            # Keras warns where it ignores it; KerasHub makes a dataset of arrays.
-            shuffle=isinstance(self.train, tuple)
-            and getattr(model, "preprocessor", None) is None,
-        )
-
-    def _result(self, model, folder, status, seed, scores):
-        loss = scores["loss"]
-        # The first of the metrics is the score; a model without has its loss.
-        scores = {k: v for k, v in scores.items() if k != "loss"} or {"loss": loss}
-        epochs = run_files.read_metrics(folder, "epoch")
-        speeds = [row["steps_per_second"] for row in epochs if row["steps_per_second"]]
-        number, last = callbacks.json_number, epochs[-1]
-        skipped = last.get("skipped_steps")
-        count = f"{model.count_params():,} parameters"
-        return run_files.RunResult(
-            mode=status.effective,
-            seed=seed,
-            score=number(next(iter(scores.values()))),
-            score_name=next(iter(scores)),
-            test_loss=number(loss),
-            final_loss=last["loss"],
-            nonfinite_losses=last["nonfinite_losses"],
-            best_validation_score=None,
-            steps_per_second=statistics.median(speeds) if speeds else None,
-            skipped_steps=None if skipped is None else int(skipped),
-            loss_scale=last.get("loss_scale"),
-            description=f"{model.name}: {count}, {self.epochs} epochs",
-            reason=status.reason,
-            graph_rewrite="",
-            scores={name: number(float(value)) for name, value in scores.items()},
-            errors=sorted({"loss", *_errors(model)} & scores.keys()),
-            loss_scaling=True,
-            batch_size=0,  # Of the data, whatever they are.
-        )
+def _fit(model, folder, epochs, train, validation):
+    saved = backup.BackupAndRestore(folder / "backup")
+    saved.also = callbacks.Recorder(folder / "metrics.jsonl")
+    found = [saved.also]
+    if isinstance(model.optimizer, optimizer.LossScaleOptimizer):
+        found.insert(0, loss_scale_monitor.LossScaleMonitor())
+    epoch, _ = saved.find(saved.folder)
+    run_files.keep_metrics(folder, epoch, saved.state.get("step", 0))
+    model.fit(
+        *_given(train),
+        epochs=epochs,
+        validation_data=validation,
+        callbacks=[*found, saved],
+        verbose=1 if sys.stdout.isatty() else 2,
+        # Keras warns where it ignores it; KerasHub makes a dataset of arrays.
+        shuffle=isinstance(train, tuple)
+        and getattr(model, "preprocessor", None) is None,
+    )
 
 
 def _source(function):

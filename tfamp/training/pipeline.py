@@ -44,6 +44,7 @@ def training_batches(
     last_epoch: int,
     augment: Callable | None = None,
     buffer: int = 65_536,
+    share: tf.distribute.InputContext | None = None,
 ) -> tf.data.Dataset:
     """Returns the batches of epochs [first_epoch, last_epoch), one after another.
 
@@ -59,28 +60,51 @@ def training_batches(
       last_epoch: One more than the last epoch.
       augment: As in `tasks.Task`.
       buffer: Examples in the shuffle buffer; all of a smaller dataset.
+      share: Which worker asks: it gets its examples of each batch, one batch for each
+        of its replicas, and augments no others. None: all of them.
 
     Returns:
       A dataset of batches.
     """
-    buffer = min(int(dataset.cardinality()), buffer)
-
+    examples = int(dataset.cardinality())
     first = seed * 2**20  # Of epochs: no two runs of a seed list share one's order.
 
     def one_epoch(epoch):
         shuffled = dataset.shuffle(
-            buffer, seed=first + epoch, reshuffle_each_iteration=False
+            min(examples, buffer), seed=first + epoch, reshuffle_each_iteration=False
         )
-        if augment is not None:
-            shuffled = shuffled.enumerate().map(
-                lambda index, example: augment(*example, seed=[first + epoch, index]),
-                num_parallel_calls=tf.data.AUTOTUNE,
-                deterministic=True,
-            )
-        return shuffled.batch(batch_size, drop_remainder=True)
+        whole = shuffled.take(examples // batch_size * batch_size)
+        return augmented(whole, augment, first + epoch, share).batch(size, True)
 
-    epochs = _chain([one_epoch(epoch) for epoch in range(first_epoch, last_epoch)])
-    return _shared_out(epochs.prefetch(tf.data.AUTOTUNE))
+    size = share.get_per_replica_batch_size(batch_size) if share else batch_size
+    epochs = [one_epoch(epoch) for epoch in range(first_epoch, last_epoch)]
+    return _chain(epochs).prefetch(tf.data.AUTOTUNE)
+
+
+def augmented(
+    dataset: tf.data.Dataset,
+    augment: Callable | None,
+    seed: int = 0,
+    share: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
+    """Returns training examples as the model gets them, in the order they are in.
+
+    Args:
+      dataset: Unbatched, as of a task.
+      augment: As in `tasks.Task`.
+      seed: Of an epoch.
+      share: As in `training_batches`.
+    """
+    found = dataset if augment is None else dataset.enumerate()
+    if share is not None:
+        found = found.shard(share.num_input_pipelines, share.input_pipeline_id)
+    if augment is None:
+        return found
+    return found.map(
+        lambda index, example: augment(*example, seed=[seed, index]),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
 
 
 def _chain(datasets):
@@ -92,14 +116,14 @@ def _chain(datasets):
 
 
 def evaluation_batches(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
-    """Returns a dataset in batches, in its own order, nothing left out."""
-    return _shared_out(dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE))
+    """Returns a dataset in batches, in its own order, nothing left out.
 
-
-def _shared_out(dataset):
-    """Has each worker of a cluster take its part of every batch, not its files."""
+    Each worker of a cluster takes its part of every batch. Sharing out files instead
+    would do so before the examples are counted that a split takes or leaves out.
+    """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
-    return dataset.with_options(options)
+    batches = dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+    return batches.with_options(options)

@@ -1,4 +1,4 @@
-"""A job's folder: its marker and lock, settings, versions, metrics and result."""
+"""A job's folder: its marker and lock, settings, versions and metrics."""
 
 import contextlib
 import importlib.metadata
@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -147,16 +147,6 @@ def _tuples(value):
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def is_finished(config: config_dict.ConfigDict, folder: pathlib.Path) -> bool:
-    """Whether a run's folder holds the result of as many epochs as are asked for."""
-    settings = folder / "config.yaml"
-    if not (folder / "result.json").exists():
-        return False
-    old = yaml.safe_load(settings.read_text()) if settings.exists() else None
-    # Without settings the result is all that is known.
-    return (old or {}).get("epochs", config.epochs) == config.epochs
 
 
 def _flatten(settings, prefix=""):
@@ -339,120 +329,3 @@ def keep_metrics(folder: pathlib.Path, epochs: int, steps: int) -> None:
     kept = [row for row in _rows(folder) if row[row["kind"]] <= limits[row["kind"]]]
     lines = "".join(json.dumps(row) + "\n" for row in kept)
     write_text(folder / "metrics.jsonl", lines)
-
-
-# ---- The result ----
-
-
-class RunResult(NamedTuple):
-    """The outcome of one run; also `result.json`.
-
-    Attributes:
-      mode: Mode in force.
-      seed: The run's seed.
-      score: The task's score on the test split, best checkpoint; None if not finite.
-      score_name: Its name.
-      test_loss: Loss on the test split, best checkpoint, with label smoothing if that
-        trained; None if not finite.
-      final_loss: Training loss of the last epoch; None if not finite.
-      best_validation_score: What the best checkpoint was chosen by; None if by nothing.
-      steps_per_second: Median over the epochs, the first left out if there are
-        more; None for epochs of one step.
-      skipped_steps: Steps skipped; None without loss scaling.
-      loss_scale: Loss scale after the last step; None without loss scaling.
-      description: The task's line.
-      reason: Why this mode.
-      graph_rewrite: What was asked of the graph rewrite, and what the first training
-        step showed of it; empty without one.
-      scores: Every score on the test split by name, `score_name` first; None where
-        not finite.
-      errors: Those of them that are errors: lower is better, in any unit. The others
-        are fractions.
-      loss_scaling: Whether loss scaling was allowed where the mode needs it.
-      batch_size: Examples in a batch of all replicas; 0 where the data decide.
-      nonfinite_losses: How many losses of the last epoch were not finite; `final_loss`
-        is the mean of the others.
-    """
-
-    mode: str
-    seed: int
-    score: float | None
-    score_name: str
-    test_loss: float | None
-    final_loss: float | None
-    best_validation_score: float | None
-    steps_per_second: float | None
-    skipped_steps: int | None
-    loss_scale: float | None
-    description: str
-    reason: str
-    graph_rewrite: str
-    scores: dict[str, float | None]
-    errors: list[str]
-    loss_scaling: bool
-    batch_size: int
-    nonfinite_losses: int = 0
-
-    @property
-    def variant(self) -> str:
-        """The mode, and that it ran without the loss scaling that it needs."""
-        return self.mode if self.loss_scaling else f"{self.mode}, no loss scaling"
-
-
-class Run(NamedTuple):
-    """What a run has written.
-
-    Attributes:
-      config: Its settings.
-      environment: Versions, devices, and the precision asked for and got.
-      steps: The loss over time: a dict for each line of `callbacks.Recorder`.
-      epochs: Loss, metrics and seconds of each epoch: dicts.
-      result: The `RunResult`; None while it is not finished.
-    """
-
-    config: config_dict.ConfigDict
-    environment: dict[str, Any]
-    steps: list[dict[str, Any]]
-    epochs: list[dict[str, Any]]
-    result: RunResult | None
-
-
-def read_run(folder: str | os.PathLike) -> Run:
-    """Reads the files of a run, which may be one that is not finished.
-
-    ```python
-    run = tfamp.training.read_run("runs/digits/mixed_float16/seed0")
-    pandas.DataFrame(run.steps).plot("step", "loss")
-    ```
-
-    Args:
-      folder: The run's folder; in a comparison `MODE/seedN`.
-
-    Raises:
-      RunError: If the folder holds no run, or what this version does not read.
-    """
-    folder = pathlib.Path(folder)
-    config, file = read_config(folder), folder / "environment.json"
-    return Run(
-        config,
-        json.loads(file.read_text()),
-        read_metrics(folder, "step"),
-        read_metrics(folder, "epoch"),
-        read_result(folder) if (folder / "result.json").exists() else None,
-    )
-
-
-def read_result(folder: pathlib.Path) -> RunResult:
-    """Returns what a finished run wrote.
-
-    Raises:
-      RunError: If the file holds no such thing.
-    """
-    file = folder / "result.json"
-    try:
-        return RunResult(**json.loads(file.read_text()))
-    except (TypeError, ValueError) as e:
-        raise errors.RunError(
-            f"{str(file)!r} is no result that this version of tfamp reads. Received: "
-            f"{e}. Pass another --workdir, or delete the file to score the run again."
-        ) from e

@@ -4,7 +4,7 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -17,24 +17,10 @@ _LINES = (".jsonl", ".ndjson")
 ASSETS = "assets.extra"  # The folder that a SavedModel has for its users' files.
 
 
-class Trained(NamedTuple):
-    """A run's task, and its model with the best weights so far.
-
-    Attributes:
-      task: The `tasks.Task`.
-      model: Compiled.
-      metric: Name of the task's first metric.
-      weights: Where the weights are from, in words.
-    """
-
-    task: tasks.Task
-    model: keras.Model
-    metric: str
-    weights: str
-
-
 @contextlib.contextmanager
-def opened(config, folder: pathlib.Path) -> Iterator[Trained]:
+def opened(
+    config, folder: pathlib.Path
+) -> Iterator[tuple[tasks.Task, keras.Model, str, str]]:
     """Scopes the precision of a run, with its model in the state that it has reached.
 
     Args:
@@ -42,8 +28,9 @@ def opened(config, folder: pathlib.Path) -> Iterator[Trained]:
       folder: The run's folder.
 
     Yields:
-      A `Trained`: with the weights that its validation has chosen, without one with
-      those after its last epoch or backup.
+      (its task; its compiled model with the weights that its validation has chosen,
+      without one with those after its last epoch or backup; the name of the task's
+      first metric; where the weights are from, in words).
 
     Raises:
       RunError: If nothing has been saved yet.
@@ -52,7 +39,7 @@ def opened(config, folder: pathlib.Path) -> Iterator[Trained]:
         keras.utils.set_random_seed(config.seed)
         task = tasks.from_config(config)
         model, metric = trainer.build(task, config)
-        yield Trained(task, model, metric, _load(model, folder))
+        yield task, model, metric, _load(model, folder)
 
 
 def _load(model, folder):
@@ -177,10 +164,8 @@ def export(config, folder: pathlib.Path, precision: str, path: pathlib.Path) -> 
     Raises:
       ExportError: If the export fails its checks, or something is there already.
     """
-    with opened(config, folder) as trained:
-        return save(
-            trained.task, trained.model, path, precision, folder in path.parents
-        )
+    with opened(config, folder) as (task, model, *_):
+        return save(task, model, path, precision, folder in path.parents)
 
 
 def save(task: tasks.Task, model, path, precision="float32", overwrite=True) -> Any:

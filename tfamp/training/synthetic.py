@@ -5,7 +5,6 @@ It is called in a fresh process, with a precision in force.
 """
 
 import builtins
-import contextlib
 import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -137,15 +136,6 @@ def preload(configs: Iterable[Any]) -> tuple[str, ...]:
     """Returns modules that processes of these configurations share."""
     texts = any(config["task"] in _TEXTS for config in configs)
     return ("tfamp.training.trainer", *(("keras_hub",) if texts else ()))
-
-
-def in_precision(config: config_dict.ConfigDict) -> contextlib.AbstractContextManager:
-    """Puts a configuration's precision in force, as a run does.
-
-    Args:
-      config: The resolved configuration.
-    """
-    return trainer.enabled(config.precision)
 
 
 def compile_model(

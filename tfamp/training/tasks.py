@@ -11,6 +11,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import functions
+from tfamp.training import pipeline
 
 BATCHES = 8  # Different ones of a `Synthetic`, again and again.
 
@@ -37,7 +38,8 @@ class Task(NamedTuple):
       errors: Names of metrics and scores that are errors, in any unit: lower is better.
       augment: Function of a training example's features, its label and a seed, int64
         [2], that differs for every example and epoch; returns features and label. It
-        depends on nothing else. None: examples stay as they are.
+        depends on nothing else. It may also decode: of a `train` of file names no
+        image is kept in memory to be shuffled. None: examples stay as they are.
       predict: Answers new rows: called with the best model, a `pandas.DataFrame` of
         text, "" where there is none, and a folder for files that the answers name.
         Returns a table of the columns that it adds, one row for each. None: the task
@@ -122,7 +124,8 @@ def synthetic(config: config_dict.ConfigDict) -> Synthetic:
         return _recipe(config.task).synthetic(config)
     task = from_config(config)
     # Repeated: a search for the largest batch may ask for more than there is.
-    batches = task.train.repeat().batch(config.batch_size).take(BATCHES)
+    examples = pipeline.augmented(task.train, task.augment).repeat()
+    batches = examples.batch(config.batch_size).take(BATCHES)
     return Synthetic(
         task.build_model,
         batches.cache().repeat().prefetch(tf.data.AUTOTUNE),

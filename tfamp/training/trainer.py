@@ -4,9 +4,7 @@ import contextlib
 import functools
 import gc
 import importlib.util
-import json
 import pathlib
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 
@@ -26,6 +24,7 @@ from tfamp.training import (
     distribution,
     optimizers,
     pipeline,
+    results,
     run_files,
     tasks,
 )
@@ -36,7 +35,7 @@ def train_and_evaluate(
     workdir,
     task: tasks.Task | None = None,
     report: Callable[[str], object] = logging.info,
-) -> run_files.RunResult:
+) -> results.RunResult:
     """Trains, selects the best checkpoint, and scores it once on the test split.
 
     A killed run goes on after its last whole epoch, one that got SIGTERM, SIGUSR1 or
@@ -76,10 +75,10 @@ def train_and_evaluate(
     shared = run_files.open_folder(config, workdir)
     chief = distribution.is_chief(strategy)
     with run_files.locked(shared) if chief else contextlib.nullcontext():
-        done = run_files.is_finished(config, shared)
+        done = results.is_finished(config, shared)
         distribution.check_same(strategy, "finished runs", int(done))
         if done:
-            return run_files.read_result(shared)
+            return results.read_result(shared)
         task = task or tasks.from_config(config)
         with (
             enabled(config.precision),
@@ -127,7 +126,7 @@ class _Run:
         lines = callbacks.ProgressLines(self.report, self.steps, config.epochs)
         self.progress = [] if self.bar else [lines]
 
-    def execute(self) -> run_files.RunResult:
+    def execute(self) -> results.RunResult:
         config, status = self.config, control.status()
         keras.utils.set_random_seed(config.seed)
         with distribution.scope(self.strategy):
@@ -166,11 +165,9 @@ class _Run:
         if self.best.exists():  # None without validation or with a loss of no number.
             model.load_weights(self.best)
         given = model, self.task, config, self.folder, self.metric, self.progress
-        result = self._result(status, *score(*given))
+        scores = score(*given)
         model.save(self.folder / "model.keras")
-        text = json.dumps(result._asdict(), indent=2)
-        run_files.write_text(self.folder / "result.json", text)
-        return result
+        return self._result(status, *scores)
 
     def _open_backup(self, model):
         """Returns the run's backup, read at a step that all workers have saved."""
@@ -197,15 +194,17 @@ class _Run:
         validation = task.validation and pipeline.evaluation_batches(
             self._cached(task.validation), config.eval_batch_size
         )
+        batches = functools.partial(
+            pipeline.training_batches,
+            self._cached(task.train),
+            batch_size=config.batch_size,
+            seed=config.seed,
+            first_epoch=first,
+            last_epoch=max(config.epochs, first + 1),
+            augment=task.augment,
+        )
         model.fit(
-            pipeline.training_batches(
-                self._cached(task.train),
-                batch_size=config.batch_size,
-                seed=config.seed,
-                first_epoch=first,
-                last_epoch=max(config.epochs, first + 1),
-                augment=task.augment,
-            ),
+            distribution.share_out(self.strategy, batches),
             steps_per_epoch=self.steps,
             initial_epoch=first,
             epochs=config.epochs,
@@ -241,34 +240,25 @@ class _Run:
             found.append(keras.callbacks.TensorBoard(events, write_graph=False))
         return found
 
-    def _result(self, status, loss, scores) -> run_files.RunResult:
-        epochs = run_files.read_metrics(self.folder, "epoch")
-        speeds = [row["steps_per_second"] for row in epochs]
-        speeds = [s for s in speeds[1:] or speeds if s]
+    def _result(self, status, loss, scores) -> results.RunResult:
         rewrite = graph_rewrite.active()
         mode = f"mixed_{rewrite.dtype}" if rewrite else status.effective
         scaled = self.config.precision.loss_scale.enabled
-        skipped = epochs[-1].get("skipped_steps")
+        epochs = run_files.read_metrics(self.folder, "epoch")
         validation = [row.get(f"val_{self.metric}") for row in epochs]
         best = min if self.metric in self.task.errors else max
-        return run_files.RunResult(
+        return results.finish(
+            self.folder,
+            scores,
             mode=mode,
             seed=self.config.seed,
-            score=next(iter(scores.values())),
-            score_name=next(iter(scores)),
-            test_loss=callbacks.json_number(loss),
-            final_loss=epochs[-1]["loss"],
-            nonfinite_losses=epochs[-1]["nonfinite_losses"],
+            test_loss=loss,
             best_validation_score=best(
                 (v for v in validation if v is not None), default=None
             ),
-            steps_per_second=statistics.median(speeds) if speeds else None,
-            skipped_steps=None if skipped is None else int(skipped),
-            loss_scale=epochs[-1].get("loss_scale"),
             description=self.task.description,
             reason=status.reason,
             graph_rewrite=control.status().graph_rewrite if rewrite else "",
-            scores=scores,
             errors=sorted(self.task.errors & scores.keys()),
             loss_scaling=scaled or not modes.get_mode(mode).needs_loss_scale,
             batch_size=self.config.batch_size,
@@ -282,7 +272,7 @@ def score(
     folder: pathlib.Path,
     metric: str,
     progress: Sequence[keras.callbacks.Callback] = (),
-) -> tuple[float, dict[str, float | None]]:
+) -> tuple[float | None, dict[str, float | None]]:
     """Scores a compiled model on a task's test split.
 
     Args:
@@ -294,7 +284,7 @@ def score(
       progress: Callbacks that tell of a long evaluation.
 
     Returns:
-      (loss, scores by name, the task's score first; None where not finite).
+      (loss, scores by name, the task's score first); None where not finite.
     """
     test = pipeline.evaluation_batches(task.test, config.eval_batch_size)
     scores = model.evaluate(test, verbose=0, return_dict=True, callbacks=[*progress])
@@ -302,7 +292,8 @@ def score(
     own = task.score(model, folder) if task.score else {}
     first = own or {metric: scores[metric]}
     scores = {**first, **scores, **own}
-    return loss, {k: callbacks.json_number(float(v)) for k, v in scores.items()}
+    number = results.json_number
+    return number(loss), {name: number(value) for name, value in scores.items()}
 
 
 def _told_call(asked, size):

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfamp import tables
-from tfamp.training import run_files
+from tfamp.training import results
 
 SCHEMA_VERSION = 4  # Of `comparison.json`.
 CONFIDENCE = 0.95
 # Fractions. A score that Keras computes is a float32, rounded by up to 6e-8.
 _EQUAL = 1e-6
-_ENOUGH = "use --seeds=3 or more"
+_ENOUGH = "use seeds=3 or more"  # A flag, or an argument of `compare_modes`.
 _UNITS = {False: "points", True: "%"}
 
 
@@ -184,7 +184,7 @@ class Comparison(NamedTuple):
     """
 
     name: str
-    results: list[run_files.RunResult]
+    results: list[results.RunResult]
     note: str
     export: dict[str, Any]
     environment: dict[str, Any]
@@ -196,7 +196,7 @@ class Comparison(NamedTuple):
         found = [each.to_dict() for each in self.differences()]
         return {"schema_version": SCHEMA_VERSION, **fields, "statistics": found}
 
-    def by_mode(self) -> dict[str, list[run_files.RunResult]]:
+    def by_mode(self) -> dict[str, list[results.RunResult]]:
         """Returns the runs of each mode, without loss scaling apart, by seed."""
         return {
             name: [r for r in self.results if r.variant == name]
@@ -264,8 +264,8 @@ class Comparison(NamedTuple):
             f"device: {device['device']}; "
             f"tensorflow {packages['tensorflow']}, keras {packages['keras']}",
             f"gradients of embeddings, in every run: {device['embedding_gradients']}",
-            "steps/s are of runs one after the other, of which no speed-up follows: "
-            "--job=train_benchmark measures it",
+            "steps/s are of runs one after the other, of which no speed-up follows: a "
+            "benchmark measures it (`tfamp benchmark`, `benchmark_model`)",
         ]
         return [line for line in lines if line]
 
