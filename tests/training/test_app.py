@@ -2,7 +2,6 @@
 
 import points
 import pytest
-import tensorflow as tf
 
 import tfamp
 from tfamp.training import app, jobs, run_files
@@ -36,14 +35,6 @@ def test_train_and_compare_have_folders_of_their_own():
     assert folders["train"].startswith("points-train-")
     config.epochs += 1
     assert app.default_workdir(config, "train").name != folders["train"]
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_retracing_of_several_models_is_not_told(shown):
-    text = f"5 out of the last 13 calls triggered {'g' if shown else 'tf'}.function"
-    text += " retracing."
-    record = tf.get_logger().makeRecord("tensorflow", 30, "", 0, text, (), None)
-    assert app._is_of_interest(record) is shown
 
 
 def test_check_before_a_deletion_makes_the_model_and_knows_the_columns():

@@ -168,13 +168,6 @@ def test_what_is_no_task_is_told_in_one_line(ran, name, words):
     assert words in line
 
 
-def test_names_of_recipes_are_listed_for_an_unknown_task(tmp_path):
-    config = training.get_config()
-    config.task = "image_clasification"
-    with pytest.raises(ValueError, match=r"'image_classification'.*module:function"):
-        training.train_and_evaluate(config, tmp_path)
-
-
 def test_a_name_stands_for_a_packaged_configuration(monkeypatch, capsys):
     from tfamp import __main__ as command
 

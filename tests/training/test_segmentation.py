@@ -1,7 +1,5 @@
 """The U-Net, its scores and loss, and a whole run on a tiny folder of images."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from matplotlib.image import imread
 from sklearn import metrics
 
 import tfamp
-from tfamp.benchmark import cells, measure
 from tfamp.recipes import segmentation, segmentation_scores
 from tfamp.training import runs, tasks, train_and_evaluate
 
@@ -193,15 +190,6 @@ def test_synthetic_batches_are_of_the_size_trained_on():
     config.data.image_size = 9
     with pytest.raises(ValueError, match="multiples of 2"):
         segmentation.synthetic(config)
-
-
-def test_benchmark_times_its_steps():
-    task = cells.get_task(make_config()).to_dict()
-    cell = cells.Cell("unet", "tfamp", "mixed_bfloat16", 2, jit="off")
-    figures = measure.measure(task, cell, "train", seed=0, steps=2, warmup=1)
-    assert len(figures["seconds"]) == 2 and "bfloat16" in figures["note"]
-    assert "8x8" in figures["description"]
-    json.dumps(figures)
 
 
 # ---- Scores and loss, against scikit-learn and float64 ----

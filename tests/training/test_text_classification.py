@@ -130,13 +130,6 @@ def test_cut_texts_are_counted_and_pairs_keep_their_segments(tmp_path):
     assert "40 of 40 texts cut to 6 tokens, padded to 6 tokens" in cut.description
 
 
-def test_without_a_validation_share_there_is_no_validation(folder):
-    config = small_config()
-    config.validation_fraction = 0.0
-    task = create(config, folder)
-    assert task.validation is None and len(task.train) == 64
-
-
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_head_is_float32_and_padding_changes_nothing(folder, mode, pooling):

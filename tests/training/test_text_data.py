@@ -350,15 +350,15 @@ def test_unprepared_set_without_a_network_names_manual_dir(tmp_path, monkeypatch
 
 @pytest.fixture(scope="module")
 def found():
-    return docstrings.collect(("sklearn", "keras"), 700)
+    return docstrings.collect(("sklearn", "keras"), 300)
 
 
 def test_docstrings_are_prose_in_a_fixed_order(found):
     assert list(found.columns) == ["text", "label", "file"]
-    assert found.label.value_counts().to_dict() == {"keras": 700, "sklearn": 700}
+    assert found.label.value_counts().to_dict() == {"keras": 300, "sklearn": 300}
     assert found.label.is_monotonic_increasing and found.text.is_unique
     pandas.testing.assert_frame_equal(
-        found, docstrings.collect(("keras", "sklearn"), 700)
+        found, docstrings.collect(("keras", "sklearn"), 300)
     )
     assert found.text.str.split().str.len().min() >= 8
     headings = found.text.str.contains(r"Args:|Parameters -{3}|>>>|```")
@@ -367,7 +367,7 @@ def test_docstrings_are_prose_in_a_fixed_order(found):
 
 def test_docstrings_as_classes_are_balanced_without_names_or_shared_files(found):
     config = text_classification.get_config()
-    config.data.update({"libraries": ("keras", "sklearn"), "texts_per_library": 700})
+    config.data.update({"libraries": ("keras", "sklearn"), "texts_per_library": 300})
     corpus = load(config)
     assert corpus.classes == ("keras", "sklearn")
     texts = pandas.concat(corpus[:3])

@@ -428,7 +428,7 @@ def test_folder_of_another_run_is_refused_with_the_difference(config, whole):
 
 WRONG = {
     "config.epochs must be": {"epochs": 0},
-    "config.task='chess'": {"task": "chess"},
+    "config.task='chess'.*'image_classification'.*module:f": {"task": "chess"},
     "lamb": {"optimizer.name": "lamb"},
     "Unknown precision mode": {"precision.mode": "x"},
     "'x'": {"precision.overrides": (("dense", "x"),)},

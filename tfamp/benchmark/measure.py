@@ -12,7 +12,7 @@ from ml_collections import config_dict
 
 from tfamp.benchmark import cells
 from tfamp.precision import control, policy
-from tfamp.training import processes, synthetic, trainer
+from tfamp.training import processes, synthetic, tasks, trainer
 
 # Outputs kept to tell the modes apart: enough for an error, small in a file.
 _KEPT = 1024
@@ -131,7 +131,7 @@ def _workload(task, cell, job, seed, steps) -> synthetic.Workload:
     config = cells.config_of(task, cell, seed)
     if job == "train":
         return synthetic.from_config(config, steps)
-    source = synthetic.create(config)
+    source = tasks.synthetic(config)
     model = source.build_model()  # Without the optimizer's memory.
     jit = config.jit_compile
     model.compile(jit_compile="auto" if jit is None else jit)

@@ -1,6 +1,5 @@
 """Labeled texts in three splits: CSV and TSV files, GLUE, sets of TFDS, docstrings."""
 
-import csv
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -156,48 +155,40 @@ def columns(data: config_dict.ConfigDict) -> list[str]:
 def _read_csv_files(data, folder):
     """Returns the training table and the test table, None if there is none."""
     wanted = [*columns(data), data.label_column]
-
-    def read(pattern):
-        table = data_sets.read_files(data, folder, pattern, wanted)
-        names = ["text", "second", "label"][: len(wanted) - 1] + ["label"]
-        return table.set_axis([*names, "place"], axis=1)
-
-    return read(data.train_file), read(data.test_file) if data.test_file else None
+    files = (data.train_file, data.test_file)
+    return [
+        _named(data_sets.read_files(data, folder, file, wanted)) if file else None
+        for file in files
+    ]
 
 
-def _named(table, place, first=1):
-    """Names the columns of texts and label, and adds the place of each row."""
-    names = ["text", "second", "label"] if table.shape[1] == 3 else ["text", "label"]
-    table = table.set_axis(names, axis=1)
-    rows = [f"{place}, row {number + first}" for number in range(len(table))]
-    return table.assign(place=rows)
+def _named(table):
+    """Names the columns: one or two of texts, label and place."""
+    texts = ["text", "second"][: table.shape[1] - 2]
+    return table.set_axis([*texts, "label", "place"], axis=1)
 
 
 def _read_glue_files(name, folder):
     """Returns the tables of a GLUE task's own files, and its classes."""
     task = GLUE[name]
     layouts = [("train.tsv", task.dev)] + [_MSR] * (name == "glue/mrpc")
-    found = [
-        [pathlib.Path(folder, file) for file in files]
-        for files in layouts
-        if all(pathlib.Path(folder, file).is_file() for file in files)
-    ]
-    if not found:
+    for files in layouts:
+        if all(pathlib.Path(folder, file).is_file() for file in files):
+            break
+    else:
         looked = " or ".join(" and ".join(files) for files in layouts)
         raise errors.DataError(
             f"The folder --manual_dir={folder} lacks the files of {name!r}. Looked for "
             f"{looked}, unpacked."
         )
-    header = None if task.columns[0].isdigit() else 0
-    tables = []
-    for path in found[0]:
-        table = data_sets.read_table(
-            path, task.columns, sep="\t", header=header, quoting=csv.QUOTE_NONE
-        )
-        table = _named(table, path, first=1 if header is None else 2)
-        numbers = {str(number): name for number, name in enumerate(task.classes)}
-        tables.append(table.replace({"label": numbers}))
-    return *tables, task.classes
+    written = {"delimiter": "\t", "header": not task.columns[0].isdigit()}
+    written = config_dict.ConfigDict({**written, "quoted": False})
+    numbers = {str(number): name for number, name in enumerate(task.classes)}
+    tables = [
+        _named(data_sets.read_files(written, folder, file, task.columns))
+        for file in files
+    ]
+    return *(table.replace({"label": numbers}) for table in tables), task.classes
 
 
 # ---- TFDS ----
@@ -257,7 +248,9 @@ def _read_split(builder, split, columns, classes):
                 values[name] = [text.decode("utf-8").strip() for text in found]
     except UnicodeDecodeError as error:
         raise errors.DataError(f"{place}: {error}.") from error
-    table = _named(pandas.DataFrame(values), place)
+    table = pandas.DataFrame(values)
+    places = [f"{place}, row {number}" for number in range(1, len(table) + 1)]
+    table = _named(table.assign(place=places))
     names = dict(enumerate(classes or ()))  # A label that is hidden, -1, stays.
     return table.replace({"label": names}) if names else table
 

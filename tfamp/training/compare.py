@@ -108,7 +108,6 @@ def compare(
       ValueError: If `seeds` is below 1; else as `train_and_evaluate`.
     """
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    config = base_config.settle_rewrite(config)
     configs, note = plan(config, seeds)
     folder = run_files.open_folder(None, workdir, "comparison")
     folders = {key: folder / key[0].folder / f"seed{key[1]}" for key in configs}

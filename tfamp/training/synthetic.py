@@ -81,26 +81,12 @@ def from_config(config: config_dict.ConfigDict, steps: int) -> Workload:
       config: The resolved configuration; its precision is in force.
       steps: Updates of the weights that there will be.
     """
-    source = create(config)
+    source = tasks.synthetic(config)
     batches = steps * config.optimizer.accumulation_steps
     model = compile_model(source, config, batches)
     return Workload(
         model, source.batches, source.unit, source.description, config.batch_size
     )
-
-
-def create(config: config_dict.ConfigDict) -> tasks.Synthetic:
-    """Describes a configuration's model and makes batches for it, without data.
-
-    Args:
-      config: The resolved configuration.
-
-    Raises:
-      DataError: If a preset is missing or malformed.
-      ValueError: If a setting makes no sense.
-    """
-    base_config.validate(config)
-    return tasks.synthetic(config)
 
 
 def validate(config: config_dict.ConfigDict) -> None:
@@ -114,7 +100,7 @@ def validate(config: config_dict.ConfigDict) -> None:
 
 
 def check(configs: Iterable[config_dict.ConfigDict]) -> None:
-    """Raises what `create` would, in a process of its own: none starts TensorFlow here.
+    """Raises what `tasks.synthetic` would, in a process: none starts here.
 
     Args:
       configs: Resolved configurations.
@@ -129,7 +115,7 @@ def check(configs: Iterable[config_dict.ConfigDict]) -> None:
 
 def _create(plain):
     for each in plain:
-        create(config_dict.ConfigDict(each))
+        tasks.synthetic(config_dict.ConfigDict(each))
 
 
 def preload(configs: Iterable[Any]) -> tuple[str, ...]:
@@ -144,7 +130,7 @@ def compile_model(
     """Returns the model, compiled as a run does, under the precision in force.
 
     Args:
-      source: From `create`.
+      source: From `tasks.synthetic`.
       config: Its seed, optimizer and `jit_compile` count.
       batches: How many there will be, for the learning-rate schedule.
     """

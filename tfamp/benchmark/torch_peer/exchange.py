@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp.precision import policy
-from tfamp.training import base_config, optimizers, synthetic
+from tfamp.training import base_config, optimizers, tasks
 
 # Settings of the loss scale that `GradScaler` has, and its names of them.
 _SCALER = {
@@ -98,7 +98,7 @@ def write(
     config.seed, config.batch_size = seed, cell.batch_size
     if cell.sequence_length:
         config.data.sequence_length = cell.sequence_length
-    source = synthetic.create(config)
+    source = tasks.synthetic(config)
     keras.utils.set_random_seed(seed)
     with policy.policy_scope("float32"):
         model = source.build_model()
