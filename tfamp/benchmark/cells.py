@@ -45,22 +45,25 @@ _FREE_OF_ACCURACY = ("modes", "seeds", "target")
 
 def get_config() -> config_dict.ConfigDict:
     """Returns the defaults of every benchmark; it has no task yet."""
-    config = config_dict.ConfigDict()
-    config.name = ""  # Names the folder.
-    config.job = "train"  # The step of `fit`; "inference": of `predict`.
-    config.seed = 0  # Of the first repeat; each has one of its own.
-    config.repeats = 3  # Processes of each cell, interleaved; the least for noise.
-    config.steps = 20  # Timed steps of each; with accumulation, whole windows.
-    config.warmup = 10  # Steps before them, the first one included.
-    # Interpreter with PyTorch and transformers; "": this one.
-    config.torch_python = ""
-    # What a cell's process may hold, of host or GPU memory. None: no limit.
-    config.memory_limit_mb = config_dict.placeholder(int)
-    config.time_limit = 3600  # Seconds of a process.
-    config.tasks = config_dict.ConfigDict()  # Name -> `get_task`.
-    config.time_to_accuracy = config_dict.ConfigDict()  # Name -> `get_accuracy`.
-    config.tiny = config_dict.ConfigDict({"repeats": 1, "steps": 2, "warmup": 1})
-    return config
+    return config_dict.ConfigDict(
+        {
+            "name": "",  # Names the folder.
+            "job": "train",  # The step of `fit`; "inference": of `predict`.
+            "seed": 0,  # Of the first repeat; each has one of its own.
+            # Processes of each cell, interleaved; the least for noise.
+            "repeats": 3,
+            "steps": 20,  # Timed steps of each; with accumulation, whole windows.
+            "warmup": 10,  # Steps before them, the first one included.
+            # Interpreter with PyTorch and transformers; "": this one.
+            "torch_python": "",
+            # What a cell's process may hold, of host or GPU memory. None: no limit.
+            "memory_limit_mb": config_dict.placeholder(int),
+            "time_limit": 3600,  # Seconds of a process.
+            "tasks": {},  # Name -> `get_task`.
+            "time_to_accuracy": {},  # Name -> `get_accuracy`.
+            "tiny": {"repeats": 1, "steps": 2, "warmup": 1},
+        }
+    )
 
 
 def get_task(workload: Any, **arguments: Any) -> config_dict.ConfigDict:
@@ -72,21 +75,25 @@ def get_task(workload: Any, **arguments: Any) -> config_dict.ConfigDict:
       **arguments: Keywords of the function.
     """
     own = isinstance(workload, config_dict.ConfigDict)
-    task = config_dict.ConfigDict()
-    # Its model, optimizer and loss on random batches; None: a function's.
-    task.config = workload if own else None
-    task.function = "" if own else functions.name_of(workload)
-    task.arguments = config_dict.ConfigDict(arguments)
-    # Columns; empty: those that are fast here, and one of 16 bits in any case.
-    task.modes = ()
-    task.slow_modes = False  # Every mode that this machine can compute, and rewrites.
-    task.frameworks = FRAMEWORKS if own else ("tfamp", "keras")
-    task.batch_sizes = ()  # Empty: as the workload has it.
-    task.sequence_lengths = ()  # The same.
-    task.jit = ("off",) if own else ("auto",)  # XLA; "auto": as the workload has it.
-    task.xla = ()  # Modes that are measured with XLA, too.
-    task.beside = ""  # The task that the base is of; "": this one.
-    return task
+    return config_dict.ConfigDict(
+        {
+            # Its model, optimizer and loss on random batches; None: a function's.
+            "config": workload if own else None,
+            "function": "" if own else functions.name_of(workload),
+            "arguments": arguments,
+            # Columns; empty: those that are fast here, and one of 16 bits in any case.
+            "modes": (),
+            # Every mode that this machine can compute, and rewrites.
+            "slow_modes": False,
+            "frameworks": FRAMEWORKS if own else ("tfamp", "keras"),
+            "batch_sizes": (),  # Empty: as the workload has it.
+            "sequence_lengths": (),  # The same.
+            # XLA; "auto": as the workload has it.
+            "jit": ("off",) if own else ("auto",),
+            "xla": (),  # Modes that are measured with XLA, too.
+            "beside": "",  # The task that the base is of; "": this one.
+        }
+    )
 
 
 def get_accuracy(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
@@ -95,12 +102,14 @@ def get_accuracy(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     Args:
       config: The configuration of a training run; it needs a validation split.
     """
-    accuracy = config_dict.ConfigDict()
-    accuracy.config = config
-    accuracy.modes = ()  # Empty: `plain_modes`, and the mode for this machine.
-    accuracy.seeds = 3
-    accuracy.target = 0.95  # Validation score.
-    return accuracy
+    return config_dict.ConfigDict(
+        {
+            "config": config,
+            "modes": (),  # Empty: `plain_modes`, and the mode for this machine.
+            "seeds": 3,
+            "target": 0.95,  # Validation score.
+        }
+    )
 
 
 def identity(config: config_dict.ConfigDict) -> config_dict.ConfigDict:

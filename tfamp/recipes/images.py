@@ -18,26 +18,37 @@ _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
 def get_config() -> config_dict.ConfigDict:
     """Returns the defaults of `configs/cnn/`; see `create`."""
     config = base_config.get_config()
-    config.task = "image_classification"
-    config.optimizer.schedule = "cosine"
-    config.data.augment = "none"  # Or "crop_flip".
-    # Of images that are timed without being read, where their data set is not known.
-    config.data.image_shape = ()  # (height, width, channels).
-    config.data.classes = 10
-    # Share of the target that is spread evenly over all classes.
-    config.label_smoothing = 0.0
-    # Or "resnet" or "efficientnet"; each reads some of the fields.
-    config.model.name = "cnn"
-    config.model.blocks = ((16,), (32,))
-    config.model.batch_norm = False
-    config.model.dense = 128
-    config.model.dropout = 0.3
-    config.model.widths = (64, 128, 256, 512)
-    config.model.blocks_per_stage = (2, 2, 2, 2)
-    config.tiny.model = {
-        **{"blocks": ((4,), (8,)), "dense": 16},
-        **{"widths": (8, 16), "blocks_per_stage": (1, 1)},
-    }
+    config.update(
+        {
+            "task": "image_classification",
+            "optimizer": {"schedule": "cosine"},
+            "data": {
+                "augment": "none",  # Or "crop_flip".
+                # Of images that are timed without being read, where their data set is
+                # not known.
+                "image_shape": (),  # (height, width, channels).
+                "classes": 10,
+            },
+            # Share of the target that is spread evenly over all classes.
+            "label_smoothing": 0.0,
+            "model": {
+                # Or "resnet" or "efficientnet"; each reads some of the fields.
+                "name": "cnn",
+                "blocks": ((16,), (32,)),
+                "batch_norm": False,
+                "dense": 128,
+                "dropout": 0.3,
+                "widths": (64, 128, 256, 512),
+                "blocks_per_stage": (2, 2, 2, 2),
+            },
+            "tiny": {
+                "model": {
+                    **{"blocks": ((4,), (8,)), "dense": 16},
+                    **{"widths": (8, 16), "blocks_per_stage": (1, 1)},
+                }
+            },
+        }
+    )
     return config
 
 

@@ -32,35 +32,53 @@ def get_config(source: str) -> config_dict.ConfigDict:
       source: `config.data.name`: "docstrings" of installed packages, or "text_file".
     """
     config = base_config.get_config()
-    config.task = "language_model"
-    config.batch_size = 128
-    config.eval_batch_size = 128
-    config.validation_fraction = 0.05
-    config.optimizer.schedule = "cosine"
-    config.optimizer.warmup_fraction = 0.05
-    config.optimizer.clip_global_norm = 1.0
-    config.data.name = source
-    config.data.unit = "wordpiece"  # Or "character".
-    config.data.sequence_length = 32  # Tokens that the state is carried over.
-    config.data.test_fraction = 0.05
-    config.model.name = "lstm"
-    # Most tokens of a trained WordPiece tokenizer; characters are as many as there are.
-    config.model.vocabulary_size = 8192
-    config.model.embedding_dim = 128
-    config.model.units = (128,)  # Of each LSTM layer.
-    config.model.dropout = 0.2
-    # True: the product with the vocabulary is in float32, too, not only the softmax. A
-    # vocabulary below 4096 has that anyway, as all outputs that are small.
-    config.model.float32_head = False
-    config.tiny.data = {"sequence_length": 8}
-    config.tiny.model = {"vocabulary_size": 512, "embedding_dim": 16, "units": (16,)}
+    config.update(
+        {
+            "task": "language_model",
+            "batch_size": 128,
+            "eval_batch_size": 128,
+            "validation_fraction": 0.05,
+            "optimizer": {
+                "schedule": "cosine",
+                "warmup_fraction": 0.05,
+                "clip_global_norm": 1.0,
+            },
+            "data": {
+                "name": source,
+                "unit": "wordpiece",  # Or "character".
+                "sequence_length": 32,  # Tokens that the state is carried over.
+                "test_fraction": 0.05,
+            },
+            "model": {
+                "name": "lstm",
+                # Most tokens of a trained WordPiece tokenizer; characters are as many
+                # as there are.
+                "vocabulary_size": 8192,
+                "embedding_dim": 128,
+                "units": (128,),  # Of each LSTM layer.
+                "dropout": 0.2,
+                # True: the product with the vocabulary is in float32, too, not only the
+                # softmax. A vocabulary below 4096 has that anyway, as all outputs that
+                # are small.
+                "float32_head": False,
+            },
+            "tiny": {
+                "data": {"sequence_length": 8},
+                "model": {"vocabulary_size": 512, "embedding_dim": 16, "units": (16,)},
+            },
+        }
+    )
     if source == "docstrings":
-        config.data.libraries = (
-            *("keras", "matplotlib", "numpy", "scipy", "sklearn", "tensorflow"),
+        config.data.update(
+            {
+                "libraries": (
+                    *("keras", "matplotlib", "numpy", "scipy", "sklearn", "tensorflow"),
+                ),
+                "texts_per_library": 100_000,  # All there are.
+                "min_words": 8,
+                "split_seed": 0,
+            }
         )
-        config.data.texts_per_library = 100_000  # All there are.
-        config.data.min_words = 8
-        config.data.split_seed = 0
         config.tiny.data.libraries = ("keras",)
     else:
         config.data.text_files = "*.txt"  # In --data_dir; a name, or a pattern.

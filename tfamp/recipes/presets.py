@@ -65,35 +65,47 @@ def get_config() -> config_dict.ConfigDict:
     compute bfloat16 in float32.
     """
     config = base_config.get_config()
-    config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 5e-4
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_fraction = 0.1
-    config.optimizer.epsilon = 1e-6
-    config.optimizer.weight_decay = 0.01
-    config.optimizer.clip_global_norm = 1.0
-    config.data.split_seed = 0
-    config.data.test_fraction = 0.2  # Unused where there is test data.
-    config.data.sequence_length = 64
-    config.data.on_bad_rows = "raise"  # Or "skip": left out and counted.
-    config.model.name = "bert"
-    # Pretrained weights; the sizes below are those of a new encoder.
-    config.model.preset = ""
-    config.model.num_layers = 2
-    config.model.num_heads = 2
-    config.model.hidden_dim = 128
-    config.model.intermediate_dim = 512
-    config.model.dropout = 0.1
-    config.model.max_sequence_length = 64
-    config.model.vocabulary_size = 4096
-    config.tiny.model = {
-        "preset": "",
-        "num_layers": 1,
-        "num_heads": 2,
-        "hidden_dim": 32,
-        "intermediate_dim": 64,
-        "vocabulary_size": 512,
-    }
+    config.update(
+        {
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 5e-4,
+                "schedule": "linear",
+                "warmup_fraction": 0.1,
+                "epsilon": 1e-6,
+                "weight_decay": 0.01,
+                "clip_global_norm": 1.0,
+            },
+            "data": {
+                "split_seed": 0,
+                "test_fraction": 0.2,  # Unused where there is test data.
+                "sequence_length": 64,
+                "on_bad_rows": "raise",  # Or "skip": left out and counted.
+            },
+            "model": {
+                "name": "bert",
+                # Pretrained weights; the sizes below are those of a new encoder.
+                "preset": "",
+                "num_layers": 2,
+                "num_heads": 2,
+                "hidden_dim": 128,
+                "intermediate_dim": 512,
+                "dropout": 0.1,
+                "max_sequence_length": 64,
+                "vocabulary_size": 4096,
+            },
+            "tiny": {
+                "model": {
+                    "preset": "",
+                    "num_layers": 1,
+                    "num_heads": 2,
+                    "hidden_dim": 32,
+                    "intermediate_dim": 64,
+                    "vocabulary_size": 512,
+                }
+            },
+        }
+    )
     return config
 
 

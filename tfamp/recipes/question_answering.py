@@ -15,7 +15,7 @@ import keras
 from ml_collections import config_dict
 
 from tfamp.recipes import data as data_sets
-from tfamp.recipes import presets, squad_data, squad_windows
+from tfamp.recipes import presets, squad_data, squad_windows, text_data
 from tfamp.training import pipeline, run_files, tasks
 
 if TYPE_CHECKING:
@@ -35,29 +35,42 @@ def get_config(data: str = "squad") -> config_dict.ConfigDict:
       data: "squad", a name in TFDS of data like it, or "csv".
     """
     config = presets.get_config()
-    config.task = "question_answering"
-    # Position accuracy also counts windows without the answer: it selects poorly.
-    config.validation_fraction = 0.0
-    config.eval_batch_size = 32
-    config.data.name = data
-    config.data.train_file = "train-v1.1.json"
-    config.data.test_file = "dev-v1.1.json"  # "": a share of the other is held out.
-    config.data.sequence_length = 384
-    config.data.doc_stride = 128  # Tokens from one window's start to the next.
-    config.data.max_query_length = 64  # Tokens of the question.
-    config.data.max_answer_length = 30  # Tokens of a predicted answer.
-    config.data.n_best_size = 20  # Starts, ends and answers that are considered.
-    config.model.max_sequence_length = 384
-    config.tiny.data = {"sequence_length": 64, "doc_stride": 32, "max_query_length": 16}
+    config.update(
+        {
+            "task": "question_answering",
+            # Position accuracy also counts windows without the answer: it selects
+            # poorly.
+            "validation_fraction": 0.0,
+            "eval_batch_size": 32,
+            "data": {
+                "name": data,
+                "train_file": "train-v1.1.json",
+                "test_file": "dev-v1.1.json",  # "": a share of the other is held out.
+                "sequence_length": 384,
+                "doc_stride": 128,  # Tokens from one window's start to the next.
+                "max_query_length": 64,  # Tokens of the question.
+                "max_answer_length": 30,  # Tokens of a predicted answer.
+                "n_best_size": 20,  # Starts, ends and answers that are considered.
+            },
+            "model": {"max_sequence_length": 384},
+            "tiny": {
+                "data": {
+                    "sequence_length": 64,
+                    "doc_stride": 32,
+                    "max_query_length": 16,
+                }
+            },
+        }
+    )
     if data == "csv":
-        config.data.train_file = "train.csv"
-        config.data.test_file = ""
-        config.data.delimiter = ","
-        config.data.header = True
-        config.data.quoted = True
-        config.data.context_column = "text"
-        config.data.question_column = "sentiment"
-        config.data.answer_column = "selected_text"
+        config.data.update(
+            {
+                **text_data.FILES,
+                "context_column": "text",
+                "question_column": "sentiment",
+                "answer_column": "selected_text",
+            }
+        )
     return config
 
 

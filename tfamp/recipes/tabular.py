@@ -31,61 +31,68 @@ def get_config() -> config_dict.ConfigDict:
     https://github.com/entron/entity-embedding-rossmann.
     """
     config = base_config.get_config()
-    config.task = "tabular_regression"
-    config.epochs = 10
-    config.batch_size = 128
-    config.eval_batch_size = 4096
-    config.data = _get_data_config()
-    config.model.name = "entity_embeddings"
-    config.model.dense_layers = (1000, 500)
-    config.model.dropout = 0.0  # After each dense layer.
-    config.model.embedding_dropout = 0.0
-    # Pairs (column, size); see `embedding_size` for other columns.
-    config.model.embedding_sizes = ()
-    config.model.loss = "mean_squared_error"  # Or "mean_absolute_error"; of log1p.
-    config.tiny.model = {"dense_layers": (16, 8)}
+    config.update(
+        {
+            "task": "tabular_regression",
+            "epochs": 10,
+            "batch_size": 128,
+            "eval_batch_size": 4096,
+            "data": _data_config(),
+            "model": {
+                "name": "entity_embeddings",
+                "dense_layers": (1000, 500),
+                "dropout": 0.0,  # After each dense layer.
+                "embedding_dropout": 0.0,
+                # Pairs (column, size); see `embedding_size` for other columns.
+                "embedding_sizes": (),
+                # Or "mean_absolute_error"; of log1p.
+                "loss": "mean_squared_error",
+            },
+            "tiny": {"model": {"dense_layers": (16, 8)}},
+        }
+    )
     return config
 
 
-def _get_data_config():
+def _data_config():
     """Returns what says how a table is read; see `tabular_data.load`."""
-    data = config_dict.ConfigDict()
-    data.name = "table"  # Local files; or "diabetes", which scikit-learn has.
-    data.cache = False  # The table is in memory as it is.
-    data.table_file = ""  # File or pattern in `data_dir`; Parquet by its ending.
-    data.delimiter = ","
-    data.header = True
-    data.quoted = True
-    # A second file with one row for each value of a column, as of stores for sales.
-    data.join_file = ""
-    data.join_key = ""
-    data.join_columns = ()  # What is taken from it.
-    data.on_bad_rows = "raise"  # Or "skip": left out and counted.
-    data.target_column = ""
-    data.categorical_columns = ()
-    data.continuous_columns = ()
-    data.date_column = ""
-    data.date_format = "%Y-%m-%d"
-    # Categorical columns made of the date: "year", "month", "week", "day",
-    # "day_of_week", "day_of_year", "hour".
-    data.date_parts = ()
-    # Order of the rows, for the split; the date or numbers. None: shuffled.
-    data.time_columns = ()
-    # Pairs (column, value as written): rows that have it are left out and counted.
-    data.leave_out = ()
-    data.missing_values = ("NA", "NaN", "nan", "null")  # Beside the empty field.
-    # Of continuous columns: a missing value is a bad row, or "median": that of the
-    # training rows, and a column missingindicator_NAME of 0 and 1.
-    data.fill_missing = "raise"
-    # The score of the mean log target of these categorical columns' combinations is
-    # reported beside the model's.
-    data.baseline_columns = ()
-    data.split_seed = 0  # Of the order of the training rows.
-    data.test_fraction = 0.2
-    # Categories, the unseen one included, for `--job=train_benchmark`, which reads no
-    # data: pairs (column, number). 100 of other columns.
-    data.categories = ()
-    return data
+    return {
+        "name": "table",  # Local files; or "diabetes", which scikit-learn has.
+        "cache": False,  # The table is in memory as it is.
+        "table_file": "",  # File or pattern in `data_dir`; Parquet by its ending.
+        "delimiter": ",",
+        "header": True,
+        "quoted": True,
+        # A second file with one row for each value of a column, as of stores for sales.
+        "join_file": "",
+        "join_key": "",
+        "join_columns": (),  # What is taken from it.
+        "on_bad_rows": "raise",  # Or "skip": left out and counted.
+        "target_column": "",
+        "categorical_columns": (),
+        "continuous_columns": (),
+        "date_column": "",
+        "date_format": "%Y-%m-%d",
+        # Categorical columns made of the date: "year", "month", "week", "day",
+        # "day_of_week", "day_of_year", "hour".
+        "date_parts": (),
+        # Order of the rows, for the split; the date or numbers. None: shuffled.
+        "time_columns": (),
+        # Pairs (column, value as written): rows that have it are left out and counted.
+        "leave_out": (),
+        "missing_values": ("NA", "NaN", "nan", "null"),  # Beside the empty field.
+        # Of continuous columns: a missing value is a bad row, or "median": that of the
+        # training rows, and a column missingindicator_NAME of 0 and 1.
+        "fill_missing": "raise",
+        # The score of the mean log target of these categorical columns' combinations is
+        # reported beside the model's.
+        "baseline_columns": (),
+        "split_seed": 0,  # Of the order of the training rows.
+        "test_fraction": 0.2,
+        # Categories, the unseen one included, for `--job=train_benchmark`, which reads
+        # no data: pairs (column, number). 100 of other columns.
+        "categories": (),
+    }
 
 
 def create(config: config_dict.ConfigDict) -> tasks.Task:

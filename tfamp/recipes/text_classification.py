@@ -32,22 +32,24 @@ def get_config(data: str = "docstrings") -> config_dict.ConfigDict:
       data: "docstrings", "csv", or a name in TFDS such as "glue/sst2".
     """
     config = presets.get_config()
-    config.task = "text_classification"
-    config.model.pooling = "cls"  # Or "mean": see `build_model`.
-    config.data.name = data
-    config.data.text_column = "text"
-    config.data.second_text_column = ""  # Of pairs of texts.
-    config.data.label_column = "label"
+    config.update(
+        {
+            "task": "text_classification",
+            "model": {"pooling": "cls"},  # Or "mean": see `build_model`.
+            "data": {
+                "name": data,
+                "text_column": "text",
+                "second_text_column": "",  # Of pairs of texts.
+                "label_column": "label",
+            },
+        }
+    )
     if data == "docstrings":
-        config.data.libraries = ("matplotlib", "scipy", "sklearn", "tensorflow")
-        config.data.texts_per_library = 2000
-        config.data.min_words = 10
+        libraries = ("matplotlib", "scipy", "sklearn", "tensorflow")
+        own = {"libraries": libraries, "texts_per_library": 2000, "min_words": 10}
+        config.data.update(own)
     elif data == "csv":
-        config.data.train_file = "train.csv"  # Or a pattern such as "*.txt".
-        config.data.test_file = ""  # "": a share of the training file is held out.
-        config.data.delimiter = ","
-        config.data.header = True
-        config.data.quoted = True
+        config.data.update(text_data.FILES)
     else:
         config.data.sequence_length = config.model.max_sequence_length = 128
         config.tiny.data = {"sequence_length": 32}
