@@ -51,14 +51,18 @@ def get_config():
 def make_config(strategy, mode="float32", **settings):
     """Returns a run on a hundred points; an evaluation ends with one example alone."""
     config = points.make_config(strategy=strategy, precision__mode=mode, **settings)
-    config.epochs, config.eval_batch_size = 3, 19
-    config.optimizer.clip_global_norm = 0.1  # Clips nearly every gradient.
     # Overflows twice, and by far: what overflows just so depends on the replicas.
-    config.precision.loss_scale.initial_scale = 2.0**34
-    config.precision.loss_scale.max_scale = 2.0**34
-    config.precision.loss_scale.backoff_factor = 2.0**-10
-    config.precision.loss_scale.growth_interval = 20
-    config.optimizer.accumulation_steps = 3  # Of ten batches an epoch.
+    scales = {"initial_scale": 2.0**34, "max_scale": 2.0**34, "growth_interval": 20}
+    config.update(
+        {
+            **{"epochs": 3, "eval_batch_size": 19},
+            "optimizer": {
+                "clip_global_norm": 0.1,  # Clips nearly every gradient.
+                "accumulation_steps": 3,  # Of ten batches an epoch.
+            },
+            "precision": {"loss_scale": {**scales, "backoff_factor": 2.0**-10}},
+        }
+    )
     return config
 
 

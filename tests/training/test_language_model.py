@@ -38,15 +38,18 @@ LOW_LOGITS = (("logits", "mixed_float16"),)
 
 def make_config(data_dir="", mode="float32"):
     config = language_model.get_config("text_file")
-    config.name = "foxes"
-    config.data_dir = data_dir
-    config.epochs, config.batch_size, config.eval_batch_size = 2, 32, 32
-    config.optimizer.learning_rate = 0.02
-    config.precision.mode = mode
-    config.data.unit = "character"
-    config.data.sequence_length = 16
-    config.model.embedding_dim, config.model.units = 16, (24,)
-    config.model.dropout, config.model.vocabulary_size = 0.0, 200
+    config.update(
+        {
+            **{"name": "foxes", "data_dir": data_dir, "precision": {"mode": mode}},
+            **{"epochs": 2, "batch_size": 32, "eval_batch_size": 32},
+            "optimizer": {"learning_rate": 0.02},
+            "data": {"unit": "character", "sequence_length": 16},
+            "model": {
+                **{"embedding_dim": 16, "units": (24,)},
+                **{"dropout": 0.0, "vocabulary_size": 200},
+            },
+        }
+    )
     return config
 
 

@@ -583,23 +583,22 @@ JOBS = "baker clerk judge nurse pilot tutor".split()
 def make_config(**data):
     """Spans of a CSV file under a small new encoder; some contexts need two windows."""
     config = question_answering.get_config("csv")
-    config.validation_fraction = 0.25
-    config.epochs = 1
-    config.batch_size = 8
-    config.eval_batch_size = 16
-    config.data.sequence_length = LENGTH
-    config.data.doc_stride = 4
-    config.data.max_query_length = 3
-    config.data.max_answer_length = 4
-    config.data.n_best_size = 4
-    config.data.update(data)
-    config.model.update(
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=32,
-        max_sequence_length=LENGTH,
-        vocabulary_size=200,
+    sizes = {"sequence_length": LENGTH, "doc_stride": 4, "max_query_length": 3}
+    sizes |= {"max_answer_length": 4, "n_best_size": 4}
+    config.update(
+        {
+            **{"validation_fraction": 0.25, "epochs": 1},
+            **{"batch_size": 8, "eval_batch_size": 16},
+            "data": {**sizes, **data},
+            "model": {
+                "num_layers": 1,
+                "num_heads": 2,
+                "hidden_dim": 16,
+                "intermediate_dim": 32,
+                "max_sequence_length": LENGTH,
+                "vocabulary_size": 200,
+            },
+        }
     )
     return config
 

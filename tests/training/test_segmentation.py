@@ -34,13 +34,16 @@ def draw_folder(folder, classes, count=20):
 
 def make_config(classes=2):
     config = segmentation.get_config()
-    config.name = "rectangles"
-    config.epochs, config.batch_size, config.eval_batch_size = 6, 4, 4
-    config.optimizer.learning_rate = 0.01
-    config.data.classes = classes
-    config.data.crop_size = 8
-    config.model.widths = (8, 8)
-    config.precision.mode = "mixed_bfloat16"
+    config.update(
+        {
+            "name": "rectangles",
+            **{"epochs": 6, "batch_size": 4, "eval_batch_size": 4},
+            "optimizer": {"learning_rate": 0.01},
+            "data": {"classes": classes, "crop_size": 8},
+            "model": {"widths": (8, 8)},
+            "precision": {"mode": "mixed_bfloat16"},
+        }
+    )
     return config
 
 

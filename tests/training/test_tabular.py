@@ -29,21 +29,28 @@ def make_config(folder):
         lines.append(f"{date},{shop},{distance},{sold:.6f}")
     (folder / "sold.csv").write_text("\n".join(lines) + "\n")
     config = tabular.get_config()
-    config.name = "sold"
-    config.epochs, config.batch_size = 6, 32
-    config.optimizer.learning_rate = 1e-2
-    config.precision.mode = "mixed_bfloat16"
-    config.data_dir = str(folder)
-    config.data.table_file = "sold.csv"
-    config.data.target_column = "sold"
-    config.data.categorical_columns = ("shop of",)
-    config.data.continuous_columns = ("distance",)
-    config.data.date_column = "day"
-    config.data.time_columns = ("day",)
-    config.data.baseline_columns = ("shop of",)
-    config.data.categories = (("shop of", 5),)
-    config.model.dense_layers = (32, 16)
-    config.model.dropout = config.model.embedding_dropout = 0.01
+    config.update(
+        {
+            **{"name": "sold", "epochs": 6, "batch_size": 32, "data_dir": str(folder)},
+            "optimizer": {"learning_rate": 1e-2},
+            "precision": {"mode": "mixed_bfloat16"},
+            "data": {
+                "table_file": "sold.csv",
+                "target_column": "sold",
+                "categorical_columns": ("shop of",),
+                "continuous_columns": ("distance",),
+                "date_column": "day",
+                "time_columns": ("day",),
+                "baseline_columns": ("shop of",),
+                "categories": (("shop of", 5),),
+            },
+            "model": {
+                "dense_layers": (32, 16),
+                "dropout": 0.01,
+                "embedding_dropout": 0.01,
+            },
+        }
+    )
     return config
 
 

@@ -34,14 +34,20 @@ def config(tmp_path):
     """A configuration of the rows above, which are written to a file."""
     write(tmp_path, ROWS)
     config = tabular.get_config()
-    config.data_dir = str(tmp_path)
-    config.validation_fraction = 0.2
-    config.data.table_file = "sold.csv"
-    config.data.target_column = "sold"
-    config.data.categorical_columns = ("shop", "hour")
-    config.data.continuous_columns = ("heat",)
-    config.data.date_column = "day"
-    config.data.time_columns = ("day", "hour")
+    config.update(
+        {
+            "data_dir": str(tmp_path),
+            "validation_fraction": 0.2,
+            "data": {
+                "table_file": "sold.csv",
+                "target_column": "sold",
+                "categorical_columns": ("shop", "hour"),
+                "continuous_columns": ("heat",),
+                "date_column": "day",
+                "time_columns": ("day", "hour"),
+            },
+        }
+    )
     return config
 
 
