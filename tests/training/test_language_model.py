@@ -17,7 +17,7 @@ from tfamp import errors
 from tfamp.facts import hardware
 from tfamp.precision import policy
 from tfamp.recipes import language_data, language_model
-from tfamp.training import compare, run_files, tasks, train_and_evaluate
+from tfamp.training import compare, run_files, runs, tasks, train_and_evaluate
 
 TEXT = "".join(
     f"the {'red green blue'.split()[n % 3]} fox no {n * n % 31} sleeps\n"
@@ -269,13 +269,12 @@ def test_scale_that_is_too_small_loses_the_gradients(data_dir, tmp_path, monkeyp
     config.epochs, config.limit_examples = 1, 32
     config.precision.loss_scale.dynamic = False
     config.precision.loss_scale.initial_scale = 2.0**-14
-    result = train_and_evaluate(config, tmp_path / "whole")
-    kept = result.scores["kept_gradients"]
+    kept = train_and_evaluate(config, tmp_path).scores["kept_gradients"]
     assert kept is not None and kept < 0.2
     # A quarter of the batch stands for the whole where memory is short.
     monkeypatch.setattr(language_model, "_ELEMENTS", 8 * 16 * 32)
-    part = train_and_evaluate(config, tmp_path / "part")
-    assert part.scores["kept_gradients"] == pytest.approx(kept, abs=0.02)
+    part = runs.evaluate(config, tmp_path)["scores"]
+    assert part["kept_gradients"] == pytest.approx(kept, abs=0.02)
 
 
 def test_diverged_run_ends_with_a_result_that_says_so(data_dir, tmp_path):

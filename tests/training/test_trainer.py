@@ -203,10 +203,12 @@ def without_times(row):
     return [value for name, value in row.items() if name not in TIMES]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
-@pytest.mark.parametrize("mode", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("SIGTERM", "mixed_float16"), ("SIGUSR1", "float32"), ("SIGINT", "float32")],
+)
 def test_a_signal_saves_at_the_step_and_the_run_goes_on_there(
-    whole, tmp_path, monkeypatch, mode, name
+    whole, tmp_path, monkeypatch, name, mode
 ):
     config, (folder, result), said = make_config(mode), whole(mode), []
     steps = []

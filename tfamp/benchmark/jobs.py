@@ -93,29 +93,35 @@ def _benchmark(config, settings):
     defaults = base_config.get_config()
     with config.unlocked():
         config.update({name: defaults[name] for name in _UNUSED})
-    made = cells.get_config()
-    made.name = f"{config.name}-{settings.job}-benchmark"
-    made.job, made.seed = settings.job, config.seed
-    for name in ("steps", "warmup", "repeats"):
-        made[name] = getattr(settings, name)
-    task = cells.get_task(config)
-    precision = config.precision
+    precision, own = config.precision, config.data.get("sequence_length")
     mixed, _ = compare.mixed_mode(precision.mode, precision.graph_rewrite)
     if precision.graph_rewrite:
         mixed = mixed.replace("mixed", "rewrite")
-    task.modes = settings.modes or (*cells.plain_modes(), mixed)
     asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
-    task.jit = settings.jit or (asked,)
-    task.frameworks = ("tfamp",)
-    task.batch_sizes, lengths = settings.batch_sizes, settings.sequence_lengths
-    if lengths and not config.data.get("sequence_length"):
+    if settings.sequence_lengths and not own:
         raise ValueError(
             "Only texts have a sequence length. Received: sequence lengths "
-            f"{lengths} for config.task={config.task!r}."
+            f"{settings.sequence_lengths} for config.task={config.task!r}."
         )
-    own = config.data.get("sequence_length")
-    task.sequence_lengths = lengths or ((own,) if own else ())
-    made.tasks[config.name] = task
+    made, task = cells.get_config(), cells.get_task(config)
+    task.update(
+        {
+            "modes": settings.modes or (*cells.plain_modes(), mixed),
+            "jit": settings.jit or (asked,),
+            "frameworks": ("tfamp",),
+            "batch_sizes": settings.batch_sizes,
+            "sequence_lengths": settings.sequence_lengths or ((own,) if own else ()),
+        }
+    )
+    made.update(
+        {
+            "name": f"{config.name}-{settings.job}-benchmark",
+            "job": settings.job,
+            "seed": config.seed,
+            **{name: getattr(settings, name) for name in _TINY},
+            "tasks": {config.name: task},
+        }
+    )
     return made
 
 

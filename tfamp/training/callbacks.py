@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -369,12 +368,6 @@ class BestWeights(keras.callbacks.Callback):
         score = self._sign * logs[self.monitor]
         if score > self._best:  # False for NaN.
             self._best = score
-            _save_weights(self.model, self.path)
-
-
-def _save_weights(model, path):
-    """Writes a file so that a kill leaves the old one, if any, or the new one."""
-    run_files.check_room(model, path)
-    new = path.with_name(f"new-{path.name}")
-    model.save_weights(new)
-    os.replace(new, path)
+            run_files.check_room(self.model, self.path)
+            with run_files.replaced(self.path) as new:
+                self.model.save_weights(new)

@@ -1,6 +1,5 @@
 """Figures of runs: from plain data to a `Figure`, and into the runs' folders."""
 
-import io
 import math
 import os
 import pathlib
@@ -75,11 +74,8 @@ def write(path: pathlib.Path, draw: Callable, *arguments) -> None:
     if not can_draw():
         logging.warning('No figure: pip install "tfamp[plot]".')
         return
-    image = io.BytesIO()
-    draw(*arguments).savefig(image, dpi=120, format="png")
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(image.getvalue())
-    os.replace(temporary, path)
+    with run_files.replaced(path) as new:
+        draw(*arguments).savefig(new, dpi=120)
 
 
 def _figure(title, size):

@@ -235,11 +235,18 @@ def benchmark_folder(
 # ---- Its files ----
 
 
+@contextlib.contextmanager
+def replaced(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the file to write, so that a kill leaves the old one or the new one."""
+    new = path.with_name(f"new-{path.name}")  # Its ending tells Keras the format.
+    yield new
+    os.replace(new, path)
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Writes a file so that a kill leaves the old one or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    with replaced(path) as new:
+        new.write_text(text)
 
 
 def write_assets(assets: Mapping[str, str], folder: pathlib.Path) -> None:

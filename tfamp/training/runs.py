@@ -141,12 +141,12 @@ def _read(path):
 
 
 def _write(rows, path):
-    separator, new = _TABLES.get(path.suffix), path.with_name(f"{path.name}.tmp")
-    if separator is None:
-        rows.to_json(new, orient="records", lines=True, force_ascii=False)
-    else:
-        rows.to_csv(new, sep=separator, index=False)
-    new.replace(path)
+    separator = _TABLES.get(path.suffix)
+    with run_files.replaced(path) as new:
+        if separator is None:
+            rows.to_json(new, orient="records", lines=True, force_ascii=False)
+        else:
+            rows.to_csv(new, sep=separator, index=False)
 
 
 def export(config, folder: pathlib.Path, precision: str, path: pathlib.Path) -> Any:
