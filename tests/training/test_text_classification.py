@@ -67,7 +67,7 @@ def classify(*arguments):
 def test_run_on_an_own_file_serves_text(folder):
     config = small_config()
     config.data_dir = str(folder)
-    config.epochs, config.optimizer.learning_rate = 20, 1e-2
+    config.epochs, config.optimizer.learning_rate = 15, 1e-2
     config.precision.mode = "mixed_bfloat16"
     run = folder / "run"
     result = train_and_evaluate(config, run)

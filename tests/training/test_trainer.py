@@ -93,12 +93,6 @@ def test_run_learns_and_writes_its_files(config, whole):
     assert (folder / "model.keras").stat().st_mtime_ns == stamp
 
 
-def test_other_seed_other_losses(config, whole, tmp_path):
-    config.seed = 1
-    train_and_evaluate(config, tmp_path / "run")
-    assert losses(tmp_path / "run") != losses(whole()[0])
-
-
 def test_without_validation_the_last_weights_count_and_train_is_augmented(
     config, tmp_path
 ):

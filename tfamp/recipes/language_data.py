@@ -13,7 +13,6 @@ from tfamp import errors
 from tfamp.recipes import data as data_sets
 from tfamp.recipes import docstrings, presets, text_data
 
-_CHUNK = 10_000  # Lines at a time: the tokenizer's objects are 100 times the ids.
 _SPACE = re.compile(r"\s")
 
 
@@ -170,10 +169,8 @@ def _wordpieces(lines: Sequence[str], most: int):
     tokenizer = presets.train_tokenizer(lines, most)
 
     def encode(lines):
-        starts = range(0, len(lines), _CHUNK)
-        found = (tokenizer.encode_batch(lines[at : at + _CHUNK]) for at in starts)
         # Without "[CLS]"; each ends in "[SEP]".
-        ids = [each.ids[1:] for encodings in found for each in encodings]
+        ids = [each.ids[1:] for each in presets.encodings(tokenizer, lines)]
         return np.concatenate([np.zeros(0, "int32"), *ids]).astype("int32")
 
     unknown, size = tokenizer.token_to_id("[UNK]"), tokenizer.get_vocab_size()

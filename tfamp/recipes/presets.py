@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from tfamp.recipes import data
 from tfamp.training import base_config, tasks
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_CHUNK = 10_000  # Texts at a time.
 _HF_FILES = ("config.json", "vocab.txt", "tokenizer_config.json", "model.safetensors")
 # KerasHub's presets of Google's checkpoints begin so; Google computes the tanh form of
 # GELU. The others are sentence encoders (MiniLM, BGE, E5), which have the exact one.
@@ -269,6 +270,15 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
         show_progress=False,
     )
     return tokenizers.BertWordPieceTokenizer(learner.get_vocab(), lowercase=True)
+
+
+def encodings(tokenizer: Any, texts: Sequence[Any]) -> Iterator[Any]:
+    """Yields what a `tokenizers` tokenizer makes of each text, or pair of texts.
+
+    In parts: its objects are 100 times the ids.
+    """
+    for start in range(0, len(texts), _CHUNK):
+        yield from tokenizer.encode_batch(texts[start : start + _CHUNK])
 
 
 def _load_preset(models, name, dropout) -> Encoder:

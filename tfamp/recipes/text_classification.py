@@ -16,7 +16,6 @@ from tfamp.training import results, run_files, tasks
 if TYPE_CHECKING:
     import pandas
 
-_CHUNK = 10_000  # Texts at a time: the tokenizer's objects are 100 times the ids.
 _CLASSES = 2  # Of synthetic texts; how many there are costs nothing.
 _FIELDS = {
     "token_ids": "ids",
@@ -198,12 +197,10 @@ def encode(
         texts = list(zip(texts, table.second, strict=True))
     features = {name: np.zeros((len(texts), length), "int32") for name in _FIELDS}
     cut = 0
-    for start in range(0, len(texts), _CHUNK):
-        encodings = tokenizer.encode_batch(texts[start : start + _CHUNK])
+    for row, found in enumerate(presets.encodings(tokenizer, texts)):
         for name, field in _FIELDS.items():
-            rows = [getattr(item, field) for item in encodings]
-            features[name][start : start + _CHUNK] = rows
-        cut += sum(bool(item.overflowing) for item in encodings)
+            features[name][row] = getattr(found, field)
+        cut += bool(found.overflowing)
     return features, cut
 
 
