@@ -31,6 +31,7 @@ from tfamp.loss_scaling.growth_schedules import (
 from tfamp.loss_scaling.load_model import load_model
 from tfamp.loss_scaling.monitor import LossScaleMonitor
 from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
+from tfamp.memory.low_bit import low_bit
 from tfamp.numerics.compare import compare_precision
 from tfamp.numerics.monitor import NumericsMonitor
 from tfamp.numerics.results import PrecisionComparison, PrecisionSearch
@@ -88,6 +89,7 @@ __all__ = [
     "graph_rewrite_report",
     "graph_rewrite_scope",
     "load_model",
+    "low_bit",
     "policy_scope",
     "represent",
     "search_precision",

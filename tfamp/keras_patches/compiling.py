@@ -45,7 +45,9 @@ def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> hooks.Hook
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()
             model, given = call.arguments["self"], call.arguments
-            optimizer = keras.optimizers.get(given["optimizer"])
+            if given["optimizer"] is not None:
+                given["optimizer"] = keras.optimizers.get(given["optimizer"])
+            optimizer = given["optimizer"]
             rule(model, given)
             if given["auto_scale_loss"] or _forced:
                 if optimizer is not None:

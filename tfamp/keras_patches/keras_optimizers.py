@@ -25,8 +25,12 @@ def overwrites_with_gradient(variable) -> bool:
 
 
 def native(variables: Sequence) -> list[tf.Variable]:
-    """Returns the TensorFlow variables of Keras variables."""
-    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+    """Returns the TensorFlow variables of Keras variables: one or more of each."""
+    found = []
+    for v in variables:  # Those of `tfamp.memory.stored` have `natives`.
+        plain = v.value if isinstance(v, keras.Variable) else v
+        found += getattr(v, "natives", (plain,))
+    return found
 
 
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:

@@ -50,6 +50,8 @@ def enable(
     sum_embedding_gradients: bool = False,
     on_unsupported: Literal["raise", "warn"] = "raise",
     remat: Sequence[str] | None = None,
+    optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32",
+    weights: Literal["float32", "bfloat16"] = "float32",
 ) -> Status:
     """Sets the precision of models built from now on, and says why.
 
@@ -99,6 +101,11 @@ def enable(
         summed before an optimizer squares them, as in PyTorch. Keras squares each.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
       remat: Patterns, as of `overrides`, of layers to compute again (`set_remat`).
+      optimizer_state: How the optimizers of compiled models store their slots, for
+        variables of 4,096 elements or more: see `low_bit`.
+      weights: "bfloat16" stores large weights of bfloat16 layers in bfloat16, without
+        a float32 copy, from the first training step on. Updates are rounded
+        stochastically, so that small ones count. Needs mixed_bfloat16.
 
     Returns:
       A `Status`.
@@ -122,6 +129,8 @@ def enable(
         sum_embedding_gradients,
         on_unsupported,
         remat,
+        optimizer_state,
+        weights,
     )
     return _start(asked)
 

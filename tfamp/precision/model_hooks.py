@@ -27,6 +27,7 @@ from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure, traces
 from tfamp.keras_patches import compiling, hooks, places
 from tfamp.loss_scaling import large_inputs, optimizer, train_steps
+from tfamp.memory import low_bit
 from tfamp.precision import (
     assigned,
     described,
@@ -127,12 +128,19 @@ class _Rules:
         return optimizer.wrap_optimizer(given, config=scaling)
 
     def before_compile(self, model, arguments):
+        self._store(arguments["optimizer"])
         policy.warn_of_floatx()
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
             first_step.keep_from_xla(model, arguments)
         self._compiled[model] = False
         self._plan(model)
+
+    def _store(self, given):
+        """Has the optimizer of a model store its slots as is asked."""
+        state = self.asked.optimizer_state if self.asked else "float32"
+        if state != "float32" and given is not None and not low_bit.is_stored(given):
+            low_bit.low_bit(given, state)
 
     def make_train_function(self, original):
         def make_train_function(model, *args, **kwargs):
@@ -142,6 +150,8 @@ class _Rules:
             if is_new and self._compiled.get(model) and model.optimizer is not None:
                 with model.distribute_strategy.scope():  # Set after its `compile`.
                     model.optimizer = self.scale(model, model.optimizer)
+            if is_new:
+                self._store(model.optimizer)
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
@@ -164,6 +174,8 @@ class _Rules:
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
         self._plan(model)
+        if self.asked and self.asked.weights != "float32" and model.optimizer:
+            low_bit.store_weights(model)
         if self.scaling is not False:
             optimizer.warn_about_unscaled_optimizers(model)
 

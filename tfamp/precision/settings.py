@@ -9,6 +9,7 @@ from tfamp import errors
 from tfamp.facts import hardware, modes, user_code
 from tfamp.graph_rewrite import choice, switch
 from tfamp.loss_scaling import rule
+from tfamp.memory import low_bit
 from tfamp.precision import overrides as overriding
 
 _ON_UNSUPPORTED = ("raise", "warn")
@@ -29,6 +30,8 @@ class Settings(NamedTuple):
       fused_kernels: Whether fused kernels are wanted where layers have 16 bits.
       float32_outputs: Whether a model returns outputs of 16 bits as float32.
       sum_embedding_gradients: Whether rows of one index are summed first.
+      optimizer_state: How slots of optimizers are stored: one of `low_bit.STATES`.
+      weights: How weights are stored: "float32" or "bfloat16".
     """
 
     requested: str
@@ -41,6 +44,8 @@ class Settings(NamedTuple):
     float32_outputs: bool
     sum_embedding_gradients: bool
     remat: tuple[str, ...]
+    optimizer_state: str
+    weights: str
 
     @property
     def is_mixed(self) -> bool:
@@ -68,6 +73,8 @@ def parse(
     sum_embedding_gradients: bool = False,
     on_unsupported: Literal["raise", "warn"] = "raise",
     remat: Sequence[str] | None = None,
+    optimizer_state: str = "float32",
+    weights: str = "float32",
 ) -> Settings:
     """Checks the arguments of `enable` and decides for this host; changes nothing.
 
@@ -89,6 +96,7 @@ def parse(
             raise TypeError(
                 f"`{name}` must be True or False. Received: {name}={value!r}."
             )
+    low_bit.check_state(optimizer_state)
     scaling = _scaling(loss_scale)
     rewrite = rewrite_request(own_rewrite, mode, graph_rewrite)
     if rewrite is not None and overrides:
@@ -105,11 +113,33 @@ def parse(
         chosen = modes.get_mode(f"mixed_{dtype}" if dtype else "float32")
         chosen = chosen._replace(policy="float32")
         rewrite = dataclasses.replace(rewrite, dtype=dtype) if dtype else None
+    _check_weights(weights, chosen)
     parsed = overriding.parse(chosen, overrides)
     again = overriding.parse_remat(remat)
     return Settings(
-        mode, chosen, reason, parsed, scaling, rewrite, **flags, remat=again
+        mode,
+        chosen,
+        reason,
+        parsed,
+        scaling,
+        rewrite,
+        **flags,
+        remat=again,
+        optimizer_state=optimizer_state,
+        weights=weights,
     )
+
+
+def _check_weights(given, mode):
+    if given not in ("float32", "bfloat16"):
+        raise ValueError(
+            f"`weights` must be 'float32' or 'bfloat16'. Received: weights={given!r}."
+        )
+    if given == "bfloat16" and mode.policy != "mixed_bfloat16":
+        raise ValueError(
+            "Weights are stored in bfloat16 where layers compute in it. Received: "
+            f"weights='bfloat16' with the mode {mode.name!r}. Use mixed_bfloat16."
+        )
 
 
 def _scaling(given):

@@ -26,6 +26,8 @@ class Status(NamedTuple):
       overrides: The modes of single layers, or "none".
       remat: Which layers are computed again in the backward pass, and whether
         `keras.RematScope` works.
+      optimizer_state: How compiled models' optimizers store their slots.
+      weights: How large weights are stored from the first training step on.
       tensor_float_32: Whether float32 matrix work may use TF32.
       loss_scaling: Whether, and how, `compile` adds loss scaling.
       graph_rewrite: What is asked of Grappler's rewrite, and what was seen of it.
@@ -47,6 +49,8 @@ class Status(NamedTuple):
     dtype_policy: str
     overrides: str
     remat: str
+    optimizer_state: str
+    weights: str
     tensor_float_32: bool
     loss_scaling: str
     graph_rewrite: str
@@ -101,6 +105,8 @@ def describe(
         dtype_policy=name,
         overrides=_describe_overrides(asked.overrides if asked else ()),
         remat=_describe_remat(asked.remat if asked else ()),
+        optimizer_state=asked.optimizer_state if asked else "float32",
+        weights=asked.weights if asked else "float32",
         tensor_float_32=state.tensor_float_32,
         loss_scaling=_describe_scaling(asked, active),
         graph_rewrite=rewritten,

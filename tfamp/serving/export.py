@@ -9,6 +9,7 @@ import numpy as np
 from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
+from tfamp.memory import stored
 from tfamp.precision import assigned, conversion, promotion
 from tfamp.serving import litert, report, writing
 
@@ -72,7 +73,10 @@ def export(
       print(tfamp.export(model, "exported/1", "mixed_bfloat16"))
     """
     _check_request(path, precision, format)
-    with writing.opened(model, path, sample_inputs, overwrite) as job:
+    with (
+        writing.opened(model, path, sample_inputs, overwrite) as job,
+        stored.in_float32(model.variables),
+    ):
         policies = {place.layer.dtype_policy.name for place in structure.walk(model)}
         original = writing.run(job, writing.plain_call(model))
         is_plain = precision == "float32" and format != "litert" and not half_weights

@@ -8,6 +8,7 @@ from ml_collections import config_dict
 
 from tfamp import checks
 from tfamp.loss_scaling import growth_schedules, rule
+from tfamp.memory import low_bit
 from tfamp.precision import settings as precision_settings
 from tfamp.training import optimizers
 
@@ -99,6 +100,9 @@ def _precision():
         # One compiled kernel each for dropout, GELU and others in the mixed modes; see
         # `tfamp.enable`.
         "fused_kernels": True,
+        # How slots of the optimizer, and weights, are stored; see `tfamp.enable`.
+        "optimizer_state": "float32",
+        "weights": "float32",
         # Of TensorFlow's kernels; None leaves each as it is. See `switches`.
         "deterministic": config_dict.placeholder(bool),
         "cudnn_autotune": config_dict.placeholder(bool),
@@ -191,6 +195,8 @@ _GROUPS = {
     "optimizer.schedule": _one_of(optimizers.SCHEDULES),
     "model.pooling": _one_of(("cls", "mean")),
     "precision.float16_accumulation": _one_of(("float32", "float16")),
+    "precision.optimizer_state": _one_of(low_bit.STATES),
+    "precision.weights": _one_of(("float32", "bfloat16")),
     "precision.overrides": _PAIRS,
 }
 _RULES = {field: rule for fields, rule in _GROUPS.items() for field in fields.split()}

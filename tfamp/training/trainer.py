@@ -107,6 +107,8 @@ def enabled(settings):
             fused_kernels=settings.fused_kernels,
             loss_scale=scaling if settings.loss_scale.enabled else False,
             sum_embedding_gradients=True,
+            optimizer_state=settings.optimizer_state,
+            weights=settings.weights,
         ),
     ):
         yield

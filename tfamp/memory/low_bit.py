@@ -1,0 +1,290 @@
+"""Optimizers whose slots, and trained variables, are stored in fewer bits.
+
+| stored | what | bytes for a parameter of Adam |
+| --- | --- | --- |
+| "float32" | as in Keras | 8 |
+| "bfloat16" | slots, rounded stochastically | 4 |
+| "8bit" | slots, a code of 8 bits and a scale for 256 | 2.01 |
+
+The optimizer's own code runs as it is, on float32: a variable's slots are read before
+its update and stored after it, in one pass that XLA compiles.
+"""
+
+import contextlib
+import functools
+import math
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from tfamp.facts import graph_context, names
+from tfamp.keras_patches import keras_optimizers
+from tfamp.memory import codes, stored
+
+STATES = ("float32", "bfloat16", "8bit")
+MIN_SIZE = 4096  # Of smaller variables slots stay float32.
+# Slots by Keras' names (3.10 to 3.15): averages of gradients, and of what has no sign.
+_SIGNED = ("_momentum",)
+_UNSIGNED = ("_velocity", "_norm", "_accumulator")
+_UNSIGNED += ("_accumulated_grad", "_accumulated_delta_var")
+_WHOLE = ("_gradient_accumulator", "_average")
+# Sums or weights, no averages: rounding them moves what is trained.
+_REFUSED = ("Ftrl", "ScheduleFreeAdamW")
+
+
+def low_bit(
+    optimizer: keras.optimizers.Optimizer,
+    state: Literal["8bit", "bfloat16", "float32"] = "8bit",
+) -> keras.optimizers.Optimizer:
+    """Has an optimizer keep its slots in 8 bits or in bfloat16.
+
+    Slots of variables with 4,096 elements or more are stored so; the optimizer reads
+    and writes them as float32. For a loop of your own: `tfamp.enable(optimizer_state=)`
+    does it for models that are compiled.
+
+    Rounding is stochastic, by the count of updates: equal on all replicas, in another
+    run, and in one that goes on. Saved files hold float32, as stock Keras', and are
+    loaded by either kind; what 8 bits cannot hold is rounded then.
+
+    Args:
+      optimizer: A Keras optimizer, a `LossScaleOptimizer` or a `MultiOptimizer`, built
+        or not; it is changed. Adam, AdamW, Nadam, Adamax, Lamb, Lion, Muon, SGD,
+        RMSprop (not centered), Adagrad, Adadelta and Adafactor have such slots; what
+        else they keep (averaged weights, accumulated gradients, AMSGrad's maximum)
+        stays float32.
+      state: "8bit", "bfloat16" or "float32".
+
+    Returns:
+      The optimizer.
+
+    Raises:
+      ValueError: If the state is unknown, or the optimizer keeps what must not be
+        rounded. Nothing is changed then.
+      TypeError: If it is no Keras optimizer.
+
+    Example:
+      optimizer = tfamp.low_bit(keras.optimizers.Adam(1e-3), "8bit")
+
+    References:
+      Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021,
+      https://arxiv.org/abs/2110.02861
+    """
+    check_state(state)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"`optimizer` must be a Keras optimizer. Received: {optimizer!r}."
+        )
+    members = members_of(optimizer)
+    for each in members:
+        _check(each)
+    for each in members:
+        prepare(each)._state = state
+        for variable in each.variables:
+            each._store(variable)
+    return optimizer
+
+
+def is_stored(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether `low_bit` was called on an optimizer."""
+    return any(isinstance(each, _LowBit) for each in members_of(optimizer))
+
+
+def check_state(state: Any) -> None:
+    """Raises ValueError unless slots can be stored so."""
+    if state not in STATES:
+        raise ValueError(
+            f"An optimizer's state must be one of {STATES}. Received: {state!r}."
+        )
+
+
+def members_of(optimizer) -> list:
+    """Returns the optimizers that hold slots, inside of wrappers."""
+    inner = optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        inner = optimizer.inner_optimizer
+    return keras_optimizers.member_optimizers(inner)
+
+
+def _check(optimizer):
+    kind = type(optimizer).__name__
+    centered = getattr(optimizer, "centered", False)
+    if kind in _REFUSED or centered:
+        raise ValueError(
+            f"{kind}{' with `centered=True`' * bool(centered)} keeps what must not be "
+            f"rounded. Received: {optimizer!r}. Use optimizer_state='float32', or "
+            "another optimizer, such as AdamW."
+        )
+
+
+def prepare(optimizer):
+    """Gives an optimizer the class that stores; returns it."""
+    if not isinstance(optimizer, _LowBit):
+        optimizer.__class__ = _kind(type(optimizer))
+        optimizer._slots, optimizer._state = {}, "float32"
+    return optimizer
+
+
+@functools.cache
+def _kind(base):
+    # Keras asks an object for its `__class__` when it saves it: the one that it knows.
+    members = {"__module__": base.__module__, "__class__": property(lambda _: base)}
+    return type(base.__name__, (_LowBit, base), members)
+
+
+class _LowBit:
+    """What Keras' optimizers do, over stored variables."""
+
+    def build(self, variables):
+        with tf.init_scope():  # What Keras makes in a graph has no value there.
+            super().build(variables)
+
+    def _store(self, variable):
+        """Stores a slot of an optimizer as its state says."""
+        name = variable.name
+        ways = codes.SIGNED if name.endswith(_SIGNED) else codes.UNSIGNED
+        small = math.prod(variable.shape) < MIN_SIZE or variable.dtype != "float32"
+        if small or name.endswith(_WHOLE) or not name.endswith(_SIGNED + _UNSIGNED):
+            return
+        if isinstance(variable, stored.StoredVariable):
+            stored.restore(variable)
+        if self._state != "float32":
+            code = codes.BFLOAT16 if self._state == "bfloat16" else ways
+            self._keep(variable, code)
+
+    def _keep(self, variable, code):
+        known = [*self._variables, *self._trainable_variables]
+        salt = next(i for i, v in enumerate(known) if v is variable)
+        with self._distribution_strategy.scope():
+            stored.store(variable, code, salt, self._iterations)
+
+    def store_weights(self, variables):
+        """Stores those of these variables that it trains in bfloat16."""
+        for variable in variables:
+            index = self._trainable_variables_indices.get(self._var_key(variable))
+            if index is not None and not isinstance(variable, stored.StoredVariable):
+                self._keep(variable, codes.BFLOAT16)
+                # Keras knows a variable by TensorFlow's.
+                self._trainable_variables_indices[self._var_key(variable)] = index
+
+    def _var_key(self, variable):
+        if isinstance(variable, stored.StoredVariable):
+            variable = variable.natives[0]
+        return super()._var_key(variable)
+
+    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
+        made = super().add_variable_from_reference(reference_variable, *args, **kwargs)
+        self._store(made)
+        return made
+
+    def assign(self, variable, value):
+        if isinstance(variable, stored.StoredVariable):
+            variable.assign(tf.convert_to_tensor(value))
+        else:
+            super().assign(variable, value)
+
+    def assign_add(self, variable, value):
+        if isinstance(variable, stored.StoredVariable):
+            variable.assign_add(tf.convert_to_tensor(value))
+        else:
+            super().assign_add(variable, value)
+
+    def assign_sub(self, variable, value):
+        if isinstance(variable, stored.StoredVariable):
+            variable.assign_sub(tf.convert_to_tensor(value))
+        else:
+            super().assign_sub(variable, value)
+
+    def _clip_gradients(self, grads):
+        # Those of variables in bfloat16 have its format; their norm is float32.
+        if self.clipnorm or self.global_clipnorm or self.clipvalue:
+            grads = [g if g is None else tf.cast(g, tf.float32) for g in grads]
+        return super()._clip_gradients(grads)
+
+    def _apply_weight_decay(self, variables):
+        plain = [v for v in variables if not isinstance(v, stored.StoredVariable)]
+        super()._apply_weight_decay(plain)
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        natives = keras_optimizers.native(trainable_variables)
+        super()._backend_update_step(grads, natives, learning_rate)
+
+    def update_step(self, gradient, variable, learning_rate):
+        step, index = super().update_step, self._get_variable_index(variable)
+        count, weight = len(self._trainable_variables), self._trainable_variables[index]
+        # As Keras finds them: by the place of the variable in each list of slots.
+        lists = [x for x in vars(self).values() if isinstance(x, list)]
+        of_it = [x[index] for x in lists if len(x) == count]
+        found = {id(v): v for v in of_it if isinstance(v, stored.StoredVariable)}
+        if not found:
+            return step(gradient, variable, learning_rate)
+        decays = id(weight) in found and self.weight_decay is not None
+        decays = decays and self._use_weight_decay(weight)
+        target = weight if id(weight) in found else variable
+
+        def update(gradient, learning_rate):
+            with contextlib.ExitStack() as stack:
+                for each in found.values():
+                    stack.enter_context(each.opened())
+                if decays:  # Before the step, as in Keras.
+                    weight.assign_sub(weight * self.weight_decay * learning_rate)
+                step(gradient, target, learning_rate)
+
+        if _compiles(gradient, variable):
+            update = tf.function(update, jit_compile=True, autograph=False)
+        update(gradient, tf.convert_to_tensor(learning_rate))
+
+
+def _compiles(gradient, variable):
+    """Whether XLA compiles an update by itself: in a plain graph, of known sizes."""
+    if not tf.inside_function() or graph_context.in_xla() or graph_context.watched():
+        return False
+    parts = tf.nest.flatten(gradient, expand_composites=True)
+    known = all(x.shape.is_fully_defined() for x in parts)
+    return known and graph_context.xla_supports({variable.device}, ("CPU", "GPU"))
+
+
+# ---- Weights ----
+
+
+def store_weights(model: keras.Model) -> None:
+    """Has a model's large weights in layers of bfloat16 stored in bfloat16.
+
+    Those that its own optimizer trains, of two axes or more and 4,096 elements or more.
+    They read as float32 outside of such layers, and the optimizer rounds them
+    stochastically. Their gradients are bfloat16.
+
+    Args:
+      model: A built model with a built optimizer.
+    """
+    members = members_of(model.optimizer)
+    for each in members:
+        check_averages(each)
+    if not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    large = []
+    for layer in names.flatten_layers(model):
+        if layer.compute_dtype == "bfloat16":
+            inner = names.flatten_layers(layer, include_self=False)
+            theirs = {id(w) for each in inner for w in each.weights}
+            own = [w for w in layer.trainable_variables if id(w) not in theirs]
+            large += [w for w in own if w.dtype == "float32" and _is_large(w)]
+    for each in members:
+        prepare(each).store_weights(large)
+
+
+def check_averages(optimizer):
+    """Raises ValueError if an optimizer's averages are to overwrite the weights."""
+    if value := optimizer.ema_overwrite_frequency:
+        raise ValueError(
+            "Keras overwrites weights by their averages past what stores them. "
+            f"Received: ema_overwrite_frequency={value} with weights in bfloat16. Use "
+            "`keras.callbacks.SwapEMAWeights`, or weights='float32'."
+        )
+
+
+def _is_large(variable):
+    by_gradient = keras_optimizers.overwrites_with_gradient(variable)
+    is_matrix = len(variable.shape) > 1 and not by_gradient
+    return is_matrix and math.prod(variable.shape) >= MIN_SIZE
