@@ -2,8 +2,8 @@
 
     python scripts/benchmark.py --config=configs/benchmark/states.py
 
-Steps of the encoder of `bert.py`, 22.6 million parameters, without XLA and with it. Half
-an hour on a core.
+Steps of the encoder of `bert.py`, 22.6 million parameters, without XLA and with it.
+Half an hour on a core.
 """
 
 from tfamp.benchmark import cells, workloads
@@ -14,7 +14,8 @@ def get_config():
     config = workloads.load("bert.py", __file__)
     config.name = "states"
     config.steps, config.warmup = 8, 2
-    encoder = config.tasks.pop("bert").config
+    encoder = config.tasks.bert.config
+    del config.tasks.bert
     ways = {
         "slots_float32": ("float32", "float32"),
         "slots_bfloat16": ("bfloat16", "float32"),
