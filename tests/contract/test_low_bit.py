@@ -114,6 +114,7 @@ def test_what_is_no_number_stays_what_it_is(code):
 # ---- Training ----
 
 
+@pytest.mark.issue("keras-hub#1628", "keras#16497")
 @pytest.mark.parametrize("state", ["8bit", "bfloat16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_slots_in_fewer_bits_train_what_float32_does(optimizer, state):

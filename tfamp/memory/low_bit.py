@@ -85,9 +85,16 @@ def low_bit(
     return optimizer
 
 
-def is_stored(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether `low_bit` was called on an optimizer."""
-    return any(isinstance(each, _LowBit) for each in members_of(optimizer))
+def store_slots(optimizer: keras.optimizers.Optimizer | None, state: str) -> None:
+    """Calls `low_bit` on a model's optimizer, unless that was done, or changes nothing.
+
+    Args:
+      optimizer, state: As of `low_bit`; None for a model without an optimizer.
+    """
+    if optimizer is None or state == "float32":
+        return
+    if not any(isinstance(each, _LowBit) for each in members_of(optimizer)):
+        low_bit(optimizer, state)
 
 
 def check_state(state: Any) -> None:

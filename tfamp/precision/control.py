@@ -58,62 +58,54 @@ def enable(
     Sets Keras' global dtype policy and TensorFlow's TF32 flag. From then on
     `model.compile("adam", ...)` gets loss scaling wherever a float16 layer trains, in
     an unchanged script; a `LossScaleOptimizer` that the user passes is never wrapped
-    again, and a model that trains float16 layers without one gets a warning that names
-    them. Nothing but formats changes: optimizers and losses are Keras' in every mode.
+    again, and a model that trains float16 layers without one gets a warning. Nothing
+    but formats changes: optimizers and losses are Keras' in every mode.
 
     A model's layers get their precision when it is compiled or first called, from one
     plan, the same as `set_precision` has: outputs, softmax, raw values and a few others
-    stay in float32 (`status().float32_layers`, `describe_layers`). Where float32 and 16
-    bits meet in an operation of TensorFlow, it is computed in float32. What a model
-    returns to code that calls it is float32. A model built before, or loaded, keeps its
-    precision (a warning says so when it is compiled).
+    stay in float32 (`status().float32_layers`, `describe_layers`). So does an operation
+    of TensorFlow where float32 and 16 bits meet, and what a model returns to code that
+    calls it. A model built before, or loaded, keeps its precision, with a warning.
 
-    Where layers compute in 16 bits, bias gradients in bfloat16 are summed rightly,
-    which TensorFlow does not do on a CPU. Calling it again changes the mode; `disable`
-    restores what stood before the first call. Keras' policy belongs to a thread: enable
-    and disable in the thread that builds the models.
+    Bias gradients in bfloat16 are summed rightly, which TensorFlow does not do on a
+    CPU. Calling it again changes the mode; `disable` restores what stood before the
+    first call. Keras' policy belongs to a thread: that which builds the models.
 
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
         "tf32", "mixed_bfloat16", "mixed_float16".
       overrides: Modes of single layers: a dict from a regular expression that
-        matches a layer's whole path ("head" in a functional model, "model/head" in a
-        subclassed or sequential one) to a mode. They win over a layer's own `dtype`. A
-        pattern that matches no layer of a model that is compiled, nor of one before,
-        raises `OverrideError` there, or when it is first trained if that builds it.
-        Models built before, and those of `set_precision`, are not asked.
+        matches a layer's whole path ("head" in a functional model, "model/head" in
+        others) to a mode. They win over a layer's own `dtype`. A pattern that matches
+        no layer of a compiled model, nor of one before, raises `OverrideError` there,
+        or at its first training if that builds it. Models built before are not asked.
       loss_scale: Keywords of `LossScaleOptimizer` as a dict, or False for no loss
         scaling at all. None: the defaults.
       graph_rewrite: True: Keras' policy stays float32, and Grappler rewrites graphs to
-        the 16-bit format that `mode` names. The first training step of a model shows
-        whether it did. A dict: the same, with keywords of `enable_graph_rewrite`.
-        None: True if `TF_ENABLE_AUTO_MIXED_PRECISION` or
+        the format that `mode` names, as the first training step shows. A dict: with
+        keywords of `enable_graph_rewrite`. None: True if
+        `TF_ENABLE_AUTO_MIXED_PRECISION` or
         `TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE` is 1 in the environment.
       fused_kernels: Whether a mixed mode's dropout, GELU, SiLU, layer normalization
         and Adam update run as one compiled kernel each, in graphs on a CPU without
-        XLA, which compute in float32, round once, and drop other elements than Keras
-        would with the same seed; and whether long attention runs in linear memory, on
-        any device. float32 and tf32 have Keras', but for `flash_attention=True`.
-      float32_outputs: Whether a model that is called by the user's code, `fit` or
-        `predict` returns outputs of 16 bits as float32: class ids compared with them
-        are not rounded. Models inside of models and layers keep their format.
-      sum_embedding_gradients: Whether rows of one index in an embedding's gradient are
-        summed before an optimizer squares them, as in PyTorch. Keras squares each.
+        XLA, which round once, and drop other elements than Keras would with the same
+        seed; and whether long attention runs in linear memory, on any device.
+      float32_outputs: Whether a model that user code, `fit` or `predict` calls returns
+        outputs of 16 bits as float32. Models inside of others keep their format.
+      sum_embedding_gradients: Whether an embedding's rows of one index are summed
+        before an optimizer squares them, as in PyTorch. Keras squares each.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
       remat: Patterns, as of `overrides`, of layers to compute again (`set_remat`).
-      optimizer_state: How the optimizers of compiled models store their slots, for
-        variables of 4,096 elements or more: see `low_bit`.
-      weights: "bfloat16" stores large weights of bfloat16 layers in bfloat16, without
-        a float32 copy, from the first training step on. Updates are rounded
-        stochastically, so that small ones count. Needs mixed_bfloat16.
+      optimizer_state: How optimizers of compiled models store large slots (`low_bit`).
+      weights: "bfloat16": under mixed_bfloat16 large weights are stored so from the
+        first training step on, with updates that are rounded stochastically.
 
     Returns:
       A `Status`.
 
     Raises:
-      ValueError: If the mode is unknown, a setting makes no sense, the policy and the
-        rewrite are both asked for, or the mode is not supported here
-        (`UnsupportedModeError`). Nothing is changed then.
+      ValueError: If the mode is unknown, a setting makes no sense, or the mode is not
+        supported here (`UnsupportedModeError`). Nothing is changed then.
 
     Example:
       print(tfamp.enable(overrides={"head": "float32"}))
@@ -137,7 +129,7 @@ def enable(
 
 def _own_rewrite() -> switch.Rewrite | None:
     """Returns the session's graph rewrite, if it is the one in force."""
-    own = _session.rewrite if _session else None
+    own = _session and _session.rewrite
     return own if own is switch.active() else None
 
 
@@ -165,9 +157,8 @@ def _start(asked: settings.Settings):
 def disable() -> None:
     """Restores exactly what stood before the first `enable`; idempotent.
 
-    Models that were built or compiled in between keep their precision and their
-    optimizer. What was traced keeps its bias gradients; a model that trains for the
-    first time afterwards has TensorFlow's.
+    Models that were built or compiled in between keep their precision and optimizer.
+    What was traced keeps its bias gradients; what trains first later has TensorFlow's.
     """
     global _session
     if _session is None:

@@ -45,11 +45,7 @@ _rules: "_Rules | None" = None
 
 
 def install(asked: settings.Settings | None) -> None:
-    """Installs the rules from now on; what is asked already stays as it is.
-
-    Args:
-      asked: What `enable` was asked; None for the graph rewrite by itself.
-    """
+    """Installs rules, unless they are in force; `asked`: None for the rewrite alone."""
     global _rules
     if _rules is not None and _rules.asked == asked:
         return
@@ -104,6 +100,7 @@ class _Rules:
         # Models that have their plan: the layers that they had then.
         self.settled: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._policy = asked and asked.mode.policy
+        self._state = asked.optimizer_state if asked else "float32"
         self._has_float16 = asked is not None and asked.has_float16
         self._explicit: weakref.WeakSet = weakref.WeakSet()  # Made with a `dtype`.
         self._matched: set[str] = set()
@@ -128,19 +125,13 @@ class _Rules:
         return optimizer.wrap_optimizer(given, config=scaling)
 
     def before_compile(self, model, arguments):
-        self._store(arguments["optimizer"])
+        low_bit.store_slots(arguments["optimizer"], self._state)
         policy.warn_of_floatx()
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
             first_step.keep_from_xla(model, arguments)
         self._compiled[model] = False
         self._plan(model)
-
-    def _store(self, given):
-        """Has the optimizer of a model store its slots as is asked."""
-        state = self.asked.optimizer_state if self.asked else "float32"
-        if state != "float32" and given is not None and not low_bit.is_stored(given):
-            low_bit.low_bit(given, state)
 
     def make_train_function(self, original):
         def make_train_function(model, *args, **kwargs):
@@ -151,7 +142,7 @@ class _Rules:
                 with model.distribute_strategy.scope():  # Set after its `compile`.
                     model.optimizer = self.scale(model, model.optimizer)
             if is_new:
-                self._store(model.optimizer)
+                low_bit.store_slots(model.optimizer, self._state)
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
@@ -231,10 +222,7 @@ class _Rules:
             planned.check(self._matched)
 
     def _assign(self, root, model, traced, check, forget=False):
-        """Gives the layers of a model what the plan of one around it says.
-
-        `forget`: whether it is compiled, and not only called.
-        """
+        """Gives a model's layers what a plan says; `forget`: it is compiled."""
         planned = self.planned(root, traced)
         self._check(planned, check)
         assigned.keep(model, planned, forget=forget, takes_over=forget)
