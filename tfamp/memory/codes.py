@@ -85,9 +85,11 @@ def _eight(signed: bool) -> Code:
         flat = tf.pad(flat, [[0, -x.shape.num_elements() % BLOCK]])
         size, sign = _split(tf.reshape(flat, [-1, BLOCK]))
         finite = size < _INFINITY
-        # In two parts: on a CPU XLA vectorizes no reduction over the last axis.
+        # In two parts, as numbers of another kind, or XLA merges them: on a CPU it
+        # vectorizes no reduction over the last axis. Floats are ordered as their bits.
         lanes = tf.reshape(tf.where(finite, size, 0), [-1, 8, BLOCK // 8])
-        largest = tf.reduce_max(tf.reduce_max(lanes, 1), -1, keepdims=True)
+        lanes = tf.bitcast(tf.reduce_max(lanes, 1), tf.float32)
+        largest = tf.bitcast(tf.reduce_max(lanes, -1, keepdims=True), tf.int32)
         # Of the smallest power of two that is no less.
         exponent = _right(largest + 0x7FFFFF, 23)
         rounded = tf.minimum(_right(size + _noise(size, key, 20), 20), _LARGEST)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfamp.facts import graph_context, names
+from tfamp.facts import names
 from tfamp.keras_patches import keras_optimizers
 from tfamp.memory import codes, stored
 
@@ -237,18 +237,10 @@ class _LowBit:
                     weight.assign_sub(weight * self.weight_decay * learning_rate)
                 step(gradient, target, learning_rate)
 
-        if _compiles(gradient, variable):
-            update = tf.function(update, jit_compile=True, autograph=False)
+        parts = tf.nest.flatten(gradient, expand_composites=True)
+        if all(x.shape.is_fully_defined() for x in parts):
+            update = stored.compiled(update, [variable])
         update(gradient, tf.convert_to_tensor(learning_rate))
-
-
-def _compiles(gradient, variable):
-    """Whether XLA compiles an update by itself: in a plain graph, of known sizes."""
-    if not tf.inside_function() or graph_context.in_xla() or graph_context.watched():
-        return False
-    parts = tf.nest.flatten(gradient, expand_composites=True)
-    known = all(x.shape.is_fully_defined() for x in parts)
-    return known and graph_context.xla_supports({variable.device}, ("CPU", "GPU"))
 
 
 # ---- Weights ----

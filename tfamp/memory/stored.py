@@ -5,11 +5,12 @@ made, and whatever holds the variable goes on with it. Files have what it reads 
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
+from tfamp.facts import graph_context
 from tfamp.memory import codes
 
 
@@ -36,7 +37,8 @@ class StoredVariable(keras.Variable):
             found = super()._maybe_autocast(value)
             same = keras.backend.standardize_dtype(found.dtype) == self.dtype
             return found if same else tf.cast(found, self.dtype)
-        return super()._maybe_autocast(self.code.read(*self.natives, self.shape))
+        read = compiled(lambda *parts: self.code.read(*parts, self.shape), self.natives)
+        return super()._maybe_autocast(read(*self.natives))
 
     def _direct_assign(self, value):
         if self._opened is not None:
@@ -45,7 +47,8 @@ class StoredVariable(keras.Variable):
         # The same on all replicas, at the next attempt, and after a restart.
         step = 0 if self._counter is None else self._counter.value
         key = codes.mix(codes.mix(tf.constant(self._salt, tf.uint32)) + _uint32(step))
-        packed = self.code.pack(tf.cast(value, tf.float32), key)
+        pack = compiled(self.code.pack, self.natives)
+        packed = pack(tf.cast(value, tf.float32), key)
         for native, part in zip(self.natives, packed, strict=True):
             native.assign(part)
 
@@ -81,16 +84,37 @@ class StoredVariable(keras.Variable):
         object_map[self] = tf.Variable(self.value)
 
     def _export_to_saved_model_graph(self, object_map, tensor_map, options, **kwargs):
-        resources = []
-        for each in self.natives:
-            resources += each._export_to_saved_model_graph(
-                object_map, tensor_map, options, **kwargs
+        if self.trainable:
+            raise ValueError(
+                "A SavedModel would hold weights of bfloat16 under float32's name. "
+                f"Received: {self.path!r}, stored in bfloat16. Use `tfamp.export`, or "
+                "save a .keras file and export what it loads."
             )
-        object_map[self] = object_map[self.natives[0]]
-        return resources
+        # In the graph that is saved; its values are those of `_serialize_to_tensors`.
+        object_map[self] = tf.Variable(tf.zeros(self.shape))
+        return []
 
     def _write_object_proto(self, proto, options):
         self.natives[0]._write_object_proto(proto, options)
+        proto.variable.dtype = tf.float32.as_datatype_enum
+        proto.variable.shape.CopyFrom(self.shape.as_proto())
+
+
+def compiled(function: Callable, variables: Sequence[tf.Variable]) -> Callable:
+    """Returns a function compiled by XLA, if it is called in a plain graph.
+
+    There codes, as single operations, take ten times as long.
+
+    Args:
+      function: A function of tensors of known shapes.
+      variables: TensorFlow's, on the device that it runs on.
+    """
+    in_graph = tf.inside_function() and not graph_context.in_xla()
+    devices = {v.device for v in variables}
+    possible = graph_context.xla_supports(devices, ("CPU", "GPU"))
+    if not in_graph or not possible or graph_context.watched():
+        return function
+    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def _uint32(step):
