@@ -164,6 +164,7 @@ def restore(variable: StoredVariable) -> None:
             name=variable.name,
         )
     variable.__class__, variable._value = keras.Variable, value
+    del variable.natives
 
 
 @contextlib.contextmanager
@@ -173,11 +174,12 @@ def in_float32(variables: Iterable[keras.Variable]) -> Iterator[None]:
     Args:
       variables: Of any kind; those that `store` was given are meant.
     """
-    found = [v for v in variables if isinstance(v, StoredVariable)]
+    found = [(v, v.natives) for v in variables if isinstance(v, StoredVariable)]
     try:
-        for each in found:
+        for each, _ in found:
             restore(each)
         yield
     finally:
-        for each in found:
-            each.__class__, each._value = StoredVariable, each.natives[0]
+        for each, natives in found:
+            each.__class__, each.natives = StoredVariable, natives
+            each._value = natives[0]
