@@ -148,6 +148,14 @@ def test_files_hold_float32_and_training_goes_on_exactly(trained):
     assert_equal([*plain.variables, *plain.optimizer.variables], before)
 
 
+def test_a_model_with_weights_of_bfloat16_is_compiled_again():
+    model, losses = fitted("mixed_bfloat16", epochs=1, weights="bfloat16")
+    with helpers.enabled("mixed_bfloat16", weights="bfloat16"):
+        model.compile(keras.optimizers.Adam(1e-3), model.loss)
+        again = model.fit(*digits(), batch_size=64, verbose=0).history["loss"]
+    assert is_stored(model.layers[0].kernel) and again[-1] < losses[-1]
+
+
 def test_a_loop_of_ones_own_stores_them_too():
     x, y = digits()
     losses = []

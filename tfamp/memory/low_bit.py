@@ -85,13 +85,15 @@ def low_bit(
     return optimizer
 
 
-def store_slots(optimizer: keras.optimizers.Optimizer | None, state: str) -> None:
-    """Calls `low_bit` on a model's optimizer, unless that was done, or changes nothing.
+def store_slots(model: keras.Model, optimizer: Any, state: str) -> None:
+    """Has a model's optimizer store its slots, and know weights that are stored.
 
     Args:
+      model: A model; weights of it may be stored since an earlier `compile`.
       optimizer, state: As of `low_bit`; None for a model without an optimizer.
     """
-    if optimizer is None or state == "float32":
+    weights = any(isinstance(v, stored.StoredVariable) for v in model.variables)
+    if optimizer is None or (state == "float32" and not weights):
         return
     if not any(isinstance(each, _LowBit) for each in members_of(optimizer)):
         low_bit(optimizer, state)
@@ -128,7 +130,7 @@ def prepare(optimizer):
     """Gives an optimizer the class that stores; returns it."""
     if not isinstance(optimizer, _LowBit):
         optimizer.__class__ = _kind(type(optimizer))
-        optimizer._slots, optimizer._state = {}, "float32"
+        optimizer._state = "float32"
     return optimizer
 
 
@@ -154,7 +156,8 @@ class _LowBit:
         if small or name.endswith(_WHOLE) or not name.endswith(_SIGNED + _UNSIGNED):
             return
         if isinstance(variable, stored.StoredVariable):
-            stored.restore(variable)
+            with self._distribution_strategy.scope():
+                stored.restore(variable)
         if self._state != "float32":
             code = codes.BFLOAT16 if self._state == "bfloat16" else ways
             self._keep(variable, code)

@@ -125,7 +125,7 @@ class _Rules:
         return optimizer.wrap_optimizer(given, config=scaling)
 
     def before_compile(self, model, arguments):
-        low_bit.store_slots(arguments["optimizer"], self._state)
+        low_bit.store_slots(model, arguments["optimizer"], self._state)
         policy.warn_of_floatx()
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
@@ -142,7 +142,7 @@ class _Rules:
                 with model.distribute_strategy.scope():  # Set after its `compile`.
                     model.optimizer = self.scale(model, model.optimizer)
             if is_new:
-                low_bit.store_slots(model.optimizer, self._state)
+                low_bit.store_slots(model, model.optimizer, self._state)
             if is_new and not builds:
                 self._before_training(model)
             original(model, *args, **kwargs)
