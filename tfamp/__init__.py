@@ -31,7 +31,8 @@ from tfamp.loss_scaling.growth_schedules import (
 from tfamp.loss_scaling.load_model import load_model
 from tfamp.loss_scaling.monitor import LossScaleMonitor
 from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
-from tfamp.memory.low_bit import low_bit
+from tfamp.memory_saving.account import MemoryReport, memory
+from tfamp.memory_saving.low_bit import low_bit
 from tfamp.numerics.compare import compare_precision
 from tfamp.numerics.monitor import NumericsMonitor
 from tfamp.numerics.results import PrecisionComparison, PrecisionSearch
@@ -65,6 +66,7 @@ __all__ = [
     "LossScaleExhaustedError",
     "LossScaleMonitor",
     "LossScaleOptimizer",
+    "MemoryReport",
     "NumericsMonitor",
     "OverrideError",
     "PiecewiseGrowthInterval",
@@ -85,11 +87,13 @@ __all__ = [
     "export",
     "export_float32",
     "find_batch_size",
+    "fit_memory",
     "float_format",
     "graph_rewrite_report",
     "graph_rewrite_scope",
     "load_model",
     "low_bit",
+    "memory",
     "policy_scope",
     "represent",
     "search_precision",
@@ -105,6 +109,7 @@ _ABOVE = {
     "BackupAndRestore": "tfamp.training.backup",
     "benchmark_model": "tfamp.benchmark",
     "find_batch_size": "tfamp.training.batch_size",
+    "fit_memory": "tfamp.training.memory_plans",
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp.memory import codes
+from tfamp.memory_saving import codes
 
 CODES = {"signed": codes.SIGNED, "unsigned": codes.UNSIGNED, "16": codes.BFLOAT16}
 

@@ -14,7 +14,7 @@ FLOORS = (
     {"checks", "errors", "functions", "schedules", "tables"},
     {"facts"},
     {"inspect", "keras_patches"},
-    {"precision", "loss_scaling", "graph_rewrite", "kernels", "memory"},
+    {"precision", "loss_scaling", "graph_rewrite", "kernels", "memory_saving"},
     {"serving", "numerics", "diagnostics"},
     {""},  # tfamp itself: the public names.
     {"training"},
@@ -27,7 +27,7 @@ BESIDE = {
     ("precision", "loss_scaling"),
     ("precision", "graph_rewrite"),
     ("precision", "kernels"),
-    ("precision", "memory"),
+    ("precision", "memory_saving"),
 }
 OWNERS = {
     "enable_tensor_float_32_execution": "tfamp/precision/policy.py",

@@ -83,8 +83,9 @@ def stand_in(monkeypatch):
     """A trial takes 100 MiB, and of an example 2 MiB in float32 and 1 MiB in others."""
     made = []
 
-    def call(function, config, mode, size, count, steps, *, memory):
+    def call(function, config, keywords, size, count, steps, *, memory):
         assert function is batch_trials.train
+        mode = keywords["mode"]
         assert (config["precision"]["mode"], config["batch_size"]) == (mode, size)
         assert config["optimizer"]["accumulation_steps"] == count
         made.append((mode, size))

@@ -12,7 +12,7 @@ from tfamp.facts import hardware, names
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure
 from tfamp.kernels import bias_gradient
-from tfamp.memory import recomputed
+from tfamp.memory_saving import recomputed
 from tfamp.precision import model_hooks, policy
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.

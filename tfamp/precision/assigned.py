@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
 from tfamp.kernels import bias_gradient
-from tfamp.memory import recomputed
+from tfamp.memory_saving import recomputed
 from tfamp.precision import plan, policy, promotion
 
 # What models of Keras and KerasHub make of themselves when they are first traced.

@@ -9,7 +9,7 @@ from absl import logging
 from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
-from tfamp.memory import recomputed
+from tfamp.memory_saving import recomputed
 from tfamp.precision import assigned, described, model_hooks, plan, rules
 from tfamp.precision import overrides as overriding
 

@@ -10,7 +10,7 @@ import keras
 from tfamp import errors
 from tfamp.facts import formats
 from tfamp.inspect import structure
-from tfamp.memory import recomputed
+from tfamp.memory_saving import recomputed
 from tfamp.precision import plan, rules
 
 

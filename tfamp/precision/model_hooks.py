@@ -27,7 +27,7 @@ from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure, traces
 from tfamp.keras_patches import compiling, hooks, places
 from tfamp.loss_scaling import large_inputs, optimizer, train_steps
-from tfamp.memory import low_bit
+from tfamp.memory_saving import low_bit
 from tfamp.precision import (
     assigned,
     described,

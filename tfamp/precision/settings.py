@@ -9,7 +9,7 @@ from tfamp import errors
 from tfamp.facts import hardware, modes, user_code
 from tfamp.graph_rewrite import choice, switch
 from tfamp.loss_scaling import rule
-from tfamp.memory import low_bit
+from tfamp.memory_saving import low_bit
 from tfamp.precision import overrides as overriding
 
 _ON_UNSUPPORTED = ("raise", "warn")

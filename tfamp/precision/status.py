@@ -9,7 +9,7 @@ from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import rule
-from tfamp.memory import remat
+from tfamp.memory_saving import remat
 from tfamp.precision import policy, promotion, rules, settings
 
 

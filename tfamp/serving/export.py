@@ -9,7 +9,7 @@ import numpy as np
 from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
-from tfamp.memory import stored
+from tfamp.memory_saving import stored
 from tfamp.precision import assigned, conversion, promotion
 from tfamp.serving import litert, report, writing
 

@@ -8,7 +8,7 @@ from ml_collections import config_dict
 
 from tfamp import checks
 from tfamp.loss_scaling import growth_schedules, rule
-from tfamp.memory import low_bit
+from tfamp.memory_saving import low_bit
 from tfamp.precision import settings as precision_settings
 from tfamp.training import optimizers
 
@@ -100,7 +100,9 @@ def _precision():
         # One compiled kernel each for dropout, GELU and others in the mixed modes; see
         # `tfamp.enable`.
         "fused_kernels": True,
-        # How slots of the optimizer, and weights, are stored; see `tfamp.enable`.
+        # Patterns of layers that are computed again in the backward pass, and how slots
+        # of the optimizer, and weights, are stored; see `tfamp.enable`.
+        "remat": (),
         "optimizer_state": "float32",
         "weights": "float32",
         # Of TensorFlow's kernels; None leaves each as it is. See `switches`.

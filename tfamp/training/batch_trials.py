@@ -1,7 +1,10 @@
 """Trials of batch sizes, each in a process of its own, and which of them are made."""
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import config_dict
@@ -64,6 +67,21 @@ def config_of(config, mode: str, batch_size: int) -> config_dict.ConfigDict:
     one = compare.config_of(config, mode, config.seed, scaling)
     one.batch_size = batch_size
     return one
+
+
+def what(workload, keywords: dict[str, Any], size: int, count: int):
+    """Returns what `train` takes first: a trial's configuration, or a function's name.
+
+    Args:
+      workload: As `batch_size.identity` returns it.
+      keywords, size, count: As of `train`.
+    """
+    if "function" in workload:
+        return workload.function
+    config = config_of(workload, keywords["mode"], size)
+    config.precision.update(keywords)
+    config.optimizer.accumulation_steps = count
+    return config.to_dict()
 
 
 class Search:
@@ -152,13 +170,9 @@ class Search:
         return {"batch_size": size, "peak_bytes": peak, "reason": reason}
 
     def _execute(self, mode, size, count):
-        what = self.workload.get("function")
-        if what is None:
-            config = config_of(self.workload, mode, size)
-            config.optimizer.accumulation_steps = count
-            what = config.to_dict()
-        given = what, mode, size, count, self.asked.steps
-        done = processes.call(train, *given, memory=self.memory)
+        keywords = {"mode": mode}
+        given = what(self.workload, keywords, size, count), keywords, size, count
+        done = processes.call(train, *given, self.asked.steps, memory=self.memory)
         if done.failure and not done.lack:
             raise errors.RunError(
                 "A trial failed, and not for lack of memory: "
@@ -169,52 +183,74 @@ class Search:
 
 
 def train(
-    what: dict[str, Any] | str, mode: str, size: int, count: int, steps: int
+    what: dict[str, Any] | str,
+    keywords: dict[str, Any],
+    size: int,
+    count: int,
+    steps: int,
 ) -> dict[str, Any]:
     """Takes training steps in this process.
 
     Args:
       what: The configuration of this trial as dicts, or the name of a function.
-      mode: The precision mode of the function.
+      keywords: Of `enable`: "mode", and others. A configuration has its own.
       size: The batch size that the function is asked for.
       count: Batches of an update of the weights.
       steps: Updates.
 
     Returns:
-      Its peaks in bytes ("peak_bytes" of the GPU, where there is one), the unit and the
-      model's description.
+      Its peaks in bytes ("peak_bytes" of the GPU, where there is one), "seconds" of an
+      update after the first, the unit and the model's description.
 
     Raises:
       TypeError: If the function returns anything but a compiled model and batches of
         that size.
     """
-    if isinstance(what, str):
-        with control.enabled(mode):
-            made = synthetic.from_function(what, {"batch_size": size}, "auto")
-            if made.examples != size:
-                raise TypeError(
-                    f"{what} must return batches of the size that it is asked for. "
-                    f"Received: {made.examples} examples for batch_size={size}."
-                )
-            if count > 1:
-                optimizer = made.model.optimizer
-                optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-                optimizer.gradient_accumulation_steps = count
-            _fit(made, steps * count)
-    else:
-        config = config_dict.ConfigDict(what)
-        with trainer.enabled(config.precision):
-            made = synthetic.from_config(config, steps)
-            _fit(made, steps * count)
+    with built(what, keywords, size, count, steps) as made:
+        seconds = []
+        for _ in range(steps):
+            begun = time.perf_counter()
+            fit = {"steps_per_epoch": count, "shuffle": False, "verbose": 0}
+            made.model.fit(made.batches, **fit)
+            seconds.append(time.perf_counter() - begun)
     host, device = processes.peak_host(), processes.peak_device()
     return {
         "host_bytes": host,
         "device_bytes": device,
         "peak_bytes": host if device is None else device,
+        "seconds": statistics.median(seconds[1:] or seconds),
         "unit": made.unit,
         "description": f"{made.description}; {made.model.count_params():,} parameters",
     }
 
 
-def _fit(made, batches):
-    made.model.fit(made.batches, steps_per_epoch=batches, shuffle=False, verbose=0)
+@contextlib.contextmanager
+def built(
+    what: dict[str, Any] | str,
+    keywords: dict[str, Any],
+    size: int,
+    count: int,
+    steps: int,
+) -> Iterator[synthetic.Workload]:
+    """Scopes the precision of a trial, and yields its model and batches.
+
+    Args:
+      what, keywords, size, count, steps: As of `train`.
+    """
+    if not isinstance(what, str):
+        config = config_dict.ConfigDict(what)
+        with trainer.enabled(config.precision):
+            yield synthetic.from_config(config, steps)
+        return
+    with control.enabled(**keywords):
+        made = synthetic.from_function(what, {"batch_size": size}, "auto")
+        if made.examples != size:
+            raise TypeError(
+                f"{what} must return batches of the size that it is asked for. "
+                f"Received: {made.examples} examples for batch_size={size}."
+            )
+        if count > 1:
+            optimizer = made.model.optimizer
+            optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+            optimizer.gradient_accumulation_steps = count
+        yield made

@@ -107,6 +107,7 @@ def enabled(settings):
             fused_kernels=settings.fused_kernels,
             loss_scale=scaling if settings.loss_scale.enabled else False,
             sum_embedding_gradients=True,
+            remat=settings.remat,
             optimizer_state=settings.optimizer_state,
             weights=settings.weights,
         ),

@@ -6,12 +6,15 @@ made, and whatever holds the variable goes on with it. Files have what it reads 
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfamp.facts import graph_context
-from tfamp.memory import codes
+from tfamp.memory_saving import codes
+
+_PIECE = 2**18  # Elements that are packed at once; what that takes is several times it.
 
 
 class StoredVariable(keras.Variable):
@@ -26,42 +29,18 @@ class StoredVariable(keras.Variable):
     natives: tuple[tf.Variable, ...]
     _salt = 0
     _counter: keras.Variable | None = None
-    _opened: tf.Tensor | None = None  # Its value, while it is open.
 
     def _maybe_autocast(self, value):  # Keras 3.10 to 3.15: what `value` returns.
         if value is not self._value:
             return super()._maybe_autocast(value)
-        if self._opened is not None:
-            return self._opened
         if value.dtype == tf.bfloat16:  # In a layer of bfloat16, as it is.
             found = super()._maybe_autocast(value)
             same = keras.backend.standardize_dtype(found.dtype) == self.dtype
             return found if same else tf.cast(found, self.dtype)
-        read = compiled(lambda *parts: self.code.read(*parts, self.shape), self.natives)
-        return super()._maybe_autocast(read(*self.natives))
+        return super()._maybe_autocast(read(self, self.natives))
 
     def _direct_assign(self, value):
-        if self._opened is not None:
-            self._opened = tf.cast(value, tf.float32)
-            return
-        # The same on all replicas, at the next attempt, and after a restart.
-        step = 0 if self._counter is None else self._counter.value
-        key = codes.mix(codes.mix(tf.constant(self._salt, tf.uint32)) + _uint32(step))
-        pack = compiled(self.code.pack, self.natives)
-        packed = pack(tf.cast(value, tf.float32), key)
-        for native, part in zip(self.natives, packed, strict=True):
-            native.assign(part)
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Reads it once and stores it once, however often it is assigned meanwhile."""
-        self._opened = self.value
-        try:
-            yield
-            value = self._opened
-        finally:
-            self._opened = None
-        self._direct_assign(value)
+        assign_parts(self, pack(self, tf.cast(value, tf.float32), key_of(self)))
 
     @property
     def handle(self):
@@ -100,6 +79,81 @@ class StoredVariable(keras.Variable):
         proto.variable.shape.CopyFrom(self.shape.as_proto())
 
 
+class _OpenedVariable(keras.Variable):
+    """A variable that is a tensor meanwhile; see `updated`."""
+
+    def _maybe_autocast(self, value):
+        return super()._maybe_autocast(self._opened if value is self._value else value)
+
+    def _direct_assign(self, value):
+        self._opened = tf.cast(value, tf.float32)
+
+
+def updated(
+    function: Callable, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns what variables would have after a function that reads and assigns them.
+
+    Args:
+      function: It takes nothing.
+      variables: Of any kind; they stay as they are.
+      values: What they have before, in float32.
+    """
+    classes = [each.__class__ for each in variables]
+    try:
+        for each, value in zip(variables, values, strict=True):
+            each.__class__, each._opened = _OpenedVariable, value
+        function()
+        return [each._opened for each in variables]
+    finally:
+        for each, kind in zip(variables, classes, strict=True):
+            each.__class__ = kind
+            vars(each).pop("_opened", None)
+
+
+def is_special(variable: Any) -> bool:
+    """Whether a variable is stored in fewer bits, or a tensor meanwhile."""
+    return isinstance(variable, StoredVariable | _OpenedVariable)
+
+
+def code_of(variable: keras.Variable) -> codes.Code:
+    """Returns how a variable is stored."""
+    return getattr(variable, "code", codes.FLOAT32)
+
+
+def read(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the float32 tensor that these parts of a variable stand for."""
+    code, natives = code_of(variable), parts_of(variable)
+    return compiled(lambda *p: code.read(*p, variable.shape), natives)(*parts)
+
+
+def pack(variable: keras.Variable, value: tf.Tensor, key: tf.Tensor) -> tuple:
+    """Returns the parts of a float32 value, as a variable stores it."""
+    return compiled(code_of(variable).pack, parts_of(variable))(value, key)
+
+
+def parts_of(variable: keras.Variable) -> tuple:
+    """Returns the TensorFlow variables that hold a variable."""
+    return getattr(variable, "natives", (variable._value,))
+
+
+def assign_parts(variable: keras.Variable, parts: Iterable[tf.Tensor]) -> None:
+    """Assigns what a variable's code packed."""
+    for native, part in zip(parts_of(variable), parts, strict=True):
+        native.assign(part)
+
+
+def key_of(variable: keras.Variable) -> tf.Tensor:
+    """Returns the key of a variable's next random bits, uint32 [].
+
+    The same on all replicas, at the next attempt, and after a restart.
+    """
+    counter = getattr(variable, "_counter", None)
+    step = 0 if counter is None else counter.value
+    salt = tf.constant(getattr(variable, "_salt", 0), tf.uint32)
+    return codes.mix(codes.mix(salt) + tf.cast(step, tf.uint32))
+
+
 def compiled(function: Callable, variables: Sequence[tf.Variable]) -> Callable:
     """Returns a function compiled by XLA, if it is called in a plain graph.
 
@@ -117,10 +171,6 @@ def compiled(function: Callable, variables: Sequence[tf.Variable]) -> Callable:
     return tf.function(function, jit_compile=True, autograph=False)
 
 
-def _uint32(step):
-    return tf.cast(step, tf.uint32)
-
-
 def store(
     variable: keras.Variable,
     code: codes.Code,
@@ -136,8 +186,15 @@ def store(
       counter: An integer variable []. Random bits are others at each of its values.
     """
     with tf.init_scope():
-        value = tf.convert_to_tensor(variable.value)
-        parts = code.pack(value, tf.constant(salt, tf.uint32))
+        value = tf.reshape(tf.convert_to_tensor(variable.value), [-1])
+        starts = range(0, value.shape[0], _PIECE)
+        pieces = [
+            code.pack(value[i : i + _PIECE], tf.constant(salt + i, tf.uint32))
+            for i in starts
+        ]
+        parts = [tf.concat(each, 0) for each in zip(*pieces, strict=True)]
+        if code is codes.BFLOAT16:
+            parts = [tf.reshape(parts[0], variable.shape)]
         trained = variable.trainable
         # As Keras makes those of several replicas.
         how = {"aggregation": variable.value.aggregation} if trained else {}

@@ -127,3 +127,5 @@ def _pack_bfloat16(x, key):
 
 SIGNED, UNSIGNED = _eight(True), _eight(False)
 BFLOAT16 = Code("bfloat16", _pack_bfloat16, lambda x, shape: tf.cast(x, tf.float32))
+# In which a variable that is not stored takes part in an update.
+FLOAT32 = Code("float32", lambda x, key: (x,), lambda x, shape: x)

@@ -10,7 +10,6 @@ The optimizer's own code runs as it is, on float32: a variable's slots are read 
 its update and stored after it, in one pass that XLA compiles.
 """
 
-import contextlib
 import functools
 import math
 from typing import Any, Literal
@@ -20,7 +19,7 @@ import tensorflow as tf
 
 from tfamp.facts import names
 from tfamp.keras_patches import keras_optimizers
-from tfamp.memory import codes, stored
+from tfamp.memory_saving import codes, stored
 
 STATES = ("float32", "bfloat16", "8bit")
 MIN_SIZE = 4096  # Of smaller variables slots stay float32.
@@ -178,9 +177,8 @@ class _LowBit:
                 self._trainable_variables_indices[self._var_key(variable)] = index
 
     def _var_key(self, variable):
-        if isinstance(variable, stored.StoredVariable):
-            variable = variable.natives[0]
-        return super()._var_key(variable)
+        known = stored.is_special(variable)
+        return super()._var_key(variable._value if known else variable)
 
     def add_variable_from_reference(self, reference_variable, *args, **kwargs):
         made = super().add_variable_from_reference(reference_variable, *args, **kwargs)
@@ -188,19 +186,19 @@ class _LowBit:
         return made
 
     def assign(self, variable, value):
-        if isinstance(variable, stored.StoredVariable):
+        if stored.is_special(variable):
             variable.assign(tf.convert_to_tensor(value))
         else:
             super().assign(variable, value)
 
     def assign_add(self, variable, value):
-        if isinstance(variable, stored.StoredVariable):
+        if stored.is_special(variable):
             variable.assign_add(tf.convert_to_tensor(value))
         else:
             super().assign_add(variable, value)
 
     def assign_sub(self, variable, value):
-        if isinstance(variable, stored.StoredVariable):
+        if stored.is_special(variable):
             variable.assign_sub(tf.convert_to_tensor(value))
         else:
             super().assign_sub(variable, value)
@@ -217,33 +215,73 @@ class _LowBit:
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         natives = keras_optimizers.native(trainable_variables)
-        super()._backend_update_step(grads, natives, learning_rate)
+        self._programs, self._before = {}, {}  # Of this trace.
+        # In the order in which a backward pass has the gradients.
+        super()._backend_update_step(grads[::-1], natives[::-1], learning_rate)
+        self._programs, self._before = {}, {}
 
     def update_step(self, gradient, variable, learning_rate):
         step, index = super().update_step, self._get_variable_index(variable)
         count, weight = len(self._trainable_variables), self._trainable_variables[index]
         # As Keras finds them: by the place of the variable in each list of slots.
         lists = [x for x in vars(self).values() if isinstance(x, list)]
-        of_it = [x[index] for x in lists if len(x) == count]
-        found = {id(v): v for v in of_it if isinstance(v, stored.StoredVariable)}
-        if not found:
+        found = {id(x[index]): x[index] for x in lists if len(x) == count}
+        mine = [*found.values()]
+        if not any(isinstance(v, stored.StoredVariable) for v in mine):
             return step(gradient, variable, learning_rate)
-        decays = id(weight) in found and self.weight_decay is not None
-        decays = decays and self._use_weight_decay(weight)
-        target = weight if id(weight) in found else variable
+        decays = isinstance(weight, stored.StoredVariable) and (
+            self.weight_decay is not None and self._use_weight_decay(weight)
+        )
 
-        def update(gradient, learning_rate):
-            with contextlib.ExitStack() as stack:
-                for each in found.values():
-                    stack.enter_context(each.opened())
-                if decays:  # Before the step, as in Keras.
-                    weight.assign_sub(weight * self.weight_decay * learning_rate)
-                step(gradient, target, learning_rate)
+        def body(gradient, learning_rate):
+            if decays:  # Before the step, as in Keras.
+                weight.assign_sub(weight * self.weight_decay * learning_rate)
+            step(gradient, weight, learning_rate)
 
-        parts = tf.nest.flatten(gradient, expand_composites=True)
-        if all(x.shape.is_fully_defined() for x in parts):
-            update = stored.compiled(update, [variable])
-        update(gradient, tf.convert_to_tensor(learning_rate))
+        def update(gradient, learning_rate, keys, parts):
+            whole = [stored.read(v, each) for v, each in zip(mine, parts, strict=True)]
+            new = stored.updated(lambda: body(gradient, learning_rate), mine, whole)
+            changes = zip(mine, new, whole, keys, strict=True)
+            return [None if x is y else stored.pack(v, x, k) for v, x, y, k in changes]
+
+        gradient = _dense(gradient)
+        given = [
+            gradient,
+            tf.convert_to_tensor(learning_rate),
+            [stored.key_of(v) for v in mine],
+            [[tf.convert_to_tensor(x) for x in stored.parts_of(v)] for v in mine],
+        ]
+        flat = tf.nest.flatten(gradient, expand_composites=True)
+        graph = tf.compat.v1.get_default_graph()
+        made = len(graph.get_operations())
+        # A graph would update all variables side by side, each with slots in float32.
+        with tf.control_dependencies(self._before.get(variable.device, ())):
+            if all(x.shape.is_fully_defined() for x in flat):
+                key = self._program_key(mine, decays)
+                compiled = stored.compiled(update, [variable])
+                update = self._programs.setdefault(key, compiled)
+            for each, parts in zip(mine, update(*given), strict=True):
+                if parts is not None:
+                    stored.assign_parts(each, parts)
+        self._before[variable.device] = graph.get_operations()[made:]
+
+    def _program_key(self, variables, decays):
+        """Returns what two variables have in common if their updates are the same."""
+        # Code of others, and Muon's, may look at a variable's name.
+        alike = type(self).__module__.startswith("keras.")
+        alike = alike and type(self).__name__ != "Muon"
+        shapes = [(stored.code_of(v), tuple(v.shape)) for v in variables]
+        return decays, *shapes, *(() if alike else map(id, variables))
+
+
+def _dense(gradient):
+    """Returns summed rows of an embedding as a whole: of unknown number, XLA has none.
+
+    Rows that are there several times stay: Adam squares each, in Keras.
+    """
+    rows = isinstance(gradient, tf.IndexedSlices) and gradient.indices
+    summed = tf.is_symbolic_tensor(rows) and rows.op.type == "Unique"
+    return tf.convert_to_tensor(gradient) if summed else gradient
 
 
 # ---- Weights ----

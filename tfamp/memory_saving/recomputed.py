@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfamp.memory import remat
+from tfamp.memory_saving import remat
 
 
 class _Mark(NamedTuple):

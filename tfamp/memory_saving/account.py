@@ -1,0 +1,227 @@
+"""What a training step holds, computed from a trace of it: no step is taken."""
+
+import collections
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfamp import tables
+from tfamp.inspect import structure, traces
+from tfamp.keras_patches import hooks, keras_optimizers
+from tfamp.memory_saving import buffers
+
+KINDS = (
+    *("weights", "gradients", "optimizer", "activations", "inputs", "temporaries"),
+)
+_MIB = 2**20
+
+
+class MemoryReport(NamedTuple):
+    """What a training step holds at its peak, in bytes; `print` it.
+
+    Attributes:
+      model: The model's name.
+      batch_size: Examples in the batch.
+      weights: Of the model, trained or not.
+      gradients: That the optimizer is given.
+      optimizer: What the optimizer keeps.
+      activations: Kept for the backward pass, or computed again in it.
+      inputs: The batch.
+      temporaries: Everything else at the peak.
+      layers: Path of a layer -> its part of `activations`, largest first.
+      notes: What was assumed.
+    """
+
+    model: str
+    batch_size: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    inputs: int
+    temporaries: int
+    layers: dict[str, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """All of it, in bytes."""
+        return sum(getattr(self, kind) for kind in KINDS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"schema_version": 1, **self._asdict(), "total": self.total}
+
+    def to_text(self) -> str:
+        """Returns the tables."""
+        size = "MiB"
+        rows = [[kind, _mib(getattr(self, kind))] for kind in (*KINDS, "total")]
+        shown = [[path, _mib(held)] for path, held in [*self.layers.items()][:10]]
+        lines = [f"A training step of {self.model!r}, {self.batch_size} examples"]
+        parts = [(("at the peak", size), rows)]
+        parts += [(("activations of", size), shown)] if shown else []
+        return tables.report([*lines, *self.notes], parts)
+
+    __str__ = to_text
+
+    def figure(self) -> Any:
+        """Returns a matplotlib figure: bytes by kind, and activations by layer."""
+        from matplotlib.figure import Figure
+
+        shown = dict([*self.layers.items()][:20])
+        figure = Figure(figsize=(9, 2.5 + 0.25 * len(shown)), layout="constrained")
+        figure.suptitle(f"{self.model}: {_mib(self.total)} MiB", parse_math=False)
+        upper, lower = figure.subplots(2, 1, height_ratios=(len(KINDS), len(shown) + 1))
+        for axes, bars in ((upper, self._asdict()), (lower, shown)):
+            names = [name for name in bars if axes is lower or name in KINDS]
+            drawn = axes.barh(names, [bars[name] / _MIB for name in names])
+            axes.bar_label(drawn, [_mib(bars[name]) for name in names], padding=3)
+            axes.invert_yaxis()
+            axes.margins(x=0.15)
+        upper.set_xlabel("MiB at the peak of a training step")
+        lower.set_xlabel("MiB of activations")
+        return figure
+
+
+def _mib(size):
+    return f"{size / _MIB:,.1f}"
+
+
+def memory(model: keras.Model, batch: Any) -> MemoryReport:
+    """Says what a training step of a model holds at its peak, without taking one.
+
+    The step is traced as `fit` traces it, with the model's layers as they are assigned
+    now: their formats, what is computed again, how weights and slots are stored.
+    Programs, and what libraries take for themselves, are not counted.
+
+    Args:
+      model: A built and compiled model; its optimizer is built, if it is not.
+      batch: What a dataset for `fit` yields: (x, y) or (x, y, sample weights) of arrays
+        or tensors with a leading axis of examples.
+
+    Returns:
+      A `MemoryReport`; `print` shows its tables, `figure` draws them.
+
+    Raises:
+      TypeError: If `model` is no Keras model.
+      ValueError: If the model is not built or not compiled.
+
+    Example:
+      print(tfamp.memory(model, next(iter(dataset))))
+    """
+    return measured(model, batch)[0]
+
+
+def measured(
+    model: keras.Model, batch: Any
+) -> tuple[MemoryReport, dict[keras.layers.Layer, int]]:
+    """Returns what `memory` returns, and the activations of each layer itself.
+
+    Args:
+      model, batch: As of `memory`.
+    """
+    structure.check_built(model)
+    if not model.compiled or model.optimizer is None:
+        raise ValueError(
+            "`tfamp.memory` needs a model that was compiled with an optimizer. "
+            f"Received: {model.name!r}, compiled: {model.compiled}."
+        )
+    batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
+    watched = _Watched(model)
+    graph = watched.trace(batch)
+    program = buffers.Program(watched.kind_of)
+    program.add(graph)
+    found = program.peak()
+    held = {
+        "weights": _bytes_of(model.variables),
+        "optimizer": _bytes_of(model.optimizer.variables),
+        "inputs": sum(x.dtype.size * x.shape.num_elements() for x in _flat(batch)),
+    }
+    own = {owner: size for (kind, owner), size in found.items() if owner}
+    layers = collections.Counter()
+    for place in structure.walk(model):
+        layers[place.path] += own.get(place.layer, 0)
+    for (kind, _), size in found.items():
+        held[kind] = held.get(kind, 0) + size
+    notes = []
+    if program.unknown:
+        notes.append(f"Of unknown size, and not counted: {program.unknown} tensors.")
+    if program.loops:
+        notes.append("Of loops one turn is counted, not what all of them keep.")
+    if model.jit_compile:
+        notes.append("XLA keeps fewer tensors than this counts: it joins operations.")
+    made = MemoryReport(
+        model.name,
+        _flat(batch)[0].shape[0],
+        *(held.get(kind, 0) for kind in KINDS),
+        layers={path: size for path, size in layers.most_common() if size},
+        notes=tuple(notes),
+    )
+    return made, own
+
+
+def _flat(batch):
+    return [x for x in keras.tree.flatten(batch) if x is not None]
+
+
+def _bytes_of(variables: Iterable[Any]) -> int:
+    natives = keras_optimizers.native([*variables])
+    return sum(x.dtype.size * x.shape.num_elements() for x in natives)
+
+
+class _Watched:
+    """A trace of a model's training step, and to which layer its operations belong."""
+
+    def __init__(self, model):
+        self.model = model
+        self.owners: dict[int, keras.layers.Layer] = {}  # By ids of operations.
+        self.gradients: set[int] = set()  # ids of tensors.
+
+    def trace(self, batch):
+        model, before = self.model, self.model.train_function
+        places = structure.walk(model)
+        try:
+            model.make_train_function(force=True)  # What stands before a first step.
+            with traces.unchanged([place.layer for place in places]):
+                for place in places:
+                    noted = functools.partial(self._noted, place.layer)
+                    traces.watch(place.layer, noted)
+                run = model.distribute_strategy.run
+                step = tf.function(
+                    lambda data: run(model.train_step, (data,)),
+                    jit_compile=model.jit_compile,
+                    autograph=False,
+                )
+                apply = [(model.optimizer, "apply", self._apply)]
+                with hooks.replaced(apply):
+                    return step.get_concrete_function(batch).graph
+        finally:
+            model.train_function = before
+
+    def _noted(self, layer, original):
+        def call(*args, **kwargs):
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            returned = original(*args, **kwargs)
+            for op in graph.get_operations()[before:]:
+                self.owners.setdefault(id(op), layer)
+            return returned
+
+        return call
+
+    def _apply(self, grads, *args, **kwargs):
+        given = tf.nest.flatten([*grads], expand_composites=True)
+        self.gradients |= {id(x) for x in given}
+        return type(self.model.optimizer).apply(
+            self.model.optimizer, grads, *args, **kwargs
+        )
+
+    def kind_of(self, tensor) -> tuple[str, Any]:
+        """Returns the kind of a tensor, and its layer."""
+        if id(tensor) in self.gradients:
+            return "gradients", None
+        owner = self.owners.get(id(tensor.op))
+        return "activations" if owner else "temporaries", owner

@@ -1,0 +1,156 @@
+"""What TensorFlow holds while it runs a graph, as far as the graph tells.
+
+Each operation is taken in the order in which it was made. A tensor is held from the
+operation that makes it to the last one that takes it; functions are looked into,
+branches by the larger one, loops by one turn.
+"""
+
+import collections
+from typing import Any
+
+import tensorflow as tf
+
+# What passes a buffer on, and makes none.
+_SAME = frozenset(
+    "EnsureShape ExpandDims Identity IdentityN PreventGradient ReadVariableOp Reshape "
+    "Squeeze StopGradient".split()
+)
+# Whose result takes the place of an input that nothing else takes.
+_IN_PLACE = frozenset(
+    "Abs Add AddN AddV2 BiasAdd Div DivNoNan Elu EluGrad Erf Exp LeakyRelu "
+    "LeakyReluGrad Log LogSoftmax Maximum Minimum Mul Neg Pow RealDiv Relu Relu6 "
+    "Relu6Grad ReluGrad Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad "
+    "Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad "
+    "SparseSoftmaxCrossEntropyWithLogits Sqrt SqrtGrad Square SquaredDifference Sub "
+    "Tanh TanhGrad".split()
+)
+# Known before the step where shapes are: TensorFlow folds them.
+_FOLDED = frozenset(("Rank", "Shape", "ShapeN", "Size"))
+
+
+class Program:
+    """The operations of a graph and of its functions, and the buffers between them.
+
+    Args:
+      kind_of: Function of a tensor: its kind, and the layer that it belongs to.
+
+    Attributes:
+      unknown: Tensors whose size is not known, and which are not counted.
+      loops: Loops, of which one turn is counted.
+    """
+
+    def __init__(self, kind_of):
+        self.kind_of, self.unknown, self.loops = kind_of, 0, 0
+        # Kinds of operations, and the buffers that each takes and makes.
+        self.steps: list[tuple[str, list[int], list[int]]] = []
+        self.counts: list[int] = []  # Elements of a buffer,
+        self.sizes: list[int] = []  # and its bytes.
+        self.kinds: list[tuple[str, Any]] = []
+
+    def add(self, graph, given=(), kind=None):
+        """Adds a graph; returns the buffers of its outputs.
+
+        Args:
+          graph: A `FuncGraph`.
+          given: The buffers of its first inputs.
+          kind: That of its buffers, for a function.
+        """
+        buffers = {id(x): b for x, b in zip(graph.inputs, given, strict=False)}
+        same: dict[Any, list[int]] = {}
+        needed = _needed(graph)
+        for op in graph.get_operations():
+            if op not in needed or op.type == "Placeholder":
+                continue
+            taken = [buffers.get(id(x)) for x in op.inputs]
+            self.loops += op.type.endswith("While")
+            if (inner := _function_of(op)) is not None:
+                passed = taken[1:] if op.type.endswith("If") else taken
+                made = self.add(inner, passed, kind or self._kind(op))
+            elif op.type in _SAME:
+                made = taken
+            elif op.type in _FOLDED:
+                made = []
+            else:
+                own = tuple(b or id(x) for b, x in zip(taken, op.inputs, strict=True))
+                # TensorFlow computes once what is there twice.
+                key = op if op.op_def.is_stateful else (own, *_settings(op))
+                if key not in same:
+                    takes = [b for b in taken if b is not None]
+                    same[key] = [self._buffer(x, takes, kind) for x in op.outputs]
+                    self.steps.append((op.type, takes, same[key]))
+                made = same[key]
+            buffers |= {id(x): b for x, b in zip(op.outputs, made, strict=False)}
+        return [buffers.get(id(x)) for x in graph.outputs]
+
+    def _kind(self, op):
+        return self.kind_of(op.outputs[0]) if op.outputs else None
+
+    def _buffer(self, tensor, takes, kind):
+        counted = tensor.dtype not in (tf.resource, tf.variant, tf.string)
+        count = tensor.shape.num_elements()
+        if count is None:  # Open sizes, as of a kernel compiled for all of them.
+            count = max((self.counts[b] for b in takes), default=0)
+            self.unknown += counted and not count
+        self.counts.append(count * counted)
+        self.sizes.append(tensor.dtype.size * count * counted)
+        own = self.kind_of(tensor)
+        self.kinds.append(own if kind is None or own[0] == "gradients" else kind)
+        return len(self.sizes) - 1
+
+    def peak(self) -> dict[tuple[str, Any], int]:
+        """Returns bytes by kind and layer, where the sum is largest."""
+        last = {b: i for i, (_, *both) in enumerate(self.steps) for b in sum(both, [])}
+        held = highest = 0
+        at = 0
+        made_at = {}
+        for i, (kind, takes, makes) in enumerate(self.steps):
+            ends = {b for b in (*takes, *makes) if last[b] == i}
+            left = {self.sizes[b] for b in ends.difference(makes)}
+            made_at |= dict.fromkeys(makes, i)
+            held += sum(self.sizes[b] for b in makes)
+            spared = max((self.sizes[b] for b in makes), default=0)
+            now = held - spared * (kind in _IN_PLACE and spared in left)
+            if now > highest:
+                highest, at = now, i
+            held -= sum(self.sizes[b] for b in ends)
+        found = collections.Counter()
+        for b, first in made_at.items():
+            if first <= at <= last[b]:
+                found[self.kinds[b]] += self.sizes[b]
+        return dict(found)
+
+
+def _needed(graph):
+    found, queue = set(), [x.op for x in graph.outputs] + [*graph.control_outputs]
+    while queue:
+        op = queue.pop()
+        if op not in found:
+            found.add(op)
+            queue += [x.op for x in op.inputs] + [*op.control_inputs]
+    return found
+
+
+def _function_of(op):
+    """Returns the graph that an operation runs; of two branches the larger one.
+
+    None for what XLA compiles: it joins operations, and keeps little between them.
+    """
+    if _has(op, "_XlaMustCompile") and op.get_attr("_XlaMustCompile"):
+        return None
+    names = [_name(op, attribute) for attribute in ("f", "body")]
+    names += [_name(op, x) for x in ("then_branch", "else_branch")]
+    graphs = [op.graph._get_function(x).graph for x in names if x]
+    return max(graphs, key=lambda x: len(x.get_operations()), default=None)
+
+
+def _settings(op):
+    attributes = op.node_def.attr
+    return op.type, *(attributes[x].SerializeToString() for x in sorted(attributes))
+
+
+def _name(op, attribute):
+    return op.get_attr(attribute).name if _has(op, attribute) else ""
+
+
+def _has(op, attribute):
+    return attribute in op.node_def.attr
