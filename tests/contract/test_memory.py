@@ -137,6 +137,7 @@ def test_bad_input(make, error, words):
 
 def test_the_picture_has_each_kind_and_layer():
     report = found()
-    upper, lower = report.figure().axes
-    assert [x.get_text() for x in upper.get_yticklabels()] == [*kinds()]
+    upper, lower = report.figure(again=found(remat=[r"block_\d"])).axes
+    assert [x.get_text() for x in upper.get_legend().get_texts()] == [*kinds()]
+    assert [x.get_text() for x in upper.get_yticklabels()] == ["m", "again"]
     assert [x.get_text() for x in lower.get_yticklabels()] == [*report.layers][:20]

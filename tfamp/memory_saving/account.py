@@ -67,22 +67,37 @@ class MemoryReport(NamedTuple):
 
     __str__ = to_text
 
-    def figure(self) -> Any:
-        """Returns a matplotlib figure: bytes by kind, and activations by layer."""
+    def figure(self, **others: "MemoryReport") -> Any:
+        """Returns a matplotlib figure: bytes by kind, and activations by layer.
+
+        Args:
+          **others: Reports whose bytes by kind are drawn below, with their names.
+        """
+        import matplotlib
         from matplotlib.figure import Figure
 
+        reports = {self.model: self, **others}
         shown = dict([*self.layers.items()][:20])
-        figure = Figure(figsize=(9, 2.5 + 0.25 * len(shown)), layout="constrained")
-        figure.suptitle(f"{self.model}: {_mib(self.total)} MiB", parse_math=False)
-        upper, lower = figure.subplots(2, 1, height_ratios=(len(KINDS), len(shown) + 1))
-        for axes, bars in ((upper, self._asdict()), (lower, shown)):
-            names = [name for name in bars if axes is lower or name in KINDS]
-            drawn = axes.barh(names, [bars[name] / _MIB for name in names])
-            axes.bar_label(drawn, [_mib(bars[name]) for name in names], padding=3)
+        heights = len(reports) + 2, len(shown) + 1
+        size = (9, 2 + 0.25 * sum(heights))
+        figure = Figure(figsize=size, layout="constrained")
+        upper, lower = figure.subplots(2, 1, height_ratios=heights)
+        ends = [0.0] * len(reports)
+        colors = matplotlib.colormaps["viridis"].resampled(len(KINDS))
+        for number, kind in enumerate(KINDS):
+            sizes = [getattr(each, kind) / _MIB for each in reports.values()]
+            drawn = upper.barh([*reports], sizes, left=ends, color=colors(number))
+            drawn.set_label(kind)
+            ends = [x + y for x, y in zip(ends, sizes, strict=True)]
+        upper.bar_label(drawn, [_mib(x.total) for x in reports.values()], padding=3)
+        upper.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(KINDS))
+        drawn = lower.barh([*shown], [x / _MIB for x in shown.values()], color="gray")
+        lower.bar_label(drawn, map(_mib, shown.values()), padding=3)
+        for axes in (upper, lower):
             axes.invert_yaxis()
             axes.margins(x=0.15)
         upper.set_xlabel("MiB at the peak of a training step")
-        lower.set_xlabel("MiB of activations")
+        lower.set_xlabel(f"MiB of activations, {self.model}")
         return figure
 
 

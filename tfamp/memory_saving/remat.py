@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfamp.facts import graph_context, names
 from tfamp.inspect import calls, traces
 from tfamp.keras_patches import hooks, places
+from tfamp.memory_saving import stored
 
 # What `Layer.__call__` sets around `call`.
 _CONTEXT, _AUTOCAST = "current_call_ctx", "autocast_scope"
@@ -117,7 +118,9 @@ class _Block:
             watched = watcher.watched_variables()
             self.others = [x for x in watched if id(x) not in known]
             for variable in scope.read.values():
-                self.read.append((variable, tf.convert_to_tensor(variable.value)))
+                low = isinstance(variable, stored.StoredVariable)  # In bfloat16.
+                value = variable.natives[0] if low else variable.value
+                self.read.append((variable, tf.convert_to_tensor(value)))
             for variable, value in scope.assigned.values():
                 variable.assign(value)
         flat = tf.nest.flatten(outputs, expand_composites=True)

@@ -31,13 +31,12 @@ class StoredVariable(keras.Variable):
     _counter: keras.Variable | None = None
 
     def _maybe_autocast(self, value):  # Keras 3.10 to 3.15: what `value` returns.
-        if value is not self._value:
-            return super()._maybe_autocast(value)
         if value.dtype == tf.bfloat16:  # In a layer of bfloat16, as it is.
             found = super()._maybe_autocast(value)
             same = keras.backend.standardize_dtype(found.dtype) == self.dtype
             return found if same else tf.cast(found, self.dtype)
-        return super()._maybe_autocast(read(self, self.natives))
+        own = value is self._value
+        return super()._maybe_autocast(read(self, self.natives) if own else value)
 
     def _direct_assign(self, value):
         assign_parts(self, pack(self, tf.cast(value, tf.float32), key_of(self)))

@@ -1,0 +1,140 @@
+"""The plan that fits: options in their order, predicted, and the first that fits."""
+
+import pytest
+from ml_collections import config_dict
+
+import tfamp
+from tfamp.training import batch_trials, memory_plans, processes
+
+MIB = processes.MIB
+OWN = """
+import keras
+import tensorflow as tf
+
+L = keras.layers
+
+
+def build(batch_size):
+    x = inputs = keras.Input((64,))
+    for number in range(4):
+        name = f"block_{number}"
+        x = keras.Sequential([L.Dense(2048, "relu"), L.Dense(64)], name=name)(x)
+    model = keras.Model(inputs, L.Dense(1, dtype="float32")(x))
+    model.compile("adam", "mse")
+    one = tf.zeros((64,)), tf.zeros((1,))
+    return model, tf.data.Dataset.from_tensors(one).repeat().batch(batch_size)
+"""
+PROGRAMS, FLOAT32 = 500, 400  # MiB
+ORDER = [
+    *("float32", "mixed_bfloat16", "remat of 2 of 4 blocks", "remat of 4 of 4 blocks"),
+    *("slots of bfloat16", "slots of 8bit", "2 parts of a batch", "4 parts of a batch"),
+    *("8 parts of a batch", "16 parts of a batch", "weights of bfloat16"),
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A step holds the programs and what was predicted; others by `held`."""
+    held = {}
+
+    def call(function, what, *given, memory=None, **_):
+        if function is memory_plans._predict:
+            return processes.Outcome(predicted())
+        assert function is batch_trials.train
+        keywords = given[0]
+        size = (PROGRAMS + held.get(len(keywords), 0)) * MIB
+        size += next(
+            x["predicted_bytes"] for x in predicted() if x["keywords"] == keywords
+        )
+        if size > memory.host:
+            return processes.Outcome(None, f"MemoryError: {size}")
+        return processes.Outcome({"peak_bytes": size, "seconds": len(keywords)})
+
+    monkeypatch.setattr(processes, "call", call)
+    return held
+
+
+def predicted():
+    keywords, made = {}, []
+    changes = [("mode", "float32"), ("mode", "mixed_bfloat16"), ("remat", ["b"])]
+    changes += [("optimizer_state", "8bit")]
+    for number, (key, value) in enumerate(changes):
+        keywords = {**keywords, key: value}
+        made.append(
+            {
+                "option": f"{key} {value}",
+                "keywords": keywords,
+                "batch_size": 64,
+                "accumulation_steps": 1,
+                "predicted_bytes": (FLOAT32 - 100 * number) * MIB,
+                "measured_bytes": None,
+                "time_ratio": None,
+            }
+        )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "chosen", "measured"),
+    [
+        (880, {}, "mode mixed_bfloat16", 2),
+        (780, {}, "remat ['b']", 2),
+        (780, {2: 100}, "optimizer_state 8bit", 3),  # It was predicted to fit.
+        (450, {}, None, 1),
+    ],
+)
+def test_the_first_that_fits_is_chosen(file, stand_in, limit, held, chosen, measured):
+    stand_in.update(held)
+    found = tfamp.fit_memory(f"{file}:build", f"{limit}MiB", batch_size=64)
+    assert [x["measured_bytes"] is not None for x in found.options].count(True) == (
+        measured - bool(held)
+    )
+    # What else float32 held is part of each prediction.
+    sizes = [x["predicted_bytes"] // MIB for x in found.options]
+    assert sizes == [PROGRAMS + FLOAT32 - 100 * n for n in range(4)]
+    if chosen is None:
+        assert found.chosen is None and "nothing fits" in str(found)
+        assert f"{PROGRAMS + 100 - limit} MiB more than there is" in str(found)
+    else:
+        assert found.chosen["option"] == chosen
+        assert 'tfamp.enable("mixed_bfloat16"' in str(found)
+        assert found.chosen["time_ratio"] > 0
+
+
+def test_options_of_a_model_are_predicted_in_their_order(file):
+    workload = config_dict.ConfigDict({"function": f"{file}:build"})
+    found = memory_plans._predict(workload, 1024, "mixed_bfloat16")
+    assert [each["option"] for each in found] == ORDER
+    sizes = [each["predicted_bytes"] for each in found]
+    assert sizes[1] < 0.75 * sizes[0] and sizes[3] < sizes[2] < sizes[1]
+    assert sizes[5] < sizes[4] < sizes[3] and sizes[-1] < sizes[-2]
+    assert found[3]["keywords"]["remat"] == [r"block_\d+"]
+    assert (found[-1]["batch_size"], found[-1]["accumulation_steps"]) == (64, 16)
+
+
+def test_a_plan_is_measured_in_processes(file):
+    found = tfamp.fit_memory(f"{file}:build", "3GiB", batch_size=1024, steps=1)
+    assert found.chosen["option"] == "mixed_bfloat16"
+    measured = found.chosen["measured_bytes"]
+    assert measured == pytest.approx(found.chosen["predicted_bytes"], rel=0.15)
+    assert found.options[0]["measured_bytes"] > measured
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "words"),
+    [
+        ({"batch_size": 64, "limit": "2 gigs"}, ValueError, "an amount of memory"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({}, TypeError, "batch_size"),
+    ],
+)
+def test_bad_input(file, keywords, error, words):
+    with pytest.raises(error, match=words):
+        tfamp.fit_memory(f"{file}:build", **keywords)
