@@ -265,3 +265,15 @@ def test_comparison_sets_the_rewrite_beside_a_twin_without(tmp_path, monkeypatch
     assert mixed.mode == "mixed_bfloat16"
     assert mixed.graph_rewrite in compared.to_text()
     assert "by graph rewrite" in compared.note
+
+
+def test_the_twin_stores_weights_and_slots_in_float32():
+    config = make_config(
+        precision__optimizer_state="8bit", precision__weights="bfloat16"
+    )
+    low, twin = (
+        compare.config_of(config, mode, 0).precision
+        for mode in ("mixed_bfloat16", "float32")
+    )
+    assert (low.optimizer_state, low.weights) == ("8bit", "bfloat16")
+    assert (twin.optimizer_state, twin.weights) == ("float32", "float32")

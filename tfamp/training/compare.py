@@ -179,7 +179,7 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     Args:
       config: The configuration that is compared.
       mode: The run's mode. "float32" and "tf32" have neither overrides nor a rewrite,
-        and what `config.float32` says.
+        nothing is stored in fewer bits, and they have what `config.float32` says.
       seed: The run's seed.
       loss_scaling: Whether loss scaling is allowed where the mode needs it.
     """
@@ -195,6 +195,7 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
         rate = own["learning_rate"] or one.optimizer.learning_rate
         one.optimizer.learning_rate = rate
         one.precision.graph_rewrite, one.precision.overrides = False, ()
+        one.precision.optimizer_state = one.precision.weights = "float32"
     return one
 
 
