@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import workers
 
 import tfamp
 
@@ -133,6 +134,19 @@ def test_a_custom_step_with_branches(mode):
 def test_bad_input(make, error, words):
     with pytest.raises(error, match=words):
         tfamp.memory(make(), batch())
+
+
+def on_two_replicas():
+    with tf.distribute.MirroredStrategy().scope():
+        model = blocks()
+    with pytest.raises(ValueError, match="a model of 2 replicas") as error:
+        tfamp.memory(model, batch())
+    return str(error.value)
+
+
+def test_several_replicas_are_refused():
+    (said,) = workers.run(on_two_replicas, workers=1, cpus=2)
+    assert "outside of a strategy" in said
 
 
 def test_the_picture_has_each_kind_and_layer():

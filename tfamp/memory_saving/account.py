@@ -122,7 +122,7 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
 
     Raises:
       TypeError: If `model` is no Keras model.
-      ValueError: If the model is not built or not compiled.
+      ValueError: If the model is not built or not compiled, or has several replicas.
 
     Example:
       print(tfamp.memory(model, next(iter(dataset))))
@@ -143,6 +143,13 @@ def measured(
         raise ValueError(
             "`tfamp.memory` needs a model that was compiled with an optimizer. "
             f"Received: {model.name!r}, compiled: {model.compiled}."
+        )
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise ValueError(
+            "`tfamp.memory` is of one device. Received: a model of "
+            f"{replicas} replicas. Compile it outside of a strategy, and pass the "
+            "batch of one replica."
         )
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
     watched = _Watched(model)
@@ -204,9 +211,8 @@ class _Watched:
                 for place in places:
                     noted = functools.partial(self._noted, place.layer)
                     traces.watch(place.layer, noted)
-                run = model.distribute_strategy.run
                 step = tf.function(
-                    lambda data: run(model.train_step, (data,)),
+                    lambda data: model.train_step(data),
                     jit_compile=model.jit_compile,
                     autograph=False,
                 )
