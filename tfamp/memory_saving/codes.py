@@ -19,6 +19,7 @@ References:
   https://arxiv.org/abs/2110.02861
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -60,9 +61,11 @@ def mix(x: tf.Tensor) -> tf.Tensor:
 
 def _noise(x, key, bits):
     """Returns random integers of so many bits: int32, in the shape of x."""
-    drawn = mix(tf.cast(tf.range(tf.size(x)), tf.uint32) + key)
-    drawn = _right(drawn, tf.constant(32 - bits, tf.uint32))
-    return tf.reshape(tf.cast(drawn, tf.int32), tf.shape(x))
+    *outer, last = x.shape
+    # XLA writes a range out into the program: two short ones, not one for all elements.
+    places = tf.range(math.prod(outer))[:, None] * last + tf.range(last)
+    drawn = mix(tf.cast(tf.reshape(places, x.shape), tf.uint32) + key)
+    return tf.cast(_right(drawn, tf.constant(32 - bits, tf.uint32)), tf.int32)
 
 
 def _split(x):

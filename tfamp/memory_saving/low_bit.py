@@ -17,7 +17,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfamp.facts import names
+from tfamp.facts import graph_context, names
 from tfamp.keras_patches import keras_optimizers
 from tfamp.memory_saving import codes, stored
 
@@ -254,8 +254,9 @@ class _LowBit:
         flat = tf.nest.flatten(gradient, expand_composites=True)
         graph = tf.compat.v1.get_default_graph()
         made = len(graph.get_operations())
-        # A graph would update all variables side by side, each with slots in float32.
-        with tf.control_dependencies(self._before.get(variable.device, ())):
+        # A graph updates all variables side by side, with slots in float32; not XLA.
+        before = () if graph_context.in_xla() else self._before.get(variable.device, ())
+        with tf.control_dependencies(before):
             if all(x.shape.is_fully_defined() for x in flat):
                 key = self._program_key(mine, decays)
                 compiled = stored.compiled(update, [variable])
@@ -267,9 +268,8 @@ class _LowBit:
 
     def _program_key(self, variables, decays):
         """Returns what two variables have in common if their updates are the same."""
-        # Code of others, and Muon's, may look at a variable's name.
-        alike = type(self).__module__.startswith("keras.")
-        alike = alike and type(self).__name__ != "Muon"
+        kind = type(self)  # Code of others, and Muon's, may look at a variable's name.
+        alike = kind.__module__.startswith("keras.") and kind.__name__ != "Muon"
         shapes = [(stored.code_of(v), tuple(v.shape)) for v in variables]
         return decays, *shapes, *(() if alike else map(id, variables))
 

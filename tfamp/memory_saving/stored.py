@@ -128,6 +128,7 @@ def read(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def pack(variable: keras.Variable, value: tf.Tensor, key: tf.Tensor) -> tuple:
     """Returns the parts of a float32 value, as a variable stores it."""
+    value = tf.ensure_shape(value, variable.shape)
     return compiled(code_of(variable).pack, parts_of(variable))(value, key)
 
 
