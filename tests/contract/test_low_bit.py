@@ -23,6 +23,8 @@ OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "rmsprop": lambda: keras.optimizers.RMSprop(1e-3),
 }
+if keras.__version__ >= "3.11":  # Keras 3.10's own fails.
+    OPTIMIZERS["muon"] = lambda: keras.optimizers.Muon(1e-3)  # It looks at names.
 
 
 def digits():
@@ -281,7 +283,7 @@ def test_what_cannot_be_stored_is_refused(call, says):
 def test_weights_that_averages_overwrite_are_refused():
     with helpers.enabled("mixed_bfloat16", weights="bfloat16"):
         model = compiled()
-        optimizer = keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)
+        optimizer = keras.optimizers.SGD(use_ema=True)
         model.compile(optimizer, model.loss)
-        with pytest.raises(ValueError, match="ema_overwrite_frequency=2"):
+        with pytest.raises(ValueError, match="use_ema=True"):
             model.fit(*digits(), verbose=0)

@@ -226,7 +226,7 @@ class _LowBit:
         # As Keras finds them: by the place of the variable in each list of slots.
         lists = [x for x in vars(self).values() if isinstance(x, list)]
         found = {id(x[index]): x[index] for x in lists if len(x) == count}
-        mine = [*found.values()]
+        mine = [v for v in found.values() if isinstance(v, keras.Variable)]
         if not any(isinstance(v, stored.StoredVariable) for v in mine):
             return step(gradient, variable, learning_rate)
         decays = isinstance(weight, stored.StoredVariable) and (
@@ -316,11 +316,11 @@ def store_weights(model: keras.Model) -> None:
 
 def check_averages(optimizer):
     """Raises ValueError if an optimizer's averages are to overwrite the weights."""
-    if value := optimizer.ema_overwrite_frequency:
+    if optimizer.use_ema:
         raise ValueError(
-            "Keras overwrites weights by their averages past what stores them. "
-            f"Received: ema_overwrite_frequency={value} with weights in bfloat16. Use "
-            "`keras.callbacks.SwapEMAWeights`, or weights='float32'."
+            "Keras overwrites weights by their averages past what stores them, at the "
+            "end of `fit`, too. Received: use_ema=True with weights in bfloat16. Use "
+            "weights='float32'."
         )
 
 
