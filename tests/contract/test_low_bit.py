@@ -280,6 +280,20 @@ def test_what_cannot_be_stored_is_refused(call, says):
     assert tfamp.status().requested is None
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_gradients_of_an_embedding_are_accumulated_in_float32(summed):
+    given = {"sum_embedding_gradients": summed, "optimizer_state": "8bit"}
+    with helpers.enabled("mixed_bfloat16", weights="bfloat16", **given):
+        table, head = L.Embedding(512, 16), L.Dense(1, dtype="float32")
+        model = keras.Sequential([keras.Input((4,)), table, L.Flatten(), head])
+        optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        model.compile(optimizer, "mse", jit_compile=False)
+        ids = np.random.default_rng(0).integers(0, 512, (64, 4))
+        history = model.fit(ids, ids[:, 0] % 2, epochs=20, batch_size=16, verbose=0)
+    assert is_stored(table.embeddings)
+    assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
+
+
 def test_weights_that_averages_overwrite_are_refused():
     with helpers.enabled("mixed_bfloat16", weights="bfloat16"):
         model = compiled()

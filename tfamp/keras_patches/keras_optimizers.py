@@ -33,6 +33,21 @@ def native(variables: Sequence) -> list[tf.Variable]:
     return found
 
 
+def in_float32(gradients: Sequence) -> list:
+    """Returns gradients in float32; those that are None stay so."""
+    return [g if g is None else tf.cast(g, tf.float32) for g in gradients]
+
+
+def whole(gradient: Any) -> Any:
+    """Returns summed rows of an embedding as a whole: of unknown number, XLA has none.
+
+    Rows that are there several times stay: Adam squares each, in Keras.
+    """
+    rows = isinstance(gradient, tf.IndexedSlices) and gradient.indices
+    summed = tf.is_symbolic_tensor(rows) and rows.op.type == "Unique"
+    return tf.convert_to_tensor(gradient) if summed else gradient
+
+
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers that apply gradients: a `MultiOptimizer`'s, or itself."""
     several = getattr(keras.optimizers, "MultiOptimizer", ())  # From Keras 3.15 on.

@@ -206,8 +206,13 @@ class _LowBit:
     def _clip_gradients(self, grads):
         # Those of variables in bfloat16 have its format; their norm is float32.
         if self.clipnorm or self.global_clipnorm or self.clipvalue:
-            grads = [g if g is None else tf.cast(g, tf.float32) for g in grads]
+            grads = keras_optimizers.in_float32(grads)
         return super()._clip_gradients(grads)
+
+    def _backend_apply_gradients(self, grads, trainable_variables):
+        if self.gradient_accumulation_steps:  # They are added up in float32.
+            grads = keras_optimizers.in_float32(grads)
+        super()._backend_apply_gradients(grads, trainable_variables)
 
     def _apply_weight_decay(self, variables):
         plain = [v for v in variables if not isinstance(v, stored.StoredVariable)]
@@ -244,7 +249,7 @@ class _LowBit:
             changes = zip(mine, new, whole, keys, strict=True)
             return [None if x is y else stored.pack(v, x, k) for v, x, y, k in changes]
 
-        gradient = _dense(gradient)
+        gradient = keras_optimizers.whole(gradient)
         given = [
             gradient,
             tf.convert_to_tensor(learning_rate),
@@ -272,16 +277,6 @@ class _LowBit:
         alike = kind.__module__.startswith("keras.") and kind.__name__ != "Muon"
         shapes = [(stored.code_of(v), tuple(v.shape)) for v in variables]
         return decays, *shapes, *(() if alike else map(id, variables))
-
-
-def _dense(gradient):
-    """Returns summed rows of an embedding as a whole: of unknown number, XLA has none.
-
-    Rows that are there several times stay: Adam squares each, in Keras.
-    """
-    rows = isinstance(gradient, tf.IndexedSlices) and gradient.indices
-    summed = tf.is_symbolic_tensor(rows) and rows.op.type == "Unique"
-    return tf.convert_to_tensor(gradient) if summed else gradient
 
 
 # ---- Weights ----

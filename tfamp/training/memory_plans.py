@@ -152,9 +152,13 @@ def fit_memory(
             x["option"]: x["measured_bytes"] or x["predicted_bytes"] for x in options
         }
         least = min(sizes, key=sizes.get)
-        notes.append(
-            f"nothing fits: {least!r} holds {processes.mib(sizes[least])}, "
+        short = (
             f"{processes.mib(sizes[least] - most)} more than there is"
+            if sizes[least] > most
+            else "as predicted, and more than there is when it was tried"
+        )
+        notes.append(
+            f"nothing fits: {least!r} holds {processes.mib(sizes[least])}, {short}"
         )
     return MemoryPlan(shared.name, words, tuple(options), chosen, tuple(notes))
 
