@@ -25,6 +25,7 @@ OFF = cpu("avx512_bf16", onednn=False)
 
 # A device, its fast formats, what "auto" chooses, and the decisive fact.
 AMPERE, TURING = {"float16", "bfloat16", "tf32"}, {"float16"}
+ADA = {*AMPERE, "float8"}
 F32, F16, BF16 = "float32", "mixed_float16", "mixed_bfloat16"
 CASES = {
     "GTX 1070": (GTX_1070, set(), F32, "no tensor cores (capability 6.1 <"),
@@ -35,8 +36,14 @@ CASES = {
     "gtx1660": (..., set(), F32, "no tensor cores despite 7.5"),
     "a100": (..., AMPERE, BF16, "tensor cores (capability 8.0 >= 8.0)"),
     **dict.fromkeys(("a10", "rtx3090"), (..., AMPERE, BF16, "capability 8.6 >=")),
-    **dict.fromkeys(("l4", "rtx4090"), (..., AMPERE, BF16, "capability 8.9 >=")),
-    **dict.fromkeys(("h100", "h200"), (..., AMPERE, BF16, "capability 9.0 >=")),
+    "jetson-orin": (..., AMPERE, BF16, "capability 8.7 >="),
+    **dict.fromkeys(("l4", "l40s", "rtx4090"), (..., ADA, BF16, "capability 8.9 >=")),
+    **dict.fromkeys(("h100", "h200"), (..., ADA, BF16, "capability 9.0 >=")),
+    "b200": (..., ADA, BF16, "capability 10.0 >="),
+    "b300": (..., ADA, BF16, "capability 10.3 >="),
+    "jetson-thor": (..., ADA, BF16, "capability 11.0 >="),
+    "rtx5090": (..., ADA, BF16, "capability 12.0 >="),
+    "gb10": (..., ADA, BF16, "capability 12.1 >="),
     "tpu": (..., {"bfloat16"}, BF16, "TPU matrix units"),
     "cpu-avx512-bf16": (..., {"bfloat16"}, BF16, "avx512_bf16"),
     "cpu-amx": (..., {"bfloat16"}, BF16, "amx_bf16"),
@@ -53,7 +60,10 @@ def test_formats_and_mode_of_one_device_with_reasons(name):
     device, fast, mode, fact = CASES[name]
     device = hardware.find_device(name) if device is ... else device
     support = hardware.describe_support(device)
-    assert set(support) == {"float32", "tf32", "bfloat16", "float16"}
+    blackwell = (device.compute_capability or (0, 0)) >= (10, 0)
+    named = {"float32", "tf32", "bfloat16", "float16", "float8"}
+    assert set(support) == named | ({"float4"} if blackwell else set())
+    assert blackwell == ("float4" in support and not support["float4"].supported)
     assert all(row.format == key and row.reason for key, row in support.items())
     assert {key for key, row in support.items() if row.fast} == fast
     assert all(row.supported for row in support.values() if row.fast)

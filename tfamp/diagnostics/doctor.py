@@ -6,7 +6,7 @@ import platform
 from typing import Any, NamedTuple
 
 from tfamp import errors, tables
-from tfamp.facts import hardware
+from tfamp.facts import builds, hardware
 from tfamp.facts import switches as kernel_switches
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.precision import policy
@@ -117,6 +117,8 @@ def _facts(found):
     state = policy.read()
     return {
         **facts,
+        "TensorFlow was built for": str(builds.read_build()),
+        **builds.describe_driver(),
         "TF32 flag": "on" if state.tensor_float_32 else "off",
         "dtype policy": str(state.dtype_policy.name),
         "graph rewrite": graph_rewrite.requested_dtype() or "not asked for",

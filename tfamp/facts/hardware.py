@@ -1,7 +1,8 @@
 """Which precision runs, and which runs fast, on a device, each with its reason.
 
-Pure functions of a `DeviceDescription`: one of this host (`read_devices`), or of the
-table `DEVICES`.
+Functions of a `DeviceDescription`: one of this host (`read_devices`), or of the table
+`DEVICES`. The reason of float32 also says whether the installed TensorFlow has a GPU's
+code (`builds`).
 """
 
 import difflib
@@ -13,10 +14,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfamp.facts import names
+from tfamp.facts import builds, names
 
 FP16_TENSOR_CORES = (7, 0)  # NVIDIA Volta; Keras 2's compatibility check, too.
 BF16_TENSOR_CORES = (8, 0)  # NVIDIA Ampere, which also brought TF32.
+FP8_TENSOR_CORES = (8, 9)  # NVIDIA Ada; XLA's GEMM rewriter uses them.
+FP4_TENSOR_CORES = (10, 0)  # NVIDIA Blackwell.
 FAST_BF16_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 
 # Turing chips TU116 and TU117 report capability 7.5 but have no tensor cores:
@@ -81,6 +84,7 @@ def _cpu(name, *flags, onednn=True):
 
 
 # Devices that this host need not have, with the names that their drivers report.
+# Compute capabilities: https://developer.nvidia.com/cuda-gpus.
 DEVICES: dict[str, DeviceDescription] = {
     "p100": _gpu("Tesla P100-SXM2-16GB", 6, 0),
     "v100": _gpu("Tesla V100-SXM2-16GB", 7, 0),
@@ -90,10 +94,17 @@ DEVICES: dict[str, DeviceDescription] = {
     "a100": _gpu("NVIDIA A100-SXM4-40GB", 8, 0),
     "a10": _gpu("NVIDIA A10", 8, 6),
     "rtx3090": _gpu("NVIDIA GeForce RTX 3090", 8, 6),
+    "jetson-orin": _gpu("Jetson AGX Orin", 8, 7),
     "l4": _gpu("NVIDIA L4", 8, 9),
+    "l40s": _gpu("NVIDIA L40S", 8, 9),
     "rtx4090": _gpu("NVIDIA GeForce RTX 4090", 8, 9),
     "h100": _gpu("NVIDIA H100 80GB HBM3", 9, 0),
     "h200": _gpu("NVIDIA H200", 9, 0),
+    "b200": _gpu("NVIDIA B200", 10, 0),
+    "b300": _gpu("NVIDIA B300", 10, 3),
+    "jetson-thor": _gpu("Jetson T5000 (Thor)", 11, 0),
+    "rtx5090": _gpu("NVIDIA GeForce RTX 5090", 12, 0),
+    "gb10": _gpu("NVIDIA GB10 (DGX Spark)", 12, 1),
     "tpu": DeviceDescription("TPU", "TPU"),
     "cpu-avx512-bf16": _cpu("CPU with AVX512_BF16", "avx512f", "avx512_bf16"),
     "cpu-amx": _cpu("CPU with AMX", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"),
@@ -136,9 +147,11 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
       times slower; without native bfloat16 0.4 times.
     """
     rules = {"GPU": _gpu_support, "CPU": _cpu_support, "TPU": _tpu_support}
+    lacks = device.compute_capability and builds.missing_code(device.compute_capability)
     rows = {
-        "float32": (True, False, "always available"),
+        "float32": (True, False, lacks or "always available"),
         "tf32": (False, False, "TF32 needs an NVIDIA GPU of capability 8.0 or more"),
+        "float8": (True, False, "float8 is emulated: its numbers, not its speed"),
         **rules[device.kind](device),
     }
     return {name: PrecisionSupport(name, *row) for name, row in rows.items()}
@@ -158,11 +171,17 @@ def _gpu_support(device):
     if _NO_TENSOR_CORES.search(device.name):
         despite = f"despite {_dotted(capability)}"
         float16 = False, f"{device.name} has no tensor cores {despite}"
-    return {
+    rows = {
         "float16": (True, *float16),
         "bfloat16": (True, *bfloat16),
         "tf32": (tf32[0], *tf32),
     }
+    if capability >= FP8_TENSOR_CORES:
+        only = "float8 tensor cores, in products that XLA compiles (jit_compile=True)"
+        rows["float8"] = True, True, only
+    if capability >= FP4_TENSOR_CORES:
+        rows["float4"] = False, False, "TensorFlow does not use FP4 tensor cores"
+    return rows
 
 
 def _cores(capability, least, fast, slow):
@@ -221,6 +240,13 @@ def format_support(name: str, devices: Sequence[DeviceDescription]) -> Precision
         return PrecisionSupport(name, name == "float32", False, "no device was found")
     each = [describe_support(device)[name] for device in devices]
     return min(each, key=lambda support: (support.supported, support.fast))
+
+
+def missing_code(devices: Sequence[DeviceDescription]) -> list[str]:
+    """Returns a sentence for each GPU that TensorFlow was not built for."""
+    gpus = [d for d in dict.fromkeys(devices) if d.compute_capability]
+    lacks = {d.label: builds.missing_code(d.compute_capability) for d in gpus}
+    return [f"{label}: {what}" for label, what in lacks.items() if what]
 
 
 def training_devices(devices: Sequence[DeviceDescription]) -> list[DeviceDescription]:

@@ -169,6 +169,8 @@ def resolve_mode(
       ValueError: As `enable`.
     """
     devices = hardware.read_devices()
+    for sentence in hardware.missing_code(devices):
+        user_code.warn(sentence)
     auto = hardware.choose_mode(devices)
     if mode == "auto":
         return modes.get_mode(auto.mode), auto.reason

@@ -38,8 +38,9 @@ class Status(NamedTuple):
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
       formats_meet: Where in the user's code operators were computed in float32, since
         float32 and 16 bits meet there, or float16 cannot hold a number.
-      versions: TensorFlow and Keras, whether the pair was tested, and what is off
-        since they lack the private names it needs.
+      versions: TensorFlow and Keras, whether the pair was tested, what is off
+        since they lack the private names it needs, and whether TensorFlow lacks code
+        for a GPU here.
     """
 
     requested: str | None
@@ -124,7 +125,7 @@ def describe(
         attention=long_attention.describe(),
         float32_layers=_describe_float32(asked),
         formats_meet=errors.examples(promotion.places()) or "none seen",
-        versions=_describe_versions(),
+        versions=_describe_versions(devices),
     )
 
 
@@ -189,7 +190,7 @@ def _describe_float32(asked):
     return f"{listed}; {slow}: {each}"
 
 
-def _describe_versions():
+def _describe_versions(devices):
     missing = [f"{what} ({names})" for what, names in places.missing().items()]
     off = f"; off, as they lack names: {', '.join(missing)}" if missing else ""
-    return versions.describe() + off
+    return "; ".join([versions.describe() + off, *hardware.missing_code(devices)])

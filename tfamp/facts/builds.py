@@ -1,0 +1,185 @@
+"""What the installed TensorFlow was built for, and what NVIDIA's driver reports.
+
+TensorFlow's wheels contain GPU code for some compute capabilities. A newer GPU compiles
+its kernels from PTX when they are first used, which takes minutes or fails.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+# NVIDIA Jetson: a desktop GPU's code does not run there.
+# https://developer.nvidia.com/cuda-gpus and the CUDA programming guide's chapter on
+# binary compatibility.
+_JETSON = ((7, 2), (8, 7), (11, 0))
+_AND_CUDA = 'pip install "tensorflow[and-cuda]"'
+_FULL = 0.1  # Share of a GPU's memory below which little can be trained.
+
+
+class Build(NamedTuple):
+    """What a wheel of TensorFlow was built for.
+
+    Attributes:
+      is_cuda: Whether it was built for CUDA.
+      cuda: Release of CUDA, as "12.5.1"; empty if the wheel does not record it.
+      cudnn: Release of cuDNN, the same.
+      capabilities: "sm_80" for code of compute capability 8.0, "compute_90" for code
+        and PTX of 9.0; empty if the wheel does not record them (2.22.0rc0).
+    """
+
+    is_cuda: bool
+    cuda: str = ""
+    cudnn: str = ""
+    capabilities: tuple[str, ...] = ()
+
+    def __str__(self):
+        if not self.is_cuda:
+            return "no CUDA"
+        code = ", ".join(self.capabilities) or "compute capabilities not recorded"
+        return f"CUDA {self.cuda or '?'}, cuDNN {self.cudnn or '?'}, {code}"
+
+
+def read_build() -> Build:
+    """Returns what the installed TensorFlow was built for."""
+    found = tf.sysconfig.get_build_info()
+    return Build(
+        bool(found.get("is_cuda_build")),
+        str(found.get("cuda_version", "")),
+        str(found.get("cudnn_version", "")),
+        tuple(found.get("cuda_compute_capabilities", ())),
+    )
+
+
+def missing_code(capability: tuple[int, int], build: Build | None = None) -> str:
+    """Returns what a GPU lacks in a build of TensorFlow, and what to do.
+
+    Args:
+      capability: The GPU's compute capability.
+      build: What TensorFlow was built for; None for the installed one.
+
+    Returns:
+      A sentence; empty if the code is there, or the wheel does not record it.
+
+    References:
+      tensorflow/tensorflow#89272, #90291 and #111958 (Blackwell).
+    """
+    build = build or read_build()
+    if not build.is_cuda:
+        return f"this TensorFlow was built without CUDA: {_AND_CUDA}"
+    code = [_numbers(name) for name in build.capabilities]
+    # Code of 8.0 runs on 8.6 and 8.9, not on 7.5 or 9.0.
+    runs = [x for x in code if x[0] == capability[0] and x <= capability]
+    jetson = capability in _JETSON
+    if not code or (capability in code if jetson else runs):
+        return ""
+    here = ".".join(map(str, capability))
+    built = f"this TensorFlow has no code for compute capability {here} ({build})"
+    if jetson:
+        return f"{built}: build it from source on the device, as PyPI's does not run"
+    ptx = [_numbers(x) for x in build.capabilities if x.startswith("compute_")]
+    what = "its kernels do not run"
+    if any(x < capability for x in ptx):
+        what = "each kernel is compiled from PTX at first use: takes minutes, or fails"
+    return (
+        f"{built}: {what}. Install a TensorFlow whose "
+        f"tf.sysconfig.get_build_info() lists sm_{here.replace('.', '')}, or build one "
+        f"from source with TF_CUDA_COMPUTE_CAPABILITIES={here}"
+    )
+
+
+def _numbers(name):
+    """(8, 9) of "sm_89", (12, 0) of "compute_120"."""
+    digits = name.rpartition("_")[2].rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
+
+
+# ---- What the driver reports ----
+
+
+def describe_driver(build: Build | None = None) -> dict[str, str]:
+    """Returns what NVIDIA's driver reports, by NVML; `nvidia-smi` is not needed.
+
+    Args:
+      build: What TensorFlow was built for; None for the installed one.
+
+    Returns:
+      {what: a sentence}: the driver's, and one for each GPU, each with what to do
+      where TensorFlow cannot use it.
+    """
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return {"NVIDIA driver": "not asked: pip install nvidia-ml-py"}
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return {"NVIDIA driver": f"none in use ({error})"}
+    try:
+        return dict(_driver_rows(nvml, build or read_build()))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _driver_rows(nvml, build) -> Iterator[tuple[str, str]]:
+    version = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 of CUDA 12.8.
+    cuda = version // 1000, version % 1000 // 10
+    text = f"{nvml.nvmlSystemGetDriverVersion()}, for CUDA {cuda[0]}.{cuda[1]} or older"
+    needed = int(build.cuda.partition(".")[0] or 0)
+    if cuda[0] < needed:
+        text += (
+            f": too old for TensorFlow's CUDA {build.cuda}. Update the driver to one "
+            f"for CUDA {needed}"
+        )
+    yield "NVIDIA driver", text
+    count = nvml.nvmlDeviceGetCount()
+    if count and not tf.config.list_physical_devices("GPU"):
+        yield "GPUs", f"{count}, of which TensorFlow sees none: {_hidden(build)}"
+    for number in range(count):
+        yield (
+            f"GPU {number}",
+            _describe_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(number)),
+        )
+
+
+def _hidden(build):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not build.is_cuda:
+        return f"it was built without CUDA: {_AND_CUDA}"
+    if visible is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides them"
+    return f"its CUDA libraries were not found: {_AND_CUDA}"
+
+
+def _describe_gpu(nvml, handle):
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    parts = [
+        nvml.nvmlDeviceGetName(handle),
+        f"{memory.free / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
+    ]
+    if memory.free < _FULL * memory.total:
+        parts[-1] += ": other processes fill it, and training will run out of memory"
+    exclusive = {
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "one process at a time may use it "
+        "(exclusive mode): a second one fails with CUDA_ERROR_DEVICE_UNAVAILABLE",
+        nvml.NVML_COMPUTEMODE_PROHIBITED: "no process may compute on it (prohibited "
+        "mode): nvidia-smi --compute-mode=DEFAULT",
+    }
+    mode = _or_none(nvml, nvml.nvmlDeviceGetComputeMode, handle)
+    parts += [exclusive[mode]] if mode in exclusive else []
+    mig = _or_none(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if mig and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+        parts.append(
+            "MIG is on: a process sees one slice, which CUDA_VISIBLE_DEVICES names by "
+            "its UUID"
+        )
+    return "; ".join(parts)
+
+
+def _or_none(nvml, ask: Callable, handle) -> Any:
+    """None where a GPU knows nothing of it: MIG before Ampere."""
+    try:
+        return ask(handle)
+    except nvml.NVMLError:
+        return None
