@@ -20,20 +20,26 @@ class Hook:
     def __init__(self, owner, name: str, make: Callable):
         self.owner, self.name, self.active = owner, name, True
         self.original = original = vars(owner)[name]
-        hooked = make(original)
+        called = make(original)
 
         @functools.wraps(original)
         def method(*args, **kwargs):
-            return (hooked if self.active else original)(*args, **kwargs)
+            return called(*args, **kwargs)
+
+        def deactivate():
+            nonlocal called  # An attribute of `self` would cost each eager operator.
+            called = original
 
         # Keras reads it without following wrappers.
         method.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess]
         self.method, method.hook = method, self  # pyright: ignore[reportFunctionMemberAccess]
+        self._deactivate = deactivate
         setattr(owner, name, method)
 
     def remove(self):
         """Puts the original back, unless another patch lies over this one."""
         self.active = False
+        self._deactivate()
         if vars(self.owner).get(self.name) is self.method:
             original = self.original
             # One below may have been removed meanwhile.

@@ -185,10 +185,10 @@ class _NumberError(TypeError):
 
 
 def _constant(original):
-    def constant(value, dtype=None, *args, **kwargs):
+    def constant(value, dtype=None, shape=None, name="Const"):
         if dtype is tf.float16 and _is_lost(value) and _second_tries():
             raise _NumberError(value)
-        return original(value, dtype, *args, **kwargs)
+        return original(value, dtype, shape, name)
 
     return constant
 
