@@ -1,12 +1,11 @@
 """Sessions for nox: `nox -s contract`, `tests`, `lint`, `docs`, `next`.
 
 `contract` runs over the tested pairs of TensorFlow and Keras, each with its file in
-constraints/; `next` with the Keras source in the folder $KERAS_SOURCE. Environments are
-kept: TensorFlow is a wheel of half a gigabyte.
+constraints/; `next` over releases that are not out yet. Environments are kept:
+TensorFlow is a wheel of half a gigabyte.
 """
 
 import configparser
-import os
 import pathlib
 import shutil
 
@@ -64,11 +63,33 @@ def docs(session):
 
 
 @nox.session
-def next(session):
-    """The contract beside a Keras from source, which may not be released yet."""
-    source = os.environ.get("KERAS_SOURCE")
-    if not source:
-        session.error("Set KERAS_SOURCE to a folder with the source of Keras.")
-    install(session, NEWEST)
-    session.install("--no-deps", source)
-    session.run("python", "-m", "pytest", *CORE, *session.posargs)
+@nox.parametrize("tensorflow", ["tensorflow", "tf-nightly"])
+def next(session, tensorflow):
+    """The contract beside TensorFlow's release candidate or nightly.
+
+    With Keras' and KerasHub's nightlies; the result is a row of docs/versions.md. What
+    does not load beside that TensorFlow is removed, and tests that need it skip.
+    """
+    pip = ("python", "-m", "pip")
+    nightlies = ["keras-nightly", "keras-hub-nightly", "tensorflow-text-nightly"]
+    released = ["tensorflow", "tensorflow-text", "keras", "keras-hub"]
+    session.install("-e", ".[all,test]")
+    session.run(*pip, "uninstall", "-y", *released, "tf-nightly", *nightlies)
+    session.install("--pre", tensorflow)
+    # TensorFlow brings `keras`, which has the folder of `keras-nightly`: without the
+    # one, the other is installed anew.
+    session.run(*pip, "uninstall", "-y", "keras", "keras-nightly")
+    session.install("--pre", "--no-deps", *nightlies)
+    for module, package in (
+        ("tensorflow_text", "tensorflow-text-nightly"),
+        ("keras_hub", "keras-hub-nightly"),
+    ):
+        # In a process of its own, which it may end.
+        check = f"python -c 'import {module}' || pip uninstall -y {package}"
+        session.run("bash", "-c", check, external=True)
+    results = pathlib.Path(session.create_tmp(), "next.xml")
+    session.run(
+        *("python", "-m", "pytest", f"--junitxml={results}", *CORE, *session.posargs),
+        success_codes=[0, 1],
+    )
+    session.run("python", ".ci/versions.py", str(results))

@@ -1,29 +1,45 @@
-"""What a GPU is for: BERT-Base, a ResNet and a wide CNN, in every mode, with XLA too.
+"""What a GPU is for: BERT-Base, a ResNet and a wide CNN in every mode, and memory.
 
     python scripts/benchmark.py --config=configs/benchmark/gpu.py
+    python scripts/benchmark.py --config=configs/benchmark/gpu.py:plan
 
 On random batches, with new weights: needs no data. BERT-Base has SQuAD's length of 384.
-Time to accuracy is that of `quick.py`, whose network is small for a GPU; for a run
-worth its while set another configuration there.
+Memory is the allocator's peak: of blocks that are computed again, long attention, and
+slots of 8 bits. Time to accuracy is that of `quick.py`, whose network is small for a
+GPU.
 
-Expected: not measured, no GPU was at hand; some 130 processes, so an hour or more.
-Resumable; `--tasks=bert_base` is a third of it.
+Not measured yet, since no GPU was at hand. The whole has some 150 processes, an hour or
+more; `plan` has a fifth of them, once each, for `scripts/gpu_plan.py`. Resumable;
+`--tasks=bert_base` runs one task.
 """
 
 from tfamp.benchmark import cells, workloads
 
+FAST = ("tf32", "mixed_bfloat16", "mixed_float16")
 
-def get_config():
-    """Returns the configuration."""
+
+def get_config(form="whole"):
+    """Returns the configuration.
+
+    Args:
+      form: "whole"; "plan" for one process of each cell, without time to accuracy.
+    """
+    short = form == "plan"
     config = workloads.load("quick.py", __file__)
-    config.name = "gpu"
-    config.repeats = 3  # The least that tells noise.
+    config.name = "gpu_plan" if short else "gpu"
+    config.repeats = 1 if short else 3  # 3 are the least that tell noise.
     config.steps, config.warmup = 30, 10
     config.tasks = {
         "bert_base": synthetic("../bert/squad.py", 32),
-        "mnist_wide": synthetic("../cnn/mnist_wide.py", 512),
         "resnet": synthetic("../cnn/cifar10_resnet.py", 512),
+        "mnist_wide": synthetic("../cnn/mnist_wide.py", 512),
+        **memory(),
     }
+    if short:
+        del config.time_to_accuracy.digits, config.tasks.mnist_wide
+        for task in (config.tasks.bert_base, config.tasks.resnet):
+            task.modes, task.slow_modes, task.xla = FAST, False, FAST[:2]
+            task.frameworks = ("tfamp", "torch")
     return config
 
 
@@ -39,3 +55,17 @@ def synthetic(path, batch_size):
     task.batch_sizes = (batch_size,)
     task.xla = ("float32", "tf32", "mixed_bfloat16", "mixed_float16")
     return task
+
+
+def memory():
+    """Tasks of `remat.py`, `attention.py` and `states.py` that tell memory."""
+    remat = workloads.load("remat.py", __file__).tasks
+    attention = workloads.load("attention.py", __file__).tasks.bfloat16_causal
+    attention.sequence_lengths = (4096,)
+    states = workloads.load("states.py", __file__).tasks
+    states.slots_float32.modes = ("mixed_bfloat16",)
+    kept = ("slots_float32", "slots_8bit", "slots_8bit_weights_bfloat16")
+    found = {f"blocks_{name}": task for name, task in remat.items()}
+    for task in found.values():
+        task.modes, task.beside = ("mixed_bfloat16",), "blocks_kept"
+    return {**found, "attention": attention, **{name: states[name] for name in kept}}

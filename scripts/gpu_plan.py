@@ -1,0 +1,120 @@
+"""Runs what a GPU should show first, in ten minutes, and writes one page.
+
+    python scripts/gpu_plan.py --output=results/gpu
+    python scripts/gpu_plan.py --tiny
+
+In turn: what the machine is, the invariants of loss scaling, whether XLA fuses
+attention by cuDNN, then speed beside PyTorch and memory
+(`configs/benchmark/gpu.py:plan`). What does not fit into the time is named, and left
+out. `--tiny` runs its small form on any machine, whose figures say nothing of a GPU.
+"""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import quiet_start  # noqa: F401  Before all that imports TensorFlow.
+import tensorflow as tf
+from absl import app, flags
+
+from tfamp import tables
+from tfamp.facts import hardware
+
+ROOT = pathlib.Path(__file__).parents[1]
+OUTPUT = flags.DEFINE_string("output", "runs/gpu_plan", "Folder of the results.")
+MINUTES = flags.DEFINE_float("minutes", 10, "Time for all of it.")
+TINY = flags.DEFINE_bool("tiny", False, "The small form, to see that all works.")
+ATTENTION = flags.DEFINE_bool("attention", False, "Only what XLA makes of attention.")
+TESTS = ("test_optimizer_properties.py", "test_gradients.py")
+
+
+def steps(folder):
+    """Returns {what: the arguments of its command}."""
+    tiny = ["--tiny"] if TINY.value else []
+    return {
+        "machine": ["scripts/doctor.py", f"--output={folder / 'machine.md'}"],
+        "loss scaling's invariants": [
+            *("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
+            *(f"tests/contract/{name}" for name in TESTS),
+        ],
+        "attention by cuDNN": [__file__, "--attention"],
+        "speed and memory": [
+            "scripts/benchmark.py",
+            "--config=configs/benchmark/gpu.py:plan",
+            f"--workdir={folder / 'benchmark'}",
+            *tiny,
+        ],
+    }
+
+
+def fused_attention():
+    """Returns what XLA calls for attention, as its compiled program names it."""
+
+    def attention(query, key, value):
+        scores = tf.einsum("bqhd,bkhd->bhqk", query, key) * query.shape[-1] ** -0.5
+        return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores), value)
+
+    compiled = tf.function(attention, jit_compile=True)
+    given = [tf.ones((2, 512, 8, 64), tf.bfloat16)] * 3
+    text = compiled.experimental_get_compiler_ir(*given)(stage="optimized_hlo")
+    if "__cudnn$fmha" in text:
+        return "one call of cuDNN's fused attention (__cudnn$fmha)"
+    return "no call of cuDNN's fused attention: products and a softmax"
+
+
+def main(argv):
+    """Runs each step in its own process."""
+    if ATTENTION.value:
+        print(fused_attention())
+        return
+    folder = pathlib.Path(OUTPUT.value).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, end = [], time.monotonic() + 60 * MINUTES.value
+    for what, arguments in steps(folder).items():
+        start = time.monotonic()
+        log = folder / f"{what.replace(' ', '_').replace(chr(39), '')}.txt"
+        print(f"{what} ({(end - start) / 60:.1f} min left)", flush=True)
+        rows.append({"step": what, **run(arguments, log, end - start)})
+        rows[-1] |= {"seconds": f"{time.monotonic() - start:.0f}", "log": log.name}
+    form = "tiny form: no figure here is one of a GPU" if TINY.value else "whole"
+    page = [
+        f"# What {hardware.device_label(hardware.read_devices())} shows",
+        f"{time.strftime('%Y-%m-%d')}, {form}; TensorFlow {tf.__version__}; "
+        f"`python scripts/gpu_plan.py {' '.join(sys.argv[1:])}`",
+        tables.of_dicts(rows),
+        *report(folder),
+    ]
+    (folder / "README.md").write_text("\n\n".join(page) + "\n")
+    print(f"open {folder / 'README.md'}")
+
+
+def run(arguments, log, seconds):
+    """Runs a step; returns its result, and its last line."""
+    if seconds <= 0:
+        log.write_text("")
+        return {"result": "left out: no time left", "last line": ""}
+    with log.open("w") as file:
+        try:
+            done = subprocess.run(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+            )
+            result = "done" if done.returncode == 0 else f"exit code {done.returncode}"
+        except subprocess.TimeoutExpired:
+            result = "stopped: no time left"
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return {"result": result, "last line": lines[-1] if lines else ""}
+
+
+def report(folder):
+    """Returns the benchmark's tables, if there are any."""
+    file = folder / "benchmark/report.md"
+    return [file.read_text()] if file.exists() else []
+
+
+if __name__ == "__main__":
+    app.run(main)
