@@ -4,7 +4,7 @@
     python scripts/gpu_plan.py --tiny
 
 In turn: what the machine is, the invariants of loss scaling, whether XLA fuses
-attention by cuDNN, then speed beside PyTorch and memory
+attention by cuDNN, then speed beside PyTorch, and memory
 (`configs/benchmark/gpu.py:plan`). What does not fit into the time is named, and left
 out. `--tiny` runs its small form on any machine, whose figures say nothing of a GPU.
 """
@@ -26,25 +26,36 @@ OUTPUT = flags.DEFINE_string("output", "runs/gpu_plan", "Folder of the results."
 MINUTES = flags.DEFINE_float("minutes", 10, "Time for all of it.")
 TINY = flags.DEFINE_bool("tiny", False, "The small form, to see that all works.")
 ATTENTION = flags.DEFINE_bool("attention", False, "Only what XLA makes of attention.")
-TESTS = ("test_optimizer_properties.py", "test_gradients.py")
+INVARIANTS = "tests/contract/test_optimizer_properties.py"
+BENCHMARKS = {
+    "speed": ("bert_base", "resnet"),
+    "memory": (
+        *("blocks_kept", "blocks_again", "blocks_one", "attention"),
+        *("slots_float32", "slots_8bit", "slots_8bit_weights_bfloat16"),
+    ),
+}
 
 
 def steps(folder):
     """Returns {what: the arguments of its command}."""
-    tiny = ["--tiny"] if TINY.value else []
-    return {
-        "machine": ["scripts/doctor.py", f"--output={folder / 'machine.md'}"],
-        "loss scaling's invariants": [
-            *("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
-            *(f"tests/contract/{name}" for name in TESTS),
-        ],
-        "attention by cuDNN": [__file__, "--attention"],
-        "speed and memory": [
+    timed = {
+        what: [
             "scripts/benchmark.py",
             "--config=configs/benchmark/gpu.py:plan",
-            f"--workdir={folder / 'benchmark'}",
-            *tiny,
+            f"--workdir={folder / what}",
+            f"--tasks={','.join(tasks)}",
+            *(["--tiny"] if TINY.value else []),
+        ]
+        for what, tasks in BENCHMARKS.items()
+    }
+    return {
+        "machine": ["scripts/doctor.py", f"--output={folder / 'machine.md'}"],
+        "loss scaling": [
+            *("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
+            *(INVARIANTS, "-k", "Adam"),
         ],
+        "attention by cuDNN": [__file__, "--attention"],
+        **timed,
     }
 
 
@@ -73,7 +84,7 @@ def main(argv):
     rows, end = [], time.monotonic() + 60 * MINUTES.value
     for what, arguments in steps(folder).items():
         start = time.monotonic()
-        log = folder / f"{what.replace(' ', '_').replace(chr(39), '')}.txt"
+        log = folder / f"{what.replace(' ', '_')}.txt"
         print(f"{what} ({(end - start) / 60:.1f} min left)", flush=True)
         rows.append({"step": what, **run(arguments, log, end - start)})
         rows[-1] |= {"seconds": f"{time.monotonic() - start:.0f}", "log": log.name}
@@ -83,7 +94,7 @@ def main(argv):
         f"{time.strftime('%Y-%m-%d')}, {form}; TensorFlow {tf.__version__}; "
         f"`python scripts/gpu_plan.py {' '.join(sys.argv[1:])}`",
         tables.of_dicts(rows),
-        *report(folder),
+        *reports(folder),
     ]
     (folder / "README.md").write_text("\n\n".join(page) + "\n")
     print(f"open {folder / 'README.md'}")
@@ -110,10 +121,10 @@ def run(arguments, log, seconds):
     return {"result": result, "last line": lines[-1] if lines else ""}
 
 
-def report(folder):
-    """Returns the benchmark's tables, if there are any."""
-    file = folder / "benchmark/report.md"
-    return [file.read_text()] if file.exists() else []
+def reports(folder):
+    """Returns the benchmarks' tables, as far as there are any."""
+    files = [folder / what / "report.md" for what in BENCHMARKS]
+    return [file.read_text() for file in files if file.exists()]
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ class Mode(NamedTuple):
 
     Attributes:
       name: The mode's only spelling.
-      compute_format: Format that matrix products and convolutions run in.
+      compute_format: Format that layers compute in.
       policy: Name of the Keras dtype policy.
       tensor_float_32: Whether float32 matrix work may use TF32. Mixed modes leave
         it on for their float32 remainder, as TensorFlow does.
       needs_loss_scale: Whether small gradients underflow without loss scaling.
+      product_format: Format of the large products, where it is another one.
     """
 
     name: str
@@ -20,6 +21,12 @@ class Mode(NamedTuple):
     policy: str
     tensor_float_32: bool
     needs_loss_scale: bool
+    product_format: str = ""
+
+    @property
+    def fastest_format(self) -> str:
+        """The format that decides how fast the mode is."""
+        return self.product_format or self.compute_format
 
 
 MODES: dict[str, Mode] = {
@@ -29,6 +36,7 @@ MODES: dict[str, Mode] = {
         Mode("tf32", "tf32", "float32", True, False),
         Mode("mixed_bfloat16", "bfloat16", "mixed_bfloat16", True, False),
         Mode("mixed_float16", "float16", "mixed_float16", True, True),
+        Mode("float8", "bfloat16", "mixed_bfloat16", True, False, "float8"),
     )
 }
 

@@ -56,8 +56,7 @@ class Call:
         """The weights that it trains itself, not those of layers in it."""
         if not isinstance(self.owner, keras.layers.Layer):
             return []
-        own = structure.own_weights(self.owner)
-        return [weight.value for weight in own if weight.trainable]
+        return [v.value for v in structure.own_weights(self.owner) if is_trained(v)]
 
     @property
     def only_chains(self) -> bool:
@@ -68,6 +67,12 @@ class Call:
             known |= {id(x) for x in keras.tree.flatten(each.outputs)}
         results = [self.outputs, *(each.sources for each in self.children)]
         return all(id(x) in known for x in floats(results))
+
+
+def is_trained(variable: keras.Variable) -> bool:
+    """Whether it has a gradient; float8's scales are given their values as one."""
+    overwrites = getattr(variable, "overwrite_with_gradient", False)
+    return variable.trainable and not overwrites
 
 
 class Recorder:

@@ -75,10 +75,13 @@ def watch(owner: keras.Operation, replacing: Callable[[Callable], Callable]) -> 
       owner: The layer or operation.
       replacing: Function of its `call` that returns another one.
     """
+    is_quantized = getattr(owner, "quantization_mode", None) is not None
+    name = "quantized_call" if is_quantized else "call"
+    original = getattr(owner, name)
     # The tensors of a `tf.function` are of a graph of its own.
-    original = getattr(owner.call, "python_function", owner.call)
+    original = getattr(original, "python_function", original)
     # Past Keras, which would look for layers and variables in it.
-    object.__setattr__(owner, "call", replacing(original))
+    object.__setattr__(owner, name, replacing(original))
 
 
 def _noted(layer, note, original):
@@ -105,7 +108,7 @@ def _tensors(nested):
     return [x for x in keras.tree.flatten(nested) if tf.is_symbolic_tensor(x)]
 
 
-_REPLACED = ("call", "build")  # While a model is traced.
+_REPLACED = ("call", "quantized_call", "build")  # While a model is traced.
 # Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
 # guarded by tests/contract/test_audit.py.
 _ADDED = ("_losses", "_loss_ids")

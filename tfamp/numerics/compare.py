@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfamp.facts import formats, hardware, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, structure
+from tfamp.memory_saving import quantized
 from tfamp.numerics import results, statistics
 from tfamp.precision import assigned, conversion, described, promotion
 
@@ -49,7 +50,8 @@ def compare_precision(
       model: A built model of any kind; its precision, weights, optimizer and random
         state are afterwards as before.
       inputs: A batch, structured as the model takes it.
-      mode: "mixed_bfloat16" or "mixed_float16"; None: the precision that it has.
+      mode: "mixed_bfloat16", "mixed_float16" or "float8", whose scales are those of
+        this batch; None: the precision that it has.
       targets: Targets of the batch, for the loss.
       loss: Function of (targets, outputs in float32), a Keras loss or its name; by
         default the compiled one if `targets` are given.
@@ -68,6 +70,19 @@ def compare_precision(
     Example:
       print(tfamp.compare_precision(model, x, "mixed_float16"))
     """
+    return compare(model, inputs, mode, targets, loss, loss_scale, jit_compile)[0]
+
+
+def compare(
+    model,
+    inputs,
+    mode=None,
+    targets=None,
+    loss=None,
+    loss_scale=None,
+    jit_compile=False,
+) -> tuple[results.PrecisionComparison, dict[int, tuple[float, float]]]:
+    """Returns what `compare_precision` does, and what `quantized.calibrated` takes."""
     structure.check_built(model)
     chosen = None if mode is None else modes.get_mode(mode)
     found = {place.layer.compute_dtype for place in structure.walk(model)}
@@ -90,10 +105,13 @@ def compare_precision(
         with assigned.float32(model):
             exact, paths = _run_exact(model, inputs, objective, jit_compile)
         _check_finite(exact, paths)
-        with planned:
+        seen = _largest(model, exact, paths, scale)
+        with quantized.calibrated(seen), planned:
             layers = tuple(described.describe_layers(model))
             rows = _run_low(model, inputs, objective, scale, exact, paths, jit_compile)
-    return results.PrecisionComparison(
+    if chosen and chosen.product_format:
+        low.add(chosen.product_format)
+    comparison = results.PrecisionComparison(
         model=model.name,
         mode=chosen.name if chosen else "as it is",
         jit_compile=jit_compile,
@@ -103,6 +121,30 @@ def compare_precision(
         rows=tuple(rows),
         layers=layers,
     )
+    return comparison, seen
+
+
+def _largest(model, exact, paths, scale):
+    """{id of a layer: (largest absolute input, largest gradient of its outputs)}."""
+    ids = {place.path: id(place.layer) for place in structure.walk(model)}
+    found: dict[int, tuple[float, float]] = {}
+    for (path, _), call in zip(paths, exact, strict=True):
+        before = found.get(ids.get(path, 0), (0.0, 0.0))
+        each = zip(before, (call.taken, call.upstream), (1.0, scale), strict=True)
+        found[ids.get(path, 0)] = tuple(
+            max(
+                [
+                    most,
+                    *(
+                        float(tf.reduce_max(tf.abs(x))) * by
+                        for x in tensors
+                        if tf.size(x)
+                    ),
+                ]
+            )
+            for most, tensors, by in each
+        )
+    return found
 
 
 def as_float32(x: Any) -> tf.Tensor:
@@ -270,8 +312,10 @@ def _cast_weights(call):
 
 
 def _format(call):
-    layer = isinstance(call.owner, keras.layers.Layer)
-    return call.owner.compute_dtype if layer else call.made[0].dtype.name
+    if not isinstance(call.owner, keras.layers.Layer):
+        return call.made[0].dtype.name
+    is_float8 = quantized.mode_of(call.owner) == quantized.FLOAT8
+    return quantized.FLOAT8 if is_float8 else call.owner.compute_dtype
 
 
 def _check_finite(exact, paths):

@@ -187,7 +187,7 @@ class Choice(NamedTuple):
     """A choice of layers that stay in float32, with its error and its time.
 
     Attributes:
-      label: "all float32", "all 16 bits", or how many layers stay.
+      label: "all float32", all of the mode, or how many layers stay.
       kept: Paths of the layers that stay in float32.
       output_error: As of a layer, of the whole model.
       gradient_error: As of a layer.
@@ -210,7 +210,8 @@ class PrecisionSearch(NamedTuple):
       model: The model's name.
       mode: The mode.
       tolerance: The error that was allowed.
-      overrides: {pattern: "float32"} of the layers that must stay, for `enable` or
+      overrides: {pattern: "float32"}, for float8 "mixed_bfloat16", of the layers that
+        must stay, for `enable` or
         `set_precision`; empty if none must.
       held_out: The choice on batches that the search did not see.
       layers: The layers that were tried, in the model's order.
@@ -230,6 +231,11 @@ class PrecisionSearch(NamedTuple):
     notes: tuple[str, ...]
 
     @property
+    def wide(self) -> str:
+        """The format of the layers that must stay."""
+        return "bfloat16" if self.mode == "float8" else "float32"
+
+    @property
     def passed(self) -> bool:
         """Whether the choice is within the tolerance on the held-out batches."""
         return self.held_out.error <= self.tolerance
@@ -246,7 +252,7 @@ class PrecisionSearch(NamedTuple):
 
     def to_markdown(self) -> str:
         """Returns the same in Markdown."""
-        title = f"{self.model}: layers that must stay in float32 in {self.mode}"
+        title = f"{self.model}: layers that must stay in {self.wide} in {self.mode}"
         return tables.report(self._lines(), self._tables(), title)
 
     def figure(self) -> Any:
@@ -258,8 +264,8 @@ class PrecisionSearch(NamedTuple):
 
     def _lines(self):
         kept = ", ".join(self.held_out.kept)
-        what = f"keep {kept} in float32" if kept else "no layer must stay in float32"
-        yield f"{self.model}: in {self.mode} {what}"
+        what = f"keep {kept}" if kept else "no layer must stay"
+        yield f"{self.model}: in {self.mode} {what} in {self.wide}"
         verdict = "within" if self.passed else "above"
         yield (
             f"on held-out batches the error is {tables.number(self.held_out.error)}, "
@@ -277,7 +283,7 @@ class PrecisionSearch(NamedTuple):
         )
         if self.layers:
             yield (
-                ["16 bits in this layer alone", "outputs", "gradients", "time"],
+                [f"{self.mode} in this layer alone", "outputs", "gradients", "time"],
                 [[x.path, *_cells(x)] for x in self.layers],
             )
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfamp.facts import formats, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, structure
+from tfamp.memory_saving import quantized
 from tfamp.numerics import compare, results, statistics
 from tfamp.precision import assigned, conversion, plan, policy, promotion, settings
 from tfamp.precision import overrides as overriding
@@ -33,6 +34,8 @@ def search_precision(
 ) -> results.PrecisionSearch:
     """Finds the fewest layers that must stay in float32 for a mode to compute rightly.
 
+    For "float8", those that must stay in bfloat16.
+
     ```
     error: norm of the difference from float32 over the norm in float32; of the outputs
       and, with a loss, of the gradients of all weights; the larger counts
@@ -49,7 +52,8 @@ def search_precision(
       model: A built model of any kind; afterwards as before.
       data: Batches, at least 4, of which up to 16 are looked at, the last quarter held
         out: inputs, or with a loss (inputs, targets).
-      mode: "mixed_bfloat16", "mixed_float16", or "auto": what `enable` would choose.
+      mode: "mixed_bfloat16", "mixed_float16", "float8", or "auto": what `enable` would
+        choose.
       tolerance: The error that is allowed.
       seconds: When to stop with the best so far.
       loss: Function of (targets, outputs in float32), a Keras loss or its name; by
@@ -75,18 +79,15 @@ def search_precision(
     batches = [_inputs_and_targets(x) for x in _first(data)]
     inputs, targets = batches[0]
     # Checks the model and its float32 pass, and says what computes in 16 bits.
-    known = compare.compare_precision(
-        *(model, inputs, chosen.name),
-        **{"targets": targets, "loss": loss, "loss_scale": loss_scale},
-    )
-    with switch.paused():
+    known, seen = compare.compare(model, inputs, chosen.name, targets, loss, loss_scale)
+    with switch.paused(), quantized.calibrated(seen):
         search = _Search(model, chosen, batches, known, loss, tolerance, seconds)
         choices, layers, best, complete = search.run()
     return results.PrecisionSearch(
         model=model.name,
         mode=chosen.name,
         tolerance=tolerance,
-        overrides={_pattern(model, path): "float32" for path in best.kept},
+        overrides={_pattern(model, path): search.wide for path in best.kept},
         held_out=best,
         layers=tuple(layers),
         frontier=tuple(choices),
@@ -137,7 +138,10 @@ class _Search:
         count = max(1, len(batches) // 4)
         self._seen, self._held_out = batches[:-count], batches[-count:]
         self._timed = not known.notes  # Of an emulated mode, no times.
-        paths = {x.path for x in known.rows if x.format in formats.LOW}
+        # What a layer has that must not be in the mode.
+        self.wide = mode.policy if mode.product_format else "float32"
+        low = (mode.product_format,) if mode.product_format else formats.LOW
+        paths = {x.path for x in known.rows if x.format in low}
         asked = overriding.parse(mode, self._overrides(paths))
         self._traced = conversion.traced(model, mode, batches[0][0])
         can = plan.Plan(model, mode, asked).matched
@@ -155,6 +159,8 @@ class _Search:
         choices = [results.Choice("all float32", tuple(self._units), 0.0, zero, one)]
         complete = True
         try:
+            if self.wide != "float32":
+                choices = [self._choose(self._units)]
             choices.append(self._choose(()))
             if choices[-1].error > self._tolerance:
                 for row in self._rows:
@@ -163,7 +169,8 @@ class _Search:
         except _TimeIsOverError:
             complete = False
         within = [x for x in choices if x.error <= self._tolerance]
-        best = min(within, key=lambda x: len(x.kept))
+        # Of float8, all layers in bfloat16 may be beyond it, too.
+        best = min(within or choices[:1], key=lambda x: len(x.kept))
         self._deadline = math.inf
         found = self._try(self._overrides(best.kept), self._held_out)
         held_out = results.Choice("held out", best.kept, *found)
@@ -197,12 +204,12 @@ class _Search:
                     kept = fewer
 
     def _choose(self, kept):
-        label = f"{len(kept)} in float32" if kept else "all 16 bits"
+        label = f"{len(kept)} in {self.wide}" if kept else f"all {self._mode.name}"
         found = self._try(self._overrides(kept), self._seen)
         return results.Choice(label, tuple(kept), *found)
 
     def _overrides(self, paths):
-        return {re.escape(path): "float32" for path in sorted(paths)}
+        return {re.escape(path): self.wide for path in sorted(paths)}
 
     def _try(self, overrides, batches):
         """Returns the largest errors on the batches, and the time over float32's."""
@@ -235,7 +242,8 @@ class _Search:
 
     def _step(self, scale):
         """Returns a function of (inputs, targets): outputs and unscaled gradients."""
-        model, weights = self._model, [v.value for v in self._model.trainable_variables]
+        model, variables = self._model, self._model.trainable_variables
+        weights = [v.value for v in variables if calls.is_trained(v)]
 
         def step(inputs, targets):
             with keras.StatelessScope(), tf.GradientTape() as tape:

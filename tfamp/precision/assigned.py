@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
 from tfamp.kernels import bias_gradient
-from tfamp.memory_saving import recomputed
+from tfamp.memory_saving import quantized, recomputed
 from tfamp.precision import plan, policy, promotion
 
 # What models of Keras and KerasHub make of themselves when they are first traced.
@@ -91,7 +91,8 @@ def keep(
     rows = planned.rows.items()
     rows = {key: row for key, row in rows if key in layers and is_free(layers[key])}
     with EXCLUSIVE:
-        changes = any(layers[key].dtype_policy.name != rows[key][0] for key in rows)
+        now = {key: quantized.base_name(layers[key].dtype_policy) for key in rows}
+        changes = any(now[key] != rows[key][0] for key in rows)
         changes |= any(v.dtype in formats.LOW for v in model.variables)
         if planned.remat is not None and model not in recomputed.SET:
             free = [layer for layer in layers.values() if is_free(layer)]
@@ -169,13 +170,19 @@ def _set(undo, owner, name, value):
 
 def _assign_layer(undo, layer, name, reason, root):
     made = plan.made_with(layer)
-    new = made if made.name == name else keras.dtype_policies.get(name)
+    is_made = quantized.base_name(made) == name
+    new = made if is_made else quantized.policy_of(made, name)
     undo.callback(plan.RECORDS.__setitem__, layer, plan.RECORDS.get(layer))
     plan.RECORDS[layer] = plan.Record(made, new, reason, weakref.ref(root))
     # Through the property, Keras would write into a map, which layers share.
     is_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
     held = "_dtype_policy" if is_map else "dtype_policy"
+    # A layer that has float8's policy and no scales would make some, now or undone.
+    if new.quantization_mode == quantized.FLOAT8:
+        quantized.add_scales(undo, layer)
     _set(undo, layer, held, new)
+    if new.quantization_mode != quantized.FLOAT8:
+        quantized.remove_scales(undo, layer)
     if new.variable_dtype in formats.LOW:  # It was made so.
         return
     for variable in structure.own_weights(layer):

@@ -9,7 +9,7 @@ from absl import logging
 from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
-from tfamp.memory_saving import recomputed
+from tfamp.memory_saving import quantized, recomputed
 from tfamp.precision import assigned, described, model_hooks, plan, rules
 from tfamp.precision import overrides as overriding
 
@@ -24,9 +24,10 @@ def set_precision(
     """Gives a built, trained or loaded model another precision, in place.
 
     Weights stay what they are: variables are float32 in every mode, and 16-bit ones
-    are widened, which is exact. No global is changed (TF32 is the process's: for
-    "tf32" and "float32" set it by `tfamp.enable`). What applies to a layer is, in this
-    order:
+    are widened, which is exact, and integers of a quantized layer are kept. float8 is
+    that of Keras' `quantize`, in large products. No global is changed (TF32 is the
+    process's: for "tf32" and "float32" set it by `tfamp.enable`). What applies to a
+    layer is, in this order:
 
         the override that matches its path
         the override of the nearest layer or model around it
@@ -50,7 +51,7 @@ def set_precision(
 
     Args:
       model: A built `keras.Model` of any kind.
-      mode: "float32", "tf32", "mixed_bfloat16" or "mixed_float16".
+      mode: "float32", "tf32", "mixed_bfloat16", "mixed_float16" or "float8".
       overrides: {pattern: mode}; a pattern is a regular expression that matches the
         whole path of a layer (`describe_layers(model)` lists them).
 
@@ -61,17 +62,19 @@ def set_precision(
       OverrideError: If overrides are malformed, match no layer or contradict one
         another; with all problems and the known paths.
       ValueError: If there is no such mode, or the model is not built.
-      ConversionError: If a layer is quantized, or weights of 16 bits have an optimizer
-        that was built for them. No layer is changed then.
+      ConversionError: If weights of 16 bits have an optimizer that was built for them,
+        or float8 finds no layer, or an optimizer that was built before. No layer is
+        changed then.
 
     Example:
       tfamp.set_precision(model, "mixed_bfloat16", {"encoder/.*": "float32"})
     """
     chosen = modes.get_mode(mode)
     parsed = overriding.parse(chosen, overrides)
-    _check_model(model)
+    structure.check_built(model)
     planned = plan_of(model, chosen, parsed)
     planned.check(planned.matched)
+    _check_model(model, planned)
     trains = getattr(model, "train_function", None) is not None
     assigned.SET.add(model)
     try:
@@ -185,35 +188,35 @@ def as_served(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> plan.
 
     def keeps(layer):
         wide = layer.compute_dtype == "float32"
-        return (layer.dtype_policy.name, plan.reason_of(layer)) if wide else None
+        name = quantized.base_name(layer.dtype_policy)
+        return (name, plan.reason_of(layer)) if wide else None
 
     return plan.Plan(model, mode, keeps=keeps)
 
 
-def check_not_quantized(model: keras.Model) -> None:
-    """Raises ConversionError if a layer is quantized."""
-    quantized = [
-        f"{place.path} ({type(place.layer).__name__})"
-        for place in structure.walk(model)
-        if place.layer.dtype_policy.quantization_mode is not None
-    ]
-    if quantized:
-        raise ConversionError(
-            "The weights of a quantized model are no longer there. Received quantized "
-            f"layers: {errors.examples(quantized)}. Take the model from before "
-            "`quantize`."
-        )
-
-
-def _check_model(model):
-    structure.check_built(model)
-    check_not_quantized(model)
+def _check_model(model, planned):
+    is_built = getattr(getattr(model, "optimizer", None), "built", False)
     low = [v.path for v in model.trainable_variables if v.dtype in formats.LOW]
-    if low and getattr(getattr(model, "optimizer", None), "built", False):
+    if low and is_built:
         raise ConversionError(
             "The optimizer holds slots of weights in 16 bits, which would be widened. "
             f"Received: {errors.examples(low)}. `compile` the model with a new "
             "optimizer first."
+        )
+    if not planned.mode.product_format:
+        return
+    layers = [place.layer for place in structure.walk(model)]
+    chosen = [x for x in layers if planned.rows.get(id(x), "?")[0].startswith("float8")]
+    if not chosen:
+        whys = {quantized.why_not_float8(x) for x in layers if x.weights}
+        raise ConversionError(
+            f"No layer of {model.name!r} computes in float8: {errors.examples(whys)}. "
+            "Name smaller layers in `overrides`, or use 'mixed_bfloat16'."
+        )
+    if is_built and any(quantized.mode_of(x) is None for x in chosen):
+        raise ConversionError(
+            "float8 adds variables for its scales, which the optimizer was not built "
+            "for. `compile` the model with a new optimizer first."
         )
 
 

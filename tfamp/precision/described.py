@@ -10,7 +10,7 @@ import keras
 from tfamp import errors
 from tfamp.facts import formats
 from tfamp.inspect import structure
-from tfamp.memory_saving import recomputed
+from tfamp.memory_saving import quantized, recomputed
 from tfamp.precision import plan, rules
 
 
@@ -37,7 +37,7 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
     """
     places = [x for x in structure.walk(model) if structure.is_assignable(x.layer)]
     return [
-        LayerPrecision(path, layer.dtype_policy.name, _reason(layer))
+        LayerPrecision(path, quantized.name_of(layer.dtype_policy), _reason(layer))
         for layer, path, _ in places
     ]
 
@@ -88,7 +88,8 @@ def unsaved(planned: plan.Plan) -> str:
     def note(config):
         if isinstance(dtype := config.get("dtype"), dict):
             policy = dtype.get("config") or {}
-            saved.add((config.get("name"), policy.get("name")))
+            name = policy.get("name", policy.get("source_name"))
+            saved.add((config.get("name"), name))
         return config
 
     try:  # It is given every dict in the configuration.
@@ -103,7 +104,7 @@ def unsaved(planned: plan.Plan) -> str:
             else default
             for maker, *_ in holders
         }
-        policy = layer.dtype_policy.name
+        policy = quantized.base_name(layer.dtype_policy)
         if id(layer) in planned.rows and not isinstance(layer, keras.Model):
             if made - {policy} and (layer.name, policy) not in saved:
                 found.append(repr(path))

@@ -27,7 +27,7 @@ from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure, traces
 from tfamp.keras_patches import compiling, hooks, places
 from tfamp.loss_scaling import large_inputs, optimizer, train_steps
-from tfamp.memory_saving import low_bit
+from tfamp.memory_saving import low_bit, quantized
 from tfamp.precision import (
     assigned,
     described,
@@ -180,7 +180,7 @@ class _Rules:
         """Returns the plan of a model, or of one around it."""
 
         def keeps(layer):
-            name = plan.made_with(layer).name
+            name = quantized.base_name(plan.made_with(layer))
             return (name, plan.AS_MADE) if name != self._policy else None
 
         traced = traced or rules.known(root)

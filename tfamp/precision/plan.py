@@ -25,6 +25,7 @@ import keras
 
 from tfamp.facts import modes
 from tfamp.inspect import structure
+from tfamp.memory_saving import quantized
 from tfamp.precision import overrides as overriding
 from tfamp.precision import rules
 
@@ -151,11 +152,11 @@ class Plan:
             return "float32", reason
         if leader := _leader(place):
             return self._row(leader)[0], f"follows {leader.layer.name!r}"
-        return self.mode.policy, f"{BY_MODE} {self.mode.name}"
+        return _by_mode(place.layer, self.mode, f"{BY_MODE} {self.mode.name}")
 
     def _asked(self, place):
         if found := self._own.get(id(place.layer)):
-            return found.mode.policy, found.reason
+            return _by_mode(place.layer, found.mode, found.reason, any_size=True)
         around = self._around(place)
         if len(around) > 1:
             names = " and ".join(repr(name) for name, _ in around.values())
@@ -164,7 +165,8 @@ class Plan:
                 f"{' and '.join(around)}. Name the layer itself."
             )
         for name, found in around.values():
-            return found.mode.policy, f"in {name!r}, {found.reason}"
+            reason = f"in {name!r}, {found.reason}"
+            return _by_mode(place.layer, found.mode, reason, any_size=True)
         return None
 
     def _around(self, place):
@@ -190,6 +192,15 @@ class Plan:
             return ""
         kind = rules.by_kind(layer, self.mode.compute_format)
         return kind or self._traced.outputs.get(id(layer), "")
+
+
+def _by_mode(layer, mode, reason, any_size=False):
+    """Returns the row of a mode; one of float8 leaves layers in 16 bits."""
+    if not mode.product_format or not quantized.multiplies(layer):
+        return mode.policy, reason
+    if why := quantized.why_not_float8(layer, any_size):
+        return mode.policy, f"{reason}; {why}"
+    return f"{mode.product_format}_from_{mode.policy}", reason
 
 
 def _leader(place):

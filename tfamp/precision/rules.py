@@ -9,6 +9,7 @@ model. `plan.Plan` asks them, and nothing else decides what computes in what.
 | saved | a layer that calls a SavedModel | first call |
 | squares | `UnitNormalization` | first call |
 | bilinear, softmax | by kind | plan |
+| int8 | weights of int8, in float16 | plan |
 | slow | what this CPU runs slower in bfloat16 | plan |
 | outputs | what computes, or passes on, an output | plan |
 
@@ -28,6 +29,7 @@ import tensorflow as tf
 from tfamp import errors
 from tfamp.facts import formats, hardware
 from tfamp.inspect import model_inputs, structure, traces
+from tfamp.memory_saving import quantized
 
 OUTPUT = "computes an output of the model, which stays in float32"
 PASSES_OUTPUT = "passes on an output of the model, which stays in float32"
@@ -174,6 +176,14 @@ BY_KIND = (
         _if(
             _is_bilinear,
             "XLA does not compile its gradient in 16 bits (keras#20931)",
+        ),
+    ),
+    Rule(
+        "weights of int8 in a float16 mode",
+        lambda layer, low: (
+            "sums of products of int8 overflow in float16"
+            if low == "float16" and quantized.mode_of(layer) == "int8"
+            else ""
         ),
     ),
     Rule("layers slower in bfloat16 on this CPU", slow_here),

@@ -175,7 +175,7 @@ def resolve_mode(
     if mode == "auto":
         return modes.get_mode(auto.mode), auto.reason
     chosen = modes.get_mode(mode)
-    support = hardware.format_support(chosen.compute_format, devices)
+    support = hardware.format_support(chosen.fastest_format, devices)
     if support.supported:
         if not support.fast and mode != "float32":
             user_code.log(f"{mode}: no speed-up is expected: {support.reason}.")

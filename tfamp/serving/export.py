@@ -1,5 +1,6 @@
 """Exports a model, verifies what was written, and tells what it costs and saves."""
 
+import contextlib
 import os
 from typing import Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import structure
-from tfamp.memory_saving import stored
+from tfamp.memory_saving import quantized, stored
 from tfamp.precision import assigned, conversion, promotion
 from tfamp.serving import litert, report, writing
 
@@ -25,6 +26,7 @@ def export(
     precision: str = "float32",
     *,
     half_weights: bool = False,
+    dequantize: bool = False,
     format: Literal["tf_saved_model", "litert"] = "tf_saved_model",
     sample_inputs=None,
     overwrite: bool = False,
@@ -37,8 +39,9 @@ def export(
     reload, run, compare with the float32 model; time both in turn
     only then move it to `path`
     ```
-    A float32 graph has no dtype below 32 bits, and its outputs differ from the float32
-    model's by 1e-5 of the largest at most. A mixed model keeps its overrides: its
+    A float32 graph has no float dtype below 32 bits, and its outputs differ from the
+    float32 model's by 1e-5 of the largest at most, or by a step of the integers where
+    layers are quantized. A mixed model keeps its overrides: its
     16-bit layers get the asked format, its float32 layers stay. A float32 model gets
     what `set_precision` would give it. What the signature takes and returns is float32
     (ids, strings and so on as they are). The model's layers, traced functions, seeds
@@ -46,11 +49,13 @@ def export(
     by the thread that trains it.
 
     Args:
-      model: A built `keras.Model` with any dtype policies but quantized ones.
+      model: A built `keras.Model` with any dtype policies; float8 is not exported.
       path: Local folder to create; a file that ends in ".tflite" for LiteRT.
       precision: "float32", "mixed_bfloat16" or "mixed_float16".
       half_weights: Whether weights of two axes or more are stored in 16 bits and cast
         where they are read: bfloat16 for "mixed_bfloat16", else float16.
+      dequantize: Whether quantized layers (Dense, EinsumDense, Embedding) are exported
+        with float weights, LoRA merged. By default they keep their integers.
       format: "tf_saved_model", or "litert" by Keras' converter, in float32 only.
       sample_inputs: A batch of inputs, structured as the model takes them, to compare
         and time on. Default: generated from the model's input shapes. A subclassed
@@ -76,9 +81,13 @@ def export(
     with (
         writing.opened(model, path, sample_inputs, overwrite) as job,
         stored.in_float32(model.variables),
+        contextlib.ExitStack() as undo,
     ):
-        policies = {place.layer.dtype_policy.name for place in structure.walk(model)}
+        layers = [place.layer for place in structure.walk(model)]
+        policies = {quantized.name_of(layer.dtype_policy) for layer in layers}
         original = writing.run(job, writing.plain_call(model))
+        if dequantize:
+            undo.enter_context(quantized.dequantized(model))
         is_plain = precision == "float32" and format != "litert" and not half_weights
         folder = job.folder if is_plain else job.folder.with_name("float32")
         with assigned.float32(model):

@@ -110,6 +110,16 @@ class ExportReport(NamedTuple):
 
     __str__ = to_text
 
+    def _quantized(self):
+        """What became of quantized layers; their policies are named int8_from_..."""
+        before, now = set(self.source_policies), [x.policy for x in self.layers]
+        kept = collections.Counter(x.split("_from_")[0] for x in now if "_from_" in x)
+        if kept:
+            listed = ", ".join(f"{name} in {n} layers" for name, n in kept.items())
+            return f"kept, {listed}; `dequantize=True` exports floats"
+        was = sorted({x.split("_from_")[0] for x in before if "_from_" in x})
+        return f"{', '.join(was)} before, exported as floats" if was else ""
+
     def _lines(self):
         yield f"{self.precision} {self.format}: {self.path}"
         yield f"  parameters: {self.parameters:,}"
@@ -130,6 +140,8 @@ class ExportReport(NamedTuple):
         ]
         header = ["error of", "output", "max absolute", "relative"]
         yield from tables.table(header, rows).splitlines()
+        if found := self._quantized():
+            yield f"  quantized layers: {found}"
         if self.nodes_checked:
             yield f"  graph nodes checked: {self.nodes_checked:,}"
             yield f"  products and convolutions: {_listed(self.products)}"
