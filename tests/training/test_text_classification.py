@@ -55,8 +55,8 @@ def batch_of(task, size=8):
 
 
 def classify(*arguments):
-    """What docs/recipes.md shows: neither tfamp nor Keras is needed."""
-    text = (ROOT / "docs" / "recipes.md").read_text()
+    """What docs/export.md shows: neither tfamp nor Keras is needed."""
+    text = (ROOT / "docs" / "export.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
     (code,) = [block for block in blocks if "def classify" in block]
     names = {}
