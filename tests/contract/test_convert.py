@@ -412,7 +412,6 @@ NONE = "2 patterns matched no layer: 'hed', 'x/"
         ("functional", "fp16", {}, ValueError, "Unknown precision mode"),
         (lambda: L.Dense(2), BF16, {}, TypeError, "must be a `keras.Model`. Received"),
         (models.Subclassed, BF16, {}, ValueError, "is not built"),
-        (quantized, BF16, {}, tfamp.ConversionError, "quantized layers: body"),
     ],
 )
 def test_what_cannot_be_done_changes_nothing(model, mode, asked, error, message, built):

@@ -285,7 +285,7 @@ class _Rules:
         if asked and not isinstance(layer, keras.Model):
             rows = {id(layer): (asked.mode.policy, asked.reason)}
             return assigned.assign(layer, rows, forget=False)
-        held, low = layer.dtype_policy, self.asked.mode.compute_format
+        held, low = structure.policy(layer), self.asked.mode.compute_format
         if held.name != self._policy:
             is_new = not layer.built and self._loading() is None
             if is_new and not policy.was_global(held):
