@@ -239,8 +239,8 @@ def test_a_fit_that_fails_where_an_epoch_begins_leaves_the_next_alone(tmp_path):
     assert seen.steps == 12
 
 
+@pytest.mark.issue("keras#19179")
 def test_keras_own_trains_on_a_part_of_the_epoch_twice(tmp_path):
-    """What ours is for: keras#19179, keras#20712."""
     steps = {}
     for kind in (keras.callbacks.BackupAndRestore, tfamp.BackupAndRestore):
         folder, counts = tmp_path / kind.__module__, []
