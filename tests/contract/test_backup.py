@@ -95,6 +95,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.issue("keras#16252", "tensorflow#40342", "keras-hub#204")
 @pytest.mark.filterwarnings("ignore:.*(no speed-up|ran out of data|workers)")
 @pytest.mark.parametrize("data", DATA)
 def test_a_fit_that_was_killed_ends_as_one_that_was_not(data, tmp_path):
@@ -255,6 +256,22 @@ def test_keras_own_trains_on_a_part_of_the_epoch_twice(tmp_path):
     assert steps["keras"] == 19
 
 
+@pytest.mark.issue("keras#20712")
+def test_a_model_that_is_not_built_goes_on(tmp_path):
+    def make():
+        model = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        return model
+
+    plain = {"validation_data": None}
+    whole = train("arrays", make=make, **plain)
+    with pytest.raises(Killed):
+        backup = tfamp.BackupAndRestore(tmp_path, save_freq=1)
+        train("arrays", backup, Stop(15, kill), make=make, **plain)
+    found = train("arrays", tfamp.BackupAndRestore(tmp_path), make=make, **plain)
+    assert_same(found, whole)
+
+
 SCRIPT = """
 import os, signal, sys
 import keras, numpy as np
@@ -319,6 +336,7 @@ def check_kills(script, tmp_path, count):
     assert [done.stdout for done in again] == [whole.stdout] * count
 
 
+@pytest.mark.issue("keras#19389")
 def test_kill_and_the_signals_of_schedulers_in_a_script(script, tmp_path):
     check_kills(script, tmp_path, 3)
 
