@@ -89,12 +89,21 @@ def ran(tmp_path_factory):
         "overwrite": ["--job=export", "--workdir=once", "--overwrite"],
         "other": ["--job=evaluate", "--workdir=once", "--config.batch_size=16"],
         "default": ["--job=evaluate", "--config.epochs=7"],
-        "none": [],
+    }
+    # Without --config: the settings are those of the run, or there are none.
+    bare = {
+        "none": ["--tiny"],
+        "recorded_scores": ["--workdir=once", "--job=evaluate"],
+        "recorded_rows": ["--workdir=once", "--job=predict", "--input=rows.csv"],
+        "recorded_export": ["--workdir=once", "--job=export"],
+        "no_folder": ["--job=export"],
+        "no_file": ["--workdir=once", "--job=evaluate", "--config.eval_batch_size=5"],
     }
     given = [
-        (script, ["--config=my_task.py" if name != "none" else "--tiny", *rest], folder)
-        for name, rest in asked.items()
+        (script, ["--config=my_task.py", *rest], folder) for rest in asked.values()
     ]
+    given += [(script, rest, folder) for rest in bare.values()]
+    asked |= bare
     return folder, dict(zip(asked, helpers.run_scripts(given), strict=True))
 
 
@@ -149,12 +158,29 @@ def test_a_run_in_two_parts_is_scored_predicts_and_is_exported_as_one(ran):
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
 
 
+def test_a_run_needs_no_config_for_what_is_done_with_it(ran):
+    folder, done = ran
+    for job in ("recorded_scores", "recorded_rows", "recorded_export"):
+        assert done[job].returncode == 0, done[job].stderr
+    found = json.loads((folder / "once/evaluation.json").read_text())
+    assert found["scores"] == pytest.approx(
+        training.read_run(folder / "once").result.scores
+    )
+    predicted = [
+        (folder / run / "predicted.csv").read_text() for run in ("once", "chain")
+    ]
+    assert predicted[0] == predicted[1]
+    assert (folder / "once/export/saved_model.pb").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("wrong", "my_task.py:wrong must return a tfamp.training.Task. Received: dict"),
         ("absent", "There is no such function"),
-        ("none", "no --config. Expected: a FILE"),
+        ("none", "no --config. Expected: --config=FILE."),
+        ("no_folder", "Expected: --config=FILE, or --workdir=FOLDER of a run."),
+        ("no_file", "--config.eval_batch_size needs --config=FILE beside it."),
         ("no_run", "no run in 'run'. Expected --workdir=FOLDER, one of run/float32/"),
         ("overwrite", "--overwrite belongs to a job that trains"),
         ("other", "other settings (batch_size: 32 -> 16)"),

@@ -137,7 +137,13 @@ def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
 def _parse(argv):
     """absl's parser, with errors in one line and without the list of all flags."""
     with _one_line_errors(*_MISTYPED):
-        return flags.FLAGS(argv)
+        try:
+            return flags.FLAGS(argv)
+        except flags.UnrecognizedFlagError as error:
+            name = error.flagname
+            if not name.startswith("config.") or flags.FLAGS["config"].value:
+                raise
+            raise ValueError(f"--{name} needs --config=FILE beside it.") from error
 
 
 @contextlib.contextmanager
@@ -207,7 +213,12 @@ def _resolve(values):
     """Returns the configuration with all that the flags say."""
     config = values.config
     if config is None:
-        raise ValueError("No configuration. Received: no --config. Expected: a FILE.")
+        expected = "--config=FILE"
+        if values.job in jobs.ON_RUNS:
+            expected += ", or --workdir=FOLDER of a run"
+        raise ValueError(
+            f"No configuration. Received: no --config. Expected: {expected}."
+        )
     if ":" in config.task:
         config.task = functions.name_of(config.task)  # A file by its whole path.
     if values.tiny:
@@ -226,8 +237,9 @@ def _resolve(values):
 
 
 def _given():
-    """Returns what the command line sets in the configuration."""
-    return config_flags.get_override_values(flags.FLAGS["config"])
+    """Returns what the command line sets in the configuration; {} without one."""
+    flag = flags.FLAGS["config"]
+    return {} if flag.value is None else config_flags.get_override_values(flag)
 
 
 def _absolute(path):
