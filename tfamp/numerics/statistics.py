@@ -1,5 +1,6 @@
 """What becomes of float32 values in a 16-bit format: counts and errors.
 
+import functools
 Rounded to float16, what is smaller than half of its smallest subnormal becomes 0, and
 what is beyond its maximum infinite. Gradients of weights, which are sums, show the
 least of it: most is lost at activations, such as the logits of a large vocabulary.
@@ -127,7 +128,7 @@ def count_true(mask: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(tf.reduce_sum(tf.cast(mask, tf.int32), rows), "int64"))
 
 
-@tf.function
+@functools.partial(tf.function, autograph=False)
 def count_rounded_away(
     layers: Sequence[Sequence[tuple[tf.Tensor, tf.Tensor]]], formats: Sequence[str]
 ) -> tf.Tensor:
