@@ -1,11 +1,11 @@
 """What becomes of float32 values in a 16-bit format: counts and errors.
 
-import functools
 Rounded to float16, what is smaller than half of its smallest subnormal becomes 0, and
 what is beyond its maximum infinite. Gradients of weights, which are sums, show the
 least of it: most is lost at activations, such as the logits of a large vocabulary.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
