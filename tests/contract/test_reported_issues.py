@@ -454,9 +454,9 @@ def test_an_override_or_another_mode_keeps_slow_layers_in_16_bits(how, slow_here
 @pytest.mark.parametrize(
     ("device", "named"), [("cpu-avx512-bf16", {"slow", "depthwise"}), ("a100", set())]
 )
-def test_the_audit_names_slow_layers_kept_or_not(device, named):
-    tfamp.enable("mixed_bfloat16")
-    model = mobile()
+def test_the_audit_names_slow_layers_that_no_plan_keeps_in_float32(device, named):
+    with tfamp.policy_scope("mixed_bfloat16"):
+        model = mobile()
     model.compile("sgd", "mse")
     texts = {x.rule: str(x) for x in tfamp.audit(model, device=device).findings}
     assert named <= texts.keys() and "depthwise" in texts
