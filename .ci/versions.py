@@ -6,28 +6,17 @@ The file is pytest's `--junitxml`. Ends with 1 if a test failed.
 """
 
 import datetime
-import importlib.metadata
 import pathlib
 import re
 import sys
 import xml.etree.ElementTree
 
 import tfamp
+from tfamp.facts import versions
 from tfamp.keras_patches import places
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs/versions.md"
 PACKAGES = ("tensorflow", "keras", "keras-hub", "tensorflow-text")
-
-
-def version(name):
-    """Returns the installed release of a package, or of its nightly."""
-    nightly = "tf-nightly" if name == "tensorflow" else f"{name}-nightly"
-    for each in (name, nightly):
-        try:
-            return importlib.metadata.version(each)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return "does not load"
 
 
 def main(results):
@@ -37,14 +26,14 @@ def main(results):
     failed = counts["failures"] + counts["errors"]
     with tfamp.enabled("mixed_bfloat16"):
         off = "; ".join(places.missing()) or "nothing"
-    versions = [version(name) for name in PACKAGES]
+    found = [versions.installed(name) or "does not load" for name in PACKAGES]
     passed = counts["tests"] - failed - counts["skipped"]
     date = datetime.date.today().isoformat()
-    row = [*versions, passed, failed, counts["skipped"], off, date]
+    row = [*found, passed, failed, counts["skipped"], off, date]
     line = f"| {' | '.join(map(str, row))} |"
     text = PAGE.read_text()
     table = re.search(r"(\| TensorFlow \| Keras \| KerasHub .*?\n)\n", text, re.S)[1]
-    kept = [x for x in table.splitlines() if not x.startswith(f"| {versions[0]} | ")]
+    kept = [x for x in table.splitlines() if not x.startswith(f"| {found[0]} | ")]
     PAGE.write_text(text.replace(table, "\n".join([*kept, line]) + "\n"))
     print(line)
     return int(failed > 0)

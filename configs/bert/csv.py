@@ -13,8 +13,8 @@ trained from nothing.
 Also: --config.data.second_text_column for pairs of texts, --config.data.delimiter="\\t"
 for TSV, --config.data.on_bad_rows=skip for rows without a text or a label,
 --config.data.sequence_length for longer texts (the report says how many were cut), and
---config.model.pooling=mean for sentence encoders such as MiniLM, which want a larger
-step: --config.optimizer.learning_rate=2e-4.
+--config.model.pooling=mean for sentence encoders; `text_classification.get_config` says
+when to use it.
 """
 
 from tfamp.recipes import text_classification

@@ -222,7 +222,7 @@ def collectives():
         tfamp.disable()
 
 
-@pytest.mark.issue("keras#19308")
+@pytest.mark.issue("keras#19308", "keras#17429")
 def test_gradients_are_summed_in_the_branch_of_a_windows_last_micro_batch(two_replicas):
     """One sum of all, packed, on each of two replicas; and one number a micro-batch."""
     plain, scaled = two_replicas["collectives"]

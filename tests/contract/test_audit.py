@@ -264,6 +264,86 @@ def test_whether_xla_compiles_is_as_compiled_or_as_keras_decides():
     assert not audit(turned, "a100").jit_compile  # Keras has no XLA for it.
 
 
+# ---- What tfamp chose itself ----
+
+
+def lm(vocabulary):
+    def make():
+        yield L.Embedding(8192, 128)
+        yield L.LSTM(128, return_sequences=True)
+        yield L.Dense(vocabulary, name="logits")
+
+    return (32,), make
+
+
+def raw():
+    return [L.Normalization(mean=0.0, variance=1.0), L.Dense(1024), L.Dense(1024)]
+
+
+CHOSEN = {
+    "a large output is in 16 bits": (*lm(8192), "int32"),
+    "a small output is in float32": (*lm(2000), "int32"),
+    "strides": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3, 2))),
+    "kernels": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3), L.Conv2D(8, 1))),
+    "softmax": (ROW, lambda: [L.Dense(1024), L.Softmax(), L.Dense(1024), L.Dense(8)]),
+    "bilinear": (
+        IMAGE,
+        lambda: convolutions(L.UpSampling2D(interpolation="bilinear"), L.Conv2D(8, 3)),
+    ),
+    "raw values": (ROW, raw),
+    "recurrent": ((50, 32), lambda: [L.GRU(32), L.Dense(4)]),
+}
+
+
+@pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN)
+def test_an_audit_advises_against_nothing_that_enable_chose(chosen, disabled):
+    shape, make, *dtype = chosen
+    if tfamp.enable().effective != BF16:
+        pytest.skip("another mode is the fastest here, and advised")
+    with warnings.catch_warnings():  # Of small recurrent layers: the next test.
+        warnings.simplefilter("ignore")
+        model = build(shape, make, BF16, *dtype)
+        model.compile("adam", "mse")
+    assert tfamp.audit(model, batch_size=256).findings == ()
+
+
+def test_an_audit_and_enable_agree_on_who_is_faster_in_float32(disabled):
+    shape, make = CHOSEN["recurrent"]
+    if tfamp.enable().effective != BF16:
+        pytest.skip("no layer is slower in bfloat16 here")
+    with pytest.warns(UserWarning, match=r"Use tfamp.enable\('float32'\)"):
+        build(shape, make).compile("adam", "mse")
+    tfamp.enable(FP32)
+    assert tfamp.audit(build(shape, make, FP32)).findings == ()
+
+
+def test_a_large_layer_that_tfamp_keeps_in_float32_is_a_note(disabled):
+    tfamp.enable(BF16)
+    shape, make = lm(2000)
+    model = keras.Sequential([keras.Input(shape, dtype="int32"), *make()], name="net")
+    model.compile("adam", "mse")
+    (note,) = tfamp.audit(model, device=CPU).notes
+    assert note.startswith("Kept in float32 by tfamp: net/logits (66%: computes an out")
+
+
+def test_overrides_are_the_users_choice(disabled):
+    tfamp.enable(BF16, overrides={"net/wide": FP32})
+    model = build(ROW, lambda: [L.Dense(1024), L.Dense(1024, name="wide"), *end()])
+    model.compile("adam", "mse")
+    report = tfamp.audit(model, batch_size=256, device=CPU)
+    check(report, "float32_islands casts", "net/wide (50%)")
+
+
+def test_no_loss_scaling_where_it_was_switched_off(disabled):
+    tfamp.enable(FP16, loss_scale=False)
+    model = mlp(FP16)
+    model.compile("adam", "mse")
+    assert tfamp.audit(model, device="v100", batch_size=256).findings == ()
+    tfamp.enable(FP16)
+    found = tfamp.audit(model, device="v100", batch_size=256).findings
+    assert [each.rule for each in found] == ["loss_scaling"]
+
+
 # ---- Models of every kind ----
 
 

@@ -95,6 +95,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.issue("keras#16252", "tensorflow#40342", "keras-hub#204")
 @pytest.mark.filterwarnings("ignore:.*(no speed-up|ran out of data|workers)")
 @pytest.mark.parametrize("data", DATA)
 def test_a_fit_that_was_killed_ends_as_one_that_was_not(data, tmp_path):
@@ -239,8 +240,8 @@ def test_a_fit_that_fails_where_an_epoch_begins_leaves_the_next_alone(tmp_path):
     assert seen.steps == 12
 
 
+@pytest.mark.issue("keras#19179")
 def test_keras_own_trains_on_a_part_of_the_epoch_twice(tmp_path):
-    """What ours is for: keras#19179, keras#20712."""
     steps = {}
     for kind in (keras.callbacks.BackupAndRestore, tfamp.BackupAndRestore):
         folder, counts = tmp_path / kind.__module__, []
@@ -253,6 +254,22 @@ def test_keras_own_trains_on_a_part_of_the_epoch_twice(tmp_path):
         steps[kind.__module__.split(".")[0]] = sum(counts)
     assert steps["tfamp"] == 12
     assert steps["keras"] == 19
+
+
+@pytest.mark.issue("keras#20712")
+def test_a_model_that_is_not_built_goes_on(tmp_path):
+    def make():
+        model = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        return model
+
+    plain = {"validation_data": None}
+    whole = train("arrays", make=make, **plain)
+    with pytest.raises(Killed):
+        backup = tfamp.BackupAndRestore(tmp_path, save_freq=1)
+        train("arrays", backup, Stop(15, kill), make=make, **plain)
+    found = train("arrays", tfamp.BackupAndRestore(tmp_path), make=make, **plain)
+    assert_same(found, whole)
 
 
 SCRIPT = """
@@ -319,6 +336,7 @@ def check_kills(script, tmp_path, count):
     assert [done.stdout for done in again] == [whole.stdout] * count
 
 
+@pytest.mark.issue("keras#19389")
 def test_kill_and_the_signals_of_schedulers_in_a_script(script, tmp_path):
     check_kills(script, tmp_path, 3)
 

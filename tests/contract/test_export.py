@@ -307,7 +307,6 @@ REFUSED = {
         lambda: models.with_layer(OtherInGraph()),
         r"computes something else than the float32 model.*1\.0e\+00",
     ),
-    "quantized": (quantized, r"quantized layers: .*body \(Dense\)"),
     "not built": (models.Subclassed, r"not built.*Call it on a batch"),
     "sparse input": (sparse, r"Only dense inputs.*'rows'"),
 }

@@ -84,6 +84,7 @@ def test_served_model_computes_in_the_format(name, mode, precision, half, target
         assert 0 < costs[0] == pytest.approx(report.parity[0].relative, rel=0.1)
 
 
+@pytest.mark.issue("keras#17381", "keras#18979")
 def test_weights_are_stored_once_and_half_of_them_is_half(target):
     model = keras.Sequential([keras.Input((256,)), L.Dense(256), L.Dense(256)])
     full = tfamp.export(model, target / "full")

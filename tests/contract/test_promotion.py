@@ -63,6 +63,7 @@ OPERATORS = {
 EAGER_MADE = {"variable"}  # A `tf.function` makes variables once.
 
 
+@pytest.mark.issue("tensorflow#49460")
 @in_both
 @pytest.mark.parametrize("how", helpers.RUNNERS)
 @pytest.mark.parametrize("name", OPERATORS)

@@ -190,7 +190,7 @@ def scoped(scope=None):
     return model
 
 
-@pytest.mark.issue("keras#21448")
+@pytest.mark.issue("keras#21448", "keras#23387")
 @pytest.mark.parametrize("kind", SCOPES)
 def test_every_mode_of_remat_scope_trains_in_fit(kind):
     x = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
@@ -205,6 +205,7 @@ def test_every_mode_of_remat_scope_trains_in_fit(kind):
     assert "RematScope('full')" in reasons["inner"]
 
 
+@pytest.mark.issue("keras#21207")
 def test_keras_remat_of_a_function_takes_keywords_in_a_graph():
     with helpers.enabled("float32"):
         again = keras.remat(lambda x, factor: {"y": tf.exp(x) * factor})
@@ -217,6 +218,26 @@ def test_keras_remat_of_a_function_takes_keywords_in_a_graph():
             return tape.gradient(y, x)
 
         np.testing.assert_allclose(slope(tf.ones(2)), 3 * np.exp([1.0, 1.0]), 1e-6)
+
+
+class Doubled(keras.Operation):
+    def call(self, x):
+        return x * 2
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+@pytest.mark.issue("keras#23106")
+def test_operations_that_are_no_layers_run_in_a_scope():
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+    with helpers.enabled("mixed_bfloat16"), keras.RematScope("full"):
+        inputs = keras.Input((8,))
+        model = keras.Model(inputs, Doubled()(L.Dense(1)(inputs)))
+        model.compile("sgd", "mse")
+        np.testing.assert_array_equal(Doubled()(x), 2 * x)
+        losses = model.fit(x, x[:, :1], epochs=3, verbose=0).history["loss"]
+    assert losses == sorted(losses, reverse=True)
 
 
 # ---- Whole models, in both mixed modes ----
@@ -301,6 +322,7 @@ class Holds(L.Layer):
         return middle * middle
 
 
+@pytest.mark.issue("tensorflow#57205")
 @pytest.mark.parametrize("remat", [False, True])
 def test_what_a_block_computes_is_held_only_without_it(remat):
     model = keras.Sequential([keras.Input((2,)), Holds(name="holds")])

@@ -226,6 +226,7 @@ def fixed(batch_size):
 """
 
 
+@pytest.mark.issue("tensorflow#45081")
 def test_a_model_of_one_s_own_is_tried_in_processes(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(OWN)

@@ -274,16 +274,16 @@ def _cells_of(row, unit, base):
         "sizes": row.cell.shape or f"batch {row.examples}",
         "speed-up": statistics.times(row.speed_up),
         f"loss - {base}'s": row.error,
-        "step": f"{_ms(middle)} ms ({_ms(low)} to {_ms(high)})",
+        "step": f"{_digits(middle)} ms ({_digits(low)} to {_digits(high)})",
         "rate": f"{row.rate:,.4g} {unit}/s",
         "memory": memory,
-        "first": f"{row.first_step_seconds:.2g} s",
+        "first": f"{_digits(row.first_step_seconds)} s",
         "loss scale": scale,
         "skipped": _NONE if row.skipped_steps is None else f"{row.skipped_steps}",
     }
 
 
-def _ms(value):
+def _digits(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

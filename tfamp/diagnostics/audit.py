@@ -13,7 +13,7 @@ from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure
 from tfamp.kernels import bias_gradient
 from tfamp.memory_saving import recomputed
-from tfamp.precision import model_hooks, policy
+from tfamp.precision import described, model_hooks, policy
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
 _UNKNOWN_SIZE = 128  # Of other dimensions that the model leaves open.
@@ -143,7 +143,11 @@ def audit(
         rewrite=rewrite,
         tensor_float_32=policy.read().tensor_float_32,
         sums_biases=bool(bias_gradient.HOOKS.in_force()),
+        is_unscaled=model_hooks.is_unscaled(),
+        prefers_float32=not simulated
+        and bool(described.mostly_slow(model, "bfloat16")),
     )
+    notes += _kept(step)
     return AuditReport(
         model=model.name,
         device=found.label,
@@ -155,6 +159,20 @@ def audit(
         findings=rules.examine(step),
         notes=tuple(notes),
     )
+
+
+def _kept(step):
+    """Returns what to note of large layers that tfamp's plan keeps in float32."""
+    kept = [x for x in step.layers if x.is_kept and step.is_fast]
+    shares = [(x, step.share([x])) for x in kept]
+    large = [
+        f"{x.path} ({rules.percent(share)}: {x.planned})"
+        for x, share in shares
+        if share >= rules.LARGE_OUTPUT
+    ]
+    if not large:
+        return []
+    return [f"Kept in float32 by tfamp: {errors.examples(large)}"]
 
 
 def _execution(model, device, simulated, jit_compile, rewrite):

@@ -1,12 +1,11 @@
 """Describes a machine: what each number format is on it, and what is switched how."""
 
-import importlib.metadata
 import os
 import platform
 from typing import Any, NamedTuple
 
 from tfamp import errors, tables
-from tfamp.facts import builds, hardware
+from tfamp.facts import builds, hardware, versions
 from tfamp.facts import switches as kernel_switches
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.precision import policy
@@ -108,7 +107,7 @@ def _speed(support):
 def _facts(found):
     packages = ("tfamp", "tensorflow", "keras", "numpy")
     facts = {"Python": f"{platform.python_version()}, {platform.system()}"}
-    facts |= {name: importlib.metadata.version(name) for name in packages}
+    facts |= {name: str(versions.installed(name)) for name in packages}
     facts["CPU cores"] = str(os.cpu_count())
     for cpu in (device for device in found if device.kind == "CPU"):
         has = ", ".join(flag for flag in _CPU_FLAGS if flag in cpu.cpu_flags)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tfamp.inspect import model_inputs, structure, traces
-from tfamp.precision import rules
+from tfamp.precision import overrides, plan, rules
 
 _KINDS = keras.layers
 _DEPTHWISE = rules.DEPTHWISE
@@ -42,13 +42,31 @@ class LayerFacts(NamedTuple):
     rows: int = 0  # The most that its weights are multiplied by in a call.
     sizes: tuple[tuple[str, int], ...] = ()  # (role, size) of products: ("units", 512).
     elements: int = 0  # That its calls return; 0 of layers around others.
-    casts: int = 0  # Elements of other layers' results, cast before it takes them.
+    # Elements of other layers' results, cast before it takes them, except next to
+    # layers that tfamp's plan keeps in float32.
+    casts: int = 0
     has_bias: bool = False  # Whose gradient `BiasAddGrad` sums.
     data_format: str = ""  # Of a convolution.
     depthwise: bool = False  # A depthwise or separable convolution.
     slow: str = ""  # How much slower in bfloat16 than in float32, on CPUs.
     activation: str = ""
     output_dtype: str = ""  # Of an output of the model that comes from it.
+    planned: str = ""  # Why tfamp chose its dtype; "" where the user did.
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a rule of tfamp's plan keeps the layer in float32."""
+        return self.compute_dtype == "float32" and _is_by_rule(self.planned)
+
+
+def _is_by_rule(reason):
+    return bool(reason) and not reason.startswith(plan.BY_MODE)
+
+
+def _planned(layer):
+    """Returns why the plan in force chose the layer's dtype; "" if the user did."""
+    reason = plan.reason_of(layer)
+    return "" if reason == plan.AS_MADE or overrides.REQUESTED in reason else reason
 
 
 def collect(model: keras.Model, specs: Any) -> tuple[LayerFacts, ...]:
@@ -89,6 +107,10 @@ def _trace(model, specs):
     calls, outputs = collections.defaultdict(list), {}
     makers = {}  # Of tensors: inner layers come before those around them.
 
+    def kept(layer):
+        float32 = layer is not None and layer.compute_dtype == "float32"
+        return float32 and _is_by_rule(_planned(layer))
+
     def note(layer, inputs, results):
         if isinstance(layer, keras.Model):
             return
@@ -98,7 +120,11 @@ def _trace(model, specs):
         if inputs and results and all(s.is_fully_defined() for s in shapes):
             # Some layers, such as normalizations, end in a cast.
             cast = [x for x in inputs if x.ref() not in makers and _is_cast(x)]
-            elements = sum(math.prod(x.shape) for x in cast)
+            sources = [makers.get(x.op.inputs[0].ref()) for x in cast]
+            free = [
+                x for x, maker in zip(cast, sources, strict=True) if not kept(maker)
+            ]
+            elements = 0 if kept(layer) else sum(math.prod(x.shape) for x in free)
             calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
 
     given = keras.tree.map_structure(str, specs)
@@ -158,6 +184,7 @@ def _facts(place, calls, output_dtype) -> LayerFacts:
         slow=rules.slow(layer),
         activation="softmax" if isinstance(layer, _KINDS.Softmax) else activation,
         output_dtype=output_dtype,
+        planned=_planned(layer),
     )
 
 

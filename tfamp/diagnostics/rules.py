@@ -24,7 +24,7 @@ from tfamp.facts import formats, hardware
 NARROW = ("float16", "bfloat16")
 # Smaller shares are not reported; every mixed model has some casts.
 _LEAST = {"multiplications": 0.02, "elements": 0.02, "casts": 0.1}
-_LARGE_OUTPUT = 0.1  # Smaller output layers are meant to be in float32.
+LARGE_OUTPUT = 0.1  # Smaller output layers are meant to be in float32.
 _FEW_ROWS = 16
 _LITTLE_WORK = 12.5e6  # Multiplications of a forward pass.
 _BYTES_16 = {"float16": 8, "bfloat16": 8, "tf32": 4}  # TF32 is in float32.
@@ -66,6 +66,8 @@ class TrainingStep(NamedTuple):
     tensor_float_32: bool = True  # Whether float32 products may use TF32.
     scales_loss: bool | None = None  # None without an optimizer.
     sums_biases: bool = False  # Whether bias gradients are right, as under `enable`.
+    is_unscaled: bool = False  # Whether `enable` was called with loss_scale=False.
+    prefers_float32: bool = False  # Whether `enable` would advise float32 for it.
 
     @property
     def multiplications(self) -> int:
@@ -125,7 +127,7 @@ def percent(share: float) -> str:
 def _of_step(step):
     name, best = step.narrow or "float32", hardware.choose_mode([step.device])
     unused = step.multiplications and best.mode != "float32" and not step.rewrite
-    if not step.is_fast if step.narrow else unused:
+    if not step.prefers_float32 and (not step.is_fast if step.narrow else unused):
         yield Finding(
             *("fast_unit", 1.0, f"{name} is not the fast format of this device"),
             f"{name}: {step.support(name).reason}; {best.mode}: {best.reason}",
@@ -181,16 +183,17 @@ def _of_layer(step, x):
     if could and step.is_fast and kind == "GPU":
         if x.elements and not x.multiplications:
             yield "xla", dtype
-    if name == "float32" and step.support("tf32").supported:
+    if x.multiplications and name == "float32" and step.support("tf32").supported:
         yield "tf32", name
-    if x.depthwise and step.narrow:
+    # There `slow` has those that were measured to be.
+    measured = kind == "CPU" and step.support("bfloat16").fast
+    if x.depthwise and step.narrow and not measured and not x.is_kept:
         yield "depthwise", dtype
-    native = step.support("bfloat16").fast and step.narrow
-    if x.slow and kind == "CPU" and native:
+    if x.slow and measured and dtype == "bfloat16":
         yield "slow", f"{dtype}, {x.slow} times"
-    elif x.multiplications and dtype not in NARROW and step.is_fast:
+    elif x.multiplications and dtype not in NARROW and step.is_fast and not x.is_kept:
         share = step.share([x])
-        if not x.output_dtype or share >= _LARGE_OUTPUT:
+        if not x.output_dtype or share >= LARGE_OUTPUT:
             yield "float32_islands", percent(share)
     # CPUs pad inside oneDNN.
     if kind == "GPU" and name in _BYTES_16 and step.support(name).fast:
@@ -212,7 +215,8 @@ def _of_accuracy(step, x):
     dtype = x.compute_dtype
     if x.weights and x.variable_dtype in NARROW:
         yield "narrow_variables", f"{x.weights:,} weights in {x.variable_dtype}"
-    if x.weights and step.scales_loss is False and step.format_of(x) == "float16":
+    scaled = step.scales_loss is not False or step.is_unscaled
+    if x.weights and not scaled and step.format_of(x) == "float16":
         yield "loss_scaling", "float16"
     wrong = step.device.kind == "CPU" and not step.jit_compile and not step.sums_biases
     # Equal terms stop counting at 2 / epsilon; half of that shows already.
@@ -221,7 +225,9 @@ def _of_accuracy(step, x):
         yield "bias_gradients", f"{x.rows:,} rows"
     # Whatever the result of a softmax is cast to.
     rounded = dtype in NARROW and x.activation in _ROUNDING
-    if x.output_dtype and (x.output_dtype in NARROW or rounded):
+    # The plan leaves large products in 16 bits, and a model returns float32.
+    narrow = x.output_dtype in NARROW and not x.planned
+    if x.output_dtype and (narrow or rounded):
         yield "outputs", f"{x.activation or 'result'} in {dtype}"
 
 

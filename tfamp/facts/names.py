@@ -1,7 +1,8 @@
 """Private names of Keras and TensorFlow that are only called, and how they are found.
 
 They are looked up when they are used: where a release lacks one, what needs it is off,
-and `status()` says so. As read in TensorFlow 2.21 and Keras 3.15.
+and `status()` says so. As read in TensorFlow 2.21 and Keras 3.15, and where Keras 3.16
+has moved them.
 """
 
 import pkgutil
@@ -32,12 +33,24 @@ NAMES = {
 }
 
 
+# Keras 3.16 has the modules of operators in `backend.ops`.
+_MOVED = {
+    f"keras.src.backend:{module}": f"keras.src.backend:ops.{module}"
+    for module in ("core", "nn")
+}
+
+
 def resolve(name: str, otherwise: Any = None) -> Any:
     """Returns what a name stands for, as `pkgutil.resolve_name`; else `otherwise`."""
-    try:
-        return pkgutil.resolve_name(name)
-    except (AttributeError, ImportError):
-        return otherwise
+    moved = [
+        new + name[len(old) :] for old, new in _MOVED.items() if name.startswith(old)
+    ]
+    for each in (name, *moved):
+        try:
+            return pkgutil.resolve_name(each)
+        except (AttributeError, ImportError):
+            pass
+    return otherwise
 
 
 def flatten_layers(layer: keras.layers.Layer, **keywords) -> list[keras.layers.Layer]:

@@ -1,5 +1,7 @@
 """Releases of TensorFlow and Keras: the range that works, and what was tested."""
 
+import contextlib
+import importlib.metadata
 import re
 
 import keras
@@ -38,6 +40,15 @@ def describe() -> str:
         return text
     listed = ", ".join(f"{first} with {second}" for first, second in TESTED)
     return f"{text}: untested; tested are {listed}"
+
+
+def installed(package: str) -> str | None:
+    """Returns the release of a package or of its nightly; None if neither is there."""
+    nightly = "tf-nightly" if package == "tensorflow" else f"{package}-nightly"
+    for name in (package, nightly):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
 def keras_is_at_least(release: str) -> bool:

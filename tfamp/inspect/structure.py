@@ -86,6 +86,13 @@ def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return [each for each in held if each is not twin]
 
 
+def policy(layer: keras.layers.Layer) -> keras.DTypePolicy:
+    """Returns the dtype policy of a layer; of a map that layers share, its own."""
+    held = layer.dtype_policy
+    is_map = isinstance(held, keras.dtype_policies.DTypePolicyMap) and layer.path
+    return held[layer.path] if is_map else held
+
+
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
     """Returns the weights of a layer that no layer in it has."""
     theirs = {id(weight) for each in children(layer) for weight in each.weights}

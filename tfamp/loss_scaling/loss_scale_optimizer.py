@@ -18,6 +18,9 @@ from tfamp.loss_scaling import (
     update,
 )
 
+# In a `tf.function`, AutoGraph would rewrite what the user's code calls.
+_NOT_CONVERTED = tf.autograph.experimental.do_not_convert
+
 
 @keras.saving.register_keras_serializable(package="tfamp")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
@@ -193,18 +196,21 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._scale_was_read = True
         return self.dynamic_scale
 
+    @_NOT_CONVERTED
     def scale_loss(self, loss):
         """Returns `loss` times the loss scale, in float32 or wider."""
         self._scale_was_read = True
         train_steps.mark_read(self)
         return keras.ops.multiply(loss, self.usable_scale())
 
+    @_NOT_CONVERTED
     def usable_scale(self):
-        """Returns the scale, in bounds whatever was restored: float32 tensor []."""
+        """Returns the loss scale, clamped to its bounds: float32 tensor []."""
         return rule.clamp_scale(self.config, self._state().scale.value)
 
+    @_NOT_CONVERTED
     def check_finite(self, grads):
-        """Returns whether every gradient is finite once unscaled: bool tensor []."""
+        """Returns whether every unscaled gradient is finite: bool tensor []."""
         return update.all_finite(grads, self.usable_scale())
 
     def build(self, var_list):
@@ -220,15 +226,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             with tf.init_scope():  # Keras may build it while tracing a step.
                 restore()
 
-    @tf.autograph.experimental.do_not_convert
+    @_NOT_CONVERTED
     def apply(
         self, grads, trainable_variables=None, *, skip_gradients_aggregation=False
     ):
-        """Applies scaled gradients, or skips the step if one is not finite.
+        """Unscales and applies gradients, or skips the step if one is not finite.
 
-        In a `train_step` that scales no loss, under `tfamp.enable`, they are true ones.
-        Under a strategy the gradients are summed over its replicas first, so that
-        all take the same decision, and the inner optimizer sees the sum, unscaled.
+        Under a strategy the gradients are summed over the replicas first, so that all
+        replicas take the same decision. In a custom `train_step` that does not scale
+        the loss, `tfamp.enable` passes unscaled gradients, which are not divided.
 
         Args:
           grads: List of gradients of the scaled loss: tensors, `tf.IndexedSlices`
@@ -276,31 +282,25 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         with train_steps.suspended():
             update.gate(step, grads, variables, inner, jit, summed)
 
+    @_NOT_CONVERTED
     def apply_gradients(self, grads_and_vars, **keywords):
-        """Applies pairs of scaled gradient and variable; returns `iterations`."""
+        """Applies (scaled gradient, variable) pairs and returns `iterations`."""
         self.apply(*zip(*grads_and_vars, strict=True), **keywords)
         return self.iterations
 
     def settle(self, finite):
-        """Moves the scale and the counters after a step.
-
-        Args:
-          finite: Whether its gradients were; bool tensor [].
-        """
+        """Updates the loss scale and counters; `finite`: bool tensor of the step."""
         state = self._state()
         after = rule.next_state(self.config, state, finite)
         for variable, value in zip(state, after, strict=True):
             variable.assign(value)
 
     def load_own_variables(self, store):
-        """Restores the state from our layout, stock Keras' or the bare inner one's.
-
-        At once or by `build`; ValueError for that of another kind of optimizer.
-        """
+        """Restores the state, at once or in `build`; layouts as in `set_weights`."""
         self.set_weights([store[str(i)] for i in range(len(store.keys()))])
 
     def set_weights(self, weights):
-        """Sets the state from a list of arrays, in any of those layouts."""
+        """Sets the state from arrays in tfamp's, Keras' or the inner one's layout."""
         saved = [np.asarray(each) for each in weights]
 
         def restore():

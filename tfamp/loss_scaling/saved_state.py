@@ -43,8 +43,8 @@ def restore(saved: Sequence, own: Sequence, inner: Sequence, head: Sequence) -> 
             f"variables. Expected: {len(own) + len(inner)} (tfamp's layout), "
             f"{_STOCK + len(inner)} (stock Keras') or {len(inner)} (the inner "
             "optimizer's alone) of this optimizer's shapes. Compile with the kind "
-            "of optimizer that was saved; or load the weights before `compile`, or "
-            "with `skip_mismatch=True` after "
+            "of optimizer that was saved; or load the model with `compile=False`, the "
+            "weights before `compile`, or with `skip_mismatch=True` after "
             "`optimizer.build(model.trainable_variables)`."
         )
     for variable, value in zip(targets, saved, strict=True):

@@ -232,7 +232,7 @@ def _nothing(grads):
 
 def _compiled_on(device, update):
     def apply(grads):
-        @tf.function(jit_compile=True)
+        @tf.function(autograph=False, jit_compile=True)
         def compiled():
             update(grads)
 

@@ -169,12 +169,17 @@ class _LowBit:
 
     def store_weights(self, variables):
         """Stores those of these variables that it trains in bfloat16."""
+        # Keras knows a variable by TensorFlow's; 3.16 has a second table.
+        tables = [self._trainable_variables_indices]
+        tables += [getattr(self, "_weight_decay_by_var_key", {})]
         for variable in variables:
-            index = self._trainable_variables_indices.get(self._var_key(variable))
-            if index is not None and not isinstance(variable, stored.StoredVariable):
+            key = self._var_key(variable)
+            is_stored = isinstance(variable, stored.StoredVariable)
+            if key in self._trainable_variables_indices and not is_stored:
                 self._keep(variable, codes.BFLOAT16)
-                # Keras knows a variable by TensorFlow's.
-                self._trainable_variables_indices[self._var_key(variable)] = index
+                for table in tables:
+                    if key in table:
+                        table[self._var_key(variable)] = table[key]
 
     def _var_key(self, variable):
         known = stored.is_special(variable)

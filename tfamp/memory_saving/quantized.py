@@ -36,10 +36,10 @@ _seen: dict[int, tuple[float, float]] = {}
 def name_of(policy: keras.DTypePolicy) -> str:
     """Returns the name of a policy.
 
-    Serializing a KerasHub backbone sets that of quantized ones to None (Keras 3.15,
-    `DTypePolicyMap.get_config`).
+    Saving a KerasHub backbone sets that of quantized ones to None, and loading it makes
+    "..._from_None" of that (Keras 3.15, `DTypePolicyMap.get_config`).
     """
-    if policy.name is not None:
+    if policy.name is not None and not policy.name.endswith("_from_None"):
         return policy.name
     config = policy.get_config()
     return f"{config['mode']}_from_{config['source_name']}"
@@ -62,7 +62,7 @@ def policy_of(made: keras.DTypePolicy, name: str) -> keras.DTypePolicy:
 
 def mode_of(layer: keras.layers.Layer) -> str | None:
     """Returns how a layer is quantized, as "int8"; None if it is not."""
-    return layer.dtype_policy.quantization_mode
+    return structure.policy(layer).quantization_mode
 
 
 def multiplies(layer: keras.layers.Layer) -> bool:
@@ -175,6 +175,31 @@ def calibrated(seen: Mapping[int, tuple[float, float]]) -> Iterator[None]:
         _seen.update(before)
 
 
+def largest(model, paths, passes, scale) -> dict[int, tuple[float, float]]:
+    """Returns what `calibrated` takes, of the calls of a float32 pass.
+
+    Args:
+      model: The model.
+      paths: (path of the layer, number of the call) of each call.
+      passes: The tensors of each: `taken`, and the gradients of its results in
+        `upstream`.
+      scale: The loss scale of the pass in float8.
+    """
+    ids = {place.path: id(place.layer) for place in structure.walk(model)}
+    found: dict[int, tuple[float, float]] = {}
+    for (path, _), each in zip(paths, passes, strict=True):
+        inputs, gradients = found.get(ids.get(path, 0), (0.0, 0.0))
+        found[ids.get(path, 0)] = (
+            max([inputs, *map(_amax, each.taken)]),
+            max([gradients, *(_amax(x) * scale for x in each.upstream)]),
+        )
+    return found
+
+
+def _amax(x):
+    return float(tf.reduce_max(tf.abs(x))) if tf.size(x) else 0.0
+
+
 # ---- Integers as floats ----
 
 
@@ -196,7 +221,7 @@ def dequantized(model: keras.Model) -> Iterator[None]:
             new = {
                 name: keras.Variable(value, dtype="float32", name=name.strip("_")),
                 "_dtype_policy": keras.dtype_policies.get(
-                    base_name(layer.dtype_policy)
+                    base_name(structure.policy(layer))
                 ),
                 "lora_enabled": False,
             }
@@ -212,7 +237,7 @@ def _float_weights(place):
     """Returns the name and the value of what a layer computes with, in float32."""
     layer = place.layer
     policy = layer._dtype_policy
-    layer._dtype_policy = policy_of(layer.dtype_policy, "float32")
+    layer._dtype_policy = policy_of(structure.policy(layer), "float32")
     try:
         if isinstance(layer, keras.layers.Embedding):
             return "_embeddings", layer(tf.range(layer.input_dim))

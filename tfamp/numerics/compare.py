@@ -105,7 +105,7 @@ def compare(
         with assigned.float32(model):
             exact, paths = _run_exact(model, inputs, objective, jit_compile)
         _check_finite(exact, paths)
-        seen = _largest(model, exact, paths, scale)
+        seen = quantized.largest(model, paths, exact, scale)
         with quantized.calibrated(seen), planned:
             layers = tuple(described.describe_layers(model))
             rows = _run_low(model, inputs, objective, scale, exact, paths, jit_compile)
@@ -122,29 +122,6 @@ def compare(
         layers=layers,
     )
     return comparison, seen
-
-
-def _largest(model, exact, paths, scale):
-    """{id of a layer: (largest absolute input, largest gradient of its outputs)}."""
-    ids = {place.path: id(place.layer) for place in structure.walk(model)}
-    found: dict[int, tuple[float, float]] = {}
-    for (path, _), call in zip(paths, exact, strict=True):
-        before = found.get(ids.get(path, 0), (0.0, 0.0))
-        each = zip(before, (call.taken, call.upstream), (1.0, scale), strict=True)
-        found[ids.get(path, 0)] = tuple(
-            max(
-                [
-                    most,
-                    *(
-                        float(tf.reduce_max(tf.abs(x))) * by
-                        for x in tensors
-                        if tf.size(x)
-                    ),
-                ]
-            )
-            for most, tensors, by in each
-        )
-    return found
 
 
 def as_float32(x: Any) -> tf.Tensor:

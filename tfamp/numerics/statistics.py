@@ -5,6 +5,7 @@ what is beyond its maximum infinite. Gradients of weights, which are sums, show 
 least of it: most is lost at activations, such as the logits of a large vocabulary.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -127,7 +128,7 @@ def count_true(mask: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(tf.reduce_sum(tf.cast(mask, tf.int32), rows), "int64"))
 
 
-@tf.function
+@functools.partial(tf.function, autograph=False)
 def count_rounded_away(
     layers: Sequence[Sequence[tuple[tf.Tensor, tf.Tensor]]], formats: Sequence[str]
 ) -> tf.Tensor:

@@ -91,7 +91,7 @@ def keep(
     rows = planned.rows.items()
     rows = {key: row for key, row in rows if key in layers and is_free(layers[key])}
     with EXCLUSIVE:
-        now = {key: quantized.base_name(layers[key].dtype_policy) for key in rows}
+        now = {key: quantized.base_name(structure.policy(layers[key])) for key in rows}
         changes = any(now[key] != rows[key][0] for key in rows)
         changes |= any(v.dtype in formats.LOW for v in model.variables)
         if planned.remat is not None and model not in recomputed.SET:
@@ -180,7 +180,8 @@ def _assign_layer(undo, layer, name, reason, root):
     # A layer that has float8's policy and no scales would make some, now or undone.
     if new.quantization_mode == quantized.FLOAT8:
         quantized.add_scales(undo, layer)
-    _set(undo, layer, held, new)
+    if new is not structure.policy(layer):
+        _set(undo, layer, held, new)
     if new.quantization_mode != quantized.FLOAT8:
         quantized.remove_scales(undo, layer)
     if new.variable_dtype in formats.LOW:  # It was made so.

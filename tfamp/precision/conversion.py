@@ -188,7 +188,7 @@ def as_served(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> plan.
 
     def keeps(layer):
         wide = layer.compute_dtype == "float32"
-        name = quantized.base_name(layer.dtype_policy)
+        name = quantized.base_name(structure.policy(layer))
         return (name, plan.reason_of(layer)) if wide else None
 
     return plan.Plan(model, mode, keeps=keeps)

@@ -37,7 +37,7 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
     """
     places = [x for x in structure.walk(model) if structure.is_assignable(x.layer)]
     return [
-        LayerPrecision(path, quantized.name_of(layer.dtype_policy), _reason(layer))
+        LayerPrecision(path, quantized.name_of(structure.policy(layer)), _reason(layer))
         for layer, path, _ in places
     ]
 
@@ -99,12 +99,12 @@ def unsaved(planned: plan.Plan) -> str:
     default, found = keras.config.dtype_policy().name, []
     for layer, path, holders in structure.walk(planned.model):
         made = {
-            maker.dtype_policy.name
+            structure.policy(maker).name
             if type(maker).__module__.startswith("keras")
             else default
             for maker, *_ in holders
         }
-        policy = quantized.base_name(layer.dtype_policy)
+        policy = quantized.base_name(structure.policy(layer))
         if id(layer) in planned.rows and not isinstance(layer, keras.Model):
             if made - {policy} and (layer.name, policy) not in saved:
                 found.append(repr(path))
@@ -159,7 +159,7 @@ def others(
 def describe_others(models: list[keras.Model], policy: str) -> str:
     """Returns what to say of models that are not in the policy in force."""
     layers = [layer for model in models for layer in weighted(model)]
-    kept = sorted({each.dtype_policy.name for each in layers})
+    kept = sorted({structure.policy(each).name for each in layers})
     paths = errors.examples(each.path for each in layers)
     return (
         f"Model {', '.join(repr(each.name) for each in models)} was built before "

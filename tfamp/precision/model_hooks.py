@@ -28,15 +28,8 @@ from tfamp.inspect import model_inputs, structure, traces
 from tfamp.keras_patches import compiling, hooks, places
 from tfamp.loss_scaling import large_inputs, optimizer, train_steps
 from tfamp.memory_saving import low_bit, quantized
-from tfamp.precision import (
-    assigned,
-    described,
-    plan,
-    policy,
-    promotion,
-    rules,
-    settings,
-)
+from tfamp.precision import assigned, described, plan, policy, promotion, rules
+from tfamp.precision.settings import Settings
 
 # In a `tf.function`, AutoGraph would rewrite what it calls, from the source on disk.
 _NOT_CONVERTED = tf.autograph.experimental.do_not_convert
@@ -44,7 +37,7 @@ _PATH = "keras.src.backend.common.name_scope:current_path"
 _rules: "_Rules | None" = None
 
 
-def install(asked: settings.Settings | None) -> None:
+def install(asked: Settings | None) -> None:
     """Installs rules, unless they are in force; `asked`: None for the rewrite alone."""
     global _rules
     if _rules is not None and _rules.asked == asked:
@@ -87,6 +80,11 @@ def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextMan
 def scaled(model: keras.Model) -> keras.optimizers.Optimizer:
     """Returns a compiled model's optimizer as `compile` would have it now."""
     return (_rules or _Rules(None)).scale(model, model.optimizer)
+
+
+def is_unscaled() -> bool:
+    """Whether `enable` was called with `loss_scale=False`."""
+    return _rules is not None and _rules.scaling is False
 
 
 class _Rules:
@@ -285,7 +283,7 @@ class _Rules:
         if asked and not isinstance(layer, keras.Model):
             rows = {id(layer): (asked.mode.policy, asked.reason)}
             return assigned.assign(layer, rows, forget=False)
-        held, low = layer.dtype_policy, self.asked.mode.compute_format
+        held, low = structure.policy(layer), self.asked.mode.compute_format
         if held.name != self._policy:
             is_new = not layer.built and self._loading() is None
             if is_new and not policy.was_global(held):

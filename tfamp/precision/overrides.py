@@ -25,6 +25,7 @@ from typing import NamedTuple
 from tfamp import errors
 from tfamp.facts import modes
 
+REQUESTED = "requested by"  # Begins the reason of an override.
 _MOST_SHOWN = 8  # Known paths in a message.
 
 
@@ -41,7 +42,7 @@ class Override(NamedTuple):
     @property
     def reason(self) -> str:
         """Why a layer has its mode."""
-        return f"asked for by {self.pattern!r}"
+        return f"{REQUESTED} {self.pattern!r}"
 
     def matches(self, paths: Iterable[str]) -> bool:
         """Whether the pattern matches one of a layer's paths as a whole."""

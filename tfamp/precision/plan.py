@@ -56,13 +56,13 @@ RECORDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 def record_of(layer: keras.layers.Layer) -> Record | None:
     """Returns the record of a layer that still has the policy of it, else None."""
     record = RECORDS.get(layer)
-    return record if record and record.policy is layer.dtype_policy else None
+    return record if record and record.policy is structure.policy(layer) else None
 
 
 def made_with(layer: keras.layers.Layer) -> keras.DTypePolicy:
     """Returns the dtype policy that a layer was made with, or that the user gave it."""
     record = record_of(layer)
-    return record.made if record else layer.dtype_policy
+    return record.made if record else structure.policy(layer)
 
 
 def reason_of(layer: keras.layers.Layer) -> str:

@@ -173,10 +173,7 @@ BY_KIND = (
     ),
     Rule(
         "bilinear UpSampling2D",
-        _if(
-            _is_bilinear,
-            "XLA does not compile its gradient in 16 bits (keras#20931)",
-        ),
+        _if(_is_bilinear, "XLA does not compile its gradient in 16 bits (keras#20931)"),
     ),
     Rule(
         "weights of int8 in a float16 mode",

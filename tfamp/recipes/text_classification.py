@@ -34,7 +34,13 @@ def get_config(data: str = "docstrings") -> config_dict.ConfigDict:
     config.update(
         {
             "task": "text_classification",
-            "model": {"pooling": "cls"},  # Or "mean": see `build_model`.
+            "model": {
+                # What the classifier reads: "cls", BERT's pooled first token; "mean",
+                # the mean of the last hidden states over all tokens but padding, for
+                # sentence encoders (MiniLM, E5), which are trained so. Those need a
+                # larger step, such as optimizer.learning_rate=2e-4.
+                "pooling": "cls",
+            },
             "data": {
                 "name": data,
                 "text_column": "text",
@@ -63,8 +69,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
 
     Args:
       config: `config.data` has what `text_data.load` reads; `config.model` what
-        `presets.load` reads, and pooling: "cls" for BERT's pooled first token, "mean"
-        for the mean of the last hidden states.
+        `presets.load` reads, and pooling: "cls" or "mean", see `get_config`.
 
     Returns:
       A `Task`; features are {token_ids, segment_ids, padding_mask}, int32 [length], as

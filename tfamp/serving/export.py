@@ -40,8 +40,8 @@ def export(
     only then move it to `path`
     ```
     A float32 graph has no float dtype below 32 bits, and its outputs differ from the
-    float32 model's by 1e-5 of the largest at most, or by a step of the integers where
-    layers are quantized. A mixed model keeps its overrides: its
+    float32 model's by 1e-5 of the largest at most, or by a step of the integers for
+    each layer that is quantized. A mixed model keeps its overrides: its
     16-bit layers get the asked format, its float32 layers stay. A float32 model gets
     what `set_precision` would give it. What the signature takes and returns is float32
     (ids, strings and so on as they are). The model's layers, traced functions, seeds
@@ -84,7 +84,7 @@ def export(
         contextlib.ExitStack() as undo,
     ):
         layers = [place.layer for place in structure.walk(model)]
-        policies = {quantized.name_of(layer.dtype_policy) for layer in layers}
+        policies = {quantized.name_of(structure.policy(layer)) for layer in layers}
         original = writing.run(job, writing.plain_call(model))
         if dequantize:
             undo.enter_context(quantized.dequantized(model))

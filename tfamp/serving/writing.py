@@ -18,7 +18,7 @@ from tfamp.serving import report, staging
 # graph may take in another order.
 MAX_RELATIVE_DIFFERENCE = 1e-5
 # Keras rounds the inputs of a product with integers to 127 steps of their largest; sums
-# in another order may move some by a step.
+# in another order may move some by a step, in each layer anew.
 _MAX_STEP = 1 / 127
 
 
@@ -237,8 +237,8 @@ def write_float32(job: Job, folder: pathlib.Path) -> Served:
         )
     if shapes(served.outputs) != shapes(served.expected):
         raise mismatch("float32", served, "of other names or shapes", "those")
-    rounds = any("int" in x.policy.split("_from_")[0] for x in served.layers)
-    share = _MAX_STEP if rounds else MAX_RELATIVE_DIFFERENCE
+    rounding = sum("int" in x.policy.split("_from_")[0] for x in served.layers)
+    share = rounding * _MAX_STEP or MAX_RELATIVE_DIFFERENCE
     for row in report.compare(served.outputs, served.expected):
         most = share * report.largest(served.expected[row.name])
         if row.max_absolute > most:

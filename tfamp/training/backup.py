@@ -30,7 +30,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     the last bit, if the data come in the same order again: call
     `keras.utils.set_random_seed` at the start of the script, or give `shuffle` a seed.
     `keras.callbacks.BackupAndRestore` starts the epoch again instead, on weights that
-    have seen a part of it (keras#19179, keras#20712).
+    have seen a part of it (keras#19179).
 
     SIGTERM and SIGUSR1, by which SLURM, Kubernetes and spot machines announce that they
     will end a process, and Ctrl-C save at the end of the step: a line says so, and the

@@ -14,10 +14,10 @@ _NO_DECAY = r"(^|/)(bias|gamma|beta)(/replica_\d+)?(:\d+)?$"
 def create(config, total_batches: int) -> keras.optimizers.Optimizer:
     """Builds the optimizer of a run, without loss scaling.
 
-    `config.accumulation_steps` batches make one update of the weights, by the mean of
-    their gradients, clipped after that: up to rounding the update that one batch of
-    so many times the size would give. Warm-up and decay count updates. Batches at the
-    end of a run that fill no whole window change nothing.
+    Each update of the weights uses the mean gradient of
+    `config.optimizer.accumulation_steps` batches, clipped after averaging. Up to
+    rounding, this is the update of one batch that is so many times larger. Warm-up and
+    decay count updates. An incomplete window at the end of a run is dropped.
 
     Args:
       config: The `optimizer` part of the configuration.

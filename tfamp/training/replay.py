@@ -30,8 +30,8 @@ def pass_over(model, epochs, calls, step, restore):
 
     Keras makes the variables of metrics, and of optimizers that are not `compile`'s, in
     the first step. So the first batches that are passed over are trained on, and the
-    state is restored after that. Keras has no hook where an epoch takes its batches
-    (keras#20712): the function that counts them is replaced until it is called.
+    state is restored after that. Keras has no hook where an epoch takes its batches:
+    the function that counts them is replaced until it is called.
 
     Args:
       model: The model that is trained, in this thread.

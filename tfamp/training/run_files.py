@@ -1,7 +1,6 @@
 """A job's folder: its marker and lock, settings, versions and metrics."""
 
 import contextlib
-import importlib.metadata
 import json
 import math
 import os
@@ -19,7 +18,7 @@ import yaml
 from ml_collections import config_dict
 
 from tfamp import errors
-from tfamp.facts import hardware, switches
+from tfamp.facts import hardware, switches, versions
 from tfamp.precision import control
 
 # An empty file `.tfamp-KIND` says that a job made the folder, and which kind of job. A
@@ -295,7 +294,7 @@ def write_environment(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: versions.installed(name) for name in _PACKAGES},
         "precision": status._asdict(),
         "kernel_switches": [each._asdict() for each in switches.describe()],
         "distribution": distribution,
@@ -303,13 +302,6 @@ def write_environment(
         "support": support,
     }
     write_text(folder / "environment.json", json.dumps(environment, indent=2))
-
-
-def _version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def read_metrics(folder: pathlib.Path, kind: str) -> list[dict[str, Any]]:
