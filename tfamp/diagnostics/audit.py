@@ -72,7 +72,7 @@ class AuditReport(NamedTuple):
         ]
         return "\n".join([f"# Audit of {self.model!r}", "", *lines])
 
-    __str__ = to_markdown
+    __str__ = __repr__ = _repr_markdown_ = to_markdown
 
 
 def audit(

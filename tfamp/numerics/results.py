@@ -51,6 +51,11 @@ class CallPrecision(NamedTuple):
         """The path, with the number of the call if it is not the first."""
         return f"{self.path} (call {self.call + 1})" if self.call else self.path
 
+    @property
+    def error(self) -> float:
+        """The larger of both errors of its own."""
+        return max(self.local_error, self.local_gradient_error or 0.0)
+
 
 class PrecisionComparison(NamedTuple):
     """What `compare_precision` found.
@@ -105,6 +110,18 @@ class PrecisionComparison(NamedTuple):
         """Returns the same in Markdown."""
         return tables.report(self._lines(), self._tables(), self._title)
 
+    def __repr__(self):
+        """Returns the summary with the calls that lose most."""
+        return tables.report(*self._summary())
+
+    def _repr_markdown_(self):
+        """Returns the same, as notebooks show it."""
+        return "##" + tables.report(*self._summary(), self._title)
+
+    def _summary(self):
+        rows, notes = tables.largest(self.rows, "calls with the largest local errors")
+        return [*self._lines(), *notes], self._tables(rows)
+
     def figure(self) -> Any:
         """Returns a matplotlib figure: both errors of each call, on a log scale."""
         names = [row.name for row in self.rows]
@@ -139,14 +156,14 @@ class PrecisionComparison(NamedTuple):
                 f", recommended {advice:g}" if advice else ""
             )
 
-    def _tables(self):
+    def _tables(self, shown=None):
         header = ["call", "format", "error in", "error out", "local error"]
         header += ["overflow", "to 0", "subnormal"]
         gradients = self.loss_scale is not None
         if gradients:
             header += ["gradients", "local", "overflow", "to 0"]
         rows = []
-        for row in self.rows:
+        for row in self.rows if shown is None else shown:
             errors = [row.input_error, row.accumulated_error, row.local_error]
             cells = [row.name, row.format, *map(tables.number, errors)]
             cells += _shares(row.outputs, "overflow", "underflow", "subnormal")
@@ -252,8 +269,23 @@ class PrecisionSearch(NamedTuple):
 
     def to_markdown(self) -> str:
         """Returns the same in Markdown."""
-        title = f"{self.model}: layers that must stay in {self.wide} in {self.mode}"
-        return tables.report(self._lines(), self._tables(), title)
+        return tables.report(self._lines(), self._tables(), self._title)
+
+    def __repr__(self):
+        """Returns the summary with the choices and layers that lose most."""
+        return tables.report(*self._summary())
+
+    def _repr_markdown_(self):
+        """Returns the same, as notebooks show it."""
+        return "##" + tables.report(*self._summary(), self._title)
+
+    @property
+    def _title(self):
+        return f"{self.model}: layers that must stay in {self.wide} in {self.mode}"
+
+    def _summary(self):
+        layers, notes = tables.largest(self.layers, "layers with the largest errors")
+        return [*self._lines(), *notes], self._tables(layers)
 
     def figure(self) -> Any:
         """Returns a matplotlib figure: error against time of each choice."""
@@ -275,16 +307,17 @@ class PrecisionSearch(NamedTuple):
             yield "the time was over before the search was: the best so far"
         yield from self.notes
 
-    def _tables(self):
+    def _tables(self, layers=None):
         choices = [*self.frontier, self.held_out]
+        layers = self.layers if layers is None else layers
         yield (
             ["choice", "outputs", "gradients", "time / float32's"],
             [[x.label, *_cells(x)] for x in choices],
         )
-        if self.layers:
+        if layers:
             yield (
                 [f"{self.mode} in this layer alone", "outputs", "gradients", "time"],
-                [[x.path, *_cells(x)] for x in self.layers],
+                [[x.path, *_cells(x)] for x in layers],
             )
 
 

@@ -70,6 +70,8 @@ class Status(NamedTuple):
         ]
         return "\n".join(f"{name + ':':<22}{value}" for name, value in rows)
 
+    __repr__ = __str__  # What a notebook shows of `enable()` at the end of a cell.
+
 
 def describe(
     asked: settings.Settings | None,
