@@ -135,6 +135,9 @@ def read_run(folder: str | os.PathLike) -> Run:
     Args:
       folder: The run's folder; in a comparison `MODE/seedN`.
 
+    Returns:
+      A `Run`.
+
     Raises:
       RunError: If the folder holds no run, or what this version does not read.
     """
