@@ -93,7 +93,7 @@ class Search:
       memory: What a process may hold.
       folder: Where the trials' files are.
       held: What they hold for; see `measured_files`.
-      report: Function that is told of each trial.
+      report: Function called with a line on each trial.
 
     Attributes:
       sizes: What was found; see `batch_size.BatchSizes`.

@@ -57,7 +57,7 @@ def audit_recipe(
       The mode's name, and the `AuditReport`; nothing is trained or written.
 
     Raises:
-      ValueError: If a setting makes no sense, or the device is not in the table.
+      ValueError: If a setting is invalid, or the device is not in the table.
     """
     base_config.validate(config)
     settings, found = config.precision, hardware.find_device(device)
