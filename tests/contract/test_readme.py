@@ -176,7 +176,7 @@ def test_script_commands_run(command, tmp_path, request):
         given = [*given, f"--data_dir={tmp_path / 'tfds'}"]
     arguments = [*given, "--tiny"] if trains or name == "benchmark.py" else given
     (done,) = helpers.run_scripts([(script, arguments, tmp_path)])
-    if "TensorFlow cannot rewrite graphs here (asked for: auto)" in done.stderr:
+    if "TensorFlow cannot rewrite graphs here (requested: auto)" in done.stderr:
         pytest.skip("`auto` has no format for the graph rewrite on this host")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "float16" in done.stdout  # "bfloat16" where that is this host's.

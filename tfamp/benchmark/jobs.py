@@ -54,7 +54,7 @@ def define() -> None:
         flags.DEFINE_list(_PREFIX + name, [], text)
     for name, text in (
         ("steps", "Timed steps of each process; with accumulation, whole windows."),
-        ("warmup", "Steps before them, the first one included."),
+        ("warmup", "Untimed steps before them, including the first."),
         ("repeats", "Processes of each cell, interleaved."),
     ):
         flags.DEFINE_integer(_PREFIX + name, defaults[name], text, lower_bound=1)

@@ -166,8 +166,8 @@ class NumericsMonitor(keras.callbacks.Callback):
                 self._failed = True
                 logging.warning(
                     "NumericsMonitor cannot compute the loss of model %r a second "
-                    "time, by `model(x)` and `compute_loss`; training goes on without "
-                    "it. Received: %s: %s",
+                    "time, by `model(x)` and `compute_loss`; training continues "
+                    "without it. Received: %s: %s",
                     *(self.model.name, type(error).__name__, str(error)[:300]),
                 )
             return step(*args, **kwargs)

@@ -114,7 +114,7 @@ def describe(
         loss_scaling=_describe_scaling(asked, active),
         graph_rewrite=rewritten,
         bias_gradients=(
-            "summed rightly in bfloat16"
+            "bfloat16 ones are summed in float32"
             if bias_gradient.HOOKS.in_force()
             else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
         ),
@@ -154,7 +154,7 @@ def _describe_overrides(asked):
 
 def _describe_remat(patterns):
     works = "works" if remat.HOOKS.in_force() else "fails in `fit`, as in Keras"
-    asked = ", ".join(map(repr, patterns)) or "none asked for"
+    asked = ", ".join(map(repr, patterns)) or "none requested"
     return f"{asked}; keras.RematScope {works}"
 
 
@@ -173,7 +173,7 @@ def _describe_scaling(asked, active):
     scaling = asked.scaling if asked else rule.LossScaleConfig()
     mode = asked.mode if asked else modes.get_mode(f"mixed_{active.dtype}")
     if scaling is False:
-        return "off, as asked"
+        return "off, as requested"
     kind = "dynamic" if scaling.dynamic else "static"
     described = f"{kind} from {scaling.initial_scale:g}"
     if mode.needs_loss_scale:
@@ -183,7 +183,7 @@ def _describe_scaling(asked, active):
 
 def _describe_float32(asked):
     if asked is None or not asked.is_mixed:
-        return "none but those asked for"
+        return "only those requested"
     *kinds, slow = [each.what for each in rules.BY_KIND]
     listed = ", ".join(["outputs", *kinds])
     if not rules.has_slow(asked.mode.compute_format):

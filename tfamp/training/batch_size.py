@@ -243,27 +243,27 @@ def define() -> None:
     flags.DEFINE_bool(
         "find_batch_size",
         False,
-        "Instead of a job: find the largest batch size that fits into memory, in "
-        "float32 and in the mixed mode, in processes of their own.",
+        "Find the largest batch size that fits into memory, in float32 and in the "
+        "mixed mode, instead of running a job. Each trial is a separate process.",
     )
     flags.DEFINE_integer(
         "memory_limit_mb",
         None,
-        "Memory in MiB that the batch is to fit into: of the first GPU, else of the "
-        "process; default: all of the GPU, else most of what the host has available.",
+        "Memory limit in MiB: of the first GPU, or of the process without a GPU. "
+        "Default: all GPU memory, or most of the available host memory.",
         lower_bound=1,
     )
     flags.DEFINE_integer(
         "max_batch_size",
         batch_trials.Settings().max_batch_size,
-        "Largest batch size that is tried.",
+        "Largest batch size to try.",
         lower_bound=batch_trials.MULTIPLE,
     )
     flags.DEFINE_integer(
         "effective_batch",
         None,
-        "Examples of one update: find the largest part of them that fits, and how many "
-        "of them are to be accumulated.",
+        "Examples of one update of the weights: find the largest part that fits, and "
+        "how many parts to accumulate.",
         lower_bound=1,
     )
 

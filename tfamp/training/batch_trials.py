@@ -246,7 +246,7 @@ def built(
         made = synthetic.from_function(what, {"batch_size": size}, "auto")
         if made.examples != size:
             raise TypeError(
-                f"{what} must return batches of the size that it is asked for. "
+                f"{what} must return batches of the requested size. "
                 f"Received: {made.examples} examples for batch_size={size}."
             )
         if count > 1:

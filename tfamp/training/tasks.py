@@ -142,7 +142,7 @@ def _recipe(name):
     if name not in known:
         raise ValueError(
             f"Unknown task. Received: config.task={name!r}. Expected one of "
-            f"{', '.join(map(repr, known))}; or a function of your own that returns a "
+            f"{', '.join(map(repr, known))}; or a custom function that returns a "
             "tfamp.training.Task, as 'module:function' or 'file.py:function'."
         )
     return importlib.import_module(known[name])
