@@ -3,11 +3,16 @@
 import importlib
 from typing import Any
 
+from tfamp import quiet
+
+if quiet.is_command():  # In a user's program TensorFlow writes what it likes.
+    quiet.import_tensorflow()
+
+# ruff: noqa: E402
 from tfamp.facts import versions
 
 versions.check()  # Before what a release that is too old has no names for.
 
-# ruff: noqa: E402
 import tfamp.schedules  # noqa: F401  Registers what models of the scripts name.
 from tfamp.diagnostics.audit import AuditReport, audit
 from tfamp.errors import (

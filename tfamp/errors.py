@@ -10,15 +10,15 @@ def examples(names: Iterable[str]) -> str:
 
 
 class TfampError(Exception):
-    """Base of the errors that only tfamp raises."""
+    """Base class of the errors that only tfamp raises."""
 
 
 class UnsupportedModeError(TfampError, ValueError):
-    """The asked mode, or the Keras backend, cannot work on this host."""
+    """The requested mode, or the Keras backend, is not supported on this host."""
 
 
 class ExportError(TfampError, RuntimeError):
-    """A model could not be exported, or what was written not verified."""
+    """A model could not be exported, or the exported file failed verification."""
 
 
 class DataError(TfampError, ValueError):
@@ -26,8 +26,8 @@ class DataError(TfampError, ValueError):
 
 
 class RunError(TfampError, RuntimeError):
-    """A training run cannot start in, or go on from, its working directory."""
+    """A training run cannot start in its working directory, or resume from it."""
 
 
 class LossScaleExhaustedError(TfampError, RuntimeError):
-    """Steps are skipped one after the other, and the loss scale cannot fall further."""
+    """Step after step is skipped, and the loss scale cannot fall further."""

@@ -57,6 +57,29 @@ def report(
     return "\n\n".join([f"# {title}", listed, *below]) + "\n"
 
 
+def largest(rows: Sequence[Any], what: str, most: int = 8) -> tuple[list, list[str]]:
+    """Returns the rows with the largest errors, in order, and a line on them.
+
+    Args:
+      rows: Objects with an `error`; one that is NaN is above all others.
+      what: The rows that are shown, in words.
+      most: How many are shown.
+
+    Returns:
+      (the rows, the lines: none where all rows are shown).
+    """
+
+    def size(index):
+        error = rows[index].error
+        return math.inf if math.isnan(error) else error
+
+    first = sorted(range(len(rows)), key=size, reverse=True)[:most]
+    shown = [rows[index] for index in sorted(first)]
+    left_out = len(shown) < len(rows)
+    line = f"the {len(shown)} of {len(rows)} {what}; print() shows all"
+    return shown, [line] if left_out else []
+
+
 def of_dicts(rows: Sequence[Mapping[str, str]], markdown: bool = True) -> str:
     """Returns a `table` of texts by column; all rows have the same columns."""
     return table(list(rows[0]), (list(row.values()) for row in rows), markdown)

@@ -56,7 +56,7 @@ def test_every_cell_has_its_figures(measured):
     base, mixed, plain, _ = made.rows
     assert abs(plain.loss_difference.mean) < 1e-5
     assert 0 < abs(mixed.loss_difference.mean) < 0.1
-    assert "asked for" in mixed.note and "plain Keras" in plain.note
+    assert "requested" in mixed.note and "plain Keras" in plain.note
     assert len(said) == 8 and said[0].startswith("1 of 8: build: float32")
 
 

@@ -518,7 +518,7 @@ def test_report_as_data_and_text():
     assert content["findings"][1]["rule"] == "alignment"
     assert content["findings"][-1]["layers"] == ["net/head"]
     text = str(report)
-    assert text == report.to_markdown()
+    assert text == repr(report) == report.to_markdown()
     assert "tfamp.compare_precision" in text
     assert text.startswith("# Audit of 'net'\n")
     assert "compute capability 8.0) (simulated), batch size 256, XLA" in text

@@ -24,7 +24,7 @@ SIMULATED = {
 ISLAND = "--config.precision.overrides=(('conv.*', 'float32'),)"
 REWRITE = "--config.precision.graph_rewrite=True"
 BAD = {
-    "knows no layers": [DIGITS, "--simulate=a100", REWRITE, ISLAND],
+    "does not see layers": [DIGITS, "--simulate=a100", REWRITE, ISLAND],
     "Did you mean 'a100'": ["--simulate=a1000"],
     "Unknown precision mode": [DIGITS, f"{MODE}=x"],
     "stray": ["stray"],

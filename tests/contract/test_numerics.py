@@ -194,6 +194,24 @@ def chain():
     return faults.functional(faults.Cancellation)
 
 
+def test_a_notebook_shows_a_summary_with_the_worst_calls():
+    layers = [L.Dense(8, name=f"layer_{number}") for number in range(30)]
+    model = keras.Sequential([keras.Input((8,)), *layers], name="deep")
+    inputs = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+    found = tfamp.compare_precision(model, inputs, "mixed_bfloat16")
+    short, shown = found._repr_markdown_(), repr(found)
+    assert short.startswith("### deep: mixed_bfloat16 beside float32\n")
+    assert "the 8 of 30 calls with the largest local errors" in short
+    worst = sorted(found.rows, key=lambda row: -row.local_error)[:8]
+    for text in (short, shown):
+        assert len(text.splitlines()) < 30 and "first overflow: none" in text
+        assert all(row.name in text for row in worst)
+    assert len(str(found).splitlines()) > 30
+    search = tfamp.search_precision(model, [inputs] * 4, "mixed_bfloat16")
+    assert repr(search).splitlines()[0].startswith("deep: in mixed_bfloat16 ")
+    assert search._repr_markdown_().startswith("### deep: layers that must stay")
+
+
 def test_bad_input(chain):
     x, y = faults.batch(chain)
     batches = [(x, y)] * 4

@@ -420,7 +420,7 @@ def test_a_monitor_never_ends_a_training(kind, eager, caplog):
     tfamp.enable("mixed_bfloat16")
     with caplog.at_level("WARNING"):
         watched = run([tfamp.NumericsMonitor(every=1, log_dir=None)])
-    assert "training goes on without it" in caplog.text
+    assert "training continues without it" in caplog.text
     np.testing.assert_allclose(watched, run([]), rtol=1e-6)
 
 

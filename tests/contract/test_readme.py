@@ -247,7 +247,7 @@ def test_script_commands_run(page, commands, tmp_path, request):
         tiny = trains or name == "benchmark.py"
         arguments = [*given, "--tiny"] if tiny else given
         (done,) = helpers.run_scripts([(script, arguments, tmp_path)])
-        if "TensorFlow cannot rewrite graphs here (asked for: auto)" in done.stderr:
+        if "TensorFlow cannot rewrite graphs here (requested: auto)" in done.stderr:
             pytest.skip("`auto` has no format for the graph rewrite on this host")
         assert done.returncode == 0, done.stderr[-3000:]
         # "bfloat16" where that is this host's.

@@ -263,7 +263,7 @@ OVERRIDES = {"overrides": {"a": "float32"}}
         (lambda: tfamp.enable(graph_rewrite={"dtype": "auto"}), "`mode` names the"),
         (lambda: tfamp.enable(graph_rewrite={"lists": 1}), "'lists'. Expected some of"),
         (lambda: enable(denylist_add=3), "denylist_add=3"),
-        (lambda: tfamp.enable(graph_rewrite=True, **OVERRIDES), "knows no layers"),
+        (lambda: tfamp.enable(graph_rewrite=True, **OVERRIDES), "does not see layers"),
         (lambda: tfamp.enable_graph_rewrite("float32"), "float32"),
         (lambda: tfamp.enable_graph_rewrite(denylist_add="Ssin"), "denylist_add.*Ssin"),
     ],
@@ -356,7 +356,7 @@ def test_a_scope_inside_a_session_and_a_session_inside_a_scope():
     with tfamp.graph_rewrite_scope() as status:
         assert "bfloat16 requested" in status.graph_rewrite
     assert tfamp.status().graph_rewrite == "off"
-    assert tfamp.status().loss_scaling == "off, as asked"
+    assert tfamp.status().loss_scaling == "off, as requested"
     with tfamp.graph_rewrite_scope():
         enable()
     assert shown() == "off"

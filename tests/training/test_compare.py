@@ -241,9 +241,9 @@ def test_comparison_that_makes_no_sense_is_refused_before_a_folder_is_made(
 
 def test_comparison_says_what_mode_it_chose(monkeypatch):
     mode, note = compare.mixed_mode("float32")
-    assert mode == "mixed_bfloat16" and "the mode asked for" in note
+    assert mode == "mixed_bfloat16" and "the requested mode" in note
     mode, note = compare.mixed_mode("mixed_float16")
-    assert mode == "mixed_float16" and "asked for" in note
+    assert mode == "mixed_float16" and "requested" in note
     plain = [hardware.DeviceDescription("CPU", "plain")]
     monkeypatch.setattr(hardware, "read_devices", lambda: plain)
     mode, note = compare.mixed_mode("auto")

@@ -185,7 +185,7 @@ def test_limit_is_a_share_of_what_is_available_and_never_more(monkeypatch):
     memory, text = processes.limits(None)
     assert memory == (800 * processes.MIB, None) and "80% of the 1,000 MiB" in text
     memory, text = processes.limits(500 * processes.MIB)
-    assert memory.host == 500 * processes.MIB and "as asked for" in text
+    assert memory.host == 500 * processes.MIB and "as requested" in text
     with pytest.raises(ValueError, match="Expected at most 800 MiB"):
         processes.limits(801 * processes.MIB)
 

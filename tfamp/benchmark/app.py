@@ -20,19 +20,21 @@ def define_flags(default_config: str) -> None:
     """
     app.define_config(default_config)
     flags.DEFINE_string(
-        "workdir", None, "Folder; default: runs/NAME-HASH of the settings."
+        "workdir",
+        None,
+        "Folder of the results; default: runs/NAME-HASH of the settings.",
     )
     flags.DEFINE_string(
         "workload",
         "",
-        "Instead of the configuration's tasks: 'module:function' or "
-        "'file.py:function', of a function that returns a compiled Keras model and a "
+        "Function to measure instead of the configuration's tasks, 'module:function' "
+        "or 'file.py:function'. It returns a compiled Keras model and a "
         "tf.data.Dataset of batches.",
     )
     flags.DEFINE_list("modes", [], "Precision modes; default: those fast here.")
     flags.DEFINE_list("tasks", [], "Names of tasks to time; default: all.")
-    flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
-    flags.DEFINE_bool("overwrite", False, "Delete what is in the folder first.")
+    flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
+    flags.DEFINE_bool("overwrite", False, "Delete the contents of the folder first.")
     app.show_in_help(__name__, app.__name__)
 
 

@@ -204,7 +204,7 @@ def plan(config: config_dict.ConfigDict) -> list[Cell]:
       config: The configuration of the benchmark.
 
     Raises:
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     validate(config)
     found = [

@@ -54,7 +54,7 @@ def define() -> None:
         flags.DEFINE_list(_PREFIX + name, [], text)
     for name, text in (
         ("steps", "Timed steps of each process; with accumulation, whole windows."),
-        ("warmup", "Steps before them, the first one included."),
+        ("warmup", "Untimed steps before them, including the first."),
         ("repeats", "Processes of each cell, interleaved."),
     ):
         flags.DEFINE_integer(_PREFIX + name, defaults[name], text, lower_bound=1)
@@ -144,7 +144,7 @@ def plan(config, settings: Settings) -> list[cells.Cell]:
 
     Raises:
       DataError: If the preset is missing or malformed.
-      ValueError: If a setting makes no sense, or a mode is unknown.
+      ValueError: If a setting is invalid, or a mode is unknown.
     """
     made = _benchmark(config, settings)
     planned = cells.plan(made)
@@ -164,7 +164,7 @@ def run(
       config: The configuration; its data are not used.
       workdir: The benchmark's folder.
       settings: What to measure.
-      say: Function that is told of each process.
+      say: Function called with a line on each process.
 
     Returns:
       The text of `report.md`.

@@ -17,16 +17,16 @@ _REPEATS = 3  # Of fewer there is no interval, and nothing is recommended.
 
 
 class Report(NamedTuple):
-    """A benchmark as plain data; `print` it.
+    """The results of a benchmark as plain data; `print` it.
 
     Attributes:
       name: Name of the benchmark.
       settings: Job, seed, repeats, steps and warm-up.
       tasks: Name -> unit and description.
-      rows: The cells, in the order they were asked for.
+      rows: The cells, in the order in which they were requested.
       accuracy: Times to accuracy.
       machine: Date, command, commit, device and versions.
-      notes: Lines on what was in force.
+      notes: Lines on the settings in force.
     """
 
     name: str

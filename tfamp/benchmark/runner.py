@@ -38,36 +38,37 @@ def benchmark_model(
     workdir: str | os.PathLike | None = None,
     say: Callable[[str], object] = logging.info,
 ) -> report.Report:
-    """Measures which precision mode is fastest for a model here, and what it costs.
+    """Measures which precision mode is fastest for a model on this host, and its cost.
 
     Each cell (mode, batch size) is measured in a fresh process, under
-    `tfamp.enable(mode)`, by the step of `fit`: time, examples a second, peak memory,
-    and the loss over equal steps from the same seed. A cell that fails is a row with
-    its reason.
+    `tfamp.enable(mode)`, by the step of `fit`. It yields time, examples a second, peak
+    memory, and the loss over the same number of steps from the same seed. A cell that
+    fails is a row with the reason.
 
     Args:
       workload: A function at the top level of a file, or its name: "module:function" or
         "file.py:function". It returns a compiled Keras model and a `tf.data.Dataset` of
-        batches, and is called in each process; layers that it makes with a dtype of
-        their own keep it.
+        batches, and is called in each process. Layers that it creates with an explicit
+        dtype keep it.
       modes: Precision modes; "rewrite_bfloat16" and "rewrite_float16" for the graph
         rewrite. None: float32 and those that are fast on this host.
       frameworks: "tfamp", and "keras" for plain Keras with its dtype policy.
-      batch_sizes: Given to the function as `batch_size`; empty: it is called without.
-      repeats: Processes of each cell; of one there is no interval.
-      steps: Timed steps of each.
-      warmup: Steps before them, the first one included.
-      memory_limit_mb: What a process may hold, in MiB, of the host's or GPU's memory.
-      workdir: Folder for `report.html`, `report.md`, `benchmark.json` and what was
-        measured, which a second call does not repeat. None: nothing is kept.
-      say: Function that is told of each process.
+      batch_sizes: Passed to the function as `batch_size`. Empty: called without.
+      repeats: Processes of each cell; a single one gives no interval.
+      steps: Timed steps of each process.
+      warmup: Steps before them, including the first.
+      memory_limit_mb: Limit of a process in MiB, of GPU memory if there is a GPU, else
+        of host memory.
+      workdir: Folder for `report.html`, `report.md`, `benchmark.json` and the
+        measurements, which a second call does not repeat. None: nothing is kept.
+      say: Function called with a line on each process.
 
     Returns:
       A `report.Report`; `print` it.
 
     Raises:
       RunError: If the folder cannot be written or holds anything but this benchmark.
-      ValueError: If there is no such function, or a setting makes no sense.
+      ValueError: If there is no such function, or a setting is invalid.
 
     Example:
       print(tfamp.benchmark_model("my_script:build"))
@@ -98,7 +99,7 @@ def run(
     Args:
       config: The configuration, see `cells.get_config`.
       workdir: The benchmark's folder; None: nothing is kept.
-      say: Function that is told of each process.
+      say: Function called with a line on each process.
       command: The command that a user gave, for the report.
 
     Returns:
@@ -107,7 +108,7 @@ def run(
     Raises:
       DataError: If a preset is missing or malformed.
       RunError: If the folder cannot be written or holds anything but this benchmark.
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     planned = cells.plan(config)
     runs = accuracy.plan(config)

@@ -20,18 +20,19 @@ _UNKNOWN_SIZE = 128  # Of other dimensions that the model leaves open.
 
 
 class AuditReport(NamedTuple):
-    """Why a model does not train faster; `print` it.
+    """Reasons why a model does not train faster in 16 bits; `print` it.
 
     Attributes:
-      model: The model's name.
-      device: Name of the device that it was audited for.
-      simulated: Whether this host does not have that device.
+      model: Name of the model.
+      device: Name of the device that the audit is for.
+      simulated: Whether that device is not one of this host.
       batch_size: Examples in a batch.
-      jit_compile: Whether the step is taken to be compiled by XLA.
-      multiplications: Of the layers in a forward pass.
+      jit_compile: Whether the audit assumes that XLA compiles the training step.
+      multiplications: Multiplications of all layers in a forward pass.
       formats: Format -> share of those multiplications, largest first.
-      findings: Those about speed by their share, then those about accuracy.
-      notes: What was assumed, and what was not counted.
+      findings: Findings about speed, largest share first, then those about accuracy.
+      notes: Assumptions, layers that are not counted, and layers that tfamp keeps in
+        float32.
     """
 
     model: str
@@ -50,7 +51,7 @@ class AuditReport(NamedTuple):
         return {"schema_version": 2, **self._asdict(), "findings": findings}
 
     def to_markdown(self) -> str:
-        """Returns the report as Markdown that can be read as it is."""
+        """Returns the report as Markdown, readable as plain text."""
         formats = [f"{name} {rules.percent(x)}" for name, x in self.formats.items()]
         items = [
             f"On {self.device}{' (simulated)' if self.simulated else ''}, batch size "
@@ -72,7 +73,7 @@ class AuditReport(NamedTuple):
         ]
         return "\n".join([f"# Audit of {self.model!r}", "", *lines])
 
-    __str__ = to_markdown
+    __str__ = __repr__ = _repr_markdown_ = to_markdown
 
 
 def audit(
@@ -84,33 +85,33 @@ def audit(
     jit_compile: bool | None = None,
     rewrite: str | None = None,
 ) -> AuditReport:
-    """Says why a model does not train faster in 16 bits, most important first.
+    """Reports why a model does not train faster in 16 bits, largest effect first.
 
-    The model is traced once, in training mode; nothing is trained, measured or changed:
-    findings carry the share of the model that they concern. TF32, and whether bias
-    gradients are summed rightly, are taken as they stand: call it under
-    `tfamp.enable()` if the model trains there.
+    The model is traced once, in training mode. Nothing is trained, measured or changed;
+    a finding carries the share of the model that it concerns. Call it under
+    `tfamp.enable()` if the model trains there: the audit reads the TF32 flag and the
+    bias gradients that are in force, and agrees with what `enable` chose itself.
 
     Args:
       model: A built model of any kind; it need not be compiled.
-      batch_size: Examples in a batch; default 32, or that of `inputs`.
-      inputs: A batch of arrays, structured as the model takes them. Needed where the
-        model does not tell its inputs; better where it leaves sizes open. Their dtypes
-        become those that the model declares.
-      device: None for this host's training device, or another: a name such as "a100",
-        or a `DeviceDescription`.
+      batch_size: Examples in a batch. Default: that of `inputs`, else 32.
+      inputs: A batch of arrays, structured as the model takes them. Required if the
+        model does not record its inputs; useful if it leaves sizes open. The arrays get
+        the dtypes that the model declares.
+      device: A name such as "a100", or a `DeviceDescription`. None: the training device
+        of this host.
       jit_compile: Whether XLA compiles the step. None: as the model was compiled on
-        this host, else as Keras decides: on accelerators, if all layers have XLA.
-      rewrite: Dtype that TensorFlow's graph optimizer rewrites float32 products to,
-        "bfloat16" or "float16". None: as it stands, on this host's device.
+        this host; else Keras' default, XLA on accelerators if all layers support it.
+      rewrite: "bfloat16" or "float16" if TensorFlow's graph rewrite converts float32
+        products. None: the rewrite that is in force on this host's device.
 
     Returns:
       An `AuditReport`.
 
     Raises:
-      ValueError: If the model is not built, its inputs are not known or do not fit it,
-        or the device is unknown.
-      TypeError: If `model` is no Keras model.
+      ValueError: If the model is not built, its inputs are unknown or do not fit, or
+        the device is unknown.
+      TypeError: If `model` is not a Keras model.
 
     Example:
       print(tfamp.audit(model, batch_size=64, device="a100"))

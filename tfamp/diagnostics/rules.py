@@ -34,15 +34,15 @@ _EPYC = "(2 cores of an AMD EPYC)"
 
 
 class Finding(NamedTuple):
-    """One reason why training is slower, or less exact, than it could be.
+    """One reason why training is slower, or less accurate, than it could be.
 
     Attributes:
-      rule: Its name, e.g. "alignment".
-      share: Of the model that it concerns, from 0 to 1; None if it costs accuracy.
-      what: What was found, in one phrase.
-      evidence: Why it matters, and where.
-      advice: What to do.
-      layers: Paths, those with most work first; none where it is the whole step.
+      rule: Name of the rule, such as "alignment".
+      share: Share of the model it concerns, from 0 to 1; None if it costs accuracy.
+      what: The finding in one phrase.
+      evidence: Why it matters, and the layers it was found in.
+      advice: What to change.
+      layers: Paths of the layers, most work first; empty if it concerns the whole step.
     """
 
     rule: str
@@ -294,7 +294,7 @@ _LAYER_RULES = {
         *(None, "bias gradients are summed in bfloat16"),
         "BiasAddGrad of TensorFlow 2.21 keeps its sum in bfloat16 on a CPU: 4096 ones "
         "make 256, and errors of 70 to 92% were measured with 4096 rows",
-        "train under tfamp.enable(), which sums them rightly",
+        "train under tfamp.enable(), which sums them in float32",
     ),
     "outputs": (
         *(None, "outputs are not in float32"),

@@ -54,7 +54,7 @@ def choose_dtype(
         obstacles += [reason] * (dtype == "auto")
     if any(obstacles):
         raise errors.UnsupportedModeError(
-            f"TensorFlow cannot rewrite graphs here (asked for: {dtype}): "
+            f"TensorFlow cannot rewrite graphs here (requested: {dtype}): "
             f"{next(filter(None, obstacles))}. Use another mode, or the dtype policy."
         )
     return chosen, reason

@@ -217,14 +217,14 @@ def _reason(graphs, converted):
 def graph_rewrite_report(
     fn: Callable, *args, preview: bool = False, **kwargs
 ) -> GraphRewriteReport:
-    """Shows what the graph rewrite makes of a function.
+    """Reports what the graph rewrite changes in a function.
 
-    Runs it once and looks at the graph that TensorFlow executed; a function that ran
-    before is optimized once more for it. The thread follows `enable` then, as by
-    `sync_thread`. A preview optimizes the graph and runs nothing, so that no variable
-    changes; it shows what `enable_graph_rewrite` would do if no rewrite is asked for.
-    Its numbers may differ from an execution's, by a node or two, by more in the loops
-    of recurrent layers.
+    It runs the function once and inspects the graph that TensorFlow executed. A
+    function that ran before is optimized once more for this. The calling thread then
+    follows `enable`, as after `sync_thread`. A preview optimizes the graph without
+    running it, so that no variable changes; without a requested rewrite it shows what
+    `enable_graph_rewrite` would do. Its counts may differ from an execution's by a node
+    or two, and by more in the loops of recurrent layers.
 
     Args:
       fn: A `tf.function`, a `ConcreteFunction`, or a callable to make one of.

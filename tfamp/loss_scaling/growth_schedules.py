@@ -19,10 +19,10 @@ LARGEST_GEOMETRIC_INTERVAL = 2**53
 
 
 class GrowthIntervalSchedule:
-    """Base class: the growth interval as a function of the loss scale's state.
+    """Base class of growth intervals that depend on the state of the loss scale.
 
-    A subclass defines `initial_interval` and `next_interval`, and is a frozen
-    dataclass; registered with Keras, so that a saved optimizer loads.
+    Subclass it as a frozen dataclass that defines `initial_interval` and
+    `next_interval`. Register the subclass with Keras, so that a saved optimizer loads.
 
     Example:
       @keras.saving.register_keras_serializable()
@@ -44,15 +44,15 @@ class GrowthIntervalSchedule:
         raise NotImplementedError
 
     def next_interval(self, state, grew, backed_off):
-        """Returns the growth interval of the steps to come.
+        """Returns the growth interval for the steps that follow.
 
         Args:
-          state: A `rule.LossScaleState` of scalar tensors: as after the step,
-            but `growth_interval` (int64) is still the one the step had.
-          grew: Bool scalar. Whether the step ended a growth interval, also one at
-            `max_scale`.
-          backed_off: Bool scalar. Whether the step lowered the scale, which
-            hysteresis may prevent, or would have but for `min_scale`.
+          state: A `rule.LossScaleState` of scalar tensors after the step, except that
+            `growth_interval` (int64) is still that of the step.
+          grew: Bool scalar. Whether the step completed a growth interval, even if the
+            scale is at `max_scale`.
+          backed_off: Bool scalar. Whether the step lowered the scale, or would have
+            done so without `min_scale`. Hysteresis may prevent it.
 
         Returns:
           int64 scalar tensor, at least 1.
@@ -60,7 +60,7 @@ class GrowthIntervalSchedule:
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's keywords: a dataclass' fields."""
+        """Returns the constructor's keywords: the fields of the dataclass."""
         return dict(vars(self))
 
     @classmethod
@@ -72,10 +72,10 @@ class GrowthIntervalSchedule:
 @keras.saving.register_keras_serializable(package="tfamp")
 @dataclasses.dataclass(frozen=True)
 class ConstantGrowthInterval(GrowthIntervalSchedule):
-    """The same growth interval throughout; what a plain integer stands for.
+    """A constant growth interval, as a plain integer means.
 
     Attributes:
-      interval: Int >= 1. Finite steps in a row before the scale grows.
+      interval: Int >= 1. Finite steps in a row before the loss scale grows.
     """
 
     interval: int
@@ -96,14 +96,14 @@ class ConstantGrowthInterval(GrowthIntervalSchedule):
 @keras.saving.register_keras_serializable(package="tfamp")
 @dataclasses.dataclass(frozen=True)
 class PiecewiseGrowthInterval(GrowthIntervalSchedule):
-    """One growth interval after another, by the number of steps skipped so far.
+    """A piecewise constant growth interval, by the number of skipped steps so far.
 
-    `intervals[i]` holds until `boundaries[i]` steps have been skipped, the last one
-    from then on: short until an overflow shows that the right scale is found.
+    `intervals[i]` applies until `boundaries[i]` steps have been skipped; the last one
+    applies from then on. A short first interval finds the right scale quickly.
 
-    The defaults: with an interval of 2000 the way from 2**15 to the ceiling 2**24
-    takes 18,000 steps, more than many a fine-tuning run has; with 100 it takes 900.
-    From then on 2000, Keras' default, loses at most one step in 2001.
+    With an interval of 2000, growing from 2**15 to the ceiling 2**24 takes 18,000
+    steps, more than many fine-tuning runs have. With the default of 100 it takes 900.
+    After the first overflow, 2000 (Keras' default) skips at most one step in 2001.
 
     `PiecewiseGrowthInterval(boundaries=(1,), intervals=(1, 3))` from scale 8:
 
@@ -144,7 +144,7 @@ class PiecewiseGrowthInterval(GrowthIntervalSchedule):
         return self.intervals[0]
 
     def next_interval(self, state, grew, backed_off):
-        """Returns the interval that belongs to `state.skipped_steps`."""
+        """Returns the interval for `state.skipped_steps`."""
         skipped = tf.convert_to_tensor(state.skipped_steps, COUNTER_DTYPE)
         passed = skipped >= tf.constant(self.boundaries, COUNTER_DTYPE)
         index = tf.reduce_sum(tf.cast(passed, "int32"))
@@ -154,19 +154,19 @@ class PiecewiseGrowthInterval(GrowthIntervalSchedule):
 @keras.saving.register_keras_serializable(package="tfamp")
 @dataclasses.dataclass(frozen=True)
 class GeometricGrowthInterval(GrowthIntervalSchedule):
-    """A growth interval that finds its own length from overflows and calm.
+    """A growth interval that adapts to how often gradients overflow.
 
     ```
     scale backs off    interval = min(ceil(interval * lengthen), max_interval)
     scale grows        interval = max(floor(interval * shorten), min_interval)
     ```
 
-    Where the scale has found its level, an overflow answers each growth: the interval
-    lengthens by half on each round, and fewer and fewer steps are lost. Where the
-    gradients become smaller, growth follows on growth, and it shortens.
+    Once the loss scale has found its level, each growth is followed by an overflow. The
+    interval then lengthens by half in each round, so that fewer and fewer steps are
+    skipped. While the gradients shrink, growths follow one another and it shortens.
 
-    `GeometricGrowthInterval(initial=4, min_interval=2, max_interval=7)`, scale 8, where
-    16 overflows:
+    `GeometricGrowthInterval(initial=4, min_interval=2, max_interval=7)` from scale 8,
+    where a scale of 16 overflows:
 
     ```
     step       1   2   3   4   5   6   7   8   9  10  11  12  13
@@ -175,12 +175,12 @@ class GeometricGrowthInterval(GrowthIntervalSchedule):
     interval   4   4   4   3   6   6   6   6   6   6   4   7   7
     ```
 
-    The products are rounded to float64, and then up or down, so that each moves the
-    interval by one step at least.
+    The products are computed in float64 and rounded up or down, so that each changes
+    the interval by at least one step.
 
-    The defaults: 2000 is Keras' and NVIDIA's. From the floor, 100, at most one step
-    in 101 is lost while the interval grows again. The cap, 2**14 as in fairseq,
-    bounds how long a scale that has become too low is kept.
+    The default of 2000 is Keras' and NVIDIA's. From the floor of 100, at most one step
+    in 101 is skipped while the interval grows again. The cap, 2**14 as in fairseq,
+    bounds how long a loss scale that has become too low is kept.
 
     Attributes:
       initial: Int. The first interval.
@@ -225,7 +225,7 @@ class GeometricGrowthInterval(GrowthIntervalSchedule):
         return self.initial
 
     def next_interval(self, state, grew, backed_off):
-        """Returns the state's interval within the bounds, lengthened or shortened."""
+        """Returns the interval, lengthened or shortened, within the bounds."""
         low, high = self.min_interval, self.max_interval
         # First within the bounds, where float64 is exact.
         before = tf.convert_to_tensor(state.growth_interval, COUNTER_DTYPE)

@@ -24,41 +24,42 @@ def load_model(
     *,
     loss_scale: Mapping[str, Any] | Literal["auto", False] = "auto",
 ) -> keras.Model:
-    """Loads a saved model with all of its optimizer's state, or says what is missing.
+    """Loads a saved model with the full state of its optimizer, or raises an error.
 
-    As `keras.models.load_model`, whatever the global dtype policy, but for the
-    optimizer:
+    It works as `keras.models.load_model`, whatever the global dtype policy is, except
+    for the optimizer:
 
     | saved with | `loss_scale="auto"`, or a dict | `loss_scale=False` |
     |---|---|---|
     | `tfamp.LossScaleOptimizer` | the same, all state | its inner optimizer |
-    | Keras' `LossScaleOptimizer` | ours, its settings and state | its inner optimizer |
-    | wrapped by Keras in `compile` | ours, all state | the inner optimizer |
-    | an optimizer alone | ours if a float16 layer trains, or for a dict | the same |
+    | Keras' `LossScaleOptimizer` | tfamp's, settings and state | its inner optimizer |
+    | wrapped by Keras in `compile` | tfamp's, all state | the inner optimizer |
+    | an optimizer alone | tfamp's if a float16 layer trains, or for a dict | the same |
 
-    A `.h5` file of Keras 2, whose layers hold a `Policy` where Keras 3 has a
-    `DTypePolicy`, loads with `compile=False`: Keras 3 does not read its optimizer.
+    Stock Keras loses moments and iterations of the second and third kind if the global
+    dtype policy differs from the one they were saved under. A `.h5` file of Keras 2
+    loads with `compile=False`, since Keras 3 cannot read its optimizer.
 
-    The second and third kind lose moments and iterations in stock Keras if the
-    global dtype policy differs from the one they were saved under.
-
-    Layers have the precision that the file holds for them. Under `tfamp.enable` with
-    overrides their patterns match the paths of the model that was saved (which
-    Keras alone shortens: "head" for "stack/head"), and win.
+    Layers have the precision that is saved in the file. Under `tfamp.enable`, overrides
+    win over it. Their patterns match the paths in the saved model, which Keras alone
+    shortens ("head" for "stack/head").
 
     Args:
       path: A `.keras` file (or legacy `.h5`).
-      custom_objects, compile, safe_mode: As for `keras.models.load_model`.
-      loss_scale: "auto"; keywords of `LossScaleOptimizer`, which win over those that
-        were saved; False for no loss scaling.
+      custom_objects, compile, safe_mode: As in `keras.models.load_model`.
+      loss_scale: "auto"; keywords of `LossScaleOptimizer`, which win over the saved
+        ones; or False for no loss scaling.
+
+    Returns:
+      The model.
 
     Raises:
-      ValueError: If the optimizer's state does not fit, or the model cannot be
-        compiled by loading it.
+      ValueError: If the optimizer's state does not fit, or loading cannot compile the
+        model.
 
     Example:
       model = tfamp.load_model("model.keras")
-      model.fit(x, y)  # Goes on with the next loss of the uninterrupted run.
+      model.fit(x, y)  # Continues with the next loss of the uninterrupted run.
     """
     asked = isinstance(loss_scale, Mapping)
     if not (asked or loss_scale == "auto" or loss_scale is False):

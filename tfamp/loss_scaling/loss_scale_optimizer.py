@@ -24,38 +24,38 @@ _NOT_CONVERTED = tf.autograph.experimental.do_not_convert
 
 @keras.saving.register_keras_serializable(package="tfamp")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """An optimizer that scales the loss so that float16 gradients do not underflow.
+    """An optimizer that scales the loss to keep float16 gradients from underflow.
 
-    A drop-in for `keras.optimizers.LossScaleOptimizer`: the same positional
-    arguments and attributes, plus bounds, separate factors, hysteresis, growth
-    schedules, a static scale and counters. A step whose gradients are not all finite
-    is skipped: no weight, slot, average, accumulator or counter of the inner
-    optimizer changes, on any replica. `rule.next_state` documents the rule.
+    A drop-in replacement for `keras.optimizers.LossScaleOptimizer`, with the same
+    positional arguments and attributes. It adds bounds, separate factors, hysteresis,
+    growth schedules, a static scale and counters. A step with a gradient that is not
+    finite is skipped on all replicas: no weight, slot, average, accumulator or counter
+    of the inner optimizer changes. `rule.next_state` documents the rule.
 
-    With `initial_scale=1, dynamic=False` it is a finite guard for bfloat16 and
-    float32: it skips and counts bad steps, and scales nothing. Works without a
-    strategy and under OneDeviceStrategy, MirroredStrategy and
-    MultiWorkerMirroredStrategy; create it in the strategy's scope.
+    With `initial_scale=1, dynamic=False` it guards bfloat16 and float32 training: it
+    skips and counts bad steps without scaling. It works without a strategy and under
+    OneDeviceStrategy, MirroredStrategy and MultiWorkerMirroredStrategy; create it in
+    the scope of the strategy.
 
     Args:
-      inner_optimizer: The Keras optimizer to wrap. Clipping, weight decay, moving
-        averages and gradient accumulation are set there and see unscaled float32
-        gradients; a bad micro-batch of an accumulation costs only itself.
+      inner_optimizer: The Keras optimizer to wrap. Its clipping, weight decay, moving
+        averages and gradient accumulation see unscaled float32 gradients. A bad
+        micro-batch of an accumulation costs only itself.
       initial_scale: Float. The first loss scale.
       growth_interval: Finite steps before it grows, or a `GrowthIntervalSchedule`.
       name: String. Name of the optimizer.
-      growth_factor: Float > 1. The scale is multiplied by it to grow.
-      backoff_factor: Float in (0, 1). The scale is multiplied by it to back off.
-      hysteresis: Int >= 1. Non-finite steps since the last growth before the
-        scale backs off; from then on each further one backs off, until it grows.
-      min_scale: Float > 0. The scale's floor.
-      max_scale: Float. The scale's ceiling; None: `max(2**24, initial_scale)`.
-      dynamic: Bool. False holds the scale; bad steps are still skipped, and counted.
-      jit_compile: "auto", True or False. Whether XLA compiles the update, which is
-        faster: "auto" for Keras' own optimizers, on one CPU or where XLA compiles
-        the whole step; in no case in eager mode, accumulation or sparse gradients.
+      growth_factor: Float > 1. Factor by which the loss scale grows.
+      backoff_factor: Float in (0, 1). Factor by which the loss scale backs off.
+      hysteresis: Int >= 1. Non-finite steps since the last growth before the loss
+        scale backs off. After that each further one backs off, until it grows.
+      min_scale: Float > 0. Lower bound of the loss scale.
+      max_scale: Float. Upper bound; None: `max(2**24, initial_scale)`.
+      dynamic: Bool. If False the loss scale is static; bad steps are still skipped.
+      jit_compile: "auto", True or False. Whether XLA compiles the update. "auto" does
+        so for Keras' own optimizers, on one CPU or where XLA compiles the whole step.
+        Eager mode, accumulation and sparse gradients are never compiled.
       dynamic_growth_steps: Keras' name of `growth_interval`.
-      config: A `rule.LossScaleConfig`, in place of the settings above.
+      config: A `rule.LossScaleConfig` instead of the settings above.
       **kwargs: Keras' deprecated defaults.
 
     Attributes:
@@ -64,7 +64,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         consecutive_skipped_steps: int64 variables [] of `rule.LossScaleState`.
 
     Raises:
-      ValueError: If a setting makes no sense, or the loss is scaled already.
+      ValueError: If a setting is invalid, or the inner optimizer scales the loss.
       TypeError: If the inner optimizer is not a Keras optimizer.
 
     Example:
@@ -165,9 +165,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def growth_interval(self) -> int | growth_schedules.GrowthIntervalSchedule:
-        """Finite steps in a row before the scale grows, or the schedule of them.
+        """Finite steps in a row before the loss scale grows, or a schedule of them.
 
-        What is set takes effect when a step is traced next, as in Keras.
+        As in Keras, a new value takes effect when a step is traced next.
         """
         return self.config.growth_interval
 
@@ -192,7 +192,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def loss_scale(self):
-        """The scale of the next step: float32 variable of shape []."""
+        """The loss scale of the next step: float32 variable of shape []."""
         self._scale_was_read = True
         return self.dynamic_scale
 
@@ -233,18 +233,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Unscales and applies gradients, or skips the step if one is not finite.
 
         Under a strategy the gradients are summed over the replicas first, so that all
-        replicas take the same decision. In a custom `train_step` that does not scale
-        the loss, `tfamp.enable` passes unscaled gradients, which are not divided.
+        replicas take the same decision. Under `tfamp.enable`, a custom `train_step`
+        that does not scale the loss has unscaled gradients, which are not divided.
 
         Args:
           grads: List of gradients of the scaled loss: tensors, `tf.IndexedSlices`
             or None.
-          trainable_variables: Their variables; may be left out once built.
-          skip_gradients_aggregation: Bool. True if the gradients are summed over
-            the replicas already, as after an all-reduce in float16.
+          trainable_variables: The variables; optional once the optimizer is built.
+          skip_gradients_aggregation: Bool. True if the gradients are already summed
+            over the replicas, as after an all-reduce in float16.
 
         Raises:
-          RuntimeError: Under a strategy that loss scaling cannot work under.
+          RuntimeError: Under a strategy that loss scaling does not support.
           ValueError: If there is not one variable for each gradient.
         """
         inner, settle = self.inner_optimizer, train_steps.settled_by(self)
@@ -326,5 +326,5 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Builds an optimizer from our config or stock Keras'; neither is changed."""
+        """Creates an optimizer from tfamp's or Keras' config, which stays as it is."""
         return cls(**keras.saving.deserialize_keras_object(config, custom_objects))

@@ -53,32 +53,32 @@ def _count(grad):
 
 
 class LossScaleMonitor(keras.callbacks.Callback):
-    """Logs the loss scale, skipped steps, and which gradients were not finite.
+    """Logs the loss scale, skipped steps, and the variables whose gradients overflow.
 
-    Adds to Keras' logs, so that the progress bar, `History`, and the callbacks that
-    come after this one (`TensorBoard`, `CSVLogger`) have them too:
+    It adds these to Keras' logs, where the progress bar, `History`, and callbacks later
+    in the list (`TensorBoard`, `CSVLogger`) find them:
 
-    - `loss_scale` and `skipped_steps` (so far), of every epoch and, as of the last
-      reading, of every batch;
+    - `loss_scale` and `skipped_steps` (so far), for every epoch and, as of the last
+      reading, for every batch;
     - in an epoch with skipped steps, `inf/<variable>` and `nan/<variable>`: how many
-      elements of the first few variables' gradients were not finite in the last
-      skipped step before a reading. Also a line in absl's log.
+      elements of the gradients of the first few variables were not finite, in the last
+      skipped step before a reading. absl's log has them as a line, too.
 
-    Reads from the device every `every` steps and at the end of an epoch, never
-    inside a step. The counts of each variable are made by the first training with this
-    callback, cost nothing in a step that is not skipped, and are in no checkpoint.
+    It reads from the device every `every` steps and at the end of an epoch, never
+    within a step. Counting starts with the first training that has this callback. It
+    costs nothing in a step that is not skipped, and is not part of checkpoints.
 
     Args:
-      on_exhausted: "raise", "warn" or "ignore": what to do when `patience` steps in
-        a row were skipped and the scale cannot fall further: it is at `min_scale`,
-        or static. Nothing was lost: skipped steps change no weight.
-      patience: Int >= 1. From 2**15 to the default floor of 2**-14 the scale takes
-        29 skipped steps, so the default is well beyond.
+      on_exhausted: "raise", "warn" or "ignore". What to do after `patience` skipped
+        steps in a row if the loss scale cannot fall further, because it is at
+        `min_scale` or static. No training is lost: skipped steps change no weight.
+      patience: Int >= 1. Falling from 2**15 to the default floor of 2**-14 takes 29
+        skipped steps, so the default is well beyond.
       every: Int >= 1. Steps between two readings.
       variables: Int >= 0. How many variables to name in Keras' logs.
 
     Raises:
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
       LossScaleExhaustedError: From `fit`, with `on_exhausted="raise"`.
 
     Example:
@@ -107,7 +107,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self._optimizer: Any = None
 
     def on_train_begin(self, logs=None):
-        """Starts counting; a training step traced before is traced again."""
+        """Starts counting; a training step that was traced before is traced again."""
         found = self.model.optimizer
         scaled = isinstance(found, loss_scale_optimizer.LossScaleOptimizer)
         self._optimizer = found if scaled else None
@@ -133,7 +133,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
 
     def on_train_end(self, logs=None):
-        """Gives each list of `History` a value for each epoch."""
+        """Completes the lists of `History` to one value for each epoch."""
         if self._optimizer is not None:
             self.model.history.history |= {
                 name: [epoch.get(name, 0) for epoch in self._epochs]
@@ -142,11 +142,11 @@ class LossScaleMonitor(keras.callbacks.Callback):
             }
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Counts batches and names variables anew."""
+        """Resets the batch count and the variables that are named."""
         self._read_at, self._named = 0, {}
 
     def on_train_batch_end(self, batch, logs=None):
-        """Reads every so many steps; adds the latest reading to the logs."""
+        """Reads every `every` steps and adds the latest reading to the logs."""
         if self._optimizer is None:
             return
         self._start_counting()  # Keras builds some models while it traces a step.
@@ -157,7 +157,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             logs.update(self._latest)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Reads, and adds the epoch's readings to the logs."""
+        """Reads, and adds the readings of the epoch to the logs."""
         if self._optimizer is None:
             return
         self._look()

@@ -1,4 +1,4 @@
-"""Which optimizers scale the loss: wrapping them, and what is told of their steps."""
+"""Which optimizers scale the loss: wrapping them, and warnings about their steps."""
 
 import keras
 import tensorflow as tf
@@ -10,11 +10,11 @@ from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 
 def wrap_optimizer(optimizer, **loss_scale_keywords):
-    """Gives an optimizer loss scaling unless it has it already; idempotent.
+    """Adds loss scaling to an optimizer unless it has it already.
 
     Args:
-      optimizer: A Keras optimizer, or its name. A `LossScaleOptimizer`, ours or
-        stock Keras', is returned as it is.
+      optimizer: A Keras optimizer, or its name. A `LossScaleOptimizer`, tfamp's or
+        Keras', is returned unchanged.
       **loss_scale_keywords: Keywords of `LossScaleOptimizer`.
 
     Returns:
@@ -28,7 +28,7 @@ def wrap_optimizer(optimizer, **loss_scale_keywords):
 
 
 def needs_loss_scale(model: keras.Model) -> bool:
-    """Whether a float16 layer is in the model, or graphs are rewritten to float16."""
+    """Whether a model has a float16 layer, or graphs are rewritten to float16."""
     options = tf.config.optimizer.get_experimental_options()
     return bool(options.get("auto_mixed_precision")) or bool(_float16_layers(model))
 
@@ -38,7 +38,7 @@ def _float16_layers(model):
 
 
 def warn_about_unscaled_optimizers(model: keras.Model) -> None:
-    """Names the float16 layers that train without loss scaling, and with what."""
+    """Warns of float16 layers that train without loss scaling, by name."""
     scales = train_steps.HOOKS.scales(model)  # All of them, by itself.
     unscaled = needs_loss_scale(model) and not scales and _unscaled_optimizers(model)
     if not unscaled:
@@ -82,12 +82,12 @@ _SEARCH = 8  # A sound model may skip so many at first, while its scale falls.
 
 
 def watch_skipped_steps(model: keras.Model) -> None:
-    """Says, once, when an epoch of the `fit` that a model is in skipped most steps.
+    """Warns, once, if most steps of an epoch of the current `fit` were skipped.
 
-    Without it a model whose every step overflows shows a healthy progress bar. The
-    counters are read between epochs: no step waits for them. By the history that Keras
-    makes for each `fit`: it is told of the end of epochs, whatever callbacks the user
-    passes.
+    Without the warning, a model whose every step overflows shows a healthy progress
+    bar. The counters are read between epochs, so that no step waits for them. The hook
+    is the `History` that Keras creates for each `fit`, which sees the end of every
+    epoch whatever callbacks the user passes.
     """
     history, first = getattr(model, "history", None), _read_steps(model)
     if history is None or first is None or "on_epoch_end" in vars(history):

@@ -21,34 +21,35 @@ _KINDS = ("outputs", "weights", "gradients", "weight_gradients")
 
 
 class NumericsMonitor(keras.callbacks.Callback):
-    """Finds what 16 bits lose in each layer, in every so many steps of `fit`.
+    """Measures what 16 bits lose in each layer, every `every` steps of `fit`.
 
-    A monitored step computes its batch a second time, forward and backward, with the
-    layers in float32 and the same dropout, since a step in 16 bits sees only the zeros
-    that are left; and counts which of those values each layer's format cannot hold.
-    Nothing of it reaches the training: weights, statistics, random states and the
-    history are those of a run without it. It works in graphs, eagerly, under XLA, and
-    under a strategy, whose replicas are counted together.
+    A step in 16 bits sees only the zeros that underflow leaves. A monitored step
+    therefore computes its batch a second time, forward and backward, with the layers in
+    float32 and the same dropout. It counts which of those values the format of each
+    layer cannot represent. Training is not affected: weights, statistics, random states
+    and the history are those of a run without the callback. It works in graphs,
+    eagerly, under XLA, and under a strategy, whose replicas are counted together.
 
-    Written are `numerics.jsonl`, a line for each monitored step, and scalars for
-    TensorBoard. One warning names the layer whose gradients lose most, once they lose
-    more than `max_lost`, and the loss scale that would hold them.
+    It writes `numerics.jsonl`, with a line for each monitored step, and scalars for
+    TensorBoard. Once a layer loses more than `max_lost` of its gradients, one warning
+    names the layer that loses most, and the loss scale that would prevent it.
 
     Args:
-      every: Int >= 1. Steps from one monitored step to the next; the first is one.
-      layers: Regular expression; layers of 16 bits whose whole path it matches.
-      log_dir: Folder to write to; None for none.
+      every: Int >= 1. Steps from one monitored step to the next, from the first step.
+      layers: Regular expression that matches the whole path of layers in 16 bits.
+      log_dir: Folder to write to; None writes nothing.
       max_lost: Share of a layer's gradients, 0 to 1, that may be lost without warning.
 
     Attributes:
       rows: A `statistics.LayerNumerics` for each layer, of the last monitored step.
       recommended_loss_scale: `statistics.recommended_loss_scale` of the largest
         gradient in float16 so far; None without any.
-      fits: Whether the present loss scale is at most that; None without any.
+      fits: Whether the current loss scale is at most the recommended one; None without
+        a gradient in float16.
 
     Raises:
-      ValueError: If a setting makes no sense.
-      re.error: If `layers` is no regular expression.
+      ValueError: If a setting is invalid.
+      re.error: If `layers` is not a regular expression.
 
     Example:
       model.fit(x, y, callbacks=[tfamp.NumericsMonitor(every=100)])
@@ -81,18 +82,18 @@ class NumericsMonitor(keras.callbacks.Callback):
     # ---- In `fit` ----
 
     def on_train_begin(self, logs=None):
-        """Forgets what an earlier `fit` has shown."""
+        """Discards the results of an earlier `fit`."""
         self._largest, self._warned, self._seen = 0.0, False, 0
         self._layers, self._failed, self._watching = [], False, False
         self._plain = self._function = None
 
     def on_train_end(self, logs=None):
-        """Says if there was nothing to watch."""
+        """Warns if there was no layer in 16 bits to monitor."""
         if not self._layers and not self._failed:
             logging.warning("NumericsMonitor: no layer of 16 bits is to be watched.")
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Has this step watched if it is due."""
+        """Arranges for this step to be monitored if it is due."""
         # A model that has its precision by its first step is watched in the second.
         is_due = self._seen % self.every == 0 or (self._seen == 1 and not self._layers)
         self._seen += 1
@@ -103,7 +104,7 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._watch_next_step()
 
     def on_train_batch_end(self, batch, logs=None):
-        """Reads what was found, writes it, and warns."""
+        """Reads the results, writes them, and warns."""
         if not self._watching or self._failed:
             return
         self._watching = False
@@ -165,8 +166,8 @@ class NumericsMonitor(keras.callbacks.Callback):
                 self._failed = True
                 logging.warning(
                     "NumericsMonitor cannot compute the loss of model %r a second "
-                    "time, by `model(x)` and `compute_loss`; training goes on without "
-                    "it. Received: %s: %s",
+                    "time, by `model(x)` and `compute_loss`; training continues "
+                    "without it. Received: %s: %s",
                     *(self.model.name, type(error).__name__, str(error)[:300]),
                 )
             return step(*args, **kwargs)

@@ -13,24 +13,25 @@ SOUND, DIVERGED = 0.1, 0.5
 class CallPrecision(NamedTuple):
     """One call of a layer, or of an operation of a functional model.
 
-    An error is the norm of the difference from float32 over the norm in float32: 0 of
-    nothing, infinite where 16 bits are not finite and float32 is.
+    An error is the norm of the difference from float32 over the norm in float32. It is
+    0 for empty values, and infinite where 16 bits are not finite but float32 is.
 
     Attributes:
       path: As `describe_layers` gives it.
-      call: Which call of that layer, from 0.
-      format: The format that it computes in.
-      input_error: Error of what it is given.
-      accumulated_error: Error of what it returns, with that of all layers before.
-      local_error: Its own: the layer in 16 bits, given what float32 computed.
-      gradient_error: Error of the gradients that it passes on, of its weights' and of
-        its inputs'; None without a loss.
-      local_gradient_error: Its own: its backward pass in 16 bits, given float32's
+      call: Index of the call of that layer, from 0.
+      format: The compute dtype.
+      input_error: Error of the inputs.
+      accumulated_error: Error of the outputs, including that of all earlier layers.
+      local_error: Error of the layer alone: in 16 bits, on float32's inputs.
+      gradient_error: Error of the gradients of its weights and inputs; None without a
+        loss.
+      local_gradient_error: Error of its backward pass alone: in 16 bits, on float32's
         inputs and gradients.
-      outputs: What becomes of float32's outputs.
-      weights: What becomes of its weights when they are cast.
-      gradients: What becomes of the gradients of its outputs, times the loss scale.
-      weight_gradients: The same of its weights'.
+      outputs: How the format represents float32's outputs.
+      weights: How the format represents its weights.
+      gradients: How the format represents the gradients of its outputs, times the loss
+        scale.
+      weight_gradients: The same for the gradients of its weights.
     """
 
     path: str
@@ -51,20 +52,25 @@ class CallPrecision(NamedTuple):
         """The path, with the number of the call if it is not the first."""
         return f"{self.path} (call {self.call + 1})" if self.call else self.path
 
+    @property
+    def error(self) -> float:
+        """The larger of both local errors."""
+        return max(self.local_error, self.local_gradient_error or 0.0)
+
 
 class PrecisionComparison(NamedTuple):
-    """What `compare_precision` found.
+    """A model in 16 bits compared with float32, call by call.
 
     Attributes:
-      model: The model's name.
+      model: Name of the model.
       mode: The mode, or "as it is".
-      jit_compile: Whether XLA compiled it.
-      loss_scale: What the loss was multiplied by in 16 bits; None without a loss.
+      jit_compile: Whether XLA compiled the model.
+      loss_scale: The loss scale in 16 bits; None without a loss.
       recommended_loss_scale: `statistics.recommended_loss_scale` of its gradients; None
         without a loss, or where no layer computes in float16.
-      notes: What to know of the host.
+      notes: Remarks on this host.
       rows: Calls in the order in which they end.
-      layers: What `describe_layers` gives while the mode is assigned.
+      layers: Result of `describe_layers` while the mode is assigned.
     """
 
     model: str
@@ -83,7 +89,7 @@ class PrecisionComparison(NamedTuple):
 
     @property
     def first_diverging(self) -> CallPrecision | None:
-        """The first call that is given an error below 0.1 and returns one above 0.5."""
+        """The first call with an input error below 0.1 and an output error over 0.5."""
         diverging = (
             row
             for row in self.rows
@@ -96,17 +102,29 @@ class PrecisionComparison(NamedTuple):
         return {"schema_version": 1} | tables.plain(self)
 
     def to_text(self) -> str:
-        """Returns the table, and what it says, for a terminal."""
+        """Returns the summary and a row for each call, for a terminal."""
         return tables.report(self._lines(), self._tables())
 
     __str__ = to_text
 
     def to_markdown(self) -> str:
-        """Returns the same in Markdown."""
+        """Returns the same as Markdown."""
         return tables.report(self._lines(), self._tables(), self._title)
 
+    def __repr__(self):
+        """Returns the summary with the calls that lose most."""
+        return tables.report(*self._summary())
+
+    def _repr_markdown_(self):
+        """Returns the same, as notebooks show it."""
+        return "##" + tables.report(*self._summary(), self._title)
+
+    def _summary(self):
+        rows, notes = tables.largest(self.rows, "calls with the largest local errors")
+        return [*self._lines(), *notes], self._tables(rows)
+
     def figure(self) -> Any:
-        """Returns a matplotlib figure: both errors of each call, on a log scale."""
+        """Returns a matplotlib figure of the errors of each call, on a log scale."""
         names = [row.name for row in self.rows]
         bars = {
             "local error": [row.local_error for row in self.rows],
@@ -139,14 +157,14 @@ class PrecisionComparison(NamedTuple):
                 f", recommended {advice:g}" if advice else ""
             )
 
-    def _tables(self):
+    def _tables(self, shown=None):
         header = ["call", "format", "error in", "error out", "local error"]
         header += ["overflow", "to 0", "subnormal"]
         gradients = self.loss_scale is not None
         if gradients:
             header += ["gradients", "local", "overflow", "to 0"]
         rows = []
-        for row in self.rows:
+        for row in self.rows if shown is None else shown:
             errors = [row.input_error, row.accumulated_error, row.local_error]
             cells = [row.name, row.format, *map(tables.number, errors)]
             cells += _shares(row.outputs, "overflow", "underflow", "subnormal")
@@ -163,13 +181,13 @@ def _shares(counts, *kinds):
 
 
 class LayerSensitivity(NamedTuple):
-    """What 16 bits in one layer alone do to the model.
+    """The effect on a model of computing one layer alone in 16 bits.
 
     Attributes:
-      path: The layer's.
-      output_error: Norm of the outputs' difference from float32's over their norm.
-      gradient_error: The same of the weights' gradients; None without a loss.
-      time: Time of a batch over float32's; None where the mode is emulated.
+      path: Path of the layer.
+      output_error: Norm of the outputs' difference from float32 over their norm.
+      gradient_error: The same for the gradients of the weights; None without a loss.
+      time: Time of a batch relative to float32; None where the mode is emulated.
     """
 
     path: str
@@ -189,9 +207,9 @@ class Choice(NamedTuple):
     Attributes:
       label: "all float32", all of the mode, or how many layers stay.
       kept: Paths of the layers that stay in float32.
-      output_error: As of a layer, of the whole model.
-      gradient_error: As of a layer.
-      time: As of a layer.
+      output_error: As in `LayerSensitivity`, of the whole model.
+      gradient_error: As in `LayerSensitivity`.
+      time: As in `LayerSensitivity`.
     """
 
     label: str
@@ -204,20 +222,20 @@ class Choice(NamedTuple):
 
 
 class PrecisionSearch(NamedTuple):
-    """What `search_precision` found.
+    """The layers that must stay in float32 for a model to meet a tolerance.
 
     Attributes:
-      model: The model's name.
+      model: Name of the model.
       mode: The mode.
-      tolerance: The error that was allowed.
-      overrides: {pattern: "float32"}, for float8 "mixed_bfloat16", of the layers that
-        must stay, for `enable` or
-        `set_precision`; empty if none must.
-      held_out: The choice on batches that the search did not see.
+      tolerance: The largest error allowed.
+      overrides: {pattern: "float32"} of the layers that must stay, for `enable` or
+        `set_precision`; "mixed_bfloat16" in float8. Empty if none must.
+      held_out: The choice, measured on batches that the search did not use.
       layers: The layers that were tried, in the model's order.
-      frontier: The choices that were tried on the way, from all in 16 bits.
-      complete: Whether time sufficed. If not, `overrides` is the best so far.
-      notes: What to know of the host.
+      frontier: The choices that were tried, from all in 16 bits.
+      complete: Whether the search finished in time. If not, `overrides` is the best
+        choice so far.
+      notes: Remarks on this host.
     """
 
     model: str
@@ -251,12 +269,27 @@ class PrecisionSearch(NamedTuple):
     __str__ = to_text
 
     def to_markdown(self) -> str:
-        """Returns the same in Markdown."""
-        title = f"{self.model}: layers that must stay in {self.wide} in {self.mode}"
-        return tables.report(self._lines(), self._tables(), title)
+        """Returns the same as Markdown."""
+        return tables.report(self._lines(), self._tables(), self._title)
+
+    def __repr__(self):
+        """Returns the summary with the choices and layers that lose most."""
+        return tables.report(*self._summary())
+
+    def _repr_markdown_(self):
+        """Returns the same, as notebooks show it."""
+        return "##" + tables.report(*self._summary(), self._title)
+
+    @property
+    def _title(self):
+        return f"{self.model}: layers that must stay in {self.wide} in {self.mode}"
+
+    def _summary(self):
+        layers, notes = tables.largest(self.layers, "layers with the largest errors")
+        return [*self._lines(), *notes], self._tables(layers)
 
     def figure(self) -> Any:
-        """Returns a matplotlib figure: error against time of each choice."""
+        """Returns a matplotlib figure of the error of each choice against its time."""
         from tfamp.numerics import plots
 
         points = [(x.label, x.error, x.time) for x in self.frontier]
@@ -275,16 +308,17 @@ class PrecisionSearch(NamedTuple):
             yield "the time was over before the search was: the best so far"
         yield from self.notes
 
-    def _tables(self):
+    def _tables(self, layers=None):
         choices = [*self.frontier, self.held_out]
+        layers = self.layers if layers is None else layers
         yield (
             ["choice", "outputs", "gradients", "time / float32's"],
             [[x.label, *_cells(x)] for x in choices],
         )
-        if self.layers:
+        if layers:
             yield (
                 [f"{self.mode} in this layer alone", "outputs", "gradients", "time"],
-                [[x.path, *_cells(x)] for x in self.layers],
+                [[x.path, *_cells(x)] for x in layers],
             )
 
 

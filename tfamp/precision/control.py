@@ -53,59 +53,58 @@ def enable(
     optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32",
     weights: Literal["float32", "bfloat16"] = "float32",
 ) -> Status:
-    """Sets the precision of models built from now on, and says why.
+    """Sets the precision of models built from now on, and returns why it was chosen.
 
-    Sets Keras' global dtype policy and TensorFlow's TF32 flag. From then on
-    `model.compile("adam", ...)` gets loss scaling wherever a float16 layer trains, in
-    an unchanged script; a `LossScaleOptimizer` that the user passes is never wrapped
-    again, and a model that trains float16 layers without one gets a warning. Nothing
-    but formats changes: optimizers and losses are Keras' in every mode.
+    It sets Keras' global dtype policy and TensorFlow's TF32 flag. From then on
+    `model.compile("adam", ...)` adds loss scaling wherever a float16 layer trains, in
+    an unchanged script. A `LossScaleOptimizer` is never wrapped again, and a model that
+    trains float16 layers without one gets a warning. Only formats change: optimizers
+    and losses are Keras' in every mode.
 
-    A model's layers get their precision when it is compiled or first called, from one
-    plan, the same as `set_precision` has: outputs, softmax, raw values and a few others
-    stay in float32 (`status().float32_layers`, `describe_layers`). So does an operation
-    of TensorFlow where float32 and 16 bits meet, and what a model returns to code that
-    calls it. A model built before, or loaded, keeps its precision, with a warning.
+    A model's layers get their precision when it is compiled or first called, by the
+    plan of `set_precision`. Outputs, softmax, raw values and a few others stay in
+    float32 (`status().float32_layers`, `describe_layers`). TensorFlow operations where
+    float32 and 16 bits meet are computed in float32. A model returns float32 to code
+    that calls it. Models built before, or loaded, keep their precision, with a warning.
 
-    Bias gradients in bfloat16 are summed rightly, which TensorFlow does not do on a
-    CPU. Calling it again changes the mode; `disable` restores what stood before the
-    first call. Keras' policy belongs to a thread: that which builds the models.
+    Bias gradients in bfloat16 are summed in float32, which TensorFlow does not do on a
+    CPU. Call it again to change the mode; `disable` restores the state before the first
+    call. Keras' policy belongs to a thread: call it in the one that builds models.
 
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
         "tf32", "mixed_bfloat16", "mixed_float16".
-      overrides: Modes of single layers: a dict from a regular expression that
-        matches a layer's whole path ("head" in a functional model, "model/head" in
-        others) to a mode. They win over a layer's own `dtype`. A pattern that matches
-        no layer of a compiled model, nor of one before, raises `OverrideError` there,
-        or at its first training if that builds it. Models built before are not asked.
+      overrides: Modes of single layers: {regular expression: mode}. A pattern matches
+        the whole path of a layer ("head" in a functional model, "model/head" in others)
+        and wins over its `dtype`. A pattern that matches no layer of a compiled model,
+        nor of an earlier one, raises `OverrideError` in `compile`, or at the first
+        training if that builds the model. Models built before do not count.
       loss_scale: Keywords of `LossScaleOptimizer` as a dict, or False for no loss
         scaling at all. None: the defaults.
       graph_rewrite: True: Keras' policy stays float32, and Grappler rewrites graphs to
-        the format that `mode` names, as the first training step shows. A dict: with
-        keywords of `enable_graph_rewrite`. None: True if
-        `TF_ENABLE_AUTO_MIXED_PRECISION` or
+        the format of `mode`; the first training step reports it. A dict: keywords of
+        `enable_graph_rewrite`. None: True if `TF_ENABLE_AUTO_MIXED_PRECISION` or
         `TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE` is 1 in the environment.
-      fused_kernels: Whether a mixed mode's dropout, GELU, SiLU, layer normalization
-        and Adam update run as one compiled kernel each, in graphs on a CPU without
-        XLA, which round once, and drop other elements than Keras would with the same
-        seed; and whether long attention runs in linear memory, on any device.
-      float32_outputs: Whether a model that user code, `fit` or `predict` calls returns
-        outputs of 16 bits as float32. Models inside of others keep their format.
-      sum_embedding_gradients: Whether an embedding's rows of one index are summed
-        before an optimizer squares them, as in PyTorch. Keras squares each.
+      fused_kernels: Whether mixed modes compile dropout, GELU, SiLU, layer
+        normalization and Adam's update into one kernel each, in graphs on a CPU without
+        XLA. They round once; dropout drops other elements than Keras with the same
+        seed. Also whether long attention takes linear memory, on any device.
+      float32_outputs: Whether a model called by user code, `fit` or `predict` returns
+        16-bit outputs as float32. Models inside other models keep their format.
+      sum_embedding_gradients: Whether an embedding's gradient rows of one index are
+        summed before an optimizer squares them, as in PyTorch. Keras squares each.
       on_unsupported: "raise", or "warn" to fall back to the nearest supported mode.
-      remat: Patterns, as of `overrides`, of layers to compute again (`set_remat`).
+      remat: Patterns, as in `overrides`, of layers to recompute (`set_remat`).
       optimizer_state: How optimizers of compiled models store large slots (`low_bit`).
-      weights: "bfloat16": under mixed_bfloat16 large weights are stored so from the
-        first training step on, with updates that are rounded stochastically.
+      weights: "bfloat16": under mixed_bfloat16, store large weights in bfloat16 from
+        the first training step on, with stochastically rounded updates.
 
     Returns:
       A `Status`.
 
     Raises:
-      ValueError: If the mode is unknown, a setting makes no sense, or the mode is not
-        supported here (`UnsupportedModeError`). Nothing is changed then.
+      ValueError: If the mode is unknown, a setting is invalid, or the mode is not
+        supported here (`UnsupportedModeError`). Nothing is changed.
 
     Example:
       print(tfamp.enable(overrides={"head": "float32"}))
@@ -155,10 +154,11 @@ def _start(asked: settings.Settings):
 
 @_locked
 def disable() -> None:
-    """Restores exactly what stood before the first `enable`; idempotent.
+    """Restores the state before the first `enable` exactly; idempotent.
 
     Models that were built or compiled in between keep their precision and optimizer.
-    What was traced keeps its bias gradients; what trains first later has TensorFlow's.
+    Functions that were traced keep their bias gradients; functions traced later get
+    TensorFlow's.
     """
     global _session
     if _session is None:
@@ -246,44 +246,43 @@ def status() -> Status:
 
 @_locked
 def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> Status:
-    """Has TensorFlow rewrite graphs to 16 bits from the next call on.
+    """Makes TensorFlow rewrite graphs to 16 bits from the next call on.
 
-    Keras' policy stays float32: so do weights, checkpoints, SavedModels and what
-    functions return. Functions traced before follow, too; code outside of a
-    `tf.function`, and what XLA compiles, does not. `compile` then turns XLA off where
-    Keras would choose it, scales the loss under float16, and the first training step
-    shows what was rewritten (`tfamp.status()`; a warning if nothing was). In a
-    program without `fit`, `graph_rewrite_report` shows it.
+    Keras' policy stays float32, and so do weights, checkpoints, SavedModels and the
+    results of functions. Functions traced before are rewritten, too. Code outside a
+    `tf.function` and code compiled by XLA are not, so `compile` turns XLA off where
+    Keras would choose it. It also scales the loss under float16. The first training
+    step reports what was rewritten (`tfamp.status()`), with a warning if nothing was;
+    without `fit`, use `graph_rewrite_report`.
 
-    TensorFlow keeps the options of a thread that has called a function before: there,
-    `sync_thread()` takes over the change.
+    TensorFlow caches the options in each thread that has called a function; call
+    `sync_thread()` there.
 
     TensorFlow has four lists of operations:
 
     | list | its operations |
     |---|---|
-    | `allowlist` | are converted always |
+    | `allowlist` | are always converted |
     | `inferlist` | are converted where their inputs are |
-    | `clearlist` | go with their neighbors |
+    | `clearlist` | follow their neighbors |
     | `denylist` | stay in float32, with those that depend on them |
 
     Args:
       dtype: "bfloat16" (CPUs), "float16" (NVIDIA GPUs of capability 7.0 or more), or
         "auto" for the one that is fast here.
-      **edits: `allowlist_add`, `allowlist_remove` and so on, names of operations as in
-        `tf.raw_ops`, in any iterable or in one string with commas; what is added to a
-        list leaves the others. And `float32_ops`: operations that TensorFlow would
-        rewrite and that stay in float32. The default keeps bias gradients (in bfloat16
-        TensorFlow's are up to 98 % wrong on a CPU), losses and metrics; `()`:
-        TensorFlow's own choice.
+      **edits: `allowlist_add`, `allowlist_remove` and so on: names of operations as in
+        `tf.raw_ops`, in an iterable or a string with commas. Adding to one list removes
+        from the others. Also `float32_ops`: operations that TensorFlow would rewrite
+        but that stay in float32. The default is bias gradients (up to 98 % wrong in
+        bfloat16 on a CPU), losses and metrics; `()` is TensorFlow's own choice.
 
     Returns:
       A `Status`.
 
     Raises:
-      ValueError: If the global dtype policy computes in 16 bits, or a setting makes no
-        sense; `UnsupportedModeError` if the rewrite has no effect on this host.
-        Nothing is changed then.
+      ValueError: If the global dtype policy computes in 16 bits, or a setting is
+        invalid; `UnsupportedModeError` if the rewrite has no effect on this host.
+        Nothing is changed.
 
     Example:
       print(tfamp.enable_graph_rewrite())
@@ -300,7 +299,7 @@ def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> S
 
 @_locked
 def disable_graph_rewrite() -> None:
-    """Restores every option and environment variable exactly; idempotent."""
+    """Restores all options and environment variables exactly; idempotent."""
     global _session
     switch.disable()
     if _session is not None:
@@ -310,14 +309,14 @@ def disable_graph_rewrite() -> None:
 
 @contextlib.contextmanager
 def graph_rewrite_scope(dtype: str = "auto", **keywords) -> Iterator[Status]:
-    """Scopes `enable_graph_rewrite`: the calls made inside are rewritten.
+    """Rewrites calls that are made inside the scope, as `enable_graph_rewrite` does.
 
-    Not the functions defined inside: each call follows the options of its time. The
-    options are the process's: scopes of several threads must not overlap.
+    A function follows the options at the time of its call, not of its definition. The
+    options belong to the process: scopes of several threads must not overlap.
 
     Args:
-      dtype: As for `enable_graph_rewrite`.
-      **keywords: As for `enable_graph_rewrite`.
+      dtype: As in `enable_graph_rewrite`.
+      **keywords: As in `enable_graph_rewrite`.
 
     Yields:
       The `Status`.

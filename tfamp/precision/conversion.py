@@ -15,19 +15,19 @@ from tfamp.precision import overrides as overriding
 
 
 class ConversionError(errors.TfampError, RuntimeError):
-    """A model cannot be given another precision."""
+    """A model cannot be converted to another precision."""
 
 
 def set_precision(
     model: keras.Model, mode: str, overrides: Mapping[str, str] | None = None
 ) -> keras.Model:
-    """Gives a built, trained or loaded model another precision, in place.
+    """Changes the precision of a built, trained or loaded model, in place.
 
-    Weights stay what they are: variables are float32 in every mode, and 16-bit ones
-    are widened, which is exact, and integers of a quantized layer are kept. float8 is
-    that of Keras' `quantize`, in large products. No global is changed (TF32 is the
-    process's: for "tf32" and "float32" set it by `tfamp.enable`). What applies to a
-    layer is, in this order:
+    Weights keep their values: variables are float32 in every mode, 16-bit variables are
+    widened, which is exact, and the integers of quantized layers stay. float8 is that
+    of Keras' `quantize`, in large products. No global changes; the TF32 flag belongs to
+    the process, so set it by `tfamp.enable`. The first of these rules that applies
+    decides the precision of a layer:
 
         the override that matches its path
         the override of the nearest layer or model around it
@@ -35,19 +35,19 @@ def set_precision(
         float32 that it was made with, beside layers of 16 bits
         the mode
 
-    `describe_layers` says which, and so does the log. Softmax inside attention layers
-    has their precision; layers of float64, of integers and of strings stay.
+    `describe_layers` and the log say which one applied. Softmax inside an attention
+    layer has the precision of that layer. Layers of float64, integers and strings stay.
 
-    What the model had traced is traced again, in the new precision; a `tf.function` of
-    your own that was traced before keeps the old one. A compiled model stays so;
-    if float16 layers train now, its optimizer is wrapped as `compile` would do it.
-    Train it under `tfamp.enable`: without it, bias gradients in bfloat16 are
+    The model's own functions are traced again in the new precision. A custom
+    `tf.function` that was traced before keeps the old one. A compiled model stays
+    compiled; if float16 layers train now, its optimizer is wrapped as `compile` would
+    do. Train the model under `tfamp.enable`: otherwise bias gradients in bfloat16 are
     TensorFlow's, which are wrong on a CPU.
 
-    A saved file holds the precision of the layers that the model's configuration
-    names. Those that a class makes itself (inside attention layers, in models of a
-    class of its own) get what their class gives them when it is loaded: the log warns
-    of them; call `set_precision` again after loading.
+    A saved file holds the precision of the layers that the model's configuration names.
+    Layers that a class creates itself (inside attention layers, in subclassed models)
+    get the precision of their class when the model is loaded. The log warns of them;
+    call `set_precision` again after loading.
 
     Args:
       model: A built `keras.Model` of any kind.
@@ -60,11 +60,10 @@ def set_precision(
 
     Raises:
       OverrideError: If overrides are malformed, match no layer or contradict one
-        another; with all problems and the known paths.
+        another; it lists all problems and the known paths.
       ValueError: If there is no such mode, or the model is not built.
-      ConversionError: If weights of 16 bits have an optimizer that was built for them,
-        or float8 finds no layer, or an optimizer that was built before. No layer is
-        changed then.
+      ConversionError: If an optimizer was built for weights of 16 bits, or if float8
+        finds no layer, or an optimizer that was built before. No layer is changed.
 
     Example:
       tfamp.set_precision(model, "mixed_bfloat16", {"encoder/.*": "float32"})
@@ -93,22 +92,22 @@ def set_precision(
 
 
 def set_remat(model: keras.Model, patterns: Sequence[str] | None) -> keras.Model:
-    """Has layers of a built model computed again in the backward pass, in place.
+    """Makes a built model recompute layers in the backward pass, in place.
 
-    Such a layer keeps its inputs and weights for gradients, and nothing that it
-    computes: less memory, for the time of its forward pass. Dropout has the same
-    numbers both times, and statistics, losses and metrics are updated once. A layer
-    that holds others, such as a block of a transformer, saves most. Predictions,
-    exports and saved files are as they were. It needs no `tfamp.enable`.
+    Such a layer keeps its inputs and weights for the gradients, but no activations.
+    This saves activation memory for the time of its forward pass. Dropout draws the
+    same numbers both times; statistics, losses and metrics are updated once. A layer
+    that holds others, such as a transformer block, saves most. Predictions, exports and
+    saved files do not change. It does not need `tfamp.enable`.
 
-    What the model had traced is traced again; a `tf.function` of your own that was
-    traced before stays as it is.
+    The model's own functions are traced again; a custom `tf.function` that was traced
+    before stays as it is.
 
     Args:
       model: A built `keras.Model` of any kind.
       patterns: Regular expressions that match the whole path of a layer
-        (`describe_layers(model)` lists them). Of layers inside one another, a pattern
-        means the outermost that it matches. None or () takes it back.
+        (`describe_layers(model)` lists them). Of nested layers that match, the
+        outermost is recomputed. None or () recomputes no layer.
 
     Returns:
       The model itself.

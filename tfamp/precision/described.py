@@ -23,17 +23,16 @@ class LayerPrecision(NamedTuple):
 
 
 def describe_layers(model: keras.Model) -> list[LayerPrecision]:
-    """Returns the path, the dtype policy and its reason, if known, of each layer.
+    """Returns each layer's path, its dtype policy, and the reason for the policy.
 
-    The reason tells of layers that are computed again in the backward pass, too.
-
-    Under `enable` a model has its precision once it is compiled or was called.
+    The reason also names layers that are recomputed in the backward pass. Under
+    `enable` a model has its precision once it is compiled or has been called.
 
     Args:
       model: A built model.
 
     Returns:
-      A row for each layer that computes in floats, those inside others included.
+      A row for each layer that computes in floats, including nested layers.
     """
     places = [x for x in structure.walk(model) if structure.is_assignable(x.layer)]
     return [

@@ -30,11 +30,11 @@ _MOST_SHOWN = 8  # Known paths in a message.
 
 
 class OverrideError(errors.TfampError, ValueError):
-    """Overrides that are malformed, match no layer, or contradict one another."""
+    """Overrides are malformed, match no layer, or contradict one another."""
 
 
 class Override(NamedTuple):
-    """One entry of `overrides`: a valid pattern and the mode it asks for."""
+    """One entry of `overrides`: a valid pattern and the mode it requests."""
 
     pattern: str
     mode: modes.Mode

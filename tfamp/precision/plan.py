@@ -161,7 +161,7 @@ class Plan:
         if len(around) > 1:
             names = " and ".join(repr(name) for name, _ in around.values())
             raise overriding.OverrideError(
-                f"Layer {place.path!r} is shared by {names}, which are asked to be "
+                f"Layer {place.path!r} is shared by {names}, whose overrides are "
                 f"{' and '.join(around)}. Name the layer itself."
             )
         for name, found in around.values():

@@ -56,13 +56,13 @@ def _state_of(mode):
 
 @contextlib.contextmanager
 def policy_scope(mode: str) -> Iterator[modes.Mode]:
-    """Scopes layer construction: layers built inside follow `mode`.
+    """Sets the precision of layers that are constructed inside the scope.
 
-    Keras layers capture the dtype policy when they are constructed, not when they
-    are called, so a model built inside keeps its precision outside. Train it under
-    `tfamp.enable`: without it, bias gradients in bfloat16 are TensorFlow's, which are
-    wrong on a CPU, and float16 gets Keras' own loss scaling, or none. Keras' policy
-    belongs to the calling thread; the TF32 flag is the process's.
+    Keras layers read the dtype policy when they are constructed, not when they are
+    called, so a model built inside keeps its precision outside. Train it under
+    `tfamp.enable`: otherwise bias gradients in bfloat16 are TensorFlow's, which are
+    wrong on a CPU, and float16 gets Keras' loss scaling, or none. Keras' policy belongs
+    to the calling thread; the TF32 flag belongs to the process.
 
     Args:
       mode: "float32", "tf32", "mixed_bfloat16" or "mixed_float16".
@@ -71,7 +71,7 @@ def policy_scope(mode: str) -> Iterator[modes.Mode]:
       The `Mode`.
 
     Raises:
-      ValueError: If there is no such mode; nothing is changed then.
+      ValueError: If there is no such mode; nothing is changed.
 
     Example:
       with tfamp.policy_scope("mixed_bfloat16"):

@@ -1,4 +1,4 @@
-"""What `enable` is asked, parsed once; and what it comes to on this host, and why."""
+"""The arguments of `enable`, parsed once, and what they mean on this host."""
 
 import dataclasses
 import os
@@ -20,13 +20,13 @@ class Settings(NamedTuple):
     """The arguments of `enable`, checked, copied, and decided for this host.
 
     Attributes:
-      requested: The mode asked for, "auto" included.
+      requested: The mode requested, "auto" included.
       mode: The mode of all layers. Under a graph rewrite its policy is float32's.
       reason: Why this mode.
       overrides: The modes of single layers.
       remat: Patterns of layers that are computed again in the backward pass.
       scaling: Settings of the loss scale, or False for none.
-      rewrite: What is asked of the graph rewrite, or None.
+      rewrite: Settings of the graph rewrite, or None.
       fused_kernels: Whether fused kernels are wanted where layers have 16 bits.
       float32_outputs: Whether a model returns outputs of 16 bits as float32.
       sum_embedding_gradients: Whether rows of one index are summed first.
@@ -101,8 +101,8 @@ def parse(
     rewrite = rewrite_request(own_rewrite, mode, graph_rewrite)
     if rewrite is not None and overrides:
         raise ValueError(
-            "The graph rewrite knows no layers, so `overrides` have no meaning with "
-            f"it. Received: overrides={overrides!r} and graph_rewrite="
+            "The graph rewrite does not see layers and cannot apply `overrides`. "
+            f"Received: overrides={overrides!r} and graph_rewrite="
             f"{graph_rewrite!r}. Keep operations in float32 by "
             "graph_rewrite={'denylist_add': [...]}, or use the dtype policy."
         )
@@ -179,7 +179,7 @@ def resolve_mode(
     if support.supported:
         if not support.fast and mode != "float32":
             user_code.log(f"{mode}: no speed-up is expected: {support.reason}.")
-        return chosen, f"asked for; {support.reason}"
+        return chosen, f"requested; {support.reason}"
     if on_unsupported == "raise":
         raise errors.UnsupportedModeError(
             f"Unsupported precision mode. Received: mode={mode!r} on "
@@ -224,7 +224,7 @@ def resolve_rewrite(
 def rewrite_request(
     own: bool, mode: str, given: bool | Mapping[str, Any] | None
 ) -> switch.RewriteConfig | None:
-    """Returns the rewrite that is asked for, by argument or environment, or None.
+    """Returns the rewrite requested by argument or environment, or None.
 
     Args:
       own: Whether a graph rewrite in force is an earlier `enable`'s.
@@ -240,7 +240,7 @@ def rewrite_request(
                 "enable_graph_rewrite() is in force, and TensorFlow accepts a mixed "
                 "dtype policy beside it and silently undoes float32 layers. Received: "
                 f"mode={mode!r}, graph_rewrite={given!r}. Call "
-                "tfamp.disable_graph_rewrite() first, or ask for both by "
+                "tfamp.disable_graph_rewrite() first, or request both by "
                 "tfamp.enable(mode, graph_rewrite=True)."
             )
         return None
@@ -270,11 +270,11 @@ def _by_environment(mode):
         return switch.requested_by_environment()
     asks = (
         "The environment variable TF_ENABLE_AUTO_MIXED_PRECISION or "
-        "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE asks for the graph rewrite, and "
-        f"mode={mode!r} for "
+        "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE requests the graph rewrite, and "
+        f"mode={mode!r} requests "
     )
     if modes.get_mode(mode).policy == "float32":
-        user_code.warn(f"{asks}none: there is none.")
+        user_code.warn(f"{asks}none: graphs are not rewritten.")
         return False
     raise ValueError(
         f"{asks}a mixed dtype policy; together they undo float32 layers. "

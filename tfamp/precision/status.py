@@ -1,4 +1,4 @@
-"""What is asked for and what is in force, each in words."""
+"""What is requested and what is in force, each in words."""
 
 import threading
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from tfamp.precision import policy, promotion, rules, settings
 
 
 class Status(NamedTuple):
-    """What was asked for and what is in force; `print` it.
+    """The requested precision and the precision in force; `print` it.
 
     Attributes:
       requested: Mode given to `enable`, "auto" included; None if not enabled.
@@ -24,23 +24,23 @@ class Status(NamedTuple):
       device: The devices that the decision is about.
       dtype_policy: Name of Keras' global dtype policy.
       overrides: The modes of single layers, or "none".
-      remat: Which layers are computed again in the backward pass, and whether
+      remat: Which layers are recomputed in the backward pass, and whether
         `keras.RematScope` works.
       optimizer_state: How compiled models' optimizers store their slots.
       weights: How large weights are stored from the first training step on.
-      tensor_float_32: Whether float32 matrix work may use TF32.
+      tensor_float_32: Whether float32 matrix products may use TF32.
       loss_scaling: Whether, and how, `compile` adds loss scaling.
-      graph_rewrite: What is asked of Grappler's rewrite, and what was seen of it.
-      bias_gradients: Whether bfloat16 bias gradients are summed rightly.
+      graph_rewrite: What was requested of Grappler's rewrite, and what was observed.
+      bias_gradients: Whether bfloat16 bias gradients are summed in float32.
       embedding_gradients: Whether rows of one index are summed before they are squared.
-      fused_kernels: What runs as fused kernels in 16-bit training on a CPU.
-      attention: Where it takes linear memory.
+      fused_kernels: Which operations are fused kernels in 16-bit training on a CPU.
+      attention: Where attention takes linear memory.
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
-      formats_meet: Where in the user's code operators were computed in float32, since
-        float32 and 16 bits meet there, or float16 cannot hold a number.
-      versions: TensorFlow and Keras, whether the pair was tested, what is off
-        since they lack the private names it needs, and whether TensorFlow lacks code
-        for a GPU here.
+      formats_meet: Where in the user's code operators were computed in float32, because
+        float32 and 16 bits meet there, or float16 cannot represent a number.
+      versions: TensorFlow and Keras, whether the pair was tested, and which features
+        are off because they lack private names. It also says whether TensorFlow lacks
+        code for a GPU of this host.
     """
 
     requested: str | None
@@ -70,17 +70,19 @@ class Status(NamedTuple):
         ]
         return "\n".join(f"{name + ':':<22}{value}" for name, value in rows)
 
+    __repr__ = __str__  # What a notebook shows of `enable()` at the end of a cell.
+
 
 def describe(
     asked: settings.Settings | None,
     rewrite: switch.Rewrite | None,
     thread: threading.Thread | None = None,
 ) -> Status:
-    """Returns the status as the globals now stand.
+    """Returns the status of the globals as they are now.
 
     Args:
-      asked: What `enable` was asked; None where it is not in force.
-      rewrite: The graph rewrite that it switched on, if any.
+      asked: The arguments of `enable`; None if it is not in force.
+      rewrite: The graph rewrite that it enabled, if any.
       thread: The thread that called it, to which Keras' policy belongs.
     """
     devices = hardware.read_devices()
@@ -112,7 +114,7 @@ def describe(
         loss_scaling=_describe_scaling(asked, active),
         graph_rewrite=rewritten,
         bias_gradients=(
-            "summed rightly in bfloat16"
+            "bfloat16 ones are summed in float32"
             if bias_gradient.HOOKS.in_force()
             else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
         ),
@@ -152,7 +154,7 @@ def _describe_overrides(asked):
 
 def _describe_remat(patterns):
     works = "works" if remat.HOOKS.in_force() else "fails in `fit`, as in Keras"
-    asked = ", ".join(map(repr, patterns)) or "none asked for"
+    asked = ", ".join(map(repr, patterns)) or "none requested"
     return f"{asked}; keras.RematScope {works}"
 
 
@@ -171,7 +173,7 @@ def _describe_scaling(asked, active):
     scaling = asked.scaling if asked else rule.LossScaleConfig()
     mode = asked.mode if asked else modes.get_mode(f"mixed_{active.dtype}")
     if scaling is False:
-        return "off, as asked"
+        return "off, as requested"
     kind = "dynamic" if scaling.dynamic else "static"
     described = f"{kind} from {scaling.initial_scale:g}"
     if mode.needs_loss_scale:
@@ -181,7 +183,7 @@ def _describe_scaling(asked, active):
 
 def _describe_float32(asked):
     if asked is None or not asked.is_mixed:
-        return "none but those asked for"
+        return "only those requested"
     *kinds, slow = [each.what for each in rules.BY_KIND]
     listed = ", ".join(["outputs", *kinds])
     if not rules.has_slow(asked.mode.compute_format):

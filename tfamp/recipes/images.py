@@ -65,7 +65,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
 
     Raises:
       DataError: If the data are missing or malformed.
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     _check(config)
     *parts, names, decode = images_data.load(config)
@@ -121,8 +121,11 @@ def synthetic(config) -> tasks.Synthetic:
       config: As for `create`; `config.data.image_shape` and `config.data.classes`
         where the data set is not known. `config.seed` alone decides on the content.
 
+    Returns:
+      A `tasks.Synthetic`.
+
     Raises:
-      ValueError: If a setting makes no sense, or the images' shape is not known.
+      ValueError: If a setting is invalid, or the images' shape is not known.
     """
     _check(config)
     settings, side = config.data, config.data.get("image_size", images_data.SIDE)

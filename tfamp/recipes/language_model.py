@@ -103,7 +103,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
 
     Raises:
       DataError: If there is no text, or too little.
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     text = language_data.read(config)
     parts = {

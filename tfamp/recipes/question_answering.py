@@ -95,7 +95,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     Raises:
       DataError: If the data or the preset are missing or malformed.
       ImportError: If an optional dependency is missing.
-      ValueError: If a length makes no sense.
+      ValueError: If a length is invalid.
     """
     data = config.data
     if data.max_query_length >= data.sequence_length - squad_windows.SPECIAL:
@@ -144,6 +144,9 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
 
     Args:
       config: As in `create`; `config.batch_size` is that of the batches.
+
+    Returns:
+      A `tasks.Synthetic`.
 
     Raises:
       DataError: If the preset is missing or malformed.

@@ -71,7 +71,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
 
     Raises:
       DataError: If the data are missing or malformed.
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     _check(config)
     train, test, note = segmentation_data.load(config)
@@ -101,14 +101,14 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
 
 
 def synthetic(config) -> tasks.Synthetic:
-    """Returns the model and batches of random pixels and masks, of the size trained on.
+    """Returns a model and batches of random pixels and masks, in the training size.
 
     Args:
       config: `config.data.crop_size` or `image_size`, `config.data.classes`,
         `config.model`, `config.batch_size` and `config.seed`.
 
     Raises:
-      ValueError: If a setting makes no sense, or the images' size is not known.
+      ValueError: If a setting is invalid, or the images' size is not known.
     """
     size, classes = config.data.crop_size or config.data.image_size, config.data.classes
     if size is None:

@@ -41,7 +41,7 @@ def load(config: config_dict.ConfigDict):
     Raises:
       DataError: If the data are missing; or a file has no partner, is no image or no
         such mask, or has another size. Nothing is left out.
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     settings, limit = config.data, config.limit_examples
     if settings.name == "digits":

@@ -115,7 +115,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     Raises:
       DataError: If the data are missing or malformed.
       ImportError: If an optional dependency is missing.
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     _check(config)
     splits = tabular_data.load(config)
@@ -148,8 +148,11 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
       config: As for `create`; `config.data.categories` has the numbers of categories,
         100 where a column is not there. `config.seed` alone decides on the content.
 
+    Returns:
+      A `tasks.Synthetic`.
+
     Raises:
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     _check(config)
     columns = tabular_data.categorical_columns(config.data)

@@ -66,27 +66,27 @@ def define_flags(default_config: str | None, benchmarks: types.ModuleType) -> No
         "job",
         "compare",
         [*jobs.JOBS, *jobs.ON_RUNS, *benchmarks.JOBS],
-        "compare: float32 and the mixed mode; train: one mode; evaluate, predict and "
-        "export: what a run in --workdir has trained; train_benchmark and "
-        "inference_benchmark: steps timed on synthetic data.",
+        "compare: train in float32 and the mixed mode; train: in one mode; evaluate, "
+        "predict and export: use the model that a run in --workdir has trained; "
+        "train_benchmark and inference_benchmark: time steps on synthetic data.",
     )
     flags.DEFINE_string(
-        "input", "", "Of --job=predict: rows, as a .csv, .tsv or .jsonl file."
+        "input", "", "Rows for --job=predict: a .csv, .tsv or .jsonl file."
     )
     flags.DEFINE_string(
-        "output", "", "Of --job=predict and export: where to; default: in --workdir."
+        "output", "", "Result of --job=predict and export; default: in --workdir."
     )
     flags.DEFINE_string(
-        "precision", "float32", "Of --job=export: what the SavedModel computes in."
+        "precision", "float32", "Compute dtype of the SavedModel of --job=export."
     )
-    flags.DEFINE_integer("seeds", 1, "How many seeds to compare over.", lower_bound=1)
-    flags.DEFINE_bool("tiny", False, "A run of seconds, to see that all works.")
-    flags.DEFINE_bool("overwrite", False, "Delete a run in --workdir first.")
+    flags.DEFINE_integer("seeds", 1, "Number of seeds to compare over.", lower_bound=1)
+    flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
+    flags.DEFINE_bool("overwrite", False, "Delete the run in --workdir first.")
     flags.DEFINE_integer(
         "numerics",
         None,
-        "Steps from one to the next of which tfamp.NumericsMonitor tells what 16 bits "
-        "lose; in the folder `numerics` of each run.",
+        "Steps between measurements of what 16 bits lose, by tfamp.NumericsMonitor; "
+        "written to the folder `numerics` of each run.",
         lower_bound=1,
     )
     benchmarks.define()
@@ -173,7 +173,7 @@ def _guarded(main, argv):
                 raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
             main(argv)
     except KeyboardInterrupt:
-        jobs.say("interrupted; the same command goes on from here")
+        jobs.say("interrupted; the same command resumes from here")
         sys.exit(130)
 
 

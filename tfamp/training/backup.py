@@ -21,37 +21,37 @@ _GLOBAL = "keras.src.backend.common.global_state:get_global_attribute"
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Saves the state of `fit`; the same script, run again, goes on at the step.
+    """Saves the state of `fit`; the same script, run again, resumes at the step.
 
-    Restored are the weights, the optimizers with the loss scale and half-filled
-    accumulation windows, the states of `keras.random.SeedGenerator`s (dropout), the
-    metrics, and the place in the data: batches that were trained on are read again and
-    passed over. So the weights at the end are those of a run that nobody stopped, to
-    the last bit, if the data come in the same order again: call
+    It restores the weights, the optimizers with the loss scale and half-filled
+    accumulation windows, the states of `keras.random.SeedGenerator`s (dropout), and the
+    metrics. It also restores the position in the data: batches that were trained on are
+    read again and skipped. The final weights equal those of an uninterrupted run to the
+    last bit if the data come in the same order again. For that, call
     `keras.utils.set_random_seed` at the start of the script, or give `shuffle` a seed.
-    `keras.callbacks.BackupAndRestore` starts the epoch again instead, on weights that
-    have seen a part of it (keras#19179).
+    `keras.callbacks.BackupAndRestore` restarts the epoch instead, on weights that have
+    seen a part of it (keras#19179).
 
-    SIGTERM and SIGUSR1, by which SLURM, Kubernetes and spot machines announce that they
-    will end a process, and Ctrl-C save at the end of the step: a line says so, and the
-    process exits with 143 (Ctrl-C raises KeyboardInterrupt).
+    SLURM, Kubernetes and spot machines announce the end of a process by SIGTERM or
+    SIGUSR1. On these signals, and on Ctrl-C, the callback saves at the end of the step
+    and logs a line. The process then exits with 143; Ctrl-C raises KeyboardInterrupt.
 
-    Put it last in the list of callbacks. Not restored: the states of other callbacks,
-    of Python's and NumPy's random numbers, and of `tf.random` operators in a layer's
-    own code.
+    Put it last in the list of callbacks. It does not restore the states of other
+    callbacks, of Python's and NumPy's random numbers, or of `tf.random` operators in a
+    layer's own code.
 
     Args:
-      backup_dir: Folder for the backups, of this training alone; gs://bucket/folder
-        and what else `tf.io.gfile` writes to is one.
-      save_freq: "epoch", or a number of batches. In either case each epoch's end is
-        saved.
-      delete_checkpoint: Whether the backups are deleted when `fit` ends. False: a
-        second `fit` goes on from there, if it asks for more epochs.
+      backup_dir: Folder for the backups of this training alone. Any path that
+        `tf.io.gfile` writes to will do, such as gs://bucket/folder.
+      save_freq: "epoch", or a number of batches. The end of each epoch is saved in
+        either case.
+      delete_checkpoint: Whether to delete the backups when `fit` ends. If False, a
+        second `fit` with more epochs resumes from them.
 
     Raises:
-      RunError: When training begins, if every backup in the folder is damaged, is no
-        backup, or is one of another model.
-      ValueError: If `save_freq` makes no sense.
+      RunError: When training begins, if no backup in the folder can be read, or they
+        are backups of another model.
+      ValueError: If `save_freq` is invalid.
     """
 
     def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
@@ -80,23 +80,23 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     @property
     def position(self) -> Position:
-        """Where the training will go on."""
+        """The position where training resumes."""
         return self._found.position if self._found else Position()
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `also` had then; empty at the start."""
+        """The saved state of `also`; empty at the start."""
         return (self._found and self._found.facts["also"]) or {}
 
     def find(self, folder: str | os.PathLike, last: Position | None = None) -> Position:
-        """Looks for the newest backup that can be read.
+        """Finds the newest backup that can be read.
 
         Args:
-          folder: Where to look.
-          last: One that is newer does not count.
+          folder: Folder to search.
+          last: Newest position to consider.
 
         Returns:
-          Its place; the start if there is no file.
+          Its position; the start of training if there is no file.
 
         Raises:
           RunError: If no file can be read.
@@ -105,10 +105,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         return self.position
 
     def restore_model(self) -> None:
-        """Gives the model the variables of the backup that was found.
+        """Assigns the variables of the backup that was found to the model.
 
         Raises:
-          RunError: If the backup is one of another model.
+          RunError: If it is a backup of another model.
         """
         self._check_same(self._found.facts, ["model"])
         self._assign(self._found.arrays, ["model"])
@@ -181,7 +181,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     # ---- Keras calls these ----
 
     def on_train_begin(self, logs=None):
-        """Restores the newest backup, and listens to signals."""
+        """Restores the newest backup and installs the signal handlers."""
         self._began, self._saved, self._signal, self._fresh = None, None, 0, True
         backup_files.delete(self.folder, torn=True)
         if self.replay:
@@ -201,7 +201,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._listen()
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Has Keras pass over what was trained on, and restores what was not built."""
+        """Skips batches that were trained on, and restores late-built variables."""
         self._epoch, self._calls, self._batches = epoch, 0, 0
         if not self._fresh:
             return
@@ -239,7 +239,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self.also.set_state(facts["also"], within=self._calls > 0)
 
     def on_train_batch_end(self, batch, logs=None):
-        """Saves where that is due, or where a signal has asked for it."""
+        """Saves if a backup is due or a signal has arrived."""
         self._calls += 1
         self._batches += self.model.steps_per_execution
         now = Position(self._epoch, self._calls)
@@ -249,7 +249,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._stop_if_asked(now)
 
     def on_test_begin(self, logs=None):
-        """Keeps the metrics of the training, which the validation resets."""
+        """Keeps the training metrics, which validation resets."""
         if self._epoch is not None:
             variables = self.model.metrics_variables
             self._metrics = [
@@ -257,7 +257,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             ]
 
     def on_test_batch_end(self, batch, logs=None):
-        """Stops in the validation: after the last step of the epoch."""
+        """Stops during validation, after the last step of the epoch."""
         if self._epoch is None or not self.agree(self._signal):
             return
         for each, values in zip(
@@ -268,13 +268,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._stop_if_asked(Position(self._epoch, self._calls))
 
     def on_epoch_end(self, epoch, logs=None):
-        """Saves."""
+        """Saves the end of the epoch."""
         self._save(Position(epoch + 1))
         self._calls = 0
         self._stop_if_asked(self._saved)
 
     def on_train_end(self, logs=None):
-        """Deletes the backups, unless they are to be kept."""
+        """Deletes the backups if `delete_checkpoint` is set."""
         self._epoch = None
         self._listen_no_more()
         self.model._initial_epoch = None

@@ -92,10 +92,10 @@ def find_batch_size(
 ) -> BatchSizes:
     """Finds the largest batch size of each mode whose training steps fit into memory.
 
-    Batch sizes are multiples of 8, for Tensor Cores: doubled until one does not fit,
-    then bisected. Steps are those of `fit` on one device, with loss scaling and XLA as
-    the model is compiled. A process that takes more of the host than its limit ends
-    itself; one that Linux ends, or whose allocations fail, does not fit, either.
+    Batch sizes are multiples of 8, for Tensor Cores. They are doubled until one does
+    not fit, then bisected. Steps are those of `fit` on one device, with loss scaling
+    and XLA as the model is compiled. A trial does not fit if its process exceeds the
+    limit of host memory, is ended by Linux, or cannot allocate.
 
     ```python
     def build(batch_size):
@@ -109,28 +109,28 @@ def find_batch_size(
 
     Args:
       workload: A function with an argument `batch_size` that returns a compiled model
-        and a dataset of batches, or its name, "module:function" or "file.py:function";
-        or a configuration from `configs/`, of which synthetic batches are made.
-      limit: Memory of a process, "2GiB" or a number of bytes: on a host with a GPU, of
-        the first GPU, else of the host, programs included. None: all of the GPU, or
-        80 % of what the host has available.
-      modes: Precision modes; None: float32 and the mixed one for this hardware.
-      effective_batch: Examples of one update of the weights. The answer is then the
+        and a dataset of batches, or its name, "module:function" or "file.py:function".
+        Or a configuration from `configs/`, for which synthetic batches are made.
+      limit: Memory limit of a process, "2GiB" or a number of bytes. It applies to the
+        first GPU, or without a GPU to host memory, programs included. None: all memory
+        of the GPU, or 80 % of the available host memory.
+      modes: Precision modes; None: float32 and the mixed mode for this hardware.
+      effective_batch: Examples of one update of the weights. The result is then the
         largest divisor that fits, with `gradient_accumulation_steps` for the rest.
-      max_batch_size: Largest batch size that is tried.
-      steps: Updates of the weights of a trial.
+      max_batch_size: Largest batch size to try.
+      steps: Updates of the weights in a trial.
       workdir: Folder for `batch_sizes.json`, `report.md` and the trials, which a second
         call on the same machine does not repeat. None: nothing is kept.
-      report: Function that is told of each trial.
+      report: Function called with a line on each trial.
 
     Returns:
       A `BatchSizes`; `print` shows its table.
 
     Raises:
       DataError: If the preset is missing or malformed.
-      RunError: If not even the smallest fits, if a trial fails for anything but memory,
-        or if the folder cannot be written or holds anything but this search.
-      ValueError: If a setting makes no sense, or there is no such function.
+      RunError: If not even the smallest fits, if a trial fails for another reason than
+        memory, or if the folder cannot be written or holds anything but this search.
+      ValueError: If a setting is invalid, or there is no such function.
     """
     asked = batch_trials.Settings(
         *(tuple(modes or ()), processes.parse_size(limit), effective_batch),
@@ -209,7 +209,7 @@ def plan(
 
     Raises:
       DataError: If the preset is missing or malformed.
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     checks.check_count(
         "max_batch_size", asked.max_batch_size, smallest=batch_trials.MULTIPLE
@@ -243,27 +243,27 @@ def define() -> None:
     flags.DEFINE_bool(
         "find_batch_size",
         False,
-        "Instead of a job: find the largest batch size that fits into memory, in "
-        "float32 and in the mixed mode, in processes of their own.",
+        "Find the largest batch size that fits into memory, in float32 and in the "
+        "mixed mode, instead of running a job. Each trial is a separate process.",
     )
     flags.DEFINE_integer(
         "memory_limit_mb",
         None,
-        "Memory in MiB that the batch is to fit into: of the first GPU, else of the "
-        "process; default: all of the GPU, else most of what the host has available.",
+        "Memory limit in MiB: of the first GPU, or of the process without a GPU. "
+        "Default: all GPU memory, or most of the available host memory.",
         lower_bound=1,
     )
     flags.DEFINE_integer(
         "max_batch_size",
         batch_trials.Settings().max_batch_size,
-        "Largest batch size that is tried.",
+        "Largest batch size to try.",
         lower_bound=batch_trials.MULTIPLE,
     )
     flags.DEFINE_integer(
         "effective_batch",
         None,
-        "Examples of one update: find the largest part of them that fits, and how many "
-        "of them are to be accumulated.",
+        "Examples of one update of the weights: find the largest part that fits, and "
+        "how many parts to accumulate.",
         lower_bound=1,
     )
 

@@ -93,7 +93,7 @@ class Search:
       memory: What a process may hold.
       folder: Where the trials' files are.
       held: What they hold for; see `measured_files`.
-      report: Function that is told of each trial.
+      report: Function called with a line on each trial.
 
     Attributes:
       sizes: What was found; see `batch_size.BatchSizes`.
@@ -246,7 +246,7 @@ def built(
         made = synthetic.from_function(what, {"batch_size": size}, "auto")
         if made.examples != size:
             raise TypeError(
-                f"{what} must return batches of the size that it is asked for. "
+                f"{what} must return batches of the requested size. "
                 f"Received: {made.examples} examples for batch_size={size}."
             )
         if count > 1:

@@ -72,7 +72,7 @@ def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
     devices = hardware.read_devices()
     support = hardware.format_support("bfloat16", devices)
     speed = "fast" if support.fast else "slow"
-    why = "the mode for this host" if requested == "auto" else "the mode asked for"
+    why = "the mode for this host" if requested == "auto" else "the requested mode"
     return "mixed_bfloat16", (
         f"float32 is {why}; mixed_bfloat16 is shown for comparison and is {speed} "
         f"here: {support.reason}"
@@ -97,8 +97,8 @@ def compare(
       config: The configuration; `config.precision.mode` is the mixed mode.
       workdir: Folder; the runs go to `MODE/seedN` inside, those without loss scaling to
         `MODE_unscaled/seedN`.
-      seeds: How many seeds, from `config.seed` on.
-      report: Function that is told of each run before it starts, and of its progress.
+      seeds: How many seeds, from `config.seed` on. report: Function called with a line
+      on each run before it starts, and of its progress.
 
     Returns:
       A `verdict.Comparison`.
@@ -145,7 +145,7 @@ def plan(config, seeds: int = 1) -> tuple[dict[tuple[Variant, int], Any], str]:
       ({(variant, seed): configuration}, a note on the choice of the mode).
 
     Raises:
-      ValueError: If a setting makes no sense, of one of the runs alone, too.
+      ValueError: If a setting is invalid, of one of the runs alone, too.
     """
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1. Received: seeds={seeds}.")

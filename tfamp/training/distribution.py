@@ -251,8 +251,8 @@ def worker_folder(
             wait(strategy)
         except (tf.errors.AbortedError, tf.errors.UnavailableError) as e:
             raise errors.RunError(
-                "Another worker of the cluster has ended. Start all of them again: "
-                "they go on after the last epoch that all had finished. Received: "
+                "Another worker of the cluster has ended. Start all workers again: "
+                "they resume after the last epoch that all had finished. Received: "
                 f"{type(e).__name__}."
             ) from e
 

@@ -16,7 +16,7 @@ from tfamp.training import app, base_config, tasks
 def define_flags() -> None:
     """Defines the flags of the script."""
     app.define_config(None)
-    flags.DEFINE_string("simulate", None, "Decide for another device, such as a100.")
+    flags.DEFINE_string("simulate", None, "Report on another device, such as a100.")
     flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
 
 
@@ -57,7 +57,7 @@ def audit_recipe(
       The mode's name, and the `AuditReport`; nothing is trained or written.
 
     Raises:
-      ValueError: If a setting makes no sense, or the device is not in the table.
+      ValueError: If a setting is invalid, or the device is not in the table.
     """
     base_config.validate(config)
     settings, found = config.precision, hardware.find_device(device)
@@ -67,7 +67,7 @@ def audit_recipe(
     rewrite = None
     if settings.graph_rewrite and settings.overrides:
         raise ValueError(
-            "The graph rewrite knows no layers, so overrides have no meaning with it. "
+            "The graph rewrite does not see layers and cannot apply overrides. "
             "Received: config.precision.graph_rewrite=True and config.precision."
             f"overrides={settings.overrides!r}. Expected one of them."
         )

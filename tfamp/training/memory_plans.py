@@ -82,30 +82,30 @@ def fit_memory(
     steps: int = 3,
     report: Callable[[str], object] = logging.info,
 ) -> MemoryPlan:
-    """Finds what makes a training step fit into memory, at the least cost.
+    """Finds the cheapest settings with which a training step fits into memory.
 
-    What helps is added in this order until a step fits: the 16-bit mode for this
-    hardware (with attention in linear memory), half of the blocks computed again in
-    the backward pass, all of them, the optimizer's slots in bfloat16, in 8 bits,
-    batches in parts whose gradients are accumulated, weights in bfloat16. What each
-    holds is predicted by `tfamp.memory`; what is predicted to fit is measured in a
-    process of its own, which ends where it exceeds the limit.
+    These measures are added in order until a step fits: the 16-bit mode for this
+    hardware (with attention in linear memory), recomputing half of the blocks in the
+    backward pass, recomputing all of them, optimizer slots in bfloat16, slots in 8
+    bits, gradient accumulation over parts of the batch, and weights in bfloat16.
+    `tfamp.memory` predicts the memory of each. A plan that is predicted to fit is
+    measured in a separate process, which ends if it exceeds the limit.
 
     Args:
-      workload: As of `find_batch_size`: a function with an argument `batch_size` that
+      workload: As in `find_batch_size`: a function with an argument `batch_size` that
         returns a compiled model and a dataset of batches, or its name; or a
         configuration.
-      limit: As of `find_batch_size`: "2GiB" or a number of bytes, programs included.
+      limit: As in `find_batch_size`: "2GiB" or a number of bytes, programs included.
       batch_size: Examples of an update of the weights; None: the configuration's.
       steps: Updates that are measured.
-      report: Function that is told of each measurement.
+      report: Function called with a line on each measurement.
 
     Returns:
-      A `MemoryPlan`; `print` shows its table, and `enable`'s keywords to paste.
+      A `MemoryPlan`; `print` shows its table, and keywords of `enable` to paste.
 
     Raises:
-      RunError: If a trial fails for anything but memory.
-      ValueError: If a setting makes no sense, or there is no such function.
+      RunError: If a trial fails for another reason than memory.
+      ValueError: If a setting is invalid, or there is no such function.
 
     Example:
       print(tfamp.fit_memory("my_script:build", limit="2GiB", batch_size=64))

@@ -36,10 +36,10 @@ def compare_modes(
     *,
     report: Callable[[str], object] | None = None,
 ) -> verdict.Comparison:
-    """Trains one's own model in several precision modes, and compares the scores.
+    """Trains a custom model in several precision modes and compares the scores.
 
-    Every run has the same first weights, data and epochs: `build` is called under each
-    mode and seed, and the weights after the last epoch count.
+    Every run has the same initial weights, data and epochs. `build` is called under
+    each mode and seed, and the weights after the last epoch are scored.
 
     ```python
     def build():
@@ -51,21 +51,21 @@ def compare_modes(
     ```
 
     Args:
-      build: Function of no argument; returns a compiled model, new at each call. A
-        KerasHub task with its preprocessor is one.
-      train: Anything that `fit` takes: a tuple of arrays (x, y) or (x, y,
-        sample_weight), a `tf.data.Dataset` or a `keras.utils.PyDataset` of batches.
-      validation: The same, for the curves; None: none.
-      test: The same, which is scored at the end; None: `validation`.
+      build: Function without arguments that returns a new compiled model at each call.
+        A KerasHub task with its preprocessor is such a model.
+      train: Training data as `fit` takes it: a tuple of arrays (x, y) or (x, y,
+        sample_weight), or a `tf.data.Dataset` or `keras.utils.PyDataset` of batches.
+      validation: The same, for the validation curves; None: none.
+      test: The same, scored at the end; None: `validation`.
       epochs: Int. Epochs of each run.
-      modes: Precision modes. The first is the one that the others are compared with;
-        "auto" is the mixed mode for this hardware, mixed_bfloat16 if that is float32.
+      modes: Precision modes. The others are compared with the first. "auto" is the
+        mixed mode for this hardware, mixed_bfloat16 if that is float32.
       seeds: Int. Runs of each mode, with seeds from 0. Three or more show whether a
         difference is noise.
-      workdir: Folder for the runs, `report.md`, `comparison.json` and `comparison.png`;
-        called again with it, the runs go on where they were stopped, at the step if a
-        signal stopped them. None: nothing is kept.
-      report: Function that is told of each run; None: it is told on standard error.
+      workdir: Folder for the runs, `report.md`, `comparison.json` and `comparison.png`.
+        A second call resumes runs that were stopped, at the step if a signal stopped
+        them. None: nothing is kept.
+      report: Function called with a line on each run; None: standard error.
 
     Returns:
       A `Comparison`: `to_text()` is the table with the verdicts, `results` a
@@ -74,8 +74,8 @@ def compare_modes(
     Raises:
       RunError: If the folder cannot be written, or holds runs of another `build`,
         other data or epochs.
-      TypeError: If `build` returns no compiled Keras model.
-      UnsupportedModeError, ValueError: If an argument makes no sense, or data can be
+      TypeError: If `build` does not return a compiled Keras model.
+      UnsupportedModeError, ValueError: If an argument is invalid, or data can be
         iterated only once.
     """
     checks.check_count("epochs", epochs)

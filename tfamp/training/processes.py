@@ -306,7 +306,7 @@ def limits(asked: int | None) -> tuple[Memory, str]:
     spare = available()
     share = int(SHARE * spare)
     shared = f"{SHARE:.0%} of the {mib(spare)} available at the start"
-    text = f"{mib(asked)}, as asked for" if asked else ""
+    text = f"{mib(asked)}, as requested" if asked else ""
     if any(device.kind == "GPU" for device in hardware.read_devices()):
         return Memory(share, asked), f"memory of the GPU: {text or 'all'}"
     if asked and asked > share:
@@ -324,8 +324,8 @@ def _check_allocations():
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
             raise errors.RunError(
-                "TensorFlow crashes where such a limit is reached, and a crash tells "
-                f"nothing. Received: `ulimit {flag} {limit // 1024}`. Expected `ulimit "
+                "TensorFlow crashes at such a limit, without saying why. "
+                f"Received: `ulimit {flag} {limit // 1024}`. Expected `ulimit "
                 f"{flag} unlimited` and a limit of tfamp's instead."
             )
 

@@ -59,8 +59,8 @@ def pass_over(model, epochs, calls, step, restore):
                 return
             if type(self.data_adapter).__module__ == _GENERATOR:
                 user_code.warn(
-                    "A generator cannot be read again: a training that is stopped goes "
-                    "on with whatever the generator yields then. Pass arrays, a "
+                    "A generator cannot be read again: a resumed training continues "
+                    "with whatever the generator yields then. Pass arrays, a "
                     "tf.data.Dataset or a keras.utils.PyDataset."
                 )
             read = _read(model.steps_per_execution)

@@ -18,27 +18,29 @@ class RunResult(NamedTuple):
 
     Attributes:
       mode: Mode in force.
-      seed: The run's seed.
-      score: The task's score on the test split, best checkpoint; None if not finite.
-      score_name: Its name.
-      test_loss: Loss on the test split, best checkpoint, with label smoothing if that
-        trained; None if not finite.
+      seed: Seed of the run.
+      score: The task's score on the test split, with the best checkpoint; None if not
+        finite.
+      score_name: Name of the score.
+      test_loss: Loss on the test split, with the best checkpoint and the label
+        smoothing of the training; None if not finite.
       final_loss: Training loss of the last epoch; None if not finite.
-      best_validation_score: What the best checkpoint was chosen by; None if by nothing.
-      steps_per_second: Median over the epochs, the first left out if there are
-        more; None for epochs of one step.
+      best_validation_score: Score that selected the best checkpoint; None without
+        selection.
+      steps_per_second: Median over the epochs, without the first if there are more;
+        None for epochs of one step.
       skipped_steps: Steps skipped; None without loss scaling.
       loss_scale: Loss scale after the last step; None without loss scaling.
-      description: The task's line.
-      reason: Why this mode.
-      graph_rewrite: What was asked of the graph rewrite, and what the first training
-        step showed of it; empty without one.
+      description: Line that describes the task.
+      reason: Why this mode was chosen.
+      graph_rewrite: The requested graph rewrite, and what the first training step
+        showed of it; empty without one.
       scores: Every score on the test split by name, `score_name` first; None where
         not finite.
-      errors: Those of them that are errors: lower is better, in any unit. The others
-        are fractions.
+      errors: Names of scores that are errors, of which lower is better, in any unit.
+        The others are fractions.
       loss_scaling: Whether loss scaling was allowed where the mode needs it.
-      batch_size: Examples in a batch of all replicas; 0 where the data decide.
+      batch_size: Examples in a batch of all replicas; 0 if the data determine it.
       nonfinite_losses: How many losses of the last epoch were not finite; `final_loss`
         is the mean of the others.
     """
@@ -64,7 +66,7 @@ class RunResult(NamedTuple):
 
     @property
     def variant(self) -> str:
-        """The mode, and that it ran without the loss scaling that it needs."""
+        """The mode, with a note if it ran without the loss scaling that it needs."""
         return self.mode if self.loss_scaling else f"{self.mode}, no loss scaling"
 
 
@@ -107,14 +109,14 @@ def json_number(value):
 
 
 class Run(NamedTuple):
-    """What a run has written.
+    """The files of a run, read back.
 
     Attributes:
-      config: Its settings.
-      environment: Versions, devices, and the precision asked for and got.
+      config: Settings of the run.
+      environment: Versions, devices, and the precision requested and in force.
       steps: The loss over time: a dict for each line of `callbacks.Recorder`.
-      epochs: Loss, metrics and seconds of each epoch: dicts.
-      result: The `RunResult`; None while it is not finished.
+      epochs: Loss, metrics and seconds of each epoch, as dicts.
+      result: The `RunResult`; None while the run is not finished.
     """
 
     config: config_dict.ConfigDict
@@ -134,6 +136,9 @@ def read_run(folder: str | os.PathLike) -> Run:
 
     Args:
       folder: The run's folder; in a comparison `MODE/seedN`.
+
+    Returns:
+      A `Run`.
 
     Raises:
       RunError: If the folder holds no run, or what this version does not read.

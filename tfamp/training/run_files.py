@@ -53,8 +53,8 @@ def open_folder(
     if re.match(r"\w\w+:/", str(folder)):
         raise errors.RunError(
             "A job's folder is a local or mounted one, for its lock and HDF5 files. "
-            f"Received: {str(workdir)!r}. Copy it when the job is done; backups of a "
-            "`fit` of your own may go there, by tfamp.BackupAndRestore."
+            f"Received: {str(workdir)!r}. Copy it when the job is done; a custom "
+            "`fit` can save backups there by tfamp.BackupAndRestore."
         )
     try:
         found = _kind(folder)
@@ -111,9 +111,9 @@ def _check_same(old, config, folder):
     if changed:
         raise errors.RunError(
             f"{str(folder)!r} holds a run with other settings ({'; '.join(shown)}). "
-            "Pass another --workdir, or --overwrite to delete that run. A run goes on "
-            "with more epochs where the learning rate is constant and the folder has a "
-            "backup, and with another eval_batch_size or strategy."
+            "Pass another --workdir, or --overwrite to delete that run. A run "
+            "resumes with more epochs if the learning rate is constant and the folder "
+            "has a backup. It also resumes with another eval_batch_size or strategy."
         )
 
 
@@ -268,7 +268,7 @@ def check_room(model: keras.Model, path: pathlib.Path) -> None:
         raise errors.RunError(
             f"The disk is full. Received: {free / 2**20:.1f} MiB free for "
             f"{str(path)!r}, which needs {needed / 2**20:.1f} MiB. Make room and give "
-            "the same command again: the run goes on after its last backup."
+            "the same command again: the run resumes after its last backup."
         )
 
 

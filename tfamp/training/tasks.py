@@ -23,30 +23,30 @@ class Task(NamedTuple):
       train: Unbatched dataset of (features, label) in a fixed order, of known
         cardinality. The trainer shuffles, batches and prefetches.
       validation: The same, split off the training data; selects the checkpoint. None:
-        no selection, the weights after the last epoch count.
+        no selection, and the weights after the last epoch are used.
       test: The same; scored once, at the end.
-      build_model: Function of no argument; returns an uncompiled, built model under
-        the dtype policy in force. Its outputs are float32.
+      build_model: Function without arguments that returns an uncompiled, built model
+        under the dtype policy in force. Its outputs are float32.
       loss: A Keras loss.
-      metrics: Function of no argument; returns new Keras metrics. The first is the
-        task's score, higher is better unless it is one of `errors`.
+      metrics: Function without arguments that returns new Keras metrics. The first is
+        the task's score; higher is better unless it is one of `errors`.
       description: One line for the report: sizes, classes, chance level.
-      score: Scores the test split where Keras metrics cannot: called with the best
-        model and the run's folder, into which it may write.
-        Returns scores by name, the first of which is the task's; fractions, higher is
-        better, but for those in `errors`. None: the first of the metrics is.
+      score: Function of the best model and the run's folder, for scores that Keras
+        metrics cannot compute; it may write into the folder. It returns scores by name,
+        the task's first, as fractions of which higher is better, except those in
+        `errors`. None: the first of the metrics is the score.
       errors: Names of metrics and scores that are errors, in any unit: lower is better.
       augment: Function of a training example's features, its label and a seed, int64
-        [2], that differs for every example and epoch; returns features and label. It
-        depends on nothing else. It may also decode: of a `train` of file names no
+        [2], that differs for every example and epoch. It returns features and label,
+        and depends on nothing else. It may also decode: if `train` holds file names, no
         image is kept in memory to be shuffled. None: examples stay as they are.
-      predict: Answers new rows: called with the best model, a `pandas.DataFrame` of
-        text, "" where there is none, and a folder for files that the answers name.
-        Returns a table of the columns that it adds, one row for each. None: the task
-        has no `--job=predict`.
-      assets: Texts of files by their names: what turns raw input into features, and
-        outputs into answers, such as a tokenizer and the names of classes. They are
-        written beside each run and into the folder `assets.extra` of an export.
+      predict: Function that answers new rows. It takes the best model, a
+        `pandas.DataFrame` of text ("" for missing values), and a folder for files that
+        the answers name. It returns a table of the columns that it adds, one row for
+        each. None: the task has no `--job=predict`.
+      assets: Texts of files by name that turn raw input into features, and outputs into
+        answers, such as a tokenizer and class names. They are written beside each run
+        and into the folder `assets.extra` of an export.
     """
 
     train: tf.data.Dataset
@@ -142,7 +142,7 @@ def _recipe(name):
     if name not in known:
         raise ValueError(
             f"Unknown task. Received: config.task={name!r}. Expected one of "
-            f"{', '.join(map(repr, known))}; or a function of your own that returns a "
+            f"{', '.join(map(repr, known))}; or a custom function that returns a "
             "tfamp.training.Task, as 'module:function' or 'file.py:function'."
         )
     return importlib.import_module(known[name])

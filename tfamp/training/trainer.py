@@ -36,38 +36,39 @@ def train_and_evaluate(
     task: tasks.Task | None = None,
     report: Callable[[str], object] = logging.info,
 ) -> results.RunResult:
-    """Trains, selects the best checkpoint, and scores it once on the test split.
+    """Trains a task, selects the best checkpoint, and scores it once on the test split.
 
-    A killed run goes on after its last whole epoch, one that got SIGTERM, SIGUSR1 or
-    Ctrl-C after the step, with the losses that the uninterrupted run would have had. A
-    finished one returns its result at once, or goes on if more epochs are asked for and
-    its learning rate is constant.
-    Writes `config.yaml`, `environment.json`, `metrics.jsonl`, TensorBoard events,
+    A killed run resumes after its last whole epoch; one that received SIGTERM, SIGUSR1
+    or Ctrl-C resumes at the step. The losses are those of an uninterrupted run. A
+    finished run returns its result at once. It resumes if the configuration has more
+    epochs and a constant learning rate.
+
+    It writes `config.yaml`, `environment.json`, `metrics.jsonl`, TensorBoard events,
     `best.weights.h5`, `model.keras` and `result.json`. The global dtype policy and
     TF32 flag are restored at the end.
 
-    Under `config.strategy` the replicas share each batch, and the losses are those of
-    one replica up to rounding, if the model has no dropout and no batch
-    normalization: each replica draws numbers of its own, and normalizes its own part
-    of the batch. In a cluster every worker calls this with the same arguments; all
-    return the result, and the chief writes the files.
+    Under `config.strategy` the replicas share each batch. The losses equal those of one
+    replica up to rounding, unless the model has dropout or batch normalization: each
+    replica draws its own random numbers and normalizes its own part of the batch. In a
+    cluster every worker calls this with the same arguments; all return the result, and
+    the chief writes the files.
 
     Args:
       config: Configuration from `configs/`; `config.precision.mode` is the mode.
-      workdir: The run's folder.
-      task: The task of this configuration, if it was created before; default: it
-        is created.
-      report: Function that is told where the run starts, and of its progress where no
-        terminal shows Keras' bar.
+      workdir: Folder of the run.
+      task: The task of this configuration, if it is already created. Default: it is
+        created.
+      report: Function called with lines on the start, and on progress if no terminal
+        shows Keras' progress bar.
 
     Returns:
       A `RunResult`.
 
     Raises:
-      RunError: If the folder cannot be written, or holds another run or what cannot be
-        read.
+      RunError: If the folder cannot be written, or holds another run or unreadable
+        files.
       DataError: If the data are missing or malformed.
-      ValueError: If a setting makes no sense.
+      ValueError: If a setting is invalid.
     """
     base_config.validate(config)
     config = base_config.settle_rewrite(config)

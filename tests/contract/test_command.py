@@ -1,0 +1,44 @@
+"""The `tfamp` command: what it prints is its own, as far as the user does not ask."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+DRIVER = "/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"
+NOISE = "oneDNN custom operations", "cudart_stub", "cuInit"
+
+
+def run(*arguments, **environment):
+    """Runs Python from another folder, without the level that tests set."""
+    given = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**given, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.skipif(any(map(os.path.exists, DRIVER)), reason="has NVIDIA's driver")
+def test_without_a_gpu_the_command_writes_nothing_to_stderr():
+    done = run("-m", "tfamp", "status")
+    assert done.stdout.startswith("requested:            auto\n")
+    assert done.stderr == ""
+
+
+def test_the_users_level_counts():
+    done = run("-m", "tfamp", "status", TF_CPP_MIN_LOG_LEVEL="0")
+    assert any(words in done.stderr for words in NOISE)
+
+
+def test_an_import_sets_no_level():
+    code = "import os, tfamp; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
+    assert run("-c", code).stdout == "None\n"
