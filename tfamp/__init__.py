@@ -100,6 +100,7 @@ __all__ = [
     "low_bit",
     "memory",
     "policy_scope",
+    "rehearse",
     "represent",
     "search_precision",
     "set_precision",
@@ -115,6 +116,7 @@ _ABOVE = {
     "benchmark_model": "tfamp.benchmark",
     "find_batch_size": "tfamp.training.batch_size",
     "fit_memory": "tfamp.training.memory_plans",
+    "rehearse": "tfamp.training.rehearsal",
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tfamp.inspect import model_inputs, structure, traces
+from tfamp.memory_saving import quantized
 from tfamp.precision import overrides, plan, rules
 
 _KINDS = keras.layers
@@ -35,6 +36,7 @@ class LayerFacts(NamedTuple):
 
     path: str
     compute_dtype: str = "float32"
+    product_dtype: str = ""  # Of its product, where that is another one: "float8".
     variable_dtype: str = "float32"
     weights: int = 0  # Trainable scalars.
     multiplications: int = 0  # Of all its calls in a forward pass.
@@ -164,12 +166,14 @@ def _facts(place, calls, output_dtype) -> LayerFacts:
     multiplications = sum(products for products, _, _ in work)
     matrices = () if isinstance(layer, _KINDS.Embedding) else own  # It looks up.
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    is_float8 = quantized.mode_of(layer) == quantized.FLOAT8
     # oneDNN sums the bias gradient of Conv2D with the convolution's own, in float32; a
     # frozen kernel has none.
     fused = isinstance(layer, _KINDS.Conv2D) and len(own) > 1
     return LayerFacts(
         path=place.path,
         compute_dtype=keras.backend.standardize_dtype(layer.compute_dtype),
+        product_dtype="float8" if is_float8 else "",
         variable_dtype=keras.backend.standardize_dtype(layer.variable_dtype),
         weights=sum(math.prod(w.shape) for w in own),
         multiplications=multiplications,

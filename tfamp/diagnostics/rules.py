@@ -96,7 +96,7 @@ class TrainingStep(NamedTuple):
     def format_of(self, layer: LayerFacts) -> str:
         """Returns the format that a layer multiplies in; "tf32" is one."""
         if layer.compute_dtype != "float32":
-            return layer.compute_dtype
+            return layer.product_dtype or layer.compute_dtype
         if self.rewrite and not self.jit_compile:
             return self.rewrite  # It takes every float32 product: its allowlist.
         narrowed = self.tensor_float_32 and self.support("tf32").supported

@@ -5,11 +5,12 @@ Functions of a `DeviceDescription`: one of this host (`read_devices`), or of the
 code (`builds`).
 """
 
+import contextlib
 import difflib
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -27,6 +28,9 @@ FAST_BF16_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 _NO_TENSOR_CORES = re.compile(
     r"\bGTX 16\d\d|\bMX(450|550)\b|\bT(400|500|550|600|1000|1200|2000)\b"
 )
+
+
+_simulated: "list[DeviceDescription]" = []
 
 
 class DeviceDescription(NamedTuple):
@@ -262,8 +266,20 @@ def device_label(devices: Sequence[DeviceDescription]) -> str:
     return ", ".join(parts) or "none"
 
 
+@contextlib.contextmanager
+def simulated(device: DeviceDescription) -> Iterator[None]:
+    """Scopes another device in place of this host's, wherever a device decides."""
+    _simulated.append(device)
+    try:
+        yield
+    finally:
+        _simulated.pop()
+
+
 def read_devices() -> list[DeviceDescription]:
     """Describes this process' visible devices, the CPU first, without starting them."""
+    if _simulated:
+        return _simulated[-1:]
     visible = tf.config.get_visible_devices
     found = [_read_cpu() for _ in visible("CPU")[:1]]
     for gpu in visible("GPU"):
