@@ -221,7 +221,7 @@ def marked(page, commands):
 
 def fill(folder):
     """Makes a folder as a checkout's root, with the files that the pages name."""
-    for name in ("scripts", "configs"):
+    for name in ("scripts", "configs", "tfamp"):
         os.symlink(ROOT / name, folder / name)
     (folder / "my_script.py").write_text(PYTHON["docs/benchmark.md"][0])
     (task,) = [code for code in PYTHON["docs/own_task.md"] if "def get_config" in code]

@@ -293,7 +293,7 @@ def test_the_environment_asks_for_the_rewrite(name, monkeypatch):
     with pytest.raises(ValueError, match="undo float32 layers.*Unset the variable"):
         tfamp.enable(BF16)
     assert tfamp.enable(BF16, graph_rewrite=False).graph_rewrite == "off"
-    with pytest.warns(UserWarning, match="for none: there is none"):
+    with pytest.warns(UserWarning, match="requests none"):
         assert tfamp.enable("float32").graph_rewrite == "off"
 
 

@@ -238,7 +238,7 @@ def test_a_model_of_one_s_own_is_tried_in_processes(tmp_path):
     assert (size["batch_size"], size["accumulation_steps"]) == (64, 1)
     assert "sequential" in str(found) and "1,500 MiB" in str(found)
     assert 100 * MIB < size["peak_bytes"] < 1500 * MIB
-    words = "must return batches of the size.*16 examples for batch_size=8"
+    words = "must return batches of the requested size.*16 examples for batch_size=8"
     with pytest.raises(tfamp.RunError, match=words):
         tfamp.find_batch_size(f"{file}:fixed", modes=["float32"])
     with pytest.raises(ValueError, match="There is no such function"):
