@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import keras
 import tensorflow as tf
 
+from tfamp import errors
 from tfamp.inspect import structure
 
 FLOAT8 = "float8"
@@ -41,15 +42,20 @@ def name_of(policy: keras.DTypePolicy) -> str:
     """
     if policy.name is not None and not policy.name.endswith("_from_None"):
         return policy.name
-    config = policy.get_config()
-    return f"{config['mode']}_from_{config['source_name']}"
+    return f"{policy.get_config()['mode']}_from_{_source(policy)}"
 
 
 def base_name(policy: keras.DTypePolicy) -> str:
     """Returns the name of a policy, of one of integers that which it is made from."""
     if policy.quantization_mode in (None, FLOAT8):
         return name_of(policy)
-    return policy.get_config()["source_name"]
+    return _source(policy)
+
+
+def _source(policy):
+    low, stored = policy.compute_dtype, policy.variable_dtype
+    by_dtypes = low if low == stored else f"mixed_{low}"
+    return policy.get_config()["source_name"] or by_dtypes
 
 
 def policy_of(made: keras.DTypePolicy, name: str) -> keras.DTypePolicy:
@@ -90,6 +96,20 @@ def why_not_float8(layer: keras.layers.Layer, any_size: bool = False) -> str:
     if rows % _MULTIPLE or columns % _MULTIPLE or rows * columns < _LEAST:
         return "a product of float8 has 2^16 weights or more, in multiples of 16"
     return ""
+
+
+def check_graph(model: keras.Model, has_float8: bool) -> None:
+    """Checks that a model with float8 layers trains in a graph.
+
+    Raises:
+      UnsupportedModeError: If it has them and `run_eagerly` is on.
+    """
+    if has_float8 and model.run_eagerly:
+        raise errors.UnsupportedModeError(
+            "Keras trains float8 only in a graph. Received: a model with float8 layers "
+            f"and run_eagerly=True ({model.name!r}). Compile it with run_eagerly=False, "
+            "or use 'mixed_bfloat16'."
+        )
 
 
 # ---- float8's scales ----

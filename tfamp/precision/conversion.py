@@ -212,6 +212,7 @@ def _check_model(model, planned):
             f"No layer of {model.name!r} computes in float8: {errors.examples(whys)}. "
             "Name smaller layers in `overrides`, or use 'mixed_bfloat16'."
         )
+    quantized.check_graph(model, True)
     if is_built and any(quantized.mode_of(x) is None for x in chosen):
         raise ConversionError(
             "float8 adds variables for its scales, which the optimizer was not built "

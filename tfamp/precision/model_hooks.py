@@ -163,6 +163,9 @@ class _Rules:
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
         self._plan(model)
+        layers = names.flatten_layers(model)
+        modes = {quantized.mode_of(layer) for layer in layers}
+        quantized.check_graph(model, quantized.FLOAT8 in modes)
         if self.asked and self.asked.weights != "float32" and model.optimizer:
             low_bit.store_weights(model)
         if self.scaling is not False:

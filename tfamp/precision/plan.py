@@ -119,6 +119,20 @@ class Plan:
         if missing:
             paths = [place.path for place in self._free]
             raise overriding.OverrideError(overriding.unmatched(missing, paths))
+        idle = [
+            x.pattern
+            for x in self._overrides
+            if (product := x.mode.product_format) and x.pattern in self.matched
+            if not any(
+                name.startswith(product) and x.reason in reason
+                for name, reason in self.rows.values()
+            )
+        ]
+        if idle:
+            raise overriding.OverrideError(
+                f"No layer of {', '.join(map(repr, idle))} can compute in float8: Keras "
+                "has it for Dense and EinsumDense layers without LoRA or integers."
+            )
 
     def _again(self, patterns):
         """Returns {id of a layer: the first pattern that it is the outermost of}."""
