@@ -33,10 +33,10 @@ NAMES = {
 }
 
 
-# Keras 3.16 has the modules of operators in `backend.ops`.
+# Keras 3.16 has them in `backend.ops`, which imports those of `core` by name.
 _MOVED = {
-    f"keras.src.backend:{module}": f"keras.src.backend:ops.{module}"
-    for module in ("core", "nn")
+    "keras.src.backend:core": "keras.src.backend:ops",
+    "keras.src.backend:nn": "keras.src.backend:ops.nn",
 }
 
 

@@ -280,7 +280,9 @@ def _kernel_of(layer):
     summed = [x for x in kernel if x in taken]
     free = [x for x in kernel if x not in summed]
     rows = math.prod(sizes[x] for x in free)
-    batch = next(x for x in taken if x not in summed)
+    # The last such axis: TensorFlow 2.19 writes beyond a product of [n, 1, h, r] by
+    # [r, d] (`matmul` with oneDNN).
+    batch = [x for x in taken if x not in summed][-1]
     sizes = dict.fromkeys((*taken, *made), 1) | {x: sizes[x] for x in kernel}
     sizes[batch] = rows
     # A row of inputs for each unit, the gradient of whose outputs is 1 for that unit.
