@@ -11,7 +11,7 @@ import tfamp
 
 # Keras has no integers for them, and says so.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Layer .* a `quantize` method"),
+    pytest.mark.filterwarnings("ignore:.*(a `quantize` method|`model.quantize)"),
     pytest.mark.usefixtures("disabled"),
 ]
 CASES = [

@@ -40,12 +40,16 @@ _MOVED = {
 }
 
 
+def moved(name: str) -> str:
+    """Returns a name as Keras 3.16 has it."""
+    for old, new in _MOVED.items():
+        name = name.replace(old, new)
+    return name
+
+
 def resolve(name: str, otherwise: Any = None) -> Any:
     """Returns what a name stands for, as `pkgutil.resolve_name`; else `otherwise`."""
-    moved = [
-        new + name[len(old) :] for old, new in _MOVED.items() if name.startswith(old)
-    ]
-    for each in (name, *moved):
+    for each in (name, moved(name)):
         try:
             return pkgutil.resolve_name(each)
         except (AttributeError, ImportError):
