@@ -66,6 +66,38 @@ def test_large_factors_of_lora_have_slots_of_8_bits():
     assert stored < 8 * sum(v.shape.num_elements() for v in model.trainable_variables)
 
 
+@pytest.mark.parametrize("name, base", [("BERT", "int8"), ("MLP", "int4")])
+def test_a_run_of_lora_that_stopped_resumes_exactly(name, base, tmp_path):
+    def fit(epochs, folder, seed):
+        tfamp.disable()
+        keras.utils.set_random_seed(seed)
+        model, batch, labels = fine_tuning.build(name, base, lora=True)
+        tfamp.enable("mixed_bfloat16")
+        tfamp.set_precision(model, "mixed_bfloat16")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, jit_compile=False)
+        callbacks = [tfamp.BackupAndRestore(folder, delete_checkpoint=False)]
+        model.fit(batch, labels, 16, epochs, verbose=0, callbacks=callbacks)
+        return [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+
+    whole = fit(3, tmp_path / "whole", 0)
+    fit(1, tmp_path / "parts", 0)
+    for expected, found in zip(whole, fit(3, tmp_path / "parts", 1), strict=True):
+        np.testing.assert_array_equal(expected, found)
+
+
+def test_quantized_blocks_are_recomputed():
+    losses = []
+    for patterns in (None, ["bert_backbone/transformer_layer_.*|transformer_layer_.*"]):
+        model, batch, labels = fine_tuning.prepare(
+            "BERT", "int8", True, "mixed_bfloat16"
+        )
+        tfamp.set_remat(model, patterns)
+        losses.append(fine_tuning.train(model, batch, labels, jit_compile=False))
+    assert losses[0] == losses[1]
+    assert any(repr(patterns[0]) in x.reason for x in tfamp.describe_layers(model))
+
+
 class TestFloat8:
     def model(self):
         inputs = keras.Input((256,))
