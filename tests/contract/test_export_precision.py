@@ -214,7 +214,7 @@ BAD: dict[str, Any] = {
     "nothing": (no_kernel, BF16, {}, tfamp.ExportError, "no product of bfloat16"),
     "mode": (models.sequential, "bfloat16", {}, ValueError, "'mixed_bfloat16'"),
     "tf32": (models.sequential, "tf32", {}, ValueError, "must be one of 'float32'"),
-    "format": (models.sequential, BF16, {"format": "onnx"}, ValueError, "'litert'"),
+    "format": (models.sequential, BF16, {"format": "tflite"}, ValueError, "'litert'"),
     "16-bit LiteRT": (models.sequential, BF16, LITERT, ValueError, "LiteRT computes"),
     "suffix": (
         *(models.sequential, "float32", {**LITERT, "path": "x"}, ValueError, "tflite"),

@@ -30,6 +30,7 @@ NAMES = {
     "tensorflow.python.util._pywrap_util_port:IsMklEnabled": (
         "asking TensorFlow whether oneDNN is on"
     ),
+    "keras.src.export.tf2onnx_lib:patch_tf2onnx": "ONNX by tf2onnx, with NumPy 2",
 }
 
 

@@ -12,9 +12,10 @@ from tfamp.facts import formats, modes
 from tfamp.inspect import structure
 from tfamp.memory_saving import quantized, stored
 from tfamp.precision import assigned, conversion, promotion
-from tfamp.serving import litert, report, writing
+from tfamp.serving import litert, onnx_file, report, staging, writing
 
 _PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+_FORMATS = ("tf_saved_model", "litert", "onnx")
 # The saved graph may round elsewhere than the model does eagerly (a fused kernel
 # leaves out some roundings): that much farther from float32, and no more.
 _FARTHER = 4
@@ -27,7 +28,7 @@ def export(
     *,
     half_weights: bool = False,
     dequantize: bool = False,
-    format: Literal["tf_saved_model", "litert"] = "tf_saved_model",
+    format: Literal["tf_saved_model", "litert", "onnx"] = "tf_saved_model",
     sample_inputs=None,
     overwrite: bool = False,
 ) -> report.ExportReport:
@@ -37,6 +38,7 @@ def export(
     assign float32 to every layer; write, verify and reload the float32 SavedModel
     assign the precision; write; read the graph: products in its format, and no other
     reload, run, compare with the float32 model; time both in turn
+    of ONNX: convert that; read its graph; run it by onnxruntime, and compare again
     only then move it to `path`
     ```
     A float32 graph has no float dtype below 32 bits, and its outputs differ from the
@@ -50,34 +52,37 @@ def export(
 
     Args:
       model: A built `keras.Model` with any dtype policies; float8 is not exported.
-      path: Local folder to create; a file that ends in ".tflite" for LiteRT.
+      path: Local folder to create; a file that ends in ".tflite" for LiteRT, in ".onnx"
+        for ONNX.
       precision: "float32", "mixed_bfloat16" or "mixed_float16".
       half_weights: Whether weights of two axes or more are stored in 16 bits and cast
         where they are read: bfloat16 for "mixed_bfloat16", else float16.
       dequantize: Whether quantized layers (Dense, EinsumDense, Embedding) are exported
         with float weights, LoRA merged. By default they keep their integers.
-      format: "tf_saved_model", or "litert" by Keras' converter, in float32 only.
+      format: "tf_saved_model"; "litert" by Keras' converter, in float32 only; or "onnx"
+        by tf2onnx (`pip install "tfamp[onnx]"`), in float32 or mixed_float16.
       sample_inputs: A batch of inputs, structured as the model takes them, to compare
         and time on. Default: generated from the model's input shapes. A subclassed
         model that reads integers needs one, since Keras records no dtypes for it; its
         signature then has the dtypes and shapes of this batch, with any batch size.
-      overwrite: Whether to replace a SavedModel, a .tflite file or an empty folder at
-        `path`. It is replaced last, so that a failed export leaves it untouched.
+      overwrite: Whether to replace a SavedModel, a .tflite or .onnx file or an empty
+        folder at `path`. It is replaced last, so that a failed export leaves it
+        untouched.
 
     Returns:
       An `ExportReport`.
 
     Raises:
-      ExportError: If `path` cannot be written, the release lacks Keras' converter, or
-        the result does not pass: another format in the graph, overflow where float32 is
-        finite, outputs that the model does not have. Nothing is left on disk.
+      ExportError: If `path` cannot be written, the converter is missing, or the result
+        does not pass: another format in the graph, overflow where float32 is finite,
+        outputs that the model does not have. Nothing is left on disk.
       TypeError: If `model` is not a Keras model.
       ValueError: If an argument is none of its choices, or `path` is remote.
 
     Example:
       print(tfamp.export(model, "exported/1", "mixed_bfloat16"))
     """
-    _check_request(path, precision, format)
+    _check_request(path, precision, format, half_weights)
     with (
         writing.opened(model, path, sample_inputs, overwrite) as job,
         stored.in_float32(model.variables),
@@ -89,10 +94,13 @@ def export(
         if dequantize:
             undo.enter_context(quantized.dequantized(model))
         is_plain = precision == "float32" and format != "litert" and not half_weights
+        target = job.folder
+        if format == "onnx":  # Which is made of a SavedModel.
+            job = job._replace(folder=target.with_name("saved"))
         folder = job.folder if is_plain else job.folder.with_name("float32")
         with assigned.float32(model):
             float32 = writing.write_float32(job, folder)
-        served, cost = float32, ()
+        served, cost, kept = float32, (), ()
         if not is_plain:
             served, full = _write(job, precision, half_weights, format)
             cost = report.compare(served.expected, full) if half_weights else ()
@@ -101,6 +109,13 @@ def export(
         if format != "litert":
             graph = report.read_graph(job.folder)
             _check_graph(graph, precision, half_weights)
+        if format == "onnx":
+            served, graph, kept = onnx_file.write(job, served, target, precision)
+            _check_graph(graph, precision, half_weights)
+            if precision == "float32":
+                writing.check_float32(served)
+            else:
+                _check_outputs(served, float32.expected, precision)
         seconds, full_seconds = report.latencies(served.run, float32.run)
         return report.ExportReport(
             path=os.fspath(path),
@@ -117,7 +132,8 @@ def export(
             nodes_checked=graph.nodes,
             products={name: len(found) for name, found in graph.products.items()},
             weight_bytes=graph.weight_bytes,
-            bytes=report.bytes_on_disk(job.folder),
+            float32_weights=kept,
+            bytes=report.bytes_on_disk(target),
             float32_bytes=report.bytes_on_disk(folder),
             seconds=seconds,
             float32_seconds=full_seconds,
@@ -148,26 +164,39 @@ def export_float32(
     return export(model, path, sample_inputs=sample_inputs, overwrite=overwrite)
 
 
-def _check_request(path, precision, format):
-    choices = {"precision": _PRECISIONS, "format": ("tf_saved_model", "litert")}
+def _check_request(path, precision, format, half_weights):
+    choices = {"precision": _PRECISIONS, "format": _FORMATS}
     for name, value in (("precision", precision), ("format", format)):
         if value not in choices[name]:
             raise ValueError(
                 f"`{name}` must be one of {', '.join(map(repr, choices[name]))}. "
                 f"Received: {name}={value!r}."
             )
-    if format != "litert":
-        return
-    if precision != "float32":
+    if format == "litert" and precision != "float32":
         raise ValueError(
             'LiteRT computes in float32 here. Received: format="litert", precision='
             f'{precision!r}. Use precision="float32"; `half_weights=True` halves it.'
         )
-    if not os.fspath(path).endswith(".tflite"):
+    if format == "onnx" and precision == "mixed_bfloat16":
         raise ValueError(
-            f"A LiteRT file ends in .tflite. Received: path={os.fspath(path)!r}."
+            "ONNX is written in float32 or mixed_float16: onnxruntime cannot multiply "
+            'bfloat16 on CPUs, so it could not be verified. Received: format="onnx", '
+            f"precision={precision!r}."
         )
-    litert.check()
+    if format == "onnx" and half_weights:
+        raise ValueError(
+            '`half_weights` is for SavedModels and LiteRT. Received: format="onnx". In '
+            'precision="mixed_float16", layers of 16 bits store float16 weights.'
+        )
+    if format == "tf_saved_model":
+        return
+    suffix = staging.SUFFIXES[format]
+    if not os.fspath(path).endswith(suffix):
+        raise ValueError(
+            f"A file of format={format!r} ends in {suffix}. Received: "
+            f"path={os.fspath(path)!r}."
+        )
+    {"litert": litert, "onnx": onnx_file}[format].check()
 
 
 def _weights_format(precision):

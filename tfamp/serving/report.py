@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tfamp import tables
+from tfamp import errors, tables
 from tfamp.facts import formats
 from tfamp.precision import described as described_layers
 
@@ -52,9 +52,9 @@ class ExportReport(NamedTuple):
     """What was exported, what was verified, and what it costs and saves; `print` it.
 
     Attributes:
-      path: The SavedModel's folder, or the .tflite file.
+      path: The SavedModel's folder, or the .tflite or .onnx file.
       precision: "float32", "mixed_bfloat16" or "mixed_float16".
-      format: "tf_saved_model" or "litert".
+      format: "tf_saved_model", "litert" or "onnx".
       parameters: Number of scalars in the model's weights.
       inputs: The signature's inputs, sorted by name.
       outputs: The signature's outputs, sorted by name.
@@ -69,7 +69,9 @@ class ExportReport(NamedTuple):
         two below are empty.
       products: How many matrix products and convolutions the graph has, by the dtype
         that they compute in.
-      weight_bytes: Bytes of the stored variables by dtype.
+      weight_bytes: Bytes of the stored variables by dtype; of ONNX, of initializers.
+      float32_weights: Of ONNX in 16 bits: which weights (and constants) of two axes or
+        more stay float32, each with the layer that computes in it.
       bytes: Bytes on disk.
       float32_bytes: Those of the float32 SavedModel.
       seconds: Median of a call with the sample inputs.
@@ -90,6 +92,7 @@ class ExportReport(NamedTuple):
     nodes_checked: int
     products: dict[str, int]
     weight_bytes: dict[str, int]
+    float32_weights: tuple[str, ...]
     bytes: int
     float32_bytes: int
     seconds: float
@@ -146,6 +149,8 @@ class ExportReport(NamedTuple):
             yield f"  graph nodes checked: {self.nodes_checked:,}"
             yield f"  products and convolutions: {_listed(self.products)}"
             yield f"  bytes of variables: {_listed(self.weight_bytes)}"
+        if self.float32_weights:
+            yield f"  weights in float32: {errors.examples(self.float32_weights)}"
         share = self.bytes / self.float32_bytes
         yield (
             f"  on disk: {self.bytes:,} bytes, {share:.2f} of float32's "

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tfamp import errors
 
+SUFFIXES = {"litert": ".tflite", "onnx": ".onnx"}  # Of formats that are a file.
 _LOCK = "lock"
 
 
@@ -35,11 +36,12 @@ def _check_free(target, overwrite):
         )
     is_folder = target.is_dir() and not target.is_symlink()
     is_model = is_folder and (target / "saved_model.pb").exists()
-    is_model |= target.suffix == ".tflite" and target.is_file()
+    is_model |= target.suffix in SUFFIXES.values() and target.is_file()
     if not is_model and not (is_folder and not any(target.iterdir())):
         raise errors.ExportError(
-            "`overwrite=True` replaces a SavedModel or an empty folder, or a .tflite "
-            f"file, only. Received: path={target}. Choose another one."
+            "`overwrite=True` replaces a SavedModel or an empty folder, or a "
+            f"{' or '.join(SUFFIXES.values())} file, only. Received: path={target}. "
+            "Choose another one."
         )
 
 

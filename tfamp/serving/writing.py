@@ -235,6 +235,12 @@ def write_float32(job: Job, folder: pathlib.Path) -> Served:
             f"{errors.examples(low)}. Let the layers cast to "
             "`self.compute_dtype`, and not to these dtypes, in their `call`."
         )
+    check_float32(served)
+    return served
+
+
+def check_float32(served: Served) -> None:
+    """Raises ExportError if outputs are not those of the float32 model."""
     if shapes(served.outputs) != shapes(served.expected):
         raise mismatch("float32", served, "of other names or shapes", "those")
     rounding = sum("int" in x.policy.split("_from_")[0] for x in served.layers)
@@ -244,7 +250,6 @@ def write_float32(job: Job, folder: pathlib.Path) -> Served:
         if row.max_absolute > most:
             other = f"{row.name!r} differing by {row.max_absolute:.1e}"
             raise mismatch("float32", served, other, f"at most {most:.1e}")
-    return served
 
 
 def mismatch(
