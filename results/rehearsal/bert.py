@@ -1,6 +1,6 @@
 """A small BERT rehearsed for an H100 and a V100; writes the files of this folder.
 
-    python results/rehearsal/bert.py
+python results/rehearsal/bert.py
 """
 
 import json

@@ -9,7 +9,9 @@ import tfamp
 
 pytestmark = [
     pytest.mark.usefixtures("disabled"),
-    pytest.mark.filterwarnings("ignore:.*(no speed-up|`quantize` method|`model.quantize)"),
+    pytest.mark.filterwarnings(
+        "ignore:.*(no speed-up|quantize` method|model.quantize)"
+    ),
 ]
 
 X = np.random.default_rng(0).normal(size=(64, 256)).astype("float32")

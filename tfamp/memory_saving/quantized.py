@@ -107,8 +107,8 @@ def check_graph(model: keras.Model, has_float8: bool) -> None:
     if has_float8 and model.run_eagerly:
         raise errors.UnsupportedModeError(
             "Keras trains float8 only in a graph. Received: a model with float8 layers "
-            f"and run_eagerly=True ({model.name!r}). Compile it with run_eagerly=False, "
-            "or use 'mixed_bfloat16'."
+            f"and run_eagerly=True ({model.name!r}). Compile it with "
+            "run_eagerly=False, or use 'mixed_bfloat16'."
         )
 
 

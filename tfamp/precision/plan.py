@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfamp import errors
 from tfamp.facts import modes
 from tfamp.inspect import structure
 from tfamp.memory_saving import quantized
@@ -130,8 +131,8 @@ class Plan:
         ]
         if idle:
             raise overriding.OverrideError(
-                f"No layer of {', '.join(map(repr, idle))} can compute in float8: Keras "
-                "has it for Dense and EinsumDense layers without LoRA or integers."
+                f"{errors.examples(map(repr, idle))}: no layer can compute in float8, "
+                "which Keras has for Dense and EinsumDense without LoRA or integers."
             )
 
     def _again(self, patterns):
