@@ -49,6 +49,6 @@ def show_values(values):
 
 if __name__ == "__main__":
     flags.DEFINE_multi_string(
-        "value", [], "Number, or several with commas between them; may be repeated."
+        "value", [], "Number, or several separated by commas; may be repeated."
     )
     app.run(main)

@@ -98,7 +98,7 @@ def test_answer_says_mode_speed_memory_and_loss(made):
 @pytest.mark.parametrize(
     ("fast", "words"),
     [
-        ({FAST: repeats(0.2)}, "stay in float32: no mode is surely faster"),
+        ({FAST: repeats(0.2)}, "stay in float32: no mode is significantly faster"),
         ({FAST: repeats(0.05, 2.2)}, "stay in float32"),  # Another loss.
         ({FAST: repeats(0.05, 1.8)}, "mixed_bfloat16 is 2.00x"),  # A lower one.
         ({}, "no other mode has figures"),

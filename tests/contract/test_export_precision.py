@@ -221,7 +221,7 @@ BAD: dict[str, Any] = {
     ),
     "dict": (
         *(models.sequential, BF16, {"sample_inputs": {"x": np.ones((2, 4))}}),
-        *(tfamp.ExportError, "structured as the model's inputs"),
+        *(tfamp.ExportError, "must have the structure"),
     ),
 }
 

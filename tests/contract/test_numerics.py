@@ -288,7 +288,7 @@ def test_search_stops_in_time_with_what_is_safe(chain):
     )
     assert not found.complete and found.passed
     assert found.held_out.kept == ("first", "fault", "second")
-    assert "time was over" in str(found)
+    assert "time limit" in str(found)
 
 
 def test_search_of_a_sound_model_keeps_nothing():

@@ -400,10 +400,10 @@ def test_it_is_a_property_of_the_built_layer_and_of_no_file(tmp_path):
     model.train_on_batch(x, y)
     assert tfamp.set_remat(model, [".*"]) is model
     rows = {row.path: row.reason for row in tfamp.describe_layers(model)}
-    again = {path for path, reason in rows.items() if "asked for by '.*'" in reason}
+    again = {path for path, reason in rows.items() if "requested by '.*'" in reason}
     assert {"block_0", "block_1"} < again and "block_0/attend" not in again
     assert not any("block_0/" in path for path in again)  # The outermost alone.
-    assert "Computed a second time" in str(tfamp.audit(model, inputs=x))
+    assert "Recomputed in the backward pass" in str(tfamp.audit(model, inputs=x))
     block = model.get_layer("block_0")
     for expected, patterns in ((2, ["block_0"]), (1, None)):
         tfamp.set_remat(model, patterns)

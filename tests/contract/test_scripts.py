@@ -11,7 +11,7 @@ KEPT = "--tiny --workdir=kept --overwrite"
 # Script and arguments: what the one line says.
 BAD = {
     "train_cnn --config.epochz=3": 'Did you mean "epochs"',
-    "train_cnn --config=nope.py": "no file for --config. Received: 'nope.py'",
+    "train_cnn --config=nope.py": "does not exist. Received: 'nope.py'",
     "train_cnn --config.data.name=mnisty --job=train": "config.data.name='mnisty'",
     "train_cnn --config.precision.loss_scale.backoff_factor=2 --tiny": "factor=2",
     "train_cnn --tiny --workdir=/dev/null/x": "--workdir",

@@ -150,7 +150,7 @@ BAD = {
         lambda f: write(f / "masks/4.png", square(7, 255)),
         r"masks/4.png has the values \[0, 7, 255\]. Expected {0, 1} or {0, 255}",
     ),
-    "image": (lambda f: truncate(f / "images/5.png"), "images/5.png is no image"),
+    "image": (lambda f: truncate(f / "images/5.png"), "images/5.png is not an image"),
     "mask": (lambda f: (f / "masks/5.png").write_bytes(b""), "masks/5.png is no ima"),
     "several sizes": (lambda f: write_pair(f, "6", side=24), "of 2 sizes: .*24.*=256"),
     "one example": (
@@ -163,11 +163,11 @@ BAD = {
     ),
     "16-bit mask": (
         lambda f: write(f / "masks/1.png", np.ones((SIDE, SIDE), "uint16")),
-        "masks/1.png is no mask. Received: mode I;16",
+        "masks/1.png is not a mask. Received: mode I;16",
     ),
     "alpha": (
         lambda f: write(f / "masks/1.png", np.ones((SIDE, SIDE, 4), "uint8")),
-        "masks/1.png is no mask. Received: mode RGBA",
+        "masks/1.png is not a mask. Received: mode RGBA",
     ),
 }
 

@@ -31,7 +31,9 @@ def define_flags(default_config: str) -> None:
         "or 'file.py:function'. It returns a compiled Keras model and a "
         "tf.data.Dataset of batches.",
     )
-    flags.DEFINE_list("modes", [], "Precision modes; default: those fast here.")
+    flags.DEFINE_list(
+        "modes", [], "Precision modes; default: those that are fast on this device."
+    )
     flags.DEFINE_list("tasks", [], "Names of tasks to time; default: all.")
     flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
     flags.DEFINE_bool("overwrite", False, "Delete the contents of the folder first.")
@@ -48,8 +50,8 @@ def _run_flags():
     config = values.config
     if not {"tasks", "time_to_accuracy"} <= set(config):
         raise ValueError(
-            "--config must name a benchmark's configuration, with `tasks`. Received "
-            f"one with {', '.join(sorted(config))}. To measure a training "
+            "--config must name a benchmark's configuration, with `tasks`. Received: "
+            f"a configuration with {', '.join(sorted(config))}. To measure a training "
             "configuration, name it in a file like configs/benchmark/quick.py."
         )
     if values.workload:

@@ -21,7 +21,9 @@ def draw(report: Any) -> dict[str, str]:
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 8}):
         figures = {
             f"Speed-up over {report.base}, with its 95 % interval": _speed_ups(report),
-            f"Loss beside {report.base}'s, with its 95 % interval": _losses(report),
+            f"Loss relative to {report.base}'s, with its 95 % interval": _losses(
+                report
+            ),
             "Score over time": _accuracy(report),
         }
         return {title: _svg(each) for title, each in figures.items() if each}

@@ -202,13 +202,12 @@ def _reason(graphs, converted):
         return obstacle
     if not graphs:
         return (
-            "no graph came to the rewrite: what runs eagerly (run_eagerly=True, or "
-            "outside of a tf.function) and what XLA compiles (use jit_compile=False) "
-            "has none"
+            "the rewrite received no graph: eager execution (run_eagerly=True, or "
+            "outside of a tf.function) and XLA (use jit_compile=False) bypass it"
         )
     if by_xla:
         return _XLA
-    return "no operation is on the allow list and on a device that the rewrite is for"
+    return "no operation is on the allow list and on a device that the rewrite supports"
 
 
 # ---- One function ----
@@ -254,7 +253,7 @@ def _preview(concrete):
     try:
         graph = concrete.graph.as_graph_def()
         if any(map(_is_compiled, (concrete.function_def, *graph.library.function))):
-            raise ValueError(f"of what XLA compiles there is no preview: {_XLA}")
+            raise ValueError(f"graphs that XLA compiles have no preview: {_XLA}")
         if before.active is None:
             switch.enable(switch.RewriteConfig.from_keywords("auto", {}))
         with observe() as graphs:
@@ -274,7 +273,7 @@ def _optimize(graph, definition):
     needed = "eager.context:context", "grappler.tf_optimizer:OptimizeGraph"
     context, optimize = (names.resolve(f"tensorflow.python.{n}") for n in needed)
     if not context or not optimize:
-        raise ImportError("this release of TensorFlow gives no way to preview it")
+        raise ImportError("this release of TensorFlow cannot preview it")
     meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
     meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
     fetches = meta.collection_def["train_op"].node_list.value

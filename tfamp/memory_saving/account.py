@@ -147,9 +147,9 @@ def measured(
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise ValueError(
-            "`tfamp.memory` is of one device. Received: a model of "
-            f"{replicas} replicas. Compile it outside of a strategy, and pass the "
-            "batch of one replica."
+            f"`tfamp.memory` describes one device. Received: a model of {replicas} "
+            "replicas. Compile it outside of a strategy, and pass the batch of one "
+            "replica."
         )
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
     watched = _Watched(model)
@@ -170,11 +170,13 @@ def measured(
         held[kind] = held.get(kind, 0) + size
     notes = []
     if program.unknown:
-        notes.append(f"Of unknown size, and not counted: {program.unknown} tensors.")
+        notes.append(f"Not counted: {program.unknown} tensors of unknown size.")
     if program.loops:
-        notes.append("Of loops one turn is counted, not what all of them keep.")
+        notes.append("Each loop is counted as one iteration, not as all that it keeps.")
     if model.jit_compile:
-        notes.append("XLA keeps fewer tensors than this counts: it joins operations.")
+        notes.append(
+            "XLA keeps fewer tensors than are counted here: it fuses operations."
+        )
     made = MemoryReport(
         model.name,
         _flat(batch)[0].shape[0],

@@ -119,8 +119,8 @@ def _check(optimizer):
     centered = getattr(optimizer, "centered", False)
     if kind in _REFUSED or centered:
         raise ValueError(
-            f"{kind}{' with `centered=True`' * bool(centered)} keeps what must not be "
-            f"rounded. Received: {optimizer!r}. Use optimizer_state='float32', or "
+            f"{kind}{' with `centered=True`' * bool(centered)} has state that must not "
+            f"be rounded. Received: {optimizer!r}. Use optimizer_state='float32', or "
             "another optimizer, such as AdamW."
         )
 
@@ -318,9 +318,9 @@ def check_averages(optimizer):
     """Raises ValueError if an optimizer's averages are to overwrite the weights."""
     if optimizer.use_ema:
         raise ValueError(
-            "Keras overwrites weights by their averages past what stores them, at the "
-            "end of `fit`, too. Received: use_ema=True with weights in bfloat16. Use "
-            "weights='float32'."
+            "With use_ema=True Keras overwrites weights by their averages directly, "
+            "which bypasses stochastic rounding. Received: use_ema=True with weights "
+            "in bfloat16. Use weights='float32'."
         )
 
 

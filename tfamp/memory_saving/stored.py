@@ -64,9 +64,9 @@ class StoredVariable(keras.Variable):
     def _export_to_saved_model_graph(self, object_map, tensor_map, options, **kwargs):
         if self.trainable:
             raise ValueError(
-                "A SavedModel would hold weights of bfloat16 under float32's name. "
-                f"Received: {self.path!r}, stored in bfloat16. Use `tfamp.export`, or "
-                "save a .keras file and export what it loads."
+                "A SavedModel cannot hold weights that are stored in bfloat16 and "
+                f"read as float32. Received: {self.path!r}, stored in bfloat16. Use "
+                "`tfamp.export`, or save a .keras file and export what it loads."
             )
         # In the graph that is saved; its values are those of `_serialize_to_tensors`.
         object_map[self] = tf.Variable(tf.zeros(self.shape))

@@ -89,8 +89,9 @@ def compare(
     low = {*formats.LOW} & ({chosen.compute_format} if chosen else found)
     if not low:
         raise ValueError(
-            f"Nothing to compare with float32: {model.name!r} is asked to be in 32 "
-            f"bits. Received: mode={mode!r}. Pass 'mixed_bfloat16' or 'mixed_float16'."
+            f"Nothing to compare with float32: the requested mode of {model.name!r} "
+            f"computes in 32 bits. Received: mode={mode!r}. Pass 'mixed_bfloat16' or "
+            "'mixed_float16'."
         )
     inputs = keras.tree.map_structure(as_float32, inputs)
     objective = None

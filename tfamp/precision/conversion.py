@@ -168,7 +168,7 @@ def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Tr
     except errors.ExportError as error:
         logging.warning(
             "The layers that compute outputs are not known, nor those that take raw "
-            "values or ids as floats: they do not stay in float32. Name them in "
+            "values or ids as floats: none of these stays in float32. Name them in "
             "`overrides`, or call the model under `tfamp.enable` first. %s",
             error,
         )

@@ -111,8 +111,9 @@ def unsaved(planned: plan.Plan) -> str:
         return ""
     return (
         "A saved file does not hold the modes of layers that their class makes "
-        f"itself: {errors.examples(found)}. After loading, ask for them again by "
-        "tfamp.set_precision, or load it under the same tfamp.enable(overrides=...)."
+        f"itself: {errors.examples(found)}. After loading, set them again with "
+        "tfamp.set_precision, or load the file under the same "
+        "tfamp.enable(overrides=...)."
     )
 
 

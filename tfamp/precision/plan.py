@@ -29,7 +29,7 @@ from tfamp.memory_saving import quantized
 from tfamp.precision import overrides as overriding
 from tfamp.precision import rules
 
-AS_MADE, BY_MODE = "as it was made", "the mode is"
+AS_MADE, BY_MODE = "as it was created", "the mode is"
 Row = tuple[str, str]  # The name of a dtype policy, and why.
 
 

@@ -254,7 +254,7 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
     outputs = {id(layer): PASSES_OUTPUT for layer in found.passing}
     outputs |= {id(layer): OUTPUT for layer in found.computing if not _is_large(layer)}
     exact = found.exact[0].name if found.exact else ""
-    why = f"hands on the values that {exact!r} takes, and must not round them"
+    why = f"passes values on to {exact!r}, and must not round them"
     routes = {id(layer): why for layer in found.between}
     rounded = [layer.name for layer in found.rounded if _takes_raw_values(layer)]
     _last[model] = structure.layer_ids(model), Traced(outputs, routes, tuple(rounded))

@@ -346,7 +346,7 @@ def _expanded(name):
     if path.is_dir():
         return str(path)
     if name.startswith((os.sep, ".", "~")):
-        raise ValueError(f"There is no folder {name}.")
+        raise ValueError(f"The folder {name} does not exist.")
     return name
 
 

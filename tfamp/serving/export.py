@@ -205,9 +205,9 @@ def _check_graph(graph, precision, half_weights):
         wrong.append(f"no variable of {stored}")
     if wrong:
         raise errors.ExportError(
-            f"The graph does not compute as {precision} does. Received: "
-            f"{errors.examples(wrong)}. Of a float32 model, layers that compute an "
-            "output stay in float32, as by `tfamp.set_precision`; let others cast to "
+            f"The graph does not compute in {precision}. Received: "
+            f"{errors.examples(wrong)}. Output layers of a float32 model stay in "
+            "float32, as with `tfamp.set_precision`; let others cast to "
             "`self.compute_dtype` in their `call`."
         )
 

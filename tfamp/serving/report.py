@@ -153,7 +153,8 @@ class ExportReport(NamedTuple):
         )
         yield (
             f"  a call: {1e3 * self.seconds:.2f} ms, {self.latency_ratio:.2f} of "
-            f"float32's {1e3 * self.float32_seconds:.2f} ms (medians, in turn)"
+            f"float32's {1e3 * self.float32_seconds:.2f} ms (medians of alternating "
+            "calls)"
         )
 
 

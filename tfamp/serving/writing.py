@@ -252,7 +252,7 @@ def mismatch(
 ) -> errors.ExportError:
     """Returns the error of an export that does not compute what was written."""
     return errors.ExportError(
-        f"What was exported computes something else than the {precision} model. "
+        f"The exported model computes other outputs than the {precision} model. "
         f"Received: outputs {shapes(served.outputs)}, {received}. Expected: outputs "
         f"{shapes(served.expected)}, and {expected}. A layer may compute otherwise in "
         "a graph than eagerly."

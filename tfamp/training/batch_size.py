@@ -159,9 +159,9 @@ def find_batch_size(
         notes = [
             made.figures["description"],
             "" if asked.modes else _mixed(shared)[1],
-            f"a batch fits if a process of its own takes {asked.steps} training "
-            f"steps, the step of `fit`, within the limit; {rule}; a run holds its data "
-            "set beside, so leave a margin",
+            f"a batch fits if a separate process takes {asked.steps} training steps of "
+            f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
+            "a margin",
             f"{machine.device}; TensorFlow {machine.facts['tensorflow']}",
         ]
         found = BatchSizes(
@@ -262,8 +262,8 @@ def define() -> None:
     flags.DEFINE_integer(
         "effective_batch",
         None,
-        "Examples of one update of the weights: find the largest part that fits, and "
-        "how many parts to accumulate.",
+        "Examples per weight update: find the largest micro-batch that fits, and how "
+        "many of them to accumulate.",
         lower_bound=1,
     )
 

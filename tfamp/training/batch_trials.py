@@ -122,9 +122,9 @@ class Search:
             largest, failing = search(fits, sizes, start // MULTIPLE - 1, TOLERANCE)
         if not largest:
             raise errors.RunError(
-                f"{failing} is the smallest batch size that is tried, and does not fit "
-                f"in {mode}. Received: {trials[-1]['reason']}. Expected more memory or "
-                "a smaller model."
+                f"Even the smallest batch size tried, {failing}, does not fit in "
+                f"{mode}. Received: {trials[-1]['reason']}. Expected more memory or a "
+                "smaller model."
             )
         base = next((each for each in self.sizes if each["mode"] == "float32"), None)
         comparable = base and base["failing"] and failing
@@ -175,8 +175,8 @@ class Search:
         done = processes.call(train, *given, self.asked.steps, memory=self.memory)
         if done.failure and not done.lack:
             raise errors.RunError(
-                "A trial failed, and not for lack of memory: "
-                f"{mode}, batch {size}. Received: {done.failure}"
+                f"A trial failed for another reason than memory: {mode}, batch {size}. "
+                f"Received: {done.failure}"
             )
         figures = done.value or {"peak_bytes": None}
         return {**figures, "lack": done.lack, "limits": list(self.memory)}

@@ -259,7 +259,7 @@ def _export(task, run, path):
         model = keras.models.load_model(file, compile=False)
     except ValueError as e:  # Keras says "File not found" of a damaged one.
         raise errors.RunError(
-            f"{str(file)!r} is no model that can be read. Received: {e} Delete "
+            f"{str(file)!r} cannot be read as a model. Received: {e} Delete "
             f"{str(run)!r} and give the same command again, which repeats that run."
         ) from e
     report = runs.save(task, model, path)

@@ -106,9 +106,9 @@ def _slurm():
     host, here = address.rpartition(":")[0], os.environ.get("SLURMD_NODENAME")
     if here not in (None, host):
         raise errors.RunError(
-            f"TensorFlow orders SLURM's nodes by name, SLURM does not: this task runs "
-            f"on {here}, and would be {host}. Set TF_CONFIG in each task, or ask for "
-            "nodes whose names are as long as one another."
+            "TensorFlow orders SLURM's nodes by name, SLURM does not: this task runs "
+            f"on {here}, and would be {host}. Set TF_CONFIG in each task, or request "
+            "nodes with names of equal length."
         )
     return found
 
@@ -117,9 +117,9 @@ def _check(config, strategy):
     count = strategy.num_replicas_in_sync
     if config.batch_size % count:
         raise ValueError(
-            "config.batch_size is that of all replicas together and must divide by "
-            f"their number. Received: batch_size={config.batch_size}, {count} "
-            "replicas."
+            "config.batch_size is the batch of all replicas together and must be "
+            f"divisible by their number. Received: batch_size={config.batch_size}, "
+            f"{count} replicas."
         )
     gpus = all("GPU" in name for name in strategy.extended.worker_devices)
     if config.jit_compile and count > 1 and not gpus:

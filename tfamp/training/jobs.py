@@ -101,7 +101,10 @@ def _evaluate(config, folder, asked):
 
 def _predict(config, folder, asked):
     if not asked.input:
-        raise ValueError("--job=predict needs the rows. Expected: --input=FILE.")
+        raise ValueError(
+            "--job=predict needs rows to predict. Received: no --input. "
+            "Expected: --input=FILE."
+        )
     suffix = pathlib.Path(asked.input).suffix
     target = pathlib.Path(asked.output or folder / f"predicted{suffix}")
     count, weights = runs.predict(config, folder, asked.input, target)

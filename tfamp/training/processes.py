@@ -117,7 +117,7 @@ def call(
     if multiprocessing.parent_process() is not None:
         raise RuntimeError(
             "This process was started to measure something, and would start others "
-            'without end. Put the call below `if __name__ == "__main__":`.'
+            'endlessly. Put the call below `if __name__ == "__main__":`.'
         )
     context = _context((__name__, function.__module__, *preload))
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def call(
             # A crash may write its memory to a disk first.
             process.join(_DUMP if ended else 0)
             if process.exitcode is None:
-                return Outcome(None, f"ended after {timeout:.0f} s without figures")
+                return Outcome(None, f"ended after {timeout:.0f} s without a result")
             text = words.read_text(errors="replace") if words.exists() else ""
             return Outcome(None, reason(process.exitcode, text))
         finally:
@@ -239,7 +239,7 @@ def reason(code: int, words: str) -> str:
       words: What it wrote to standard error.
     """
     lines = [line for line in words.splitlines() if not _FRAME.match(line)]
-    last = lines[-1].strip() if lines else "no reason was given"
+    last = lines[-1].strip() if lines else "no reason was reported"
     if code >= 0:
         return last
     name = signal.Signals(-code).name
@@ -324,9 +324,9 @@ def _check_allocations():
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
             raise errors.RunError(
-                "TensorFlow crashes at such a limit, without saying why. "
-                f"Received: `ulimit {flag} {limit // 1024}`. Expected `ulimit "
-                f"{flag} unlimited` and a limit of tfamp's instead."
+                "TensorFlow crashes at this limit without an error message. Received: "
+                f"`ulimit {flag} {limit // 1024}`. Expected `ulimit {flag} unlimited`, "
+                "and tfamp's own limit instead."
             )
 
 

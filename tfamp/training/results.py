@@ -172,6 +172,7 @@ def read_result(folder: pathlib.Path) -> RunResult:
         return RunResult(**json.loads(file.read_text()))
     except (TypeError, ValueError) as e:
         raise errors.RunError(
-            f"{str(file)!r} is no result that this version of tfamp reads. Received: "
-            f"{e}. Pass another --workdir, or delete the file to score the run again."
+            f"{str(file)!r} is not a result that this version of tfamp can read. "
+            f"Received: {e}. Pass another --workdir, or delete the file to score the "
+            "run again."
         ) from e

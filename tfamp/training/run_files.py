@@ -60,8 +60,8 @@ def open_folder(
         found = _kind(folder)
         if found is None and folder.exists() and any(folder.iterdir()):
             raise errors.RunError(
-                f"{str(folder)!r} is not empty, and no job of this version of tfamp "
-                "has made it. Pass --workdir with a new or empty folder."
+                f"{str(folder)!r} is not empty, and was not created by this version of "
+                "tfamp. Pass --workdir with a new or empty folder."
             )
         if found not in (None, kind):
             raise errors.RunError(
@@ -76,7 +76,7 @@ def open_folder(
     except OSError as e:
         raise errors.RunError(
             f"Cannot write the working directory. Received: {str(folder)!r}: "
-            f"{e.strerror or e}. Pass --workdir with a folder that can be written."
+            f"{e.strerror or e}. Pass a --workdir that can be written."
         ) from e
     return folder
 
@@ -135,7 +135,7 @@ def read_config(folder: pathlib.Path) -> config_dict.ConfigDict:
     if not file.exists():
         runs = [str(path.parent) for path in sorted(folder.glob("*/seed*/config.yaml"))]
         raise errors.RunError(
-            f"There is no run in {str(folder)!r}. Expected --workdir=FOLDER"
+            f"No run found in {str(folder)!r}. Expected --workdir=FOLDER"
             + (f", one of {', '.join(runs)}." if runs else " of a run.")
         )
     return config_dict.ConfigDict(_tuples(yaml.safe_load(file.read_text())))
@@ -171,7 +171,7 @@ def delete_run(workdir: str | os.PathLike) -> None:
     if folder.is_symlink() or folder.resolve() in (here, *here.parents):
         what = "is the current directory, one above it, or a link"
     else:
-        what = "" if _kind(folder) else "no job of this version has made"
+        what = "" if _kind(folder) else "was not created by this version of tfamp"
     if what:
         raise errors.RunError(
             f"--overwrite deletes only folders of runs. Received: {str(workdir)!r}, "
@@ -203,7 +203,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
             yield
     except filelock.Timeout as e:
         raise errors.RunError(
-            f"Another process is at work in {str(folder)!r}. Wait until it has ended, "
+            f"Another process is working in {str(folder)!r}. Wait until it has ended, "
             "or pass another --workdir."
         ) from e
 
