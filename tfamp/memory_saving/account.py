@@ -86,11 +86,11 @@ class MemoryReport(NamedTuple):
         colors = matplotlib.colormaps["viridis"].resampled(len(KINDS))
         for number, kind in enumerate(KINDS):
             sizes = [getattr(each, kind) / _MIB for each in reports.values()]
-            drawn = upper.barh([*reports], sizes, left=ends, color=colors(number))
-            drawn.set_label(kind)
+            style = {"color": colors(number), "edgecolor": "white", "label": kind}
+            drawn = upper.barh([*reports], sizes, left=ends, **style)
             ends = [x + y for x, y in zip(ends, sizes, strict=True)]
         upper.bar_label(drawn, [_mib(x.total) for x in reports.values()], padding=3)
-        upper.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(KINDS))
+        figure.legend(loc="outside upper center", ncols=len(KINDS))
         drawn = lower.barh([*shown], [x / _MIB for x in shown.values()], color="gray")
         lower.bar_label(drawn, map(_mib, shown.values()), padding=3)
         for axes in (upper, lower):
