@@ -62,7 +62,7 @@ def largest(rows: Sequence[Any], what: str, most: int = 8) -> tuple[list, list[s
 
     Args:
       rows: Objects with an `error`; one that is NaN is above all others.
-      what: The rows that are shown, in words.
+      what: A name for the rows that are shown.
       most: How many are shown.
 
     Returns:

@@ -61,7 +61,7 @@ def _run_flags():
     if values.tiny:
         config = cells.apply_tiny(config)
         given = config_flags.get_override_values(flags.FLAGS["config"])
-        config.update_from_flattened_dict(given)  # What was asked for wins.
+        config.update_from_flattened_dict(given)  # Flags win.
     for task in config.tasks.values() if values.modes else ():
         task.modes = tuple(values.modes)
     _keep_tasks(config, values.tasks)
@@ -89,7 +89,7 @@ def _measure_own(config, workload):
 
 
 def _keep_tasks(config, names):
-    """Drops the tasks that were not asked for."""
+    """Drops the tasks that were not requested."""
     known = {*config.tasks, *config.time_to_accuracy}
     if set(names) - known:
         raise ValueError(

@@ -293,7 +293,7 @@ _LAYER_RULES = {
     ),
     "bias_gradients": (
         *(None, "bias gradients are summed in bfloat16"),
-        "BiasAddGrad of TensorFlow 2.21 keeps its sum in bfloat16 on a CPU: 4096 ones "
+        "BiasAddGrad of TensorFlow 2.21 sums in bfloat16 on a CPU: 4096 ones "
         "make 256, and errors of 70 to 92% were measured with 4096 rows",
         "train under tfamp.enable(), which sums them in float32",
     ),

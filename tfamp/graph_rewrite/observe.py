@@ -37,7 +37,7 @@ class GraphRewriteReport(NamedTuple):
     """What the graph rewrite did; `print` it.
 
     Attributes:
-      requested: "bfloat16" or "float16"; None if no rewrite is asked for.
+      requested: "bfloat16" or "float16"; None if no rewrite is requested.
       effective: The dtype that was seen in the rewritten graphs; None if nothing was
         converted.
       reason: Why nothing was converted, or what else there is to know.

@@ -159,7 +159,7 @@ UPSTREAM = {
     "not scale the loss; remove when "
     "test_keras_divides_gradients_that_nothing_scaled fails": (
         Patch(
-            "loss scaling in a train_step of one's own",
+            "loss scaling in a custom train_step",
             "tensorflow:GradientTape",
             "gradient",
             (
@@ -168,7 +168,7 @@ UPSTREAM = {
             ),
         ),
         Patch(
-            "loss scaling in a train_step of one's own, plain optimizers",
+            "loss scaling in a custom train_step, plain optimizers",
             "keras:Optimizer",
             "apply",
             alias="step_apply",

@@ -43,7 +43,7 @@ def low_bit(
     does it for models that are compiled.
 
     Rounding is stochastic, by the count of updates: equal on all replicas, in another
-    run, and in one that goes on. Saved files hold float32, as stock Keras', and are
+    run, and in a resumed one. Saved files hold float32, as stock Keras', and are
     loaded by either kind; what 8 bits cannot hold is rounded then.
 
     Args:

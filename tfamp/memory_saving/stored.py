@@ -1,7 +1,7 @@
 """A Keras variable that reads as float32 and is stored in fewer bits.
 
 How a variable is stored is a property of the variable: `store` gives it to one that is
-made, and whatever holds the variable goes on with it. Files have what it reads as.
+made, so references to the variable stay valid. Files hold what it reads as.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _PIECE = 2**18  # Elements that are packed at once; what that takes is several t
 
 
 class StoredVariable(keras.Variable):
-    """What `store` makes of a variable: the same object, of this class.
+    """A variable after `store`: the same object, of this class.
 
     Attributes:
       code: The `codes.Code` that it is stored in.

@@ -140,7 +140,7 @@ def others(
     """Returns the models, this one or in it, that were made in float32 as a whole.
 
     A loaded model has the policy in force itself, whatever its layers have. Layers in
-    `explicit` are in float32 on purpose, and so are those that were told to be.
+    `explicit` are in float32 on purpose, and so are those that were set to it.
     """
 
     def is_ours(layer):

@@ -43,7 +43,7 @@ class Rule(NamedTuple):
     """A row of the table.
 
     Attributes:
-      what: The layers, in words.
+      what: The layers, as text.
       why: Function of (a layer, the 16-bit format of the mode) that returns why the
         layer stays in float32; empty if it does not.
       first_call: Whether it holds when the layer is first called.
@@ -82,7 +82,7 @@ class SlowLayer(NamedTuple):
     """A kind of layer that CPUs run slower in bfloat16 than in float32.
 
     Attributes:
-      what: The layers, in words.
+      what: The layers, as text.
       kinds: Their classes.
       is_slow: Function of a layer of these kinds: whether it is meant.
       ratio: Time of a training step of the layer in bfloat16 to that in float32.
@@ -238,7 +238,7 @@ class Traced(NamedTuple):
 
 
 UNTRACED = Traced()
-# Of each model: its layers, and what a trace of it told last.
+# Of each model: its layers, and the result of its last trace.
 _last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -262,7 +262,7 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
 
 
 def known(model: keras.Model) -> Traced:
-    """Returns what traces of the models in one told that has none itself."""
+    """Returns the results of traces of the models in one that has none itself."""
     outputs, routes = {}, {}
     for layer in [place.layer for place in structure.walk(model)]:
         layers, found = _last.get(layer, (None, UNTRACED))

@@ -66,7 +66,7 @@ def load(config: config_dict.ConfigDict) -> Splits:
 
     Raises:
       DataError: If there is no such file or column, a row cannot be used (file, row
-        and reason are told), or there are too few to split.
+        and reason are reported), or there are too few to split.
       ValueError: If a setting is unknown.
     """
     data = config.data

@@ -41,9 +41,9 @@ def export(
     ```
     A float32 graph has no float dtype below 32 bits, and its outputs differ from the
     float32 model's by 1e-5 of the largest at most, or by a step of the integers for
-    each layer that is quantized. A mixed model keeps its overrides: its
-    16-bit layers get the asked format, its float32 layers stay. A float32 model gets
-    what `set_precision` would give it. What the signature takes and returns is float32
+    each quantized layer. A mixed model keeps its overrides: its 16-bit layers get the
+    requested format, its float32 layers stay. A float32 model gets what
+    `set_precision` would give it. What the signature takes and returns is float32
     (ids, strings and so on as they are). The model's layers, traced functions, seeds
     and states are as before afterwards: it can be exported in the middle of a training,
     by the thread that trains it.

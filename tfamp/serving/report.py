@@ -61,7 +61,7 @@ class ExportReport(NamedTuple):
       layers: What `describe_layers` gives while the precision is assigned.
       parity: What was reloaded against the model in float32, a row for each output.
       weights_parity: What 16-bit weights alone cost: the same precision with them
-        against without. Empty unless they were asked for.
+        against without. Empty unless requested.
       source_policies: Dtype policies of the model's layers before.
       source_parity: The model as it was against the model in float32. It says little of
         a model that draws random numbers in inference.

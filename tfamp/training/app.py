@@ -166,7 +166,7 @@ def _one_line_errors(*more):
 
 def _guarded(main, argv):
     if not flags.FLAGS["verbosity"].present:
-        # TensorFlow tells of its own doings through absl at INFO.
+        # TensorFlow logs its own messages through absl at INFO.
         logging.set_verbosity(logging.WARNING)
         tf.get_logger().addFilter(_is_of_interest)
     try:
@@ -225,9 +225,9 @@ def _resolve(values):
         config.task = functions.name_of(config.task)  # A file by its whole path.
     if values.tiny:
         config = base_config.apply_tiny(config)
-        config.update_from_flattened_dict(_given())  # What was asked for wins.
+        config.update_from_flattened_dict(_given())  # Flags win.
     with config.unlocked():
-        # Part of what the run is, wherever it goes on from.
+        # Part of the run's identity, wherever it resumes.
         config.data_dir = _absolute(values.data_dir)
         config.manual_dir = _absolute(values.manual_dir)
     if config.manual_dir and not tf.io.gfile.isdir(config.manual_dir):

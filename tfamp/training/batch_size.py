@@ -36,7 +36,7 @@ class BatchSizes(NamedTuple):
     Attributes:
       name: Name of the configuration or function.
       unit: What a batch holds: "sequences", "images", "rows", "examples".
-      limit: The memory that the batch is to fit into, in words.
+      limit: The memory that the batch must fit into, as text.
       sizes: A dict for each mode, float32 first if it was searched: mode; batch_size
         (the largest that fits); accumulation_steps (batches of one update of the
         weights); failing (the smallest found not to fit; None if the largest allowed

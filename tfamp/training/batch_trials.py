@@ -148,7 +148,7 @@ class Search:
         return optimizer.accumulation_steps if optimizer else 1
 
     def _try(self, mode, size):
-        """Takes the steps of one batch size, and tells of it."""
+        """Takes the steps of one batch size, and reports it."""
         count = self._accumulation(size)
         file = self.folder / f"train-{mode}-batch{size}-accumulated{count}.json"
         found = measured_files.read(file, self.held) or {}
@@ -194,7 +194,7 @@ def train(
     Args:
       what: The configuration of this trial as dicts, or the name of a function.
       keywords: Of `enable`: "mode", and others. A configuration has its own.
-      size: The batch size that the function is asked for.
+      size: The batch size that the function is called with.
       count: Batches of an update of the weights.
       steps: Updates.
 

@@ -162,7 +162,7 @@ class Recorder(keras.callbacks.Callback):
     written as null.
 
     "seconds" is the time in training and validation since the start of the run, writing
-    of files left out; a resumed run goes on from the epoch it resumes after. The first
+    of files left out; a resumed run goes on with the epoch it resumes after. The first
     epoch of a process has "first_step_seconds", too: its part up to the end of the
     first step, which traces and compiles. "steps_per_second" leaves that and the
     validation out; null for epochs of one call of the training function. A line of a

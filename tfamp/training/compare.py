@@ -187,7 +187,7 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     one.precision.mode, one.seed = mode, seed
     one.precision.loss_scale.enabled = loss_scaling
     own = one.float32.to_dict()
-    # What a run does not depend on: it goes on where other columns are asked for.
+    # A run does not depend on these: it resumes with other columns requested.
     one.float32.update(dict.fromkeys(own))
     one.compare_unscaled = False
     if mode in ("float32", "tf32"):  # The twin is float32 in every layer and graph.

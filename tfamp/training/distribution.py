@@ -38,7 +38,7 @@ def create(config) -> tf.distribute.Strategy | None:
       A strategy; None for "none".
 
     Raises:
-      ValueError: If the batch does not divide evenly, or XLA is asked for.
+      ValueError: If the batch does not divide evenly, or XLA is requested.
       RunError: If there is no such cluster, or TensorFlow has started already.
     """
     if config.strategy == "none":
@@ -212,7 +212,7 @@ def check_same(strategy: tf.distribute.Strategy | None, what: str, found: int) -
 
     Args:
       strategy: The run's strategy; every worker must call.
-      what: What was counted, in words.
+      what: What was counted, as text.
       found: How many this worker has found.
     """
     numbers = exchange(strategy, found)

@@ -20,9 +20,9 @@ class Job(NamedTuple):
     """What `--job` names.
 
     Attributes:
-      run: Function of the configuration, the folder, and what else was asked for;
-        returns what a person wants to read of it.
-      check: Function of the configuration and what else was asked for; raises what is
+      run: Function of the configuration, the folder, and what else was requested;
+        returns a summary to print.
+      check: Function of the configuration and what else was requested; raises what is
         wrong with settings or data, so that nothing is deleted for such a command.
       identity: Function of the same; returns the configuration of the job's folder.
     """

@@ -22,7 +22,7 @@ class MemoryPlan(NamedTuple):
 
     Attributes:
       name: Name of the configuration or function.
-      limit: The memory that a step is to fit into, in words.
+      limit: The memory that a step must fit into, as text.
       options: A dict for each option, in the order in which they were tried; each has
         those before it, too: option (what is new); keywords (of `enable`); batch_size
         (of one part); accumulation_steps (parts of one update of the weights);

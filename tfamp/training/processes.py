@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
 
     @property
     def lack(self) -> str:
-        """The part of `failure` that tells of a lack of memory; "" if none does."""
+        """The part of `failure` that reports a lack of memory; "" if none does."""
         for sign in _SIGNS:
             if found := re.search(sign, self.failure):
                 return found.group().strip()[:200]
@@ -222,7 +222,7 @@ def _watch(limit):
 
 
 def over(held: int, limit: int) -> str:
-    """Returns what is told of a process that exceeds its limit, both in bytes."""
+    """Returns the message for a process that exceeds its limit, both in bytes."""
     return f"{mib(held)} resident, the limit is {mib(limit)}"
 
 
@@ -292,7 +292,7 @@ def parse_size(size: str | int | None) -> int | None:
 
 
 def limits(asked: int | None) -> tuple[Memory, str]:
-    """Returns what a process may hold on this host, and the limit in words.
+    """Returns what a process may hold on this host, and the limit as text.
 
     Args:
       asked: Of a process, in bytes: of the first GPU where there is one, else of the

@@ -155,7 +155,7 @@ def read_run(folder: str | os.PathLike) -> Run:
 
 
 def is_finished(config: config_dict.ConfigDict, folder: pathlib.Path) -> bool:
-    """Whether a run's folder holds the result of as many epochs as are asked for."""
+    """Whether a run's folder holds the result of as many epochs as requested."""
     if not (folder / "result.json").exists():
         return False
     return run_files.read_config(folder).epochs == config.epochs

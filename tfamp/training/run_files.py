@@ -66,7 +66,7 @@ def open_folder(
         if found not in (None, kind):
             raise errors.RunError(
                 f"{str(folder)!r} holds a {found}; this job writes a {kind}. Pass "
-                "another --workdir, or --overwrite to delete what is there."
+                "another --workdir, or --overwrite to delete its contents."
             )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{_MARKER}{kind}").touch()
@@ -278,13 +278,13 @@ def write_environment(
     distribution: dict[str, Any],
     **settings: Any,
 ) -> None:
-    """Writes `environment.json`: versions, devices, precision asked for and got.
+    """Writes `environment.json`: versions, devices, requested and effective precision.
 
     Args:
       folder: The run's folder.
       status: The precision.
       distribution: What `distribution.describe` says of the strategy.
-      **settings: What else was asked for and got.
+      **settings: What else was requested and is in force.
     """
     support = {
         device: {name: each._asdict() for name, each in formats.items()}
