@@ -22,7 +22,7 @@ def share(count: int, of: int) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[str]], markdown: bool = False
 ) -> str:
-    """Returns a table in columns of equal width, that can be read as it is.
+    """Returns a table in columns of equal width, readable as plain text.
 
     Args:
       header: Names of the columns.
@@ -46,7 +46,7 @@ def report(
     """Returns lines, and tables below them.
 
     Args:
-      lines: What there is to say.
+      lines: Lines above the tables.
       tables: (header, rows) of each.
       title: For Markdown; without one it is for a terminal.
     """

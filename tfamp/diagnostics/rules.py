@@ -1,4 +1,4 @@
-"""Rules of an audit: pure functions of a step, each says what it finds.
+"""Rules of an audit: pure functions of a step, each returns its findings.
 
 Findings about speed have a share and are ordered by it: 1 for what slows the whole
 step, for layers their share of the forward pass' multiplications, and for what moves

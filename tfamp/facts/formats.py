@@ -136,7 +136,7 @@ def _read(name):
 
 
 def represent(value: float | Fraction | decimal.Decimal, dtype) -> Representation:
-    """Rounds a real number to a format: once, half to even.
+    """Returns a real number rounded to a format: once, half to even.
 
     Rounded in rational arithmetic: `ml_dtypes` rounds a float64 to float32 first, and
     then errs by a whole unit near the middle between two values. In tf32, a GPU's

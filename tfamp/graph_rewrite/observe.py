@@ -1,7 +1,7 @@
 """What TensorFlow's graph rewrite did: seen in its own dumps, counted, with reasons.
 
-TensorFlow is silent about a rewrite that does not take place. It dumps each graph that
-comes to the rewrite, before and after, to the folder that an environment variable
+TensorFlow is silent about a rewrite that does not take place. It dumps each graph
+that the rewrite receives, before and after, to the folder that an environment variable
 names; here they are counted as in its log: "Converted N/M nodes to bfloat16".
 """
 
@@ -40,7 +40,7 @@ class GraphRewriteReport(NamedTuple):
       requested: "bfloat16" or "float16"; None if no rewrite is requested.
       effective: The dtype that was seen in the rewritten graphs; None if nothing was
         converted.
-      reason: Why nothing was converted, or what else there is to know.
+      reason: Why nothing was converted, or another note.
       functions: Number of graphs that came to the rewrite.
       nodes: Their nodes before it; those of graphs in which nothing was converted
         count only if nothing was converted at all.
@@ -86,7 +86,7 @@ _lock = threading.RLock()
 
 @contextlib.contextmanager
 def observe(fresh: bool = False) -> Iterator[Graphs]:
-    """Meanwhile, sees which graphs come to the rewrite, in any thread.
+    """Records the graphs that the rewrite receives meanwhile, in any thread.
 
     A function that ran before under the same settings is not optimized again, and is
     not seen. One thread observes at a time; another waits.

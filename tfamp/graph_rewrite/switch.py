@@ -40,7 +40,7 @@ FLOAT32_OPS = ("BiasAddGrad", "Mean", "Sum")
 
 @dataclasses.dataclass(frozen=True)
 class RewriteConfig:
-    """What is asked of the graph rewrite.
+    """The requested settings of the graph rewrite.
 
     Attributes:
       dtype: "auto", "bfloat16" or "float16".

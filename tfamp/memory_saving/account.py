@@ -106,7 +106,7 @@ def _mib(size):
 
 
 def memory(model: keras.Model, batch: Any) -> MemoryReport:
-    """Says what a training step of a model holds at its peak, without taking one.
+    """Computes what a training step of a model holds at its peak, without running it.
 
     The step is traced as `fit` traces it, with the model's layers as they are assigned
     now: their formats, what is computed again, how weights and slots are stored.

@@ -6,7 +6,7 @@
 | "bfloat16" | slots, rounded stochastically | 4 |
 | "8bit" | slots, a code of 8 bits and a scale for 256 | 2.01 |
 
-The optimizer's own code runs as it is, on float32: a variable's slots are read before
+The optimizer's own code runs unchanged, on float32: a variable's slots are read before
 its update and stored after it, in one pass that XLA compiles.
 """
 
@@ -315,7 +315,7 @@ def store_weights(model: keras.Model) -> None:
 
 
 def check_averages(optimizer):
-    """Raises ValueError if an optimizer's averages are to overwrite the weights."""
+    """Raises ValueError if an optimizer's averages would overwrite the weights."""
     if optimizer.use_ema:
         raise ValueError(
             "With use_ema=True Keras overwrites weights by their averages directly, "

@@ -1,4 +1,4 @@
-"""A Keras callback that shows, layer by layer, what training loses in 16 bits."""
+"""A Keras callback that counts, by layer, what underflows and overflows in 16 bits."""
 
 import contextlib
 import json

@@ -83,7 +83,7 @@ def parse(mode: modes.Mode, overrides: Mapping[str, str] | None) -> Overrides:
 
 
 def parse_remat(patterns: Sequence[str] | None) -> tuple[str, ...]:
-    """Checks the patterns of layers that are to be computed again; None is none.
+    """Checks the patterns of layers to recompute in the backward pass; None is none.
 
     Raises:
       OverrideError: If they are no list, or no regular expressions.

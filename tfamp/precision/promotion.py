@@ -17,8 +17,8 @@ operators (`keras.ops`, and Python's on a Keras variable) promote by Keras' rule
 never come here.
 
 What 16 bits are converted to float32 for, outside of operators, is cast, such as in
-`variable.assign(x)`; so are the branches of one `tf.cond`. Errors stay where something
-has a format of its own: a `TensorArray`, a variable of a loop of AutoGraph's or of
+`variable.assign(x)`; so are the branches of one `tf.cond`. Errors remain where
+something has its own format: a `TensorArray`, a variable of a loop of AutoGraph's or of
 `tf.map_fn`; and for `tf.raw_ops` in graphs, which TensorFlow gives no second try. Loops
 and maps are not run again: in their bodies, each operator is. NumPy arrays and numbers
 take the format of the tensor beside them, as ever, but for numbers that float16 cannot

@@ -223,12 +223,12 @@ def follows(layer: keras.layers.Layer, holder: keras.layers.Layer) -> bool:
 
 
 class Traced(NamedTuple):
-    """What a trace of a model tells; without one, all are empty.
+    """The result of a trace of a model; without one, all are empty.
 
     Attributes:
       outputs: {id of a layer: why it stays in float32}, as outputs come from it, or
         pass through it. Layers in it stay with it.
-      routes: The same of layers that hand raw values on; not of layers in them.
+      routes: The same of layers that pass raw values on; not of layers in them.
       rounded: Names of layers of raw values that get what 16 bits have rounded.
     """
 

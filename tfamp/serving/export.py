@@ -1,4 +1,4 @@
-"""Exports a model, verifies what was written, and tells what it costs and saves."""
+"""Exports a model, verifies the files, and reports cost and savings."""
 
 import contextlib
 import os

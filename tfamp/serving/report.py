@@ -49,7 +49,7 @@ class TensorDescription(NamedTuple):
 
 
 class ExportReport(NamedTuple):
-    """What was exported, what was verified, and what it costs and saves; `print` it.
+    """What was exported and verified, with its cost and savings; `print` it.
 
     Attributes:
       path: The SavedModel's folder, or the .tflite file.

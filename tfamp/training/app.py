@@ -299,7 +299,7 @@ def default_workdir(config, job: str = "compare") -> pathlib.Path:
 
     Args:
       config: The configuration of the job's folder.
-      job: One of `jobs.JOBS`. "train" has a folder of its own: runs/NAME-train-HASH.
+      job: One of `jobs.JOBS`. "train" has its own folder: runs/NAME-train-HASH.
     """
     settings = run_files.plain_config(config)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

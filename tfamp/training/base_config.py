@@ -279,7 +279,7 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
 def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a copy in which no graph rewrite is left to the environment.
 
-    So that a run's folder tells whether graphs were rewritten.
+    A run's folder thus records whether graphs were rewritten.
 
     Raises:
       ValueError: If the environment asks for a rewrite, and the mode for a policy.

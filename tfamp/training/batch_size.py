@@ -1,6 +1,6 @@
 """Finds the largest batch size of each precision mode that fits into memory.
 
-Each trial is a process of its own that takes training steps: it may run out of memory,
+Each trial is a separate process that takes training steps: it may run out of memory,
 be ended by Linux or crash, and nothing of that reaches the process that asks.
 """
 

@@ -1,4 +1,4 @@
-"""Trials of batch sizes, each in a process of its own, and which of them are made."""
+"""Trials of batch sizes, each in a separate process, and their order."""
 
 import contextlib
 import math

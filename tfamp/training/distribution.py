@@ -232,7 +232,7 @@ def worker_folder(
 
     All workers save alike, since reading a variable may need all of them. Only the
     chief's files are kept: the others write to a temporary folder, with a copy of
-    what the run goes on from. Nobody writes before all have copied, or goes on
+    what the run resumes from. Nobody writes before all have copied, or goes on
     before the chief has written all.
 
     Yields:

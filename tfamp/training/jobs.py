@@ -123,7 +123,7 @@ def _find_batch_size(config, workdir, asked):
 
 
 def say(line: str) -> None:
-    """Tells a user of progress, on standard error."""
+    """Prints progress on standard error."""
     sys.stderr.write(f"{line}\n")
 
 

@@ -2,7 +2,7 @@
 
 What measures must find no memory, switch or traced function of another: a process for
 each call. The server imports TensorFlow and never starts it, so that what is forked off
-is as new as an interpreter of its own, without the seconds of its imports.
+is as new as a fresh interpreter, without the seconds of its imports.
 
 A process is held to its limit by its resident memory, as a container is by Linux.
 `RLIMIT_DATA` and `RLIMIT_AS` would not do: where an allocation fails, TensorFlow 2.21
@@ -98,7 +98,7 @@ def call(
     memory: Memory = Memory(),  # noqa: B008 (immutable)
     preload: Sequence[str] = (),
 ) -> Outcome:
-    """Calls a function in a process of its own, which ends with this one.
+    """Calls a function in a separate process, which ends with this one.
 
     Args:
       function: Of a module; what it returns, and its arguments, can be pickled.

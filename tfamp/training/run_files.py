@@ -41,7 +41,7 @@ def open_folder(
     turn out to be wrong leaves nothing that the corrected one would stumble over.
 
     Args:
-      config: The resolved configuration; None for a job without one of its own.
+      config: The resolved configuration; None for a job without one.
       workdir: The folder.
       kind: One of `KINDS`.
 
