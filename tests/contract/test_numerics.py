@@ -200,7 +200,7 @@ def test_a_notebook_shows_a_summary_with_the_worst_calls():
     inputs = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
     found = tfamp.compare_precision(model, inputs, "mixed_bfloat16")
     short, shown = found._repr_markdown_(), repr(found)
-    assert short.startswith("### deep: mixed_bfloat16 beside float32\n")
+    assert short.startswith("### deep: mixed_bfloat16 against float32\n")
     assert "the 8 of 30 calls with the largest local errors" in short
     worst = sorted(found.rows, key=lambda row: -row.local_error)[:8]
     for text in (short, shown):

@@ -215,7 +215,7 @@ def test_float32_may_have_a_batch_size_of_its_own(tmp_path):
     config.float32.learning_rate = 0.01
     found = compare.compare(config, tmp_path)
     assert [run.batch_size for run in found.results] == [5, 10]
-    assert "different sizes: float32 5, mixed_bfloat16 10" in found.to_text()
+    assert "different batch sizes: float32 5, mixed_bfloat16 10" in found.to_text()
     settings = (tmp_path / "float32/seed0/config.yaml").read_text()
     assert "learning_rate: 0.01" in settings
     assert base_config.apply_tiny(config).float32.batch_size is None

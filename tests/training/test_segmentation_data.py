@@ -151,7 +151,10 @@ BAD = {
         r"masks/4.png has the values \[0, 7, 255\]. Expected {0, 1} or {0, 255}",
     ),
     "image": (lambda f: truncate(f / "images/5.png"), "images/5.png is not an image"),
-    "mask": (lambda f: (f / "masks/5.png").write_bytes(b""), "masks/5.png is no ima"),
+    "mask": (
+        lambda f: (f / "masks/5.png").write_bytes(b""),
+        "masks/5.png is not an ima",
+    ),
     "several sizes": (lambda f: write_pair(f, "6", side=24), "of 2 sizes: .*24.*=256"),
     "one example": (
         lambda f: [remove(f, f"images/{n}.png", f"masks/{n}.png") for n in range(9)],
@@ -187,7 +190,7 @@ def test_masks_of_several_classes_are_numbers(folder, config):
     colors = np.repeat(square(1, 2), 3, -1)  # The mean of colors is no class.
     for number in range(10):
         write_pair(folder, f"{number}", colors)
-    with pytest.raises(errors.DataError, match="no mask. Received: mode RGB"):
+    with pytest.raises(errors.DataError, match="not a mask. Received: mode RGB"):
         load(config, folder)
 
 
