@@ -30,7 +30,7 @@ BAD = {
     f"train_cnn {KEPT} --job=train --seeds=3": "belongs to --job=compare",
     f"train_cnn {KEPT} --config.optimizer.name=lamb": "'lamb'",
     f"train_cnn {KEPT} --config.optimizer.accumulation_steps=99": "accumulation",
-    f"train_bert {KEPT} --job=train_benchmark --preset=/nowhere": "folder /nowhere does not",
+    f"train_bert {KEPT} --job=train_benchmark --preset=/nowhere": "folder /nowhere",
     f"train_bert --config={CONFIGS}/bert/tweets.py --data_dir=absent": "absent",
     f"train_cnn --config={CONFIGS}/cnn/mnist.py --manual_dir=absent": "absent",
     "train_bert --preset=no_such_preset --tiny": "no_such_preset",
