@@ -75,7 +75,7 @@ def test_tiny_comparison_prints_the_table_and_is_not_repeated(folder):
     lines = first.stdout.splitlines()
     # Not a terminal: a line an epoch, and no bar that is drawn over.
     assert not set("\r\b\x1b\u2501") & set(first.stdout + first.stderr)
-    assert sum("ms/step - " in line for line in lines) == 2
+    assert sum("s/step - " in line for line in lines) == 2
     head = next(i for i, line in enumerate(lines) if line.startswith("mode "))
     assert "steps/s" in lines[head] and "skipped steps" in lines[head]
     assert lines[head + 2].startswith("float32")
