@@ -5,7 +5,7 @@ python scripts/benchmark.py --workload=my_script:build
 python scripts/benchmark.py --tasks=digits --config.repeats=5
 python scripts/benchmark.py --config=configs/benchmark/gpu.py
 
-Needs no download. Interrupted, it goes on when the same command is given again.
+Needs no download. An interrupted run resumes with the same command.
 """
 
 import quiet_start  # Before all that imports TensorFlow.

@@ -1,4 +1,4 @@
-"""Shows the limits of number formats, and what each format makes of a number.
+"""Shows the limits of number formats, and how each format rounds a number.
 
 python scripts/formats.py
 python scripts/formats.py --value=1e-7 --value=70000,-0.1,nan
@@ -49,6 +49,6 @@ def show_values(values):
 
 if __name__ == "__main__":
     flags.DEFINE_multi_string(
-        "value", [], "Number, or several with commas between them; may be repeated."
+        "value", [], "Number, or several separated by commas; may be repeated."
     )
     app.run(main)

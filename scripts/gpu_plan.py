@@ -22,10 +22,12 @@ from tfamp import tables
 from tfamp.facts import hardware
 
 ROOT = pathlib.Path(__file__).parents[1]
-OUTPUT = flags.DEFINE_string("output", "runs/gpu_plan", "Folder of the results.")
-MINUTES = flags.DEFINE_float("minutes", 10, "Time for all of it.")
-TINY = flags.DEFINE_bool("tiny", False, "The small form, to see that all works.")
-ATTENTION = flags.DEFINE_bool("attention", False, "Only what XLA makes of attention.")
+OUTPUT = flags.DEFINE_string("output", "runs/gpu_plan", "Folder for the results.")
+MINUTES = flags.DEFINE_float("minutes", 10, "Time limit of the whole plan, in minutes.")
+TINY = flags.DEFINE_bool("tiny", False, "Run small models only, as a check.")
+ATTENTION = flags.DEFINE_bool(
+    "attention", False, "Only report how XLA compiles attention."
+)
 INVARIANTS = "tests/contract/test_optimizer_properties.py"
 BENCHMARKS = {
     "speed": ("bert_base", "resnet"),
@@ -88,9 +90,9 @@ def main(argv):
         print(f"{what} ({(end - start) / 60:.1f} min left)", flush=True)
         rows.append({"step": what, **run(arguments, log, end - start)})
         rows[-1] |= {"seconds": f"{time.monotonic() - start:.0f}", "log": log.name}
-    form = "tiny form: no figure here is one of a GPU" if TINY.value else "whole"
+    form = "tiny: no figure here describes a GPU" if TINY.value else "whole"
     page = [
-        f"# What {hardware.device_label(hardware.read_devices())} shows",
+        f"# Measurements on {hardware.device_label(hardware.read_devices())}",
         f"{time.strftime('%Y-%m-%d')}, {form}; TensorFlow {tf.__version__}; "
         f"`python scripts/gpu_plan.py {' '.join(sys.argv[1:])}`",
         tables.of_dicts(rows),
@@ -104,7 +106,7 @@ def run(arguments, log, seconds):
     """Runs a step; returns its result, and its last line."""
     if seconds <= 0:
         log.write_text("")
-        return {"result": "left out: no time left", "last line": ""}
+        return {"result": "skipped: out of time", "last line": ""}
     with log.open("w") as file:
         try:
             done = subprocess.run(
@@ -116,7 +118,7 @@ def run(arguments, log, seconds):
             )
             result = "done" if done.returncode == 0 else f"exit code {done.returncode}"
         except subprocess.TimeoutExpired:
-            result = "stopped: no time left"
+            result = "stopped: out of time"
     lines = log.read_text(errors="replace").strip().splitlines()
     return {"result": result, "last line": lines[-1] if lines else ""}
 

@@ -121,7 +121,7 @@ _ABOVE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what stands above this package when it is asked for, and not before."""
+    """Imports names of higher layers on first use."""
     if module := _ABOVE.get(name):
         return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

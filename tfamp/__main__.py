@@ -47,7 +47,7 @@ def _find_config(command, name):
     name, _, argument = name.partition(":")
     if name not in found:
         sys.exit(
-            f"error: There is no such configuration. Received: {name!r}. Expected "
+            f"error: Unknown configuration. Received: {name!r}. Expected "
             f"--config=FILE, or one of {', '.join(sorted(found))}."
         )
     return f"{found[name]}:{argument}" if argument else found[name]

@@ -32,7 +32,7 @@ def check_count(
 
 
 def check_keywords(what: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Raises TypeError unless all keywords are known; `what` they are, in words."""
+    """Raises TypeError unless all keywords are known; `what` names them."""
     if unknown := [name for name in given if name not in known]:
         raise TypeError(
             f"Unknown {what}. Received: {', '.join(map(repr, unknown))}. "

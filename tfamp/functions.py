@@ -45,9 +45,7 @@ def name_of(function: str | Callable[..., Any]) -> str:
     else:
         found = bool(module) and _module_exists(module)
     if not found or not name.isidentifier():
-        raise ValueError(
-            f"There is no such function. Received: {function!r}. {_EXPECTED}"
-        )
+        raise ValueError(f"Function not found. Received: {function!r}. {_EXPECTED}")
     return f"{module}:{name}"
 
 
@@ -78,7 +76,7 @@ def find(name: str) -> Callable[..., Any]:
     sys.path.insert(0, os.path.dirname(module))  # For what stands beside it.
     spec = importlib.util.spec_from_file_location(pathlib.Path(module).stem, module)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{module} is no Python file.")
+        raise ImportError(f"{module} is not a Python file.")
     found = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, found)
     spec.loader.exec_module(found)

@@ -22,7 +22,7 @@ def share(count: int, of: int) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[str]], markdown: bool = False
 ) -> str:
-    """Returns a table in columns of equal width, that can be read as it is.
+    """Returns a table in columns of equal width, readable as plain text.
 
     Args:
       header: Names of the columns.
@@ -46,7 +46,7 @@ def report(
     """Returns lines, and tables below them.
 
     Args:
-      lines: What there is to say.
+      lines: Lines above the tables.
       tables: (header, rows) of each.
       title: For Markdown; without one it is for a terminal.
     """
@@ -62,7 +62,7 @@ def largest(rows: Sequence[Any], what: str, most: int = 8) -> tuple[list, list[s
 
     Args:
       rows: Objects with an `error`; one that is NaN is above all others.
-      what: The rows that are shown, in words.
+      what: A name for the rows that are shown.
       most: How many are shown.
 
     Returns:

@@ -1,7 +1,11 @@
 """The report: rows and answers from figures, and the same as tables, page and JSON."""
 
+import html
 import html.parser
 import json
+import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -98,7 +102,7 @@ def test_answer_says_mode_speed_memory_and_loss(made):
 @pytest.mark.parametrize(
     ("fast", "words"),
     [
-        ({FAST: repeats(0.2)}, "stay in float32: no mode is surely faster"),
+        ({FAST: repeats(0.2)}, "stay in float32: no mode is significantly faster"),
         ({FAST: repeats(0.05, 2.2)}, "stay in float32"),  # Another loss.
         ({FAST: repeats(0.05, 1.8)}, "mixed_bfloat16 is 2.00x"),  # A lower one.
         ({}, "no other mode has figures"),
@@ -112,7 +116,9 @@ def test_answer_is_float32_unless_a_mode_is_faster_with_the_same_loss(fast, word
 def test_nothing_is_recommended_from_two_repeats():
     two = [{r: rows[r] for r in (0, 1)} for rows in (repeats(0.1), repeats(0.05))]
     answer = make(dict(zip((BASE, FAST), two, strict=True))).answers()["net"]
-    assert answer.startswith("not decided: fewer than 3 repeats; the next is mixed_bf")
+    assert answer.startswith(
+        "not decided: fewer than 3 repeats; the fastest other mode is mixed_bf"
+    )
 
 
 def test_answer_compares_with_one_base_and_names_that_of_another_task():
@@ -273,6 +279,50 @@ def test_page_begins_with_the_answer_escapes_texts_and_suits_a_phone():
     assert 'name="viewport"' in page and "max-width: 40rem" in page
     labels = [attributes["data-name"] for tag, attributes in tags if tag == "td"]
     assert "speed-up" in labels and "loss - float32's" in labels
+
+
+def test_page_can_be_read_aloud_and_without_color():
+    times = accuracy.summarize("net", TIMES, 0.9)
+    page = make(ALL, times=times).to_html()
+    tags = Page(page).tags
+    assert ("html", {"lang": "en"}) in tags and "prefers-color-scheme: dark" in page
+    assert [tag for tag, _ in tags].count("h1") == 1
+    assert {a.get("scope") for tag, a in tags if tag == "th"} == {"col"}
+    pictures = [a for tag, a in tags if tag == "figure"]
+    assert len(pictures) == 3
+    assert all(a["role"] == "img" and a["aria-label"] for a in pictures)
+    assert "stroke-dasharray" in page[page.index("Score over time") :]
+    assert "open: within noise" in page
+
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+FRAME = """<iframe width="{width}" height="900" srcdoc="{page}"></iframe><script>
+onload = () => {{
+  const page = document.querySelector("iframe").contentDocument;
+  const parts = [page.documentElement, ...page.querySelectorAll(".wide")];
+  document.title = parts.map(x => x.scrollWidth - x.clientWidth);
+}}
+</script>"""
+
+
+@pytest.mark.skipif(not BROWSER, reason="no headless browser is installed")
+@pytest.mark.parametrize("width", [400, 1280])
+def test_page_fits_its_window(width, tmp_path):
+    times = accuracy.summarize("net", TIMES, 0.9)
+    page = make(ALL, {cell("tf32"): f"no <GPU> in {'folder/' * 40}"}, times=times)
+    frame = FRAME.format(width=width, page=html.escape(page.to_html()))
+    (tmp_path / "frame.html").write_text(frame)
+    done = subprocess.run(
+        [
+            *(BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu"),
+            *(f"--user-data-dir={tmp_path / 'user'}", "--dump-dom"),
+            (tmp_path / "frame.html").as_uri(),
+        ],
+        **{"capture_output": True, "text": True, "timeout": 120},
+    )
+    beyond = re.search("<title>(.*)</title>", done.stdout)
+    assert beyond and set(beyond[1].split(",")) == {"0"}, done.stderr[-500:]
 
 
 def test_times_are_said_in_few_digits():

@@ -105,7 +105,7 @@ def test_overflow_skips_the_step_and_lowers_the_scale(tmp_path):
 
 def test_failure_is_one_line():
     done = torch_peer.call(PYTHON, {"mode": "tf16", "steps": 1, "warmup": 1}, 300)
-    assert done.failure.startswith("ValueError: PyTorch has no twin of this mode")
+    assert done.failure.startswith("ValueError: This mode has no PyTorch equivalent")
 
 
 @pytest.mark.parametrize(

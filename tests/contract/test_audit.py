@@ -416,7 +416,7 @@ def test_multiplications_of_attention():
 
 def test_open_sizes_are_told():
     model = build((None, 8), lambda: [L.Dense(8)], FP32)
-    assert "taken to be 128" in tfamp.audit(model).notes[0]
+    assert "assumed to be 128" in tfamp.audit(model).notes[0]
     report = tfamp.audit(model, inputs=np.zeros((2, 5, 8)))
     assert report.notes == () and report.multiplications == 2 * 5 * 8 * 8
 

@@ -305,7 +305,7 @@ REFUSED = {
     ),
     "other result in a graph": (
         lambda: models.with_layer(OtherInGraph()),
-        r"computes something else than the float32 model.*1\.0e\+00",
+        r"computes other outputs than the float32 model.*1\.0e\+00",
     ),
     "not built": (models.Subclassed, r"not built.*Call it on a batch"),
     "sparse input": (sparse, r"Only dense inputs.*'rows'"),
@@ -357,7 +357,7 @@ BAD_CALLS = {
     "other structure": (
         lambda _, path: sampled({"ids": np.ones((2, 3))})(built(models.tokens), path),
         tfamp.ExportError,
-        "structured as the model's inputs",
+        "must have the structure",
     ),
 }
 

@@ -200,7 +200,7 @@ def test_model_without_loss_scaling_trains_with_a_note(caplog):
     model.compile("sgd", "mse")
     history = fit(model, *data(), tfamp.LossScaleMonitor()).history
     assert set(history) == {"loss"}
-    assert "nothing to show, for the optimizer is SGD" in caplog.text
+    assert "nothing to record: the optimizer is SGD" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_status_tells_and_disable_leaves_what_is_compiled():
         (lambda: tfamp.enable(optimizer_state="4bit"), "4bit"),
         (lambda: tfamp.enable("float32", weights="bfloat16"), "mixed_bfloat16"),
         (lambda: tfamp.enable(weights="float16"), "'float32' or 'bfloat16'"),
-        (lambda: tfamp.low_bit(keras.optimizers.Ftrl()), "Ftrl keeps"),
+        (lambda: tfamp.low_bit(keras.optimizers.Ftrl()), "Ftrl has state"),
         (lambda: tfamp.low_bit(keras.optimizers.RMSprop(centered=True)), "centered"),
     ],
 )

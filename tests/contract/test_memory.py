@@ -151,7 +151,8 @@ def test_several_replicas_are_refused():
 
 def test_the_picture_has_each_kind_and_layer():
     report = found()
-    upper, lower = report.figure(again=found(remat=[r"block_\d"])).axes
-    assert [x.get_text() for x in upper.get_legend().get_texts()] == [*kinds()]
+    figure = report.figure(again=found(remat=[r"block_\d"]))
+    (legend,), (upper, lower) = figure.legends, figure.axes
+    assert [x.get_text() for x in legend.get_texts()] == [*kinds()]
     assert [x.get_text() for x in upper.get_yticklabels()] == ["m", "again"]
     assert [x.get_text() for x in lower.get_yticklabels()] == [*report.layers][:20]

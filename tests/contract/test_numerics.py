@@ -200,7 +200,7 @@ def test_a_notebook_shows_a_summary_with_the_worst_calls():
     inputs = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
     found = tfamp.compare_precision(model, inputs, "mixed_bfloat16")
     short, shown = found._repr_markdown_(), repr(found)
-    assert short.startswith("### deep: mixed_bfloat16 beside float32\n")
+    assert short.startswith("### deep: mixed_bfloat16 against float32\n")
     assert "the 8 of 30 calls with the largest local errors" in short
     worst = sorted(found.rows, key=lambda row: -row.local_error)[:8]
     for text in (short, shown):
@@ -288,7 +288,7 @@ def test_search_stops_in_time_with_what_is_safe(chain):
     )
     assert not found.complete and found.passed
     assert found.held_out.kept == ("first", "fault", "second")
-    assert "time was over" in str(found)
+    assert "time limit" in str(found)
 
 
 def test_search_of_a_sound_model_keeps_nothing():

@@ -122,7 +122,7 @@ def test_nonsense_is_refused(keywords, error):
 
 def test_interval_by_both_names_is_refused_unless_they_agree():
     inner = keras.optimizers.SGD()
-    with pytest.raises(ValueError, match="give one"):
+    with pytest.raises(ValueError, match="pass one"):
         tfamp.LossScaleOptimizer(inner, growth_interval=5, dynamic_growth_steps=7)
     made = tfamp.LossScaleOptimizer(inner, growth_interval=7, dynamic_growth_steps=7)
     assert made.growth_interval == 7

@@ -316,7 +316,7 @@ def test_values_that_were_rounded_before_they_are_normalized_are_told_of():
     tfamp.enable("mixed_bfloat16")
     same = layers.Dense(2, kernel_initializer="identity")
     model = keras.Sequential([same, normalization(name="late"), layers.Dense(1)])
-    with pytest.warns(UserWarning, match="'late' gets values that were rounded"):
+    with pytest.warns(UserWarning, match="'late' receives values that"):
         model(YEARS)
 
 

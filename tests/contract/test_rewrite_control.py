@@ -587,7 +587,7 @@ def inside_of_xla(step):
 REASONS = {
     "XLA": (xla, {}, "XLA"),
     "inside of XLA": (inside_of_xla, {}, "XLA"),
-    "eager": (lambda step: lambda x: step.run(x), {}, "runs eagerly"),
+    "eager": (lambda step: lambda x: step.run(x), {}, "run_eagerly"),
     "nothing": (lambda step: tf.function(lambda x: x + 1), {}, "allow list"),
     "switched off": (
         lambda step: step.function,
@@ -626,7 +626,7 @@ def test_a_call_compiled_by_xla_inside_is_told():
     assert report.effective == "bfloat16"
     assert "a part is compiled by XLA and not rewritten" in report.reason
     report = tfamp.graph_rewrite_report(both, step.x, preview=True)
-    assert report.effective is None and "there is no preview" in report.reason
+    assert report.effective is None and "have no preview" in report.reason
 
 
 def test_no_request_is_told_and_an_option_set_without_tfamp_is_seen(monkeypatch):

@@ -11,7 +11,7 @@ KEPT = "--tiny --workdir=kept --overwrite"
 # Script and arguments: what the one line says.
 BAD = {
     "train_cnn --config.epochz=3": 'Did you mean "epochs"',
-    "train_cnn --config=nope.py": "no file for --config. Received: 'nope.py'",
+    "train_cnn --config=nope.py": "does not exist. Received: 'nope.py'",
     "train_cnn --config.data.name=mnisty --job=train": "config.data.name='mnisty'",
     "train_cnn --config.precision.loss_scale.backoff_factor=2 --tiny": "factor=2",
     "train_cnn --tiny --workdir=/dev/null/x": "--workdir",
@@ -30,7 +30,7 @@ BAD = {
     f"train_cnn {KEPT} --job=train --seeds=3": "belongs to --job=compare",
     f"train_cnn {KEPT} --config.optimizer.name=lamb": "'lamb'",
     f"train_cnn {KEPT} --config.optimizer.accumulation_steps=99": "accumulation",
-    f"train_bert {KEPT} --job=train_benchmark --preset=/nowhere": "no folder /nowhere",
+    f"train_bert {KEPT} --job=train_benchmark --preset=/nowhere": "folder /nowhere",
     f"train_bert --config={CONFIGS}/bert/tweets.py --data_dir=absent": "absent",
     f"train_cnn --config={CONFIGS}/cnn/mnist.py --manual_dir=absent": "absent",
     "train_bert --preset=no_such_preset --tiny": "no_such_preset",
@@ -75,7 +75,7 @@ def test_tiny_comparison_prints_the_table_and_is_not_repeated(folder):
     lines = first.stdout.splitlines()
     # Not a terminal: a line an epoch, and no bar that is drawn over.
     assert not set("\r\b\x1b\u2501") & set(first.stdout + first.stderr)
-    assert sum("ms/step - " in line for line in lines) == 2
+    assert sum("s/step - " in line for line in lines) == 2
     head = next(i for i, line in enumerate(lines) if line.startswith("mode "))
     assert "steps/s" in lines[head] and "skipped steps" in lines[head]
     assert lines[head + 2].startswith("float32")

@@ -37,8 +37,8 @@ NO = errors.UnsupportedModeError
         ("auto", [GTX_1660], NO, "no tensor cores despite 7.5"),
         ("auto", [], NO, "no device was found"),
         ("auto", [OFF], NO, "TF_ENABLE_ONEDNN_OPTS=1"),
-        ("auto", [BF16, TPU], NO, "here is TPU"),
-        ("bfloat16", [BF16, A100], NO, "for CPUs only, and here is NVIDIA A100"),
+        ("auto", [BF16, TPU], NO, "this device is TPU"),
+        ("bfloat16", [BF16, A100], NO, "for CPUs only; this device is NVIDIA A100"),
         ("float16", [BF16], NO, "for GPUs only"),
         ("float16", [P100], NO, "capability 6.0 < 7.0"),
         ("mixed_bfloat16", [BF16], ValueError, "Received: dtype='mixed_bfloat16'"),
@@ -54,7 +54,7 @@ def test_dtype_is_chosen_or_refused_with_the_reason(asked, devices, expected, re
 
 
 def test_bfloat16_is_refused_where_onednn_is_held_below_it():
-    with pytest.raises(NO, match="held to avx2"):
+    with pytest.raises(NO, match="limited to avx2"):
         choose_dtype("auto", [BF16], {"ONEDNN_MAX_CPU_ISA": "avx2"})
 
 

@@ -241,5 +241,5 @@ def test_a_model_of_one_s_own_is_tried_in_processes(tmp_path):
     words = "must return batches of the requested size.*16 examples for batch_size=8"
     with pytest.raises(tfamp.RunError, match=words):
         tfamp.find_batch_size(f"{file}:fixed", modes=["float32"])
-    with pytest.raises(ValueError, match="There is no such function"):
+    with pytest.raises(ValueError, match="Function not found"):
         tfamp.find_batch_size(f"{tmp_path / 'none.py'}:build")

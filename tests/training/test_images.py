@@ -268,7 +268,7 @@ def test_fifth_of_each_class_is_held_out_the_same_in_every_run(tmp_path):
     ("spoil", "message"),
     [
         (lambda f: write(f / "b/1.png", 0, (8, 8, 1)), "2 sizes: .*6x4.*b/1.png: 8x8"),
-        (lambda f: (f / "a/0.png").write_bytes(b"x"), "a/0.png is no image"),
+        (lambda f: (f / "a/0.png").write_bytes(b"x"), "a/0.png is not an image"),
         (lambda f: (f / "c").mkdir(), "'c': .*0.* images. Expected images in train/CL"),
         (shutil.rmtree, "'mine'.*images in train/CLASS"),
     ],

@@ -101,7 +101,7 @@ def test_the_first_that_fits_is_chosen(file, stand_in, limit, held, chosen, meas
     assert sizes == [PROGRAMS + FLOAT32 - 100 * n for n in range(4)]
     if chosen is None:
         assert found.chosen is None and "nothing fits" in str(found)
-        assert f"{PROGRAMS + 100 - limit} MiB more than there is" in str(found)
+        assert f"{PROGRAMS + 100 - limit} MiB more than available" in str(found)
     else:
         assert found.chosen["option"] == chosen
         assert 'tfamp.enable("mixed_bfloat16"' in str(found)

@@ -177,14 +177,17 @@ def test_a_run_needs_no_config_for_what_is_done_with_it(ran):
     ("name", "words"),
     [
         ("wrong", "my_task.py:wrong must return a tfamp.training.Task. Received: dict"),
-        ("absent", "There is no such function"),
+        ("absent", "Function not found"),
         ("none", "no --config. Expected: --config=FILE."),
         ("no_folder", "Expected: --config=FILE, or --workdir=FOLDER of a run."),
-        ("no_file", "--config.eval_batch_size needs --config=FILE beside it."),
-        ("no_run", "no run in 'run'. Expected --workdir=FOLDER, one of run/float32/"),
+        ("no_file", "--config.eval_batch_size also needs --config=FILE."),
+        (
+            "no_run",
+            "No run found in 'run'. Expected --workdir=FOLDER, one of run/float32/",
+        ),
         ("overwrite", "--overwrite belongs to a job that trains"),
         ("other", "other settings (batch_size: 32 -> 16)"),
-        ("default", "There is no run in 'runs/planes-train-"),
+        ("default", "No run found in 'runs/planes-train-"),
     ],
 )
 def test_what_is_no_task_is_told_in_one_line(ran, name, words):
@@ -333,7 +336,7 @@ def once():
     ("settings", "error", "words"),
     [
         ({"train": once()}, ValueError, "`train` can be iterated only once"),
-        ({"test": None}, ValueError, "nothing to score"),
+        ({"test": None}, ValueError, "to be scored on"),
         ({"epochs": 0}, ValueError, "epochs=0"),
         ({"modes": ("float32", "float32")}, ValueError, "each once"),
         ({"modes": ()}, ValueError, "each once"),

@@ -6,10 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib import colors
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
-from tfamp.training import plots
+from tfamp.memory_saving import account
+from tfamp.numerics import plots as numerics_plots
+from tfamp.training import plots, rehearsal
 
 # Step, loss scale, growth interval, steps skipped so far.
 POINTS = [
@@ -148,6 +151,56 @@ def test_perplexities_are_drawn_in_the_place_of_losses_and_where_a_curve_ends():
     (axes,) = draw({good: unscaled([3.0, None])}, epochs).values()
     assert axes.get_ylabel() == "loss"
     assert lines(axes)["not finite from here on"] == ([2], [3.0])
+
+
+# ---- Without color ----
+
+MODES = ("float32", "tf32", "mixed_bfloat16", "mixed_float16")
+FIGURES = {
+    "runs": lambda: plots.runs_figure(
+        "a",
+        {(mode, 0): make_rows() for mode in MODES},
+        {(mode, 0): [{"epoch": 1, "val_perplexity": 9.0}] for mode in MODES},
+    ),
+    "regression": lambda: plots.regression_figure("a", "b", [1.0, 2], [2.0, 1], True),
+    "errors": lambda: numerics_plots.errors(
+        ["x", "y"], {what: [0.1, 0.2] for what in "abc"}, "a"
+    ),
+    "memory": lambda: account.MemoryReport("a", 8, *range(1, 7), {"x": 5}).figure(),
+    "rehearsal": lambda: rehearsal.Rehearsal(
+        *("a", "b", 8, 2),
+        tuple(
+            {
+                **{"mode": mode, "how": "measured", "losses": [2.0, 1.0]},
+                **{"memory": dict.fromkeys(account.KINDS, 1)},
+                **{"formats": {"float32": 0.5, "bfloat16": 0.5}},
+            }
+            for mode in MODES
+        ),
+        (),
+    ).figure(),
+}
+
+
+def looks(axes):
+    """Yields gray and style of each labeled line and of each series of bars."""
+    for line in axes.get_lines():
+        if not line.get_label().startswith("_"):
+            yield line.get_color(), line.get_linestyle(), line.get_marker()
+    for bars in axes.containers:
+        yield bars[0].get_facecolor(), bars[0].get_hatch()
+
+
+@pytest.mark.parametrize("make", FIGURES.values(), ids=FIGURES)
+def test_series_can_be_told_apart_in_grayscale(make):
+    for axes in make().axes:
+        for (color, *style), (other, *another) in itertools.combinations(
+            looks(axes), 2
+        ):
+            grays = [
+                np.dot(colors.to_rgb(x), (0.299, 0.587, 0.114)) for x in (color, other)
+            ]
+            assert style != another or abs(np.subtract(*grays)) > 0.08
 
 
 NO_MATH = "cost_$_per_$"  # Not to be parsed, which would fail.

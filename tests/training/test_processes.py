@@ -94,7 +94,7 @@ def test_each_call_has_a_process_of_its_own_that_starts_no_others():
         ("raise", "ValueError: of two lines", False),
         ("crash", "ended by SIGABRT: check failed: x == y", False),
         ("killed", "killed (SIGKILL), as Linux does", True),
-        ("hang", "ended after 1 s without figures", False),
+        ("hang", "ended after 1 s without a result", False),
         ("hold", "resident, the limit is", True),
     ],
 )
@@ -162,7 +162,7 @@ LACKS = {
 }
 OTHERS = {
     "a bug": "ValueError: Dimensions must be equal, but are 3 and 4",
-    "a crash": "ended by SIGSEGV: no reason was given",
+    "a crash": "ended by SIGSEGV: no reason was reported",
     "oneDNN, wrong arguments": "AbortedError: Operation received an exception:Status: 2"
     ", message: could not create a descriptor",
     "a full disk": "ResourceExhaustedError: /tmp/x; No space left on device",

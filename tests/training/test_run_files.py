@@ -84,7 +84,7 @@ def test_folder_that_another_process_works_in_is_refused(tmp_path):
     with subprocess.Popen(command, **pipes) as other:
         assert other.stdout.readline() == "locked\n"
         for job in (JOBS["run"], run_files.delete_run):
-            with pytest.raises(tfamp.RunError, match="Another process is at work"):
+            with pytest.raises(tfamp.RunError, match="Another process is working"):
                 job(folder)
         assert {p.name for p in folder.iterdir()} == {".tfamp-lock", ".tfamp-run"}
         other.communicate("")

@@ -150,8 +150,11 @@ BAD = {
         lambda f: write(f / "masks/4.png", square(7, 255)),
         r"masks/4.png has the values \[0, 7, 255\]. Expected {0, 1} or {0, 255}",
     ),
-    "image": (lambda f: truncate(f / "images/5.png"), "images/5.png is no image"),
-    "mask": (lambda f: (f / "masks/5.png").write_bytes(b""), "masks/5.png is no ima"),
+    "image": (lambda f: truncate(f / "images/5.png"), "images/5.png is not an image"),
+    "mask": (
+        lambda f: (f / "masks/5.png").write_bytes(b""),
+        "masks/5.png is not an ima",
+    ),
     "several sizes": (lambda f: write_pair(f, "6", side=24), "of 2 sizes: .*24.*=256"),
     "one example": (
         lambda f: [remove(f, f"images/{n}.png", f"masks/{n}.png") for n in range(9)],
@@ -163,11 +166,11 @@ BAD = {
     ),
     "16-bit mask": (
         lambda f: write(f / "masks/1.png", np.ones((SIDE, SIDE), "uint16")),
-        "masks/1.png is no mask. Received: mode I;16",
+        "masks/1.png is not a mask. Received: mode I;16",
     ),
     "alpha": (
         lambda f: write(f / "masks/1.png", np.ones((SIDE, SIDE, 4), "uint8")),
-        "masks/1.png is no mask. Received: mode RGBA",
+        "masks/1.png is not a mask. Received: mode RGBA",
     ),
 }
 
@@ -187,7 +190,7 @@ def test_masks_of_several_classes_are_numbers(folder, config):
     colors = np.repeat(square(1, 2), 3, -1)  # The mean of colors is no class.
     for number in range(10):
         write_pair(folder, f"{number}", colors)
-    with pytest.raises(errors.DataError, match="no mask. Received: mode RGB"):
+    with pytest.raises(errors.DataError, match="not a mask. Received: mode RGB"):
         load(config, folder)
 
 

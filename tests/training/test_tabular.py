@@ -136,7 +136,7 @@ def test_one_kind_of_columns_is_enough(config, kind):
     ("settings", "message"),
     [
         ({"data.name": "tables"}, "'diabetes'. Received: data.name='tables'"),
-        ({"data.target_column": "distance"}, "target_column must be no feature"),
+        ({"data.target_column": "distance"}, "target_column must not be a feature"),
         (
             {"data.categorical_columns": (), "data.continuous_columns": ()},
             "must name a column",

@@ -102,15 +102,15 @@ def test_without_a_time_the_split_is_drawn(config):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ("2020-01-04,1,a,x,3", "column 'heat' is no finite float32 number: x"),
-        ("2020-01-04,1,a,1e39,3", "'heat' is no finite float32 number: 1e39"),
+        ("2020-01-04,1,a,x,3", "column 'heat' is not a finite float32 number: x"),
+        ("2020-01-04,1,a,1e39,3", "'heat' is not a finite float32 number: 1e39"),
         ("2020-01-04,1,a,,3", "column 'heat' is empty"),
         ("2020-01-04,1,a,NaN,3", "column 'heat' is empty"),
-        ("2020-01-04,1,a,1,few", "'sold' is no finite float32 number: few"),
+        ("2020-01-04,1,a,1,few", "'sold' is not a finite float32 number: few"),
         ("2020-01-04,1,a,1,-1", "column 'sold' is below 0: -1"),
-        ("04.01.2020,1,a,1,3", "'day' is no date of the format '%Y-%m-%d': 04.01."),
-        (",1,a,1,3", "'day' is no date of the format"),
-        ("2020-01-04,noon,a,1,3", "'hour' is no finite float32 number: noon"),
+        ("04.01.2020,1,a,1,3", "'day' is not a date of the format '%Y-%m-%d': 04.01."),
+        (",1,a,1,3", "'day' is not a date of the format"),
+        ("2020-01-04,noon,a,1,3", "'hour' is not a finite float32 number: noon"),
         ("2020-01-04,1,a,1", "column 'sold' is empty"),
     ],
 )

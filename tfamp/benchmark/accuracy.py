@@ -1,8 +1,8 @@
 """Time to accuracy: seconds of training until the validation score is at a target.
 
 A faster step is worth nothing if more steps are needed. So each mode trains from the
-same seeds, on the same data in the same order, and the clock says when the score on the
-validation split first was the target or better.
+same seeds, on the same data in the same order, and the time is taken until the
+validation score first reaches the target.
 """
 
 import pathlib
@@ -127,8 +127,8 @@ def summarize(
     """Returns a row for each mode.
 
     Seeds that did not reach the target in both are left out of the ratio. They are the
-    slow ones, and a mode that loses them looks faster than it is: `reached` tells of
-    them, and there is no ratio if less than half of the seeds are left.
+    slow ones, and a mode that loses them looks faster than it is: `reached` counts
+    those left, and there is no ratio if less than half of the seeds are left.
 
     Args:
       task: Name of the task.

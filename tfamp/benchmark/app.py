@@ -31,7 +31,9 @@ def define_flags(default_config: str) -> None:
         "or 'file.py:function'. It returns a compiled Keras model and a "
         "tf.data.Dataset of batches.",
     )
-    flags.DEFINE_list("modes", [], "Precision modes; default: those fast here.")
+    flags.DEFINE_list(
+        "modes", [], "Precision modes; default: those that are fast on this device."
+    )
     flags.DEFINE_list("tasks", [], "Names of tasks to time; default: all.")
     flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
     flags.DEFINE_bool("overwrite", False, "Delete the contents of the folder first.")
@@ -48,8 +50,8 @@ def _run_flags():
     config = values.config
     if not {"tasks", "time_to_accuracy"} <= set(config):
         raise ValueError(
-            "--config must name a benchmark's configuration, with `tasks`. Received "
-            f"one with {', '.join(sorted(config))}. To measure a training "
+            "--config must name a benchmark's configuration, with `tasks`. Received: "
+            f"a configuration with {', '.join(sorted(config))}. To measure a training "
             "configuration, name it in a file like configs/benchmark/quick.py."
         )
     if values.workload:
@@ -59,7 +61,7 @@ def _run_flags():
     if values.tiny:
         config = cells.apply_tiny(config)
         given = config_flags.get_override_values(flags.FLAGS["config"])
-        config.update_from_flattened_dict(given)  # What was asked for wins.
+        config.update_from_flattened_dict(given)  # Flags win.
     for task in config.tasks.values() if values.modes else ():
         task.modes = tuple(values.modes)
     _keep_tasks(config, values.tasks)
@@ -87,7 +89,7 @@ def _measure_own(config, workload):
 
 
 def _keep_tasks(config, names):
-    """Drops the tasks that were not asked for."""
+    """Drops the tasks that were not requested."""
     known = {*config.tasks, *config.time_to_accuracy}
     if set(names) - known:
         raise ValueError(

@@ -33,7 +33,7 @@ VARIANTS = {
 # where the device has it; "float32" switches it off.
 BASES = ("tf32", "float32")
 _TINY_MODES = ("float32", "mixed_bfloat16")
-# What the cells' figures do not depend on: a folder goes on under others.
+# The cells' figures do not depend on these: a folder resumes with others.
 _FREE = ("repeats", "memory_limit_mb", "time_limit", "torch_python", "tiny")
 _FREE_OF_TASK = ("modes", "slow_modes", "frameworks", "xla", "beside")
 _FREE_OF_TASK += ("batch_sizes", "sequence_lengths", "jit")
@@ -178,7 +178,7 @@ class Cell(NamedTuple):
 
     @property
     def shape(self) -> str:
-        """The sizes in words; "" without."""
+        """The sizes as text; "" without."""
         sizes = {"batch": self.batch_size, "length": self.sequence_length}
         return ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
 
@@ -353,7 +353,7 @@ _COUNTS = (
     lambda values: all(checks.is_integer(v) and v >= 1 for v in values),
 )
 _MODES = _some_of(VARIANTS)
-# As in `base_config`: field -> what it must satisfy, in words and as a predicate.
+# As in `base_config`: field -> what it must satisfy, as text and as a predicate.
 _RULES = {
     **dict.fromkeys(("repeats", "steps", "warmup"), _AT_LEAST_1),
     **dict.fromkeys(("memory_limit_mb", "time_limit"), _AT_LEAST_1),

@@ -46,16 +46,19 @@ def define() -> None:
     """Defines the flags; each is a field of `Settings`."""
     defaults = Settings._field_defaults
     for name, text in (
-        ("batch_sizes", "Batch sizes; default: the configuration's, float32's own."),
-        ("sequence_lengths", "Lengths; default: the configuration's."),
-        ("modes", "Modes; default: float32, TF32 where it is, the configuration's."),
+        (
+            "batch_sizes",
+            "Batch sizes; default: the configuration's, with float32's if set.",
+        ),
+        ("sequence_lengths", "Sequence lengths; default: the configuration's."),
+        ("modes", "Modes; default: float32, TF32 if supported, the configuration's."),
         ("jit", "XLA: auto, on, off; default: as the configuration says."),
     ):
         flags.DEFINE_list(_PREFIX + name, [], text)
     for name, text in (
-        ("steps", "Timed steps of each process; with accumulation, whole windows."),
-        ("warmup", "Untimed steps before them, including the first."),
-        ("repeats", "Processes of each cell, interleaved."),
+        ("steps", "Timed steps per process; whole windows if gradients accumulate."),
+        ("warmup", "Untimed steps before the timed ones, including the first."),
+        ("repeats", "Processes per cell, interleaved."),
     ):
         flags.DEFINE_integer(_PREFIX + name, defaults[name], text, lower_bound=1)
 
@@ -81,8 +84,8 @@ def settings(job: str, tiny: bool = False) -> Settings:
             values[name] = tuple(map(int, values[name]))
         except ValueError as error:
             raise ValueError(
-                f"--{_PREFIX}{name} must be whole numbers with commas between them. "
-                f"Received: {','.join(values[name])!r}."
+                f"--{_PREFIX}{name} must be integers separated by commas. Received: "
+                f"{','.join(values[name])!r}."
             ) from error
     return Settings(JOBS[job], **values)
 
@@ -176,7 +179,7 @@ def run(
     made = runner.run(_benchmark(config, settings), workdir, say)
     made.check(workdir)
     table = tables.of_dicts(published(made))
-    text = f"{made.to_markdown()}\n## As NVIDIA publishes them\n\n{table}\n"
+    text = f"{made.to_markdown()}\n## In NVIDIA's layout\n\n{table}\n"
     run_files.write_text(pathlib.Path(workdir, "report.md"), text)
     return text
 

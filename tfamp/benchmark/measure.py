@@ -95,7 +95,7 @@ def _figures(watch, window, warmup):
 
 @contextlib.contextmanager
 def _in_force(task, cell, seed) -> Iterator[Any]:
-    """The cell's precision; yields a function that tells of it after the steps."""
+    """The cell's precision; yields a function that describes it after the steps."""
     mode, rewrite = cells.VARIANTS[cell.mode]
     if cell.framework == "keras":
         with policy.policy_scope(mode):

@@ -4,6 +4,7 @@ import io
 from typing import Any
 
 _GRAY, _GREEN, _RED = "#6b7280", "#0f766e", "#b91c1c"
+_LINES = ((_GRAY, "-"), (_GREEN, "--"), (_RED, ":"))  # Of modes over time.
 # Inches: narrow, so that texts can be read on a phone.
 _WIDTH, _LINE = 4.4, 0.36
 # A bar beyond that would hide the others: it ends there, and the number says it.
@@ -21,7 +22,9 @@ def draw(report: Any) -> dict[str, str]:
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 8}):
         figures = {
             f"Speed-up over {report.base}, with its 95 % interval": _speed_ups(report),
-            f"Loss beside {report.base}'s, with its 95 % interval": _losses(report),
+            f"Loss relative to {report.base}'s, with its 95 % interval": _losses(
+                report
+            ),
             "Score over time": _accuracy(report),
         }
         return {title: _svg(each) for title, each in figures.items() if each}
@@ -29,7 +32,7 @@ def draw(report: Any) -> dict[str, str]:
 
 def _svg(figure):
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(text, format="svg", metadata={"Date": None})
     svg = text.getvalue()
     return svg[svg.index("<svg") :]
 
@@ -64,7 +67,8 @@ def _intervals(report, rows, values, at, unit):
         if low is not None:
             ends = [max(-limit, min(each, limit)) for each in (low, high)]
             axes.hlines(y, *ends, color=color, linewidth=2)
-        axes.plot([shown], [y], "o", color=color, markersize=5)
+        face = {"markerfacecolor": color if surely else "white"}
+        axes.plot([shown], [y], "o", color=color, markersize=5, **face)
         axes.annotate(
             text,
             (1.0, y),
@@ -77,7 +81,7 @@ def _intervals(report, rows, values, at, unit):
     axes.set_yticks(range(len(rows)), [_label(report, row) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.locator_params("x", nbins=4)  # Their labels are not to touch.
-    axes.set_xlabel(unit)
+    axes.set_xlabel(f"{unit} (open: within noise)")
     return made
 
 
@@ -101,14 +105,14 @@ def _accuracy(report):
     if not rows:
         return None
     made, axes = _figure(3.2)
-    colors = dict(
-        zip(dict.fromkeys(r.mode for r in rows), (_GRAY, _GREEN, _RED), strict=False)
-    )
+    modes = dict.fromkeys(row.mode for row in rows)
+    looks = dict(zip(modes, _LINES, strict=False))
     for row in rows:
-        color = colors.get(row.mode, "black")
+        color, line = looks.get(row.mode, ("black", "-."))
         for number, points in enumerate(row.points.values()):
             name = None if number else f"{row.task}, {row.mode}"
-            axes.plot(*zip(*points, strict=True), color=color, alpha=0.7, label=name)
+            style = {"color": color, "linestyle": line, "label": name}
+            axes.plot(*zip(*points, strict=True), alpha=0.7, **style)
         axes.axhline(row.target, color="black", linewidth=0.8)
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("validation score")

@@ -83,15 +83,16 @@ class Report(NamedTuple):
         asked = self.settings
         step = "`fit`" if asked["job"] == "train" else "`predict`"
         return [
-            f"{asked['steps']} timed steps of {step} after {asked['warmup']}, a fresh "
-            f"process for each of {asked['repeats']} interleaved repeats, each with a "
-            "seed of its own; of less than three there is no interval",
+            f"{asked['steps']} timed steps of {step} after {asked['warmup']}, each of "
+            f"{asked['repeats']} interleaved repeats in a fresh process with its own "
+            "seed; fewer than three repeats have no interval",
             f"speed-up: examples a second over {self.base}'s, paired by repeat: "
             "geometric mean and its 95 % interval; loss: mean over the timed steps, "
             f"relative to {self.base}'s from the same weights and batches, paired by "
             "seed, with its 95 % interval",
-            "memory: the most that a process held, less what it held before the model; "
-            "step: median and quartiles; first: its first step, compilation included",
+            "memory: peak memory of a process, minus its memory before the model was "
+            "built; step: median and quartiles; first: the first step, with "
+            "compilation",
         ]
 
     def check(self, folder: str | os.PathLike) -> None:
@@ -102,8 +103,8 @@ class Report(NamedTuple):
         """
         if self.rows and all(row.failed for row in self.rows):
             raise errors.RunError(
-                f"Every cell of the benchmark failed, see {folder}/report.md. Received "
-                f"of the first: {self.rows[0].failed}"
+                f"Every cell of the benchmark failed, see {folder}/report.md. The "
+                f"first failure: {self.rows[0].failed}"
             )
 
     def to_markdown(self) -> str:
@@ -232,11 +233,14 @@ def _answer(task, every) -> str:
         rest = "no other mode has figures."
         few = any(row.speed_up.repeats < _REPEATS for row in ours)
         if ours:
-            rest = f"the next is {ours[0].cell.column}, {_compared(ours[0], base)}."
+            rest = (
+                f"the fastest other mode is {ours[0].cell.column}, "
+                f"{_compared(ours[0], base)}."
+            )
         if few:
             return f"not decided: fewer than {_REPEATS} repeats; {rest}"
         stay = f"stay in {base.cell.mode}"
-        return f"{stay}: no mode is surely faster with the same loss; {rest}"
+        return f"{stay}: no mode is significantly faster at the same loss; {rest}"
     where = f" (batch {best.cell.batch_size})" if best.cell.batch_size else ""
     return f"{best.cell.column}{where} is {_compared(best, base)}."
 

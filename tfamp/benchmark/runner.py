@@ -176,7 +176,7 @@ def _find_torch(config, planned):
     versions, why = torch_peer.versions(python)
     if why and config.torch_python:
         raise errors.RunError(
-            "The interpreter has no PyTorch and transformers. Received: "
+            "The interpreter cannot import PyTorch and transformers. Received: "
             f"config.torch_python={python!r}: {why}. Leave it empty to measure without "
             "PyTorch."
         )
@@ -293,7 +293,7 @@ class _Harness:
                 return self._call(accuracy.train, plain, str(folder), limited=False)
 
             file = self.folder / "cells" / f"accuracy-{place}.json"
-            label = f"{task}: {mode} up to an accuracy, seed {seed}"
+            label = f"{task}: {mode}, time to accuracy, seed {seed}"
             found, why = self._do(file, label, self.place, work)
             run = accuracy.read(found, target) if found else accuracy.Run(failed=why)
             made.setdefault(task, {}).setdefault(mode, {})[seed] = run

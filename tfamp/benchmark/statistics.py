@@ -1,4 +1,4 @@
-"""Means over repeats that share a seed, with the interval that tells noise."""
+"""Means over repeats that share a seed, with an interval for noise."""
 
 import math
 import statistics
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 def ratio(base: Mapping[int, float], other: Mapping[int, float]) -> Estimate | None:
     """Returns the geometric mean of `other / base`, pair by pair.
 
-    The mean of a ratio and that of its inverse must tell the same, so the logarithms
+    The mean of a ratio and that of its inverse must agree, so the logarithms
     are averaged. Repeats are interleaved: what slows one slows its pair.
 
     Args:

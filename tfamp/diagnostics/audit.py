@@ -56,7 +56,7 @@ class AuditReport(NamedTuple):
         items = [
             f"On {self.device}{' (simulated)' if self.simulated else ''}, batch size "
             f"{self.batch_size}, XLA {'on' if self.jit_compile else 'off'}.",
-            f"{self.multiplications / 1e6:,.1f} million multiplications of layers in a "
+            f"{self.multiplications / 1e6:,.1f} million multiplications by layers in a "
             f"forward pass: {', '.join(formats) or 'none known'}.",
             *self.notes,
         ]
@@ -69,7 +69,8 @@ class AuditReport(NamedTuple):
             for item in (items if self.findings else [*items, "Nothing found."])
         ]
         lines += [
-            "- Wrong results, not slow ones? `tfamp.compare_precision` says where."
+            "- If results are wrong, `tfamp.compare_precision` shows in which layer "
+            "errors begin."
         ]
         return "\n".join([f"# Audit of {self.model!r}", "", *lines])
 
@@ -127,13 +128,12 @@ def audit(
         raise ValueError(str(error).replace("`sample_inputs`", "`inputs`")) from error
     if uncounted := [layer.path for layer in layers if layer.is_uncounted]:
         notes.append(
-            f"What these multiply is not counted: {errors.examples(uncounted)}"
+            "The multiplications of these are not counted: "
+            f"{errors.examples(uncounted)}"
         )
     again = [x.path for x in names.flatten_layers(model) if recomputed.describe(x)]
     if again:
-        notes.append(
-            f"Computed a second time in the backward pass: {errors.examples(again)}"
-        )
+        notes.append(f"Recomputed in the backward pass: {errors.examples(again)}")
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
     step = rules.TrainingStep(
@@ -201,7 +201,7 @@ def _specs(model, inputs, batch_size):
         specs, size = samples, keras.tree.flatten(samples)[0].shape[0]
     if size < 1 or batch_size not in (None, size):
         raise ValueError(
-            "`batch_size` must be positive, and that of `inputs`. Received: "
+            "`batch_size` must be positive and match `inputs`. Received: "
             f"batch_size={batch_size}{'' if inputs is None else f', inputs of {size}'}."
         )
     is_open = any(None in x.shape[1:] for x in keras.tree.flatten(specs))
@@ -210,5 +210,8 @@ def _specs(model, inputs, batch_size):
         shape = [size, *(extent or _UNKNOWN_SIZE for extent in spec.shape[1:])]
         return tf.TensorSpec(shape[: spec.shape.rank], spec.dtype)
 
-    note = f"Open sizes of inputs were taken to be {_UNKNOWN_SIZE}; pass `inputs`."
+    note = (
+        f"Unknown input sizes were assumed to be {_UNKNOWN_SIZE}; pass `inputs` to "
+        "set them."
+    )
     return keras.tree.map_structure(closed, specs), size, [note] if is_open else []

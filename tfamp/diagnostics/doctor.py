@@ -111,7 +111,7 @@ def _facts(found):
     facts["CPU cores"] = str(os.cpu_count())
     for cpu in (device for device in found if device.kind == "CPU"):
         has = ", ".join(flag for flag in _CPU_FLAGS if flag in cpu.cpu_flags)
-        facts["CPU has"] = has or "no instruction set that matters"
+        facts["CPU has"] = has or "no instruction set for 16 bits"
         facts["oneDNN"] = "on" if cpu.onednn else "off"
     state = policy.read()
     return {
@@ -120,6 +120,6 @@ def _facts(found):
         **builds.describe_driver(),
         "TF32 flag": "on" if state.tensor_float_32 else "off",
         "dtype policy": str(state.dtype_policy.name),
-        "graph rewrite": graph_rewrite.requested_dtype() or "not asked for",
+        "graph rewrite": graph_rewrite.requested_dtype() or "not requested",
         **{name: x for name, x in os.environ.items() if name.startswith(_VARIABLES)},
     }

@@ -130,7 +130,10 @@ def _trace(model, specs):
             calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
 
     given = keras.tree.map_structure(str, specs)
-    advice = f"cannot be traced with inputs {given}. Pass `inputs`, as it takes them"
+    advice = (
+        f"cannot be traced with inputs {given}. Pass `inputs`, a batch in the "
+        "model's structure"
+    )
     with model_inputs.explained(model, advice):
         graph = traces.trace(model, (specs,), {"training": True}, note)
     for tensor in filter(_is_floating, graph.outputs):

@@ -1,4 +1,4 @@
-"""Rules of an audit: pure functions of a step, each says what it finds.
+"""Rules of an audit: pure functions of a step, each returns its findings.
 
 Findings about speed have a share and are ordered by it: 1 for what slows the whole
 step, for layers their share of the forward pass' multiplications, and for what moves
@@ -136,12 +136,12 @@ def _of_step(step):
     if step.runs_eagerly:
         yield Finding(
             *("eager", 1.0, "the model was compiled with run_eagerly=True"),
-            "each operation is started by Python, one after the other",
+            "Python launches each operation separately",
             "compile(run_eagerly=False)",
         )
     if step.jit_compile and step.is_fast and step.device.kind == "CPU":
         yield Finding(
-            *("xla", 1.0, "XLA is on, and slow with 16 bits on a CPU"),
+            *("xla", 1.0, "XLA is on, and slow in 16 bits on a CPU"),
             "XLA casts 16 bits back to float32 there: measured 0.9 times float32's "
             "speed with XLA, 1.3 to 1.7 times without (AMD EPYC with native bfloat16)",
             "compile(jit_compile=False)",
@@ -149,7 +149,7 @@ def _of_step(step):
     elif step.jit_compile and step.rewrite:
         yield Finding(
             *("xla", 1.0, "XLA is on, and bypasses the graph rewrite"),
-            "what XLA compiles never passes TensorFlow's graph optimizer",
+            "graphs that XLA compiles do not pass through TensorFlow's graph optimizer",
             "compile(jit_compile=False)",
         )
 
@@ -170,7 +170,7 @@ def _of_batch(step):
             "are cast from float32 each step. Measured: 0.9 times float32's speed with "
             "1 to 4 rows by 1024 units, 1.7 times from 16 on; 1.07 times with 13 MFLOP,"
             f" 1.2 times with 50 MFLOP {_EPYC}",
-            f"16 bits pay from a batch of about {enough} on there; a GPU wants more",
+            f"16 bits pay off from a batch of about {enough}; a GPU needs more",
         )
 
 
@@ -235,8 +235,8 @@ def _of_accuracy(step, x):
 _LAYER_RULES = {
     "xla": (
         *("elements", "XLA is off"),
-        "XLA fuses what multiplies nothing, and casts of weights, into other kernels",
-        "compile(jit_compile=True), if all operations of the step have XLA",
+        "XLA fuses elementwise operations and casts of weights into other kernels",
+        "compile(jit_compile=True), if XLA supports all operations of the step",
     ),
     "tf32": (
         *("multiplications", "TF32 is off"),
@@ -247,8 +247,8 @@ _LAYER_RULES = {
         *("elements", "depthwise or separable convolutions in 16 bits"),
         "CPUs have no fast 16-bit kernels for those with strides, and GPUs were "
         "reported to have none (tensorflow/tensorflow#41715)",
-        "measure the model in float32, too, and with these layers in float32, which "
-        "costs two casts each",
+        "also measure the model in float32, and with only these layers in float32, "
+        "which costs two casts each",
     ),
     "slow": (
         *("elements", "layers that are slower in 16 bits on this device"),
@@ -257,27 +257,28 @@ _LAYER_RULES = {
     ),
     "float32_islands": (
         *("multiplications", "float32 layers in a 16-bit model"),
-        "they gain nothing from 16 bits, and cast what they take and return",
-        "take out their override or dtype='float32' unless their accuracy needs it; a "
+        "they gain nothing from 16 bits, and cast their inputs and outputs",
+        "remove their override or dtype='float32' unless their accuracy needs it; a "
         "large output layer can multiply in 16 bits if Activation('linear', "
         "dtype='float32') casts its logits",
     ),
     "alignment": (
-        *("multiplications", "sizes that are no multiples of 16 bytes"),
-        "Tensor Cores want 8 elements of 16 bits, or 4 of TF32 (NVIDIA, Matrix "
-        "Multiplication Background User's Guide, 2.2)",
-        "pad to the size after the arrow; unused units, channels and entries of a "
-        "vocabulary do no harm, a sequence's must be masked",
+        *("multiplications", "sizes that are not multiples of 16 bytes"),
+        "Tensor Cores need multiples of 8 elements in 16 bits, or of 4 in TF32 "
+        "(NVIDIA, Matrix Multiplication Background User's Guide, 2.2)",
+        "pad to the size after the arrow; unused units, channels and vocabulary "
+        "entries are harmless, padded positions of a sequence must be masked",
     ),
     "data_format": (
-        *("multiplications", "convolutions have their channels first"),
-        "Tensor Cores want channels_last (NVIDIA, Convolutional Layers User's Guide); "
-        f"so does oneDNN: measured 3 times slower, and slower than float32 {_EPYC}",
+        *("multiplications", "convolutions use channels_first"),
+        "Tensor Cores prefer channels_last (NVIDIA, Convolutional Layers User's "
+        "Guide); so does oneDNN: measured 3 times slower, and slower than float32 "
+        f"{_EPYC}",
         "use data_format='channels_last'",
     ),
     "casts": (
-        *("casts", "layers take results of another dtype"),
-        "casts move memory and compute nothing, again in the backward pass",
+        *("casts", "layers receive inputs of another dtype"),
+        "casts move memory and compute nothing, in the forward and the backward pass",
         "give neighbors the same dtype: a layer between others costs two casts",
     ),
     "narrow_variables": (
@@ -287,12 +288,12 @@ _LAYER_RULES = {
     ),
     "loss_scaling": (
         *(None, "float16 layers train without loss scaling"),
-        "gradients below half of float16's smallest number become 0",
-        "compile after tfamp.enable(), or wrap the optimizer by tfamp.wrap_optimizer",
+        "gradients below half of float16's smallest number underflow to 0",
+        "compile after tfamp.enable(), or wrap the optimizer with tfamp.wrap_optimizer",
     ),
     "bias_gradients": (
         *(None, "bias gradients are summed in bfloat16"),
-        "BiasAddGrad of TensorFlow 2.21 keeps its sum in bfloat16 on a CPU: 4096 ones "
+        "BiasAddGrad of TensorFlow 2.21 sums in bfloat16 on a CPU: 4096 ones "
         "make 256, and errors of 70 to 92% were measured with 4096 rows",
         "train under tfamp.enable(), which sums them in float32",
     ),

@@ -77,7 +77,10 @@ def missing_code(capability: tuple[int, int], build: Build | None = None) -> str
     here = ".".join(map(str, capability))
     built = f"this TensorFlow has no code for compute capability {here} ({build})"
     if jetson:
-        return f"{built}: build it from source on the device, as PyPI's does not run"
+        return (
+            f"{built}: build it from source on the device, since PyPI's wheel does "
+            "not run"
+        )
     ptx = [_numbers(x) for x in build.capabilities if x.startswith("compute_")]
     what = "its kernels do not run"
     if any(x < capability for x in ptx):
@@ -111,7 +114,7 @@ def describe_driver(build: Build | None = None) -> dict[str, str]:
     try:
         import pynvml as nvml
     except ImportError:
-        return {"NVIDIA driver": "not asked: pip install nvidia-ml-py"}
+        return {"NVIDIA driver": "unknown: pip install nvidia-ml-py"}
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -146,7 +149,7 @@ def _driver_rows(nvml, build) -> Iterator[tuple[str, str]]:
 def _hidden(build):
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not build.is_cuda:
-        return f"it was built without CUDA: {_AND_CUDA}"
+        return f"TensorFlow was built without CUDA: {_AND_CUDA}"
     if visible is not None:
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides them"
     return f"its CUDA libraries were not found: {_AND_CUDA}"

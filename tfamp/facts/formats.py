@@ -1,4 +1,4 @@
-"""Facts about floating-point formats, and what each makes of a number.
+"""Facts about floating-point formats, and how each rounds a number.
 
 Every number that describes a dtype anywhere in tfamp comes from here, and here from
 `ml_dtypes.finfo`.
@@ -46,7 +46,7 @@ class FloatFormat(NamedTuple):
 
 
 class Representation(NamedTuple):
-    """What one format makes of one number.
+    """How one format rounds one number.
 
     Attributes:
       format: Name of the format.
@@ -136,7 +136,7 @@ def _read(name):
 
 
 def represent(value: float | Fraction | decimal.Decimal, dtype) -> Representation:
-    """Returns what a format makes of a real number: rounded once, half to even.
+    """Returns a real number rounded to a format: once, half to even.
 
     Rounded in rational arithmetic: `ml_dtypes` rounds a float64 to float32 first, and
     then errs by a whole unit near the middle between two values. In tf32, a GPU's

@@ -13,23 +13,21 @@ import keras
 _CONFIG = "tensorflow.python.framework.config"
 # What is only called, and what is off, or guessed, without it.
 NAMES = {
-    "keras:Layer._flatten_layers": "layers held by layers of one's own",
+    "keras:Layer._flatten_layers": "layers nested in custom layers",
     "keras.src.backend.common.name_scope:current_path": (
         "overrides of layers whose first call fails"
     ),
-    "tensorflow.python.eager.context:context": "kernels of one's own in graphs",
+    "tensorflow.python.eager.context:context": "custom kernels in graphs",
     "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext": (
-        "loss scaling made for XLA"
+        "loss scaling compiled by XLA"
     ),
     "tensorflow.python.distribute.merge_call_interim:strategy_supports_no_merge_call": (
-        "loss scaling made for several GPUs under XLA"
+        "loss scaling compiled by XLA on several GPUs"
     ),
     f"{_CONFIG}:is_op_determinism_enabled": "compiled updates outside of XLA",
-    f"{_CONFIG}:disable_op_determinism": "the way back from op determinism",
+    f"{_CONFIG}:disable_op_determinism": "switching op determinism off",
     "tensorflow.python.grappler.tf_optimizer:OptimizeGraph": "previews of the rewrite",
-    "tensorflow.python.util._pywrap_util_port:IsMklEnabled": (
-        "asking TensorFlow whether oneDNN is on"
-    ),
+    "tensorflow.python.util._pywrap_util_port:IsMklEnabled": "detection of oneDNN",
     "keras.src.export.tf2onnx_lib:patch_tf2onnx": "ONNX by tf2onnx, with NumPy 2",
 }
 

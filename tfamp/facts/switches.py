@@ -27,7 +27,7 @@ VARIABLES = {
 # Whether TensorFlow takes a GPU's memory as it needs it, or all of it at once.
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _DESCRIBED = {**VARIABLES, GROWTH: ("GPU", "false")}
-_IN_TIME = "if set in time"
+_IN_TIME = "if set before it was read"
 
 
 class Switch(NamedTuple):
@@ -60,10 +60,10 @@ def _describe(name):
     if needs == "GPU" and not any(each.compute_capability for each in devices):
         effective, reason = "no effect", "there is no NVIDIA GPU"
     elif name == AUTOTUNE and graph_context.deterministic():
-        effective, reason = "0", "op determinism takes cuDNN's first algorithm"
+        effective, reason = "0", "op determinism makes cuDNN use its first algorithm"
     elif name != AUTOTUNE and name in os.environ and graph_context.has_started():
         effective = f"{requested} {_IN_TIME}"
-        reason = "TensorFlow has started: too late if it has been read"
+        reason = "TensorFlow has started and may have read it already"
     return Switch(name, requested, effective, reason)
 
 

@@ -1,4 +1,4 @@
-"""The user's line: where in his files a call began, for what is told of it."""
+"""The user's line: where in the user's files a call began, for warnings about it."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def place() -> tuple[str, int]:
 
 
 def is_told(text: str) -> bool:
-    """Whether a text was told of before."""
+    """Whether a text was reported before."""
     return text in _said
 
 

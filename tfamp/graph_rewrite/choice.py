@@ -63,7 +63,7 @@ def choose_dtype(
 def _obstacle(dtype, device, environ):
     """Why graphs cannot be rewritten to a dtype on a device; empty if they can."""
     if device.kind != _KINDS[dtype]:
-        return f"{dtype} is for {_KINDS[dtype]}s only, and here is {device.label}"
+        return f"{dtype} is for {_KINDS[dtype]}s only; this device is {device.label}"
     if device.kind == "GPU":
         old = (device.compute_capability or (9, 9)) < hardware.FP16_TENSOR_CORES
         return hardware.describe_support(device)["float16"].reason if old else ""
@@ -73,4 +73,4 @@ def _obstacle(dtype, device, environ):
         )
     cap = environ.get(_CPU_CAP, "")
     held = cap.upper() in _CAPS_WITHOUT_BF16
-    return f"oneDNN is held to {cap}. Unset {_CPU_CAP} first" if held else ""
+    return f"oneDNN is limited to {cap}. Unset {_CPU_CAP} first" if held else ""

@@ -37,9 +37,9 @@ def check_policies(model: keras.Model) -> None:
     if low:
         raise ValueError(
             f"Model '{model.name}' has layers that compute in 16 bits by their dtype "
-            f"policy ({errors.examples(low)}), while graphs are rewritten, too: "
-            "TensorFlow accepts both and undoes float32 layers. Build the model under "
-            "the float32 policy, or call tfamp.disable_graph_rewrite() first."
+            f"policy ({errors.examples(low)}), and the graph rewrite is on: TensorFlow "
+            "accepts both and undoes float32 layers. Build the model under the "
+            "float32 policy, or call tfamp.disable_graph_rewrite() first."
         )
 
 
@@ -51,7 +51,8 @@ def keep_from_xla(model: keras.Model, arguments: dict[str, Any]) -> None:
     if any(asked.values()):
         user_code.warn(
             f"Model '{model.name}' is not rewritten to 16 bits and trains in float32: "
-            "only graphs are, and not those that XLA compiles. Received: "
+            "the rewrite applies only to graphs, and not to those that XLA compiles. "
+            "Received: "
             f"{', '.join(f'{name}={value}' for name, value in asked.items())}. Leave "
             "both out, or use the dtype policy instead of the rewrite."
         )

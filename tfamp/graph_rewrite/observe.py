@@ -1,7 +1,7 @@
 """What TensorFlow's graph rewrite did: seen in its own dumps, counted, with reasons.
 
-TensorFlow is silent about a rewrite that does not take place. It dumps each graph that
-comes to the rewrite, before and after, to the folder that an environment variable
+TensorFlow is silent about a rewrite that does not take place. It dumps each graph
+that the rewrite receives, before and after, to the folder that an environment variable
 names; here they are counted as in its log: "Converted N/M nodes to bfloat16".
 """
 
@@ -37,10 +37,10 @@ class GraphRewriteReport(NamedTuple):
     """What the graph rewrite did; `print` it.
 
     Attributes:
-      requested: "bfloat16" or "float16"; None if no rewrite is asked for.
+      requested: "bfloat16" or "float16"; None if no rewrite is requested.
       effective: The dtype that was seen in the rewritten graphs; None if nothing was
         converted.
-      reason: Why nothing was converted, or what else there is to know.
+      reason: Why nothing was converted, or another note.
       functions: Number of graphs that came to the rewrite.
       nodes: Their nodes before it; those of graphs in which nothing was converted
         count only if nothing was converted at all.
@@ -86,7 +86,7 @@ _lock = threading.RLock()
 
 @contextlib.contextmanager
 def observe(fresh: bool = False) -> Iterator[Graphs]:
-    """Meanwhile, sees which graphs come to the rewrite, in any thread.
+    """Records the graphs that the rewrite receives meanwhile, in any thread.
 
     A function that ran before under the same settings is not optimized again, and is
     not seen. One thread observes at a time; another waits.
@@ -202,13 +202,12 @@ def _reason(graphs, converted):
         return obstacle
     if not graphs:
         return (
-            "no graph came to the rewrite: what runs eagerly (run_eagerly=True, or "
-            "outside of a tf.function) and what XLA compiles (use jit_compile=False) "
-            "has none"
+            "the rewrite received no graph: eager execution (run_eagerly=True, or "
+            "outside of a tf.function) and XLA (use jit_compile=False) bypass it"
         )
     if by_xla:
         return _XLA
-    return "no operation is on the allow list and on a device that the rewrite is for"
+    return "no operation is on the allow list and on a device that the rewrite supports"
 
 
 # ---- One function ----
@@ -254,7 +253,7 @@ def _preview(concrete):
     try:
         graph = concrete.graph.as_graph_def()
         if any(map(_is_compiled, (concrete.function_def, *graph.library.function))):
-            raise ValueError(f"of what XLA compiles there is no preview: {_XLA}")
+            raise ValueError(f"graphs that XLA compiles have no preview: {_XLA}")
         if before.active is None:
             switch.enable(switch.RewriteConfig.from_keywords("auto", {}))
         with observe() as graphs:
@@ -274,7 +273,7 @@ def _optimize(graph, definition):
     needed = "eager.context:context", "grappler.tf_optimizer:OptimizeGraph"
     context, optimize = (names.resolve(f"tensorflow.python.{n}") for n in needed)
     if not context or not optimize:
-        raise ImportError("this release of TensorFlow gives no way to preview it")
+        raise ImportError("this release of TensorFlow cannot preview it")
     meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
     meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
     fetches = meta.collection_def["train_op"].node_list.value

@@ -1,4 +1,4 @@
-"""TensorFlow's automatic mixed precision graph rewrite: asked for, and taken back.
+"""TensorFlow's automatic mixed precision graph rewrite: requested, and withdrawn.
 
 The only writer of Grappler's options and of the rewrite's environment variables.
 
@@ -40,7 +40,7 @@ FLOAT32_OPS = ("BiasAddGrad", "Mean", "Sum")
 
 @dataclasses.dataclass(frozen=True)
 class RewriteConfig:
-    """What is asked of the graph rewrite.
+    """The requested settings of the graph rewrite.
 
     Attributes:
       dtype: "auto", "bfloat16" or "float16".
@@ -163,7 +163,7 @@ def requested_by_environment() -> bool:
 
 
 def find_obstacle() -> str:
-    """Returns what stops the rewrite that is asked for; empty if nothing is known."""
+    """Returns what stops the requested rewrite; empty if nothing is known."""
     dtype, options = requested_dtype(), _options()
     if dtype is None:
         return (

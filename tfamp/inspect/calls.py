@@ -25,7 +25,7 @@ class Call:
     Attributes:
       owner: The layer or operation.
       path: Its path in the model, as `describe_layers` gives it.
-      number: Which of the calls of its owner this is, from 0.
+      number: Index among the calls of its owner, from 0.
       arguments: (args, kwargs) with tensors that are this call's alone.
       sources: The tensors that those were before.
       children: The calls that it made.

@@ -106,8 +106,9 @@ def _specs(tensors):
         name = "_".join(map(str, path)) if keyed else tensor.name
         if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
             raise errors.ExportError(
-                f"Only dense inputs can be traced or exported. Received: {name!r}, a "
-                "sparse or ragged one. Convert it before the model."
+                f"Only dense inputs can be traced or exported. Received: {name!r}, "
+                "which is sparse or ragged. Convert it to a dense tensor before the "
+                "model."
             )
         # Keras numbers unnamed tensors by what the process built before.
         name = "inputs" if name.startswith("keras_tensor") else name
@@ -133,7 +134,7 @@ def _recorded_specs(model):
     shapes = (model.get_build_config() or {}).get("input_shape")
     reads_ids = any(isinstance(p.layer, _ID_LAYERS) for p in structure.walk(model))
     if shapes is None or reads_ids:
-        why = "reads integers" if reads_ids else "recorded no shape of one input"
+        why = "reads integers" if reads_ids else "recorded no shape for one input"
         raise errors.ExportError(
             f"The inputs of model {model.name!r} are not known: Keras records no "
             f"dtypes for a {type(model).__name__}, and it {why}. Pass "
@@ -189,7 +190,7 @@ def _fitted(sample_inputs, specs):
             lambda x: f"{type(x).__name__} {getattr(x, 'shape', '')}", sample_inputs
         )
         raise errors.ExportError(
-            "`sample_inputs` must be structured as the model's inputs. Received: "
+            "`sample_inputs` must have the structure of the model's inputs. Received: "
             f"{kinds}. Expected: {keras.tree.map_structure(str, specs)}."
         ) from error
     values = zip(

@@ -55,7 +55,8 @@ def check_built(model: Any, error: type[Exception] = ValueError) -> None:
         raise error(
             f"Model {model.name!r} is not built, so its layers and inputs are not "
             "known. Call it on a batch first, or build it under `tfamp.enable` or "
-            "`tfamp.policy_scope`. Of a model that has no `call`, take its parts."
+            "`tfamp.policy_scope`. For a model without `call`, pass the models that "
+            "it is made of."
         )
 
 

@@ -155,14 +155,14 @@ class Flow(NamedTuple):
     """What flows where in a model, read from a trace of it.
 
     Backwards from the outputs: the layers that compute them, and those that pass them
-    on. Forwards from the inputs: the layers that hand them, unchanged, to some that
+    on. Forwards from the inputs: the layers that pass them, unchanged, to some that
     take them.
 
     Attributes:
       computing: Layers that compute outputs.
       passing: Layers, without others in them, that pass outputs on.
       exact: Layers that take floats as they came into the model.
-      between: Layers, and models with a `call` of their own, that hand those on.
+      between: Layers, and models with a custom `call`, that pass those on.
       rounded: Layers that take floats that were rounded to 16 bits on their way.
     """
 

@@ -129,8 +129,9 @@ def check_defaults(keywords: dict[str, Any]) -> None:
     for name, value in keywords.items():
         if name not in _DEFAULTS or value != _DEFAULTS[name]:
             raise ValueError(
-                f"LossScaleOptimizer does not support `{name}`. Received: {name}="
-                f"{value!r}. What Keras' optimizers have is set on `inner_optimizer`."
+                f"LossScaleOptimizer does not support `{name}`. Received: "
+                f"{name}={value!r}. Set Keras' optimizer arguments on "
+                "`inner_optimizer`."
             )
 
 

@@ -63,8 +63,8 @@ UPSTREAM = {
     "test_tensorflow_sums_bias_gradients_in_bfloat16 fails": (
         Patch("biases", "tensorflow.python.framework.registry:Registry", "lookup"),
     ),
-    "not filed; symptom: the rows of one index are squared apart, for Adam's second "
-    "moment and the norm to clip by; remove when "
+    "not filed; symptom: gradient rows of the same index are squared separately, in "
+    "Adam's second moment and in the clipping norm; remove when "
     "test_keras_squares_rows_of_one_index_apart fails": (
         Patch("embeddings", "keras:Optimizer", "apply"),
         Patch("embeddings of replicas", "keras:Optimizer", "_all_reduce_sum_gradients"),
@@ -159,7 +159,7 @@ UPSTREAM = {
     "not scale the loss; remove when "
     "test_keras_divides_gradients_that_nothing_scaled fails": (
         Patch(
-            "loss scaling in a train_step of one's own",
+            "loss scaling in a custom train_step",
             "tensorflow:GradientTape",
             "gradient",
             (
@@ -168,7 +168,7 @@ UPSTREAM = {
             ),
         ),
         Patch(
-            "loss scaling in a train_step of one's own, plain optimizers",
+            "loss scaling in a custom train_step, plain optimizers",
             "keras:Optimizer",
             "apply",
             alias="step_apply",

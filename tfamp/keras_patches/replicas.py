@@ -5,7 +5,7 @@ refuses to merge replicas. Here the replicas are merged around that branch:
 
 | `gradient_accumulation_steps` | each replica | all of them |
 |---|---|---|
-| every micro-batch | adds its gradients to accumulators of its own | |
+| every micro-batch | adds its gradients to its own accumulators | |
 | a window's last one | | sum these, then clip and update, as on one device |
 
 An accumulator reads, and is saved, as the sum over the replicas; what is restored is
@@ -38,7 +38,7 @@ def accumulates(optimizer) -> bool:
 
 
 def check_averages(optimizer) -> None:
-    """Raises RuntimeError if an optimizer's averages are to overwrite the weights."""
+    """Raises RuntimeError if an optimizer's averages would overwrite the weights."""
     if value := optimizer.ema_overwrite_frequency:
         # Keras 3.15 merges replicas in a branch for it, which TensorFlow refuses.
         raise RuntimeError(

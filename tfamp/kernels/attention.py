@@ -50,7 +50,7 @@ def attend(
       mask: bool, the same: True where a key is seen.
       causal: Whether the keys after a query's own place are masked, too.
       dropout: Of the weights.
-      unseen_rows: What a query has whose keys are all masked: the "mean" of all values,
+      unseen_rows: For a query whose keys are all masked: the "mean" of all values,
         as `dot_product_attention`, or "zero", as `MultiHeadAttention` with dropout.
 
     References:

@@ -100,9 +100,9 @@ def describe(optimizer: Any) -> str:
     large = [(x, peak) for x, peak in pairs if _LARGEST < peak < float("inf")]
     listed = ", ".join(f"{name!r} up to {peak:g}" for name, peak in large)
     return (
-        f"Inputs are infinite in float16, which ends at {_LARGEST:g}: {listed}. Scale "
-        "them, in a Normalization layer before all others say, or have the layer that "
-        "takes them in overrides={...: 'float32'}."
+        f"Inputs overflow float16, whose largest number is {_LARGEST:g}: {listed}. "
+        "Scale them, for example with a Normalization layer before all others, or "
+        "name the layer that takes them in overrides={...: 'float32'}."
         if large
         else ""
     )

@@ -89,8 +89,8 @@ def load_model(
     found = getattr(model, "optimizer", None)
     if compile and found is None and getattr(model, "compiled", False):
         raise ValueError(
-            f"{type(model).__name__} was not compiled by loading it, and the file has "
-            f"an optimizer's state. Received: {os.fspath(path)!r}. Give the class "
+            f"{type(model).__name__} was not compiled when it was loaded, but the file "
+            f"has an optimizer's state. Received: {os.fspath(path)!r}. Give the class "
             "`get_compile_config` and `compile_from_config`, or load with "
             "`compile=False`, compile, and call `model.load_weights` with this file."
         )

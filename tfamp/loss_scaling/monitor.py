@@ -113,7 +113,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self._optimizer = found if scaled else None
         if not scaled:
             logging.warning(
-                "LossScaleMonitor: nothing to show, for the optimizer is %s. Call "
+                "LossScaleMonitor has nothing to record: the optimizer is %s. Call "
                 "tfamp.enable() before compile, or use tfamp.wrap_optimizer.",
                 type(found).__name__,
             )
@@ -212,7 +212,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         )
         message = (
             f"The loss scale is {where}, and the last {skipped} steps were skipped "
-            f"since gradients were not finite: {_describe(overflows)}. {advice} No "
+            f"because gradients were not finite: {_describe(overflows)}. {advice} No "
             "weight was changed by a skipped step."
         )
         if self.on_exhausted == "raise":

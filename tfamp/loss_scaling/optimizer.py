@@ -50,9 +50,9 @@ def warn_about_unscaled_optimizers(model: keras.Model) -> None:
         f"Model '{model.name}' trains in float16 without loss scaling, so that small "
         f"gradients become 0: {errors.examples(names) or 'the graph rewrite'}. Without "
         f"it: {', '.join(unscaled)}. Pass the optimizer to `compile` again, now that "
-        "the model is built, or wrap it by `tfamp.wrap_optimizer` and differentiate "
-        "`optimizer.scale_loss(loss)`; `loss_scale=False` in `tfamp.enable` says that "
-        "none is wanted.",
+        "the model is built, or wrap it with `tfamp.wrap_optimizer` and differentiate "
+        "`optimizer.scale_loss(loss)`. To train without loss scaling, pass "
+        "`loss_scale=False` to `tfamp.enable`.",
     )
 
 
@@ -126,13 +126,15 @@ def _warn_of_skipped(model, steps, skipped, large):
     optimizer = model.optimizer
     scale = float(optimizer.dynamic_scale.numpy())
     advice = large or (
-        "If that does not end, numbers overflow before the loss: look for constants "
-        "beyond 65504, such as masks of -1e9, name the layer in overrides={...: "
-        "'float32'}, or train in mixed_bfloat16. tfamp.LossScaleMonitor names the "
-        "variables, and tfamp.compare_precision the layer where it begins."
+        "If this continues, numbers overflow before the loss: look for constants "
+        "beyond 65504, such as masks of -1e9, name the layer in "
+        "overrides={...: 'float32'}, or train in mixed_bfloat16. "
+        "tfamp.LossScaleMonitor names the variables, and tfamp.compare_precision the "
+        "layer where it begins."
         if int(optimizer.consecutive_skipped_steps.numpy())
-        else "The last step was not: the scale is found. To begin with it, and lose no "
-        f"steps: tfamp.enable(..., loss_scale={{'initial_scale': {scale:g}}})."
+        else "The last step was not skipped, so the scale has settled. To start from "
+        "it and skip no steps: tfamp.enable(..., "
+        f"loss_scale={{'initial_scale': {scale:g}}})."
     )
     user_code.warn(
         f"Model '{model.name}': {skipped} of the {steps} training steps of this epoch "

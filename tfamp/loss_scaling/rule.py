@@ -205,7 +205,7 @@ def own_names(keywords: Mapping[str, Any]) -> dict[str, Any]:
     default = LossScaleConfig.growth_interval
     if own.get("growth_interval", steps) not in (default, steps):
         raise ValueError(
-            "`dynamic_growth_steps` is Keras' name of `growth_interval`: give one. "
-            f"Received: {dict(keywords)}."
+            "`dynamic_growth_steps` is Keras' name for `growth_interval`: pass one of "
+            f"them. Received: {dict(keywords)}."
         )
     return {**own, "growth_interval": steps}

@@ -212,8 +212,8 @@ def _apply(original):
 def _tell_of_loops():
     """Says, once, that a loop of the user's own applies what was never scaled."""
     text = (
-        "gradients of float16 layers that were never scaled lose what is small. Wrap "
-        "the optimizer, `optimizer = tfamp.wrap_optimizer(optimizer)`, and "
+        "the loss was not scaled, so small gradients of float16 layers underflow. "
+        "Wrap the optimizer, `optimizer = tfamp.wrap_optimizer(optimizer)`, and "
         "differentiate `loss = optimizer.scale_loss(loss)`."
     )
     if not user_code.is_told(text):

@@ -86,11 +86,11 @@ class MemoryReport(NamedTuple):
         colors = matplotlib.colormaps["viridis"].resampled(len(KINDS))
         for number, kind in enumerate(KINDS):
             sizes = [getattr(each, kind) / _MIB for each in reports.values()]
-            drawn = upper.barh([*reports], sizes, left=ends, color=colors(number))
-            drawn.set_label(kind)
+            style = {"color": colors(number), "edgecolor": "white", "label": kind}
+            drawn = upper.barh([*reports], sizes, left=ends, **style)
             ends = [x + y for x, y in zip(ends, sizes, strict=True)]
         upper.bar_label(drawn, [_mib(x.total) for x in reports.values()], padding=3)
-        upper.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(KINDS))
+        figure.legend(loc="outside upper center", ncols=len(KINDS))
         drawn = lower.barh([*shown], [x / _MIB for x in shown.values()], color="gray")
         lower.bar_label(drawn, map(_mib, shown.values()), padding=3)
         for axes in (upper, lower):
@@ -106,7 +106,7 @@ def _mib(size):
 
 
 def memory(model: keras.Model, batch: Any) -> MemoryReport:
-    """Says what a training step of a model holds at its peak, without taking one.
+    """Computes what a training step of a model holds at its peak, without running it.
 
     The step is traced as `fit` traces it, with the model's layers as they are assigned
     now: their formats, what is computed again, how weights and slots are stored.
@@ -147,9 +147,9 @@ def measured(
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise ValueError(
-            "`tfamp.memory` is of one device. Received: a model of "
-            f"{replicas} replicas. Compile it outside of a strategy, and pass the "
-            "batch of one replica."
+            f"`tfamp.memory` describes one device. Received: a model of {replicas} "
+            "replicas. Compile it outside of a strategy, and pass the batch of one "
+            "replica."
         )
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
     watched = _Watched(model)
@@ -170,11 +170,13 @@ def measured(
         held[kind] = held.get(kind, 0) + size
     notes = []
     if program.unknown:
-        notes.append(f"Of unknown size, and not counted: {program.unknown} tensors.")
+        notes.append(f"Not counted: {program.unknown} tensors of unknown size.")
     if program.loops:
-        notes.append("Of loops one turn is counted, not what all of them keep.")
+        notes.append("Each loop is counted as one iteration, not as all that it keeps.")
     if model.jit_compile:
-        notes.append("XLA keeps fewer tensors than this counts: it joins operations.")
+        notes.append(
+            "XLA keeps fewer tensors than are counted here: it fuses operations."
+        )
     made = MemoryReport(
         model.name,
         _flat(batch)[0].shape[0],

@@ -1,4 +1,4 @@
-"""What TensorFlow holds while it runs a graph, as far as the graph tells.
+"""What TensorFlow holds while it runs a graph, as far as the graph shows.
 
 Each operation is taken in the order in which it was made. A tensor is held from the
 operation that makes it to the last one that takes it; functions are looked into,

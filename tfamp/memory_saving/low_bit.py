@@ -6,7 +6,7 @@
 | "bfloat16" | slots, rounded stochastically | 4 |
 | "8bit" | slots, a code of 8 bits and a scale for 256 | 2.01 |
 
-The optimizer's own code runs as it is, on float32: a variable's slots are read before
+The optimizer's own code runs unchanged, on float32: a variable's slots are read before
 its update and stored after it, in one pass that XLA compiles.
 """
 
@@ -43,7 +43,7 @@ def low_bit(
     does it for models that are compiled.
 
     Rounding is stochastic, by the count of updates: equal on all replicas, in another
-    run, and in one that goes on. Saved files hold float32, as stock Keras', and are
+    run, and in a resumed one. Saved files hold float32, as stock Keras', and are
     loaded by either kind; what 8 bits cannot hold is rounded then.
 
     Args:
@@ -119,8 +119,8 @@ def _check(optimizer):
     centered = getattr(optimizer, "centered", False)
     if kind in _REFUSED or centered:
         raise ValueError(
-            f"{kind}{' with `centered=True`' * bool(centered)} keeps what must not be "
-            f"rounded. Received: {optimizer!r}. Use optimizer_state='float32', or "
+            f"{kind}{' with `centered=True`' * bool(centered)} has state that must not "
+            f"be rounded. Received: {optimizer!r}. Use optimizer_state='float32', or "
             "another optimizer, such as AdamW."
         )
 
@@ -315,12 +315,12 @@ def store_weights(model: keras.Model) -> None:
 
 
 def check_averages(optimizer):
-    """Raises ValueError if an optimizer's averages are to overwrite the weights."""
+    """Raises ValueError if an optimizer's averages would overwrite the weights."""
     if optimizer.use_ema:
         raise ValueError(
-            "Keras overwrites weights by their averages past what stores them, at the "
-            "end of `fit`, too. Received: use_ema=True with weights in bfloat16. Use "
-            "weights='float32'."
+            "With use_ema=True Keras overwrites weights by their averages directly, "
+            "which bypasses stochastic rounding. Received: use_ema=True with weights "
+            "in bfloat16. Use weights='float32'."
         )
 
 

@@ -94,7 +94,7 @@ def why_not_float8(layer: keras.layers.Layer, any_size: bool = False) -> str:
         return ""
     rows, columns = (shape[0], math.prod(shape[1:])) if shape else (0, 0)
     if rows % _MULTIPLE or columns % _MULTIPLE or rows * columns < _LEAST:
-        return "a product of float8 has 2^16 weights or more, in multiples of 16"
+        return "float8 needs 2^16 weights or more, and sizes that are multiples of 16"
     return ""
 
 

@@ -52,12 +52,12 @@ def mark(layer: keras.layers.Layer, pattern: str | None) -> None:
 def describe(layer: keras.layers.Layer) -> str:
     """Returns what to say of a layer that is computed again; empty if it is not."""
     if pattern := pattern_of(layer):
-        return f"computed again for gradients, asked for by {pattern!r}"
+        return f"recomputed in the backward pass, requested by {pattern!r}"
     mode = getattr(layer, "_remat_mode", None)
     kind = getattr(mode, "mode", None)
     named = kind != "list_of_layers" or layer.name in mode.layer_names
     return (
-        f"computed again for gradients, by keras.RematScope({kind!r})"
+        f"recomputed in the backward pass, by keras.RematScope({kind!r})"
         if kind and named
         else ""
     )

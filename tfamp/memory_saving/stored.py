@@ -1,7 +1,7 @@
 """A Keras variable that reads as float32 and is stored in fewer bits.
 
 How a variable is stored is a property of the variable: `store` gives it to one that is
-made, and whatever holds the variable goes on with it. Files have what it reads as.
+made, so references to the variable stay valid. Files hold what it reads as.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _PIECE = 2**18  # Elements that are packed at once; what that takes is several t
 
 
 class StoredVariable(keras.Variable):
-    """What `store` makes of a variable: the same object, of this class.
+    """A variable after `store`: the same object, of this class.
 
     Attributes:
       code: The `codes.Code` that it is stored in.
@@ -64,9 +64,9 @@ class StoredVariable(keras.Variable):
     def _export_to_saved_model_graph(self, object_map, tensor_map, options, **kwargs):
         if self.trainable:
             raise ValueError(
-                "A SavedModel would hold weights of bfloat16 under float32's name. "
-                f"Received: {self.path!r}, stored in bfloat16. Use `tfamp.export`, or "
-                "save a .keras file and export what it loads."
+                "A SavedModel cannot hold weights that are stored in bfloat16 and "
+                f"read as float32. Received: {self.path!r}, stored in bfloat16. Use "
+                "`tfamp.export`, or save a .keras file and export what it loads."
             )
         # In the graph that is saved; its values are those of `_serialize_to_tensors`.
         object_map[self] = tf.Variable(tf.zeros(self.shape))

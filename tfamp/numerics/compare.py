@@ -36,14 +36,14 @@ def compare_precision(
     loss_scale: float | None = None,
     jit_compile: bool = False,
 ) -> results.PrecisionComparison:
-    """Finds where a mode loses what float32 computes, for each call of each layer.
+    """Compares a mode with float32, for each call of each layer.
 
     The same weights are run twice, by assignment: in float32, and in the mode as
     `enable` and `set_precision` would give it. Then each layer runs once more in the
     mode on what float32 gave it, which shows the error that it makes itself; with a
     loss, its backward pass, too. Inference: no dropout, no new statistics. A layer that
-    only calls others, or returns what it is given, has no row; one with operations of
-    its own has a row for those. What runs inside a loop, as the cell of a recurrent
+    only calls others, or returns what it is given, has no row; one with its own
+    operations has a row for those. What runs inside a loop, as the cell of a recurrent
     layer, belongs to the layer around it. Memory: some ten times the activations.
 
     Args:
@@ -89,8 +89,9 @@ def compare(
     low = {*formats.LOW} & ({chosen.compute_format} if chosen else found)
     if not low:
         raise ValueError(
-            f"Nothing to compare with float32: {model.name!r} is asked to be in 32 "
-            f"bits. Received: mode={mode!r}. Pass 'mixed_bfloat16' or 'mixed_float16'."
+            f"Nothing to compare with float32: the requested mode of {model.name!r} "
+            f"computes in 32 bits. Received: mode={mode!r}. Pass 'mixed_bfloat16' or "
+            "'mixed_float16'."
         )
     inputs = keras.tree.map_structure(as_float32, inputs)
     objective = None

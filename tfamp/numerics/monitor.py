@@ -1,4 +1,4 @@
-"""A Keras callback that shows, layer by layer, what training loses in 16 bits."""
+"""A Keras callback that counts, by layer, what underflows and overflows in 16 bits."""
 
 import contextlib
 import json
@@ -67,7 +67,8 @@ class NumericsMonitor(keras.callbacks.Callback):
         checks.check_count("every", every)
         if not 0.0 <= max_lost <= 1.0:
             raise ValueError(
-                f"`max_lost` must be a share. Received: max_lost={max_lost!r}."
+                "`max_lost` must be a share, in [0, 1]. Received: "
+                f"max_lost={max_lost!r}."
             )
         self._pattern = re.compile(layers)
         self.every, self.max_lost = every, max_lost
@@ -90,7 +91,7 @@ class NumericsMonitor(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         """Warns if there was no layer in 16 bits to monitor."""
         if not self._layers and not self._failed:
-            logging.warning("NumericsMonitor: no layer of 16 bits is to be watched.")
+            logging.warning("NumericsMonitor: no monitored layer computes in 16 bits.")
 
     def on_train_batch_begin(self, batch, logs=None):
         """Arranges for this step to be monitored if it is due."""
@@ -280,8 +281,8 @@ class NumericsMonitor(keras.callbacks.Callback):
             "and adapts it"
         )
         advice = (
-            f"A loss scale of {self.recommended_loss_scale:g} would hold the largest; "
-            f"it is {float(self._scale.numpy()):g}{scaling}."
+            f"A loss scale of {self.recommended_loss_scale:g} would keep the largest "
+            f"finite; it is {float(self._scale.numpy()):g}{scaling}."
             if worst.format == "float16" and self.recommended_loss_scale
             else "Name the layer in overrides={...: 'float32'}."
         )

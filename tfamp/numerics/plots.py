@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 _COLORS = ("#2a6f97", "#e07a5f", "#81b29a")
+_HATCHES = ("", "//", "..")  # Apart without color, too.
 
 
 def errors(
@@ -30,7 +31,8 @@ def errors(
     for index, (what, found) in enumerate(bars.items()):
         values = [min(x or low, high) for x in found]
         places = np.arange(len(names)) + (index - (len(bars) - 1) / 2) * height
-        axes.barh(places, values, height, label=what, color=_COLORS[index])
+        style = {"color": _COLORS[index], "hatch": _HATCHES[index]}
+        axes.barh(places, values, height, label=what, edgecolor="white", **style)
         for place, x in zip(places, found, strict=True):
             if x is not None and not np.isfinite(x):
                 axes.text(high, place, "inf or NaN ", ha="right", va="center", size=7)
@@ -63,7 +65,7 @@ def frontier(
     for index, (label, error, time) in enumerate(choices):
         x = index if time is None else time
         y = min(max(error, low), high)
-        axes.plot(x, y, "o", color=_COLORS[error > tolerance])
+        axes.plot(x, y, "oX"[error > tolerance], color=_COLORS[error > tolerance])
         text = label if low <= error <= high else f"{label} ({error:g})"
         axes.annotate(text, (x, y), (5, 5), textcoords="offset points", size=8)
     axes.axhline(tolerance, color="gray", linestyle="--", linewidth=1)

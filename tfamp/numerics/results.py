@@ -140,7 +140,7 @@ class PrecisionComparison(NamedTuple):
 
     @property
     def _title(self):
-        return f"{self.model}: {self.mode} beside float32"
+        return f"{self.model}: {self.mode} against float32"
 
     def _lines(self):
         compiled = "compiled by XLA" if self.jit_compile else "without XLA"
@@ -297,7 +297,7 @@ class PrecisionSearch(NamedTuple):
 
     def _lines(self):
         kept = ", ".join(self.held_out.kept)
-        what = f"keep {kept}" if kept else "no layer must stay"
+        what = f"keep {kept}" if kept else "no layer needs to stay"
         yield f"{self.model}: in {self.mode} {what} in {self.wide}"
         verdict = "within" if self.passed else "above"
         yield (
@@ -305,7 +305,7 @@ class PrecisionSearch(NamedTuple):
             f"{verdict} the tolerance of {self.tolerance:g}"
         )
         if not self.complete:
-            yield "the time was over before the search was: the best so far"
+            yield "the time limit ended the search early: this is the best so far"
         yield from self.notes
 
     def _tables(self, layers=None):

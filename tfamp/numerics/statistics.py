@@ -74,7 +74,7 @@ class LayerNumerics(NamedTuple):
     def gradients_lost(self) -> float:
         """Share of the nonzero gradients that become 0, infinite or NaN; NaN if none.
 
-        Of what it returns or of its weights, whichever loses more.
+        Of its outputs or of its weights, whichever is larger.
         """
         return self._largest_share("underflow", "overflow")
 
@@ -139,8 +139,8 @@ def count_rounded_away(
       formats: For each layer the name of its format.
 
     Returns:
-      int64 [layers, 2]: the weights that changed, and those that the format does not
-      tell from what they were.
+      int64 [layers, 2]: the weights that changed, and those whose change the
+      format rounds away.
     """
     rows = []
     for pairs, low in zip(layers, formats, strict=True):

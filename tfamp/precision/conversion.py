@@ -100,8 +100,8 @@ def set_remat(model: keras.Model, patterns: Sequence[str] | None) -> keras.Model
     that holds others, such as a transformer block, saves most. Predictions, exports and
     saved files do not change. It does not need `tfamp.enable`.
 
-    The model's own functions are traced again; a custom `tf.function` that was traced
-    before stays as it is.
+    The model's own functions are traced again; a custom `tf.function` that was
+    traced before is unchanged.
 
     Args:
       model: A built `keras.Model` of any kind.
@@ -160,7 +160,7 @@ def plan_of(
 
 
 def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Traced:
-    """Returns what a trace of a model tells that a mode asks; else logs why not."""
+    """Returns what a mode needs from a trace of a model; else logs why not."""
     if mode.policy == "float32":
         return rules.UNTRACED
     try:
@@ -168,7 +168,7 @@ def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Tr
     except errors.ExportError as error:
         logging.warning(
             "The layers that compute outputs are not known, nor those that take raw "
-            "values or ids as floats: they do not stay in float32. Name them in "
+            "values or ids as floats: none of these stays in float32. Name them in "
             "`overrides`, or call the model under `tfamp.enable` first. %s",
             error,
         )

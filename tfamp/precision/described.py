@@ -111,8 +111,9 @@ def unsaved(planned: plan.Plan) -> str:
         return ""
     return (
         "A saved file does not hold the modes of layers that their class makes "
-        f"itself: {errors.examples(found)}. After loading, ask for them again by "
-        "tfamp.set_precision, or load it under the same tfamp.enable(overrides=...)."
+        f"itself: {errors.examples(found)}. After loading, set them again with "
+        "tfamp.set_precision, or load the file under the same "
+        "tfamp.enable(overrides=...)."
     )
 
 
@@ -139,7 +140,7 @@ def others(
     """Returns the models, this one or in it, that were made in float32 as a whole.
 
     A loaded model has the policy in force itself, whatever its layers have. Layers in
-    `explicit` are in float32 on purpose, and so are those that were told to be.
+    `explicit` are in float32 on purpose, and so are those that were set to it.
     """
 
     def is_ours(layer):

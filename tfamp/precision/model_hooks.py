@@ -231,9 +231,9 @@ class _Rules:
             user_code.log(lost)
         for name in traced.rounded if traced else ():
             user_code.warn(
-                f"Layer {name!r} gets values that were rounded to 16 bits before it, "
-                "as years and prices must not be. Put it before other layers, or name "
-                "those in overrides={...: 'float32'}."
+                f"Layer {name!r} receives values that other layers have rounded to 16 "
+                "bits, which loses digits of years and prices. Put it before those "
+                "layers, or name them in overrides={...: 'float32'}."
             )
         low = self.asked.mode.compute_format
         if check and (slow := described.mostly_slow(model, low)):

@@ -83,7 +83,7 @@ def parse(mode: modes.Mode, overrides: Mapping[str, str] | None) -> Overrides:
 
 
 def parse_remat(patterns: Sequence[str] | None) -> tuple[str, ...]:
-    """Checks the patterns of layers that are to be computed again; None is none.
+    """Checks the patterns of layers to recompute in the backward pass; None is none.
 
     Raises:
       OverrideError: If they are no list, or no regular expressions.
@@ -161,10 +161,10 @@ def unmatched(patterns: Sequence[str], paths: Sequence[str]) -> str:
     }
     shown = [path for path in paths if path in near][:_MOST_SHOWN]
     more = len(paths) - len(shown)
+    rest = f", and {more} more" if more else ""
     return (
         f"{len(patterns)} {'pattern' if len(patterns) == 1 else 'patterns'} matched no "
-        f"layer: {', '.join(map(repr, patterns))}. "
-        f"Known paths: {', '.join(map(repr, shown)) or 'none'}"
-        f"{f', and {more} more' if more else ''}. (What a wrapper, or a recurrent or "
-        "attention layer, runs itself has that layer's precision.)"
+        f"layer: {', '.join(map(repr, patterns))}. Known paths: "
+        f"{', '.join(map(repr, shown)) or 'none'}{rest}. (Layers inside a wrapper, or "
+        "a recurrent or attention layer, have that layer's precision.)"
     )

@@ -7,7 +7,7 @@ applies to a layer is, in this order:
     the override that matches its path
     the override of the nearest layer or model around it
     float32 by a rule (`rules`), or of the layer around it that has one
-    what it keeps, such as a `dtype` of its own
+    what it keeps, such as its own `dtype`
     the format of the layer by which Keras runs it
     the mode
 
@@ -30,7 +30,7 @@ from tfamp.memory_saving import quantized
 from tfamp.precision import overrides as overriding
 from tfamp.precision import rules
 
-AS_MADE, BY_MODE = "as it was made", "the mode is"
+AS_MADE, BY_MODE = "as it was created", "the mode is"
 Row = tuple[str, str]  # The name of a dtype policy, and why.
 
 
@@ -82,7 +82,7 @@ class Plan:
       model: A model; layers that are not made yet are not in its plan.
       mode: The mode of all layers that nothing else applies to.
       overrides: What `overrides.parse` returned.
-      traced: What a trace of it tells; see `rules.traced`.
+      traced: The result of a trace of it; see `rules.traced`.
       keeps: Function of a layer: the row that it keeps unless an override applies to
         it; None if it keeps nothing.
       remat: Patterns of layers to compute again in the backward pass; None to leave

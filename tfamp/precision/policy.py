@@ -98,6 +98,7 @@ def warn_of_floatx() -> None:
     if (floatx := keras.config.floatx()) in formats.LOW:
         user_code.warn(
             f"Losses and metrics are computed in {floatx}, which loses counts and "
-            f"overflows: keras.config.floatx() is {floatx!r}. Call keras.config."
-            "set_floatx('float32') before this; layers have the mode without it."
+            f"overflows: keras.config.floatx() is {floatx!r}. Call "
+            "keras.config.set_floatx('float32') before this; layers get the mode "
+            "either way."
         )

@@ -17,8 +17,8 @@ operators (`keras.ops`, and Python's on a Keras variable) promote by Keras' rule
 never come here.
 
 What 16 bits are converted to float32 for, outside of operators, is cast, such as in
-`variable.assign(x)`; so are the branches of one `tf.cond`. Errors stay where something
-has a format of its own: a `TensorArray`, a variable of a loop of AutoGraph's or of
+`variable.assign(x)`; so are the branches of one `tf.cond`. Errors remain where
+something has its own format: a `TensorArray`, a variable of a loop of AutoGraph's or of
 `tf.map_fn`; and for `tf.raw_ops` in graphs, which TensorFlow gives no second try. Loops
 and maps are not run again: in their bodies, each operator is. NumPy arrays and numbers
 take the format of the tensor beside them, as ever, but for numbers that float16 cannot
@@ -44,7 +44,7 @@ _NOT_SUPPORTED = tf.__internal__.dispatch.OpDispatcher.NOT_SUPPORTED
 _MIXED = re.compile(r"cannot compute \w+ as input .* a (\w+) tensor but is a (\w+) ")
 _WITHIN = (os.path.dirname(tf.__file__), os.path.dirname(hooks.__file__), __file__)
 _NUMBERS = (int, float, np.number)  # A union would be built at each call.
-_places: set[str] = set()  # Those that were told of since `HOOKS` went in.
+_places: set[str] = set()  # Those reported since `HOOKS` went in.
 _lock = threading.Lock()
 
 
@@ -257,7 +257,7 @@ def _raise_from_not_ok_status(original):
 
 
 def _matches_on_slow_path(frame) -> bool:
-    """Whether the function that failed goes on to bring its inputs to one format."""
+    """Whether the failed function can continue by casting its inputs to one format."""
     slow = frame.f_globals.get(f"{frame.f_code.co_name}_eager_fallback")
     return slow is not None and "args_to_matching_eager" in slow.__code__.co_names
 
@@ -290,7 +290,7 @@ def _slow_operator() -> str:
     return next((x.decode() for x in constants if isinstance(x, bytes)), "an operator")
 
 
-# ---- What is told ----
+# ---- Reports ----
 
 
 def _met(low):
@@ -309,7 +309,7 @@ def _note(what, operator):
 
 
 def places() -> list[str]:
-    """Returns where operators were computed in float32, in words, since `HOOKS`."""
+    """Returns where operators were computed in float32 since `HOOKS`, as text."""
     with _lock:
         return sorted(_places)
 

@@ -43,7 +43,7 @@ class Rule(NamedTuple):
     """A row of the table.
 
     Attributes:
-      what: The layers, in words.
+      what: The layers, as text.
       why: Function of (a layer, the 16-bit format of the mode) that returns why the
         layer stays in float32; empty if it does not.
       first_call: Whether it holds when the layer is first called.
@@ -82,7 +82,7 @@ class SlowLayer(NamedTuple):
     """A kind of layer that CPUs run slower in bfloat16 than in float32.
 
     Attributes:
-      what: The layers, in words.
+      what: The layers, as text.
       kinds: Their classes.
       is_slow: Function of a layer of these kinds: whether it is meant.
       ratio: Time of a training step of the layer in bfloat16 to that in float32.
@@ -223,12 +223,12 @@ def follows(layer: keras.layers.Layer, holder: keras.layers.Layer) -> bool:
 
 
 class Traced(NamedTuple):
-    """What a trace of a model tells; without one, all are empty.
+    """The result of a trace of a model; without one, all are empty.
 
     Attributes:
       outputs: {id of a layer: why it stays in float32}, as outputs come from it, or
         pass through it. Layers in it stay with it.
-      routes: The same of layers that hand raw values on; not of layers in them.
+      routes: The same of layers that pass raw values on; not of layers in them.
       rounded: Names of layers of raw values that get what 16 bits have rounded.
     """
 
@@ -238,7 +238,7 @@ class Traced(NamedTuple):
 
 
 UNTRACED = Traced()
-# Of each model: its layers, and what a trace of it told last.
+# Of each model: its layers, and the result of its last trace.
 _last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -254,7 +254,7 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
     outputs = {id(layer): PASSES_OUTPUT for layer in found.passing}
     outputs |= {id(layer): OUTPUT for layer in found.computing if not _is_large(layer)}
     exact = found.exact[0].name if found.exact else ""
-    why = f"hands on the values that {exact!r} takes, and must not round them"
+    why = f"passes values on to {exact!r}, and must not round them"
     routes = {id(layer): why for layer in found.between}
     rounded = [layer.name for layer in found.rounded if _takes_raw_values(layer)]
     _last[model] = structure.layer_ids(model), Traced(outputs, routes, tuple(rounded))
@@ -262,7 +262,7 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
 
 
 def known(model: keras.Model) -> Traced:
-    """Returns what traces of the models in one told that has none itself."""
+    """Returns the results of traces of the models in one that has none itself."""
     outputs, routes = {}, {}
     for layer in [place.layer for place in structure.walk(model)]:
         layers, found = _last.get(layer, (None, UNTRACED))

@@ -240,7 +240,7 @@ def rewrite_request(
                 "enable_graph_rewrite() is in force, and TensorFlow accepts a mixed "
                 "dtype policy beside it and silently undoes float32 layers. Received: "
                 f"mode={mode!r}, graph_rewrite={given!r}. Call "
-                "tfamp.disable_graph_rewrite() first, or request both by "
+                "tfamp.disable_graph_rewrite() first, or request the rewrite by "
                 "tfamp.enable(mode, graph_rewrite=True)."
             )
         return None

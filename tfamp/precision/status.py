@@ -1,4 +1,4 @@
-"""What is requested and what is in force, each in words."""
+"""What is requested and what is in force, as text."""
 
 import threading
 from typing import NamedTuple

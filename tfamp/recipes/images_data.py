@@ -156,7 +156,7 @@ def _measure(paths):
                 sizes.setdefault(image.size, path)
                 modes.add(image.mode)
         except OSError as e:
-            raise errors.DataError(f"{path} is no image: {e}") from e
+            raise errors.DataError(f"{path} is not an image: {e}") from e
     if len(sizes) > 1:
         shown = "; ".join(f"{p}: {w}x{h}" for (w, h), p in list(sizes.items())[:5])
         raise errors.DataError(

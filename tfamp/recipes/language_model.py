@@ -113,8 +113,8 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     description = (
         f"Language model, {text.note}; {_describe(config, text.vocabulary)}; "
         f"{config.batch_size} x {config.data.sequence_length} tokens a batch; "
-        "kept_gradients: share of the logits' nonzero gradient values that the format "
-        "of their product does not round to 0."
+        "kept_gradients: share of the logits' nonzero gradients that do not underflow "
+        "in the compute dtype of their product."
     )
     return tasks.Task(
         train=parts["train"],

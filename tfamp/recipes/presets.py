@@ -137,7 +137,7 @@ def load(config: config_dict.ConfigDict) -> Encoder:
         `config.data.sequence_length` is the most tokens of an example.
 
     Raises:
-      DataError: If a preset is not there, cannot be downloaded or is no BERT encoder.
+      DataError: If a preset does not exist, cannot be downloaded or is no BERT encoder.
       ImportError: If an optional dependency is missing.
       ValueError: If examples are longer than the encoder's positions.
     """
@@ -273,7 +273,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
 
 
 def encodings(tokenizer: Any, texts: Sequence[Any]) -> Iterator[Any]:
-    """Yields what a `tokenizers` tokenizer makes of each text, or pair of texts.
+    """Yields the encoding by a `tokenizers` tokenizer of each text, or pair of texts.
 
     In parts: its objects are 100 times the ids.
     """
@@ -346,7 +346,7 @@ def _expanded(name):
     if path.is_dir():
         return str(path)
     if name.startswith((os.sep, ".", "~")):
-        raise ValueError(f"There is no folder {name}.")
+        raise ValueError(f"The folder {name} does not exist.")
     return name
 
 
@@ -400,7 +400,7 @@ def _check_weights(path, layers):
 
 
 def _tokenizer(vocabulary, lowercase, strip_accents, chinese):
-    """Returns a WordPiece tokenizer; uncased ones strip accents unless told not to.
+    """Returns a WordPiece tokenizer; uncased ones strip accents by default.
 
     As Google's and Hugging Face's do. KerasHub's own leaves the accents on.
     """

@@ -163,8 +163,8 @@ def _read(image_path, mask_path, settings):
     lossy = classes > 2 and mask_path.suffix.lower() in (".jpg", ".jpeg")
     if mask.mode not in modes or lossy:
         raise errors.DataError(
-            f"{mask_path} is no mask. Received: mode {mask.mode} of Pillow. Expected "
-            "8-bit gray levels, as PNG, without an alpha channel."
+            f"{mask_path} is not a mask. Received: mode {mask.mode} of Pillow. "
+            "Expected 8-bit gray levels, as PNG, without an alpha channel."
         )
     if classes == 2:
         levels, allowed = np.asarray(mask.convert("L")), [{0, 1}, {0, 255}]
@@ -196,7 +196,7 @@ def _open(path):
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image)
     except (OSError, SyntaxError, ValueError) as e:  # As Pillow's readers raise.
-        raise errors.DataError(f"{path} is no image: {e}") from e
+        raise errors.DataError(f"{path} is not an image: {e}") from e
 
 
 def _resize(image, mask, size):

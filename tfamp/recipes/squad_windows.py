@@ -175,7 +175,7 @@ def decode(
 
 
 def has_most_context(windows: Windows) -> np.ndarray:
-    """Tells for each token whether no other window shows more of what is around it.
+    """Whether no other window shows more context around each token.
 
     A token in several windows is scored where the smaller of its left and right
     contexts is largest (plus a hundredth of the window, which matters for the last,

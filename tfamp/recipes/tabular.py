@@ -191,7 +191,7 @@ def _check(config):
     names = [*map(tabular_data.feature_name, features), tabular_data.CONTINUOUS]
     rules = {
         "data.name must be 'table' or 'diabetes'": data.name in ("table", "diabetes"),
-        "data.target_column must be no feature": data.target_column not in features,
+        "data.target_column must not be a feature": data.target_column not in features,
         "data.categorical_columns or continuous_columns must name a column": features,
         "the features' names must differ, also from 'continuous'": len(set(names))
         == len(names),

@@ -66,7 +66,7 @@ def load(config: config_dict.ConfigDict) -> Splits:
 
     Raises:
       DataError: If there is no such file or column, a row cannot be used (file, row
-        and reason are told), or there are too few to split.
+        and reason are reported), or there are too few to split.
       ValueError: If a setting is unknown.
     """
     data = config.data
@@ -242,7 +242,7 @@ def _parse(text, data):
     if name := data.date_column:
         dates = pd.to_datetime(text[name], format=data.date_format, errors="coerce")
         times[name] = dates = dates.dt.tz_localize(None)  # All of one zone.
-        reject(dates.isna(), name, f"is no date of the format {data.date_format!r}")
+        reject(dates.isna(), name, f"is not a date of the format {data.date_format!r}")
         for part in data.date_parts:
             whole = dates.dt.isocalendar() if part == "week" else dates.dt
             found = getattr(whole, part).astype("Int64").astype("string")
@@ -253,7 +253,7 @@ def _parse(text, data):
         values = pd.to_numeric(text[name], errors="coerce").astype("float64")
         with np.errstate(over="ignore"):
             finite = np.isfinite(values.astype("float32"))  # As the model gets them.
-        reject(~finite & ~absent, name, "is no finite float32 number")
+        reject(~finite & ~absent, name, "is not a finite float32 number")
         if data.fill_missing == "raise" or name in (target, *ordering):
             reject(absent, name, "is empty")
         if name in ordering:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = "Set config.data.text_column, second_text_column and label_column."
 _MANY = 20  # Classes that may have one text each.
-# How files of one's own are read, by default.
+# How the user's own files are read, by default.
 FILES = {
     "train_file": "train.csv",  # Or a pattern such as "*.txt".
     "test_file": "",  # "": a share of the training file is held out.

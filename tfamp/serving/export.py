@@ -1,4 +1,4 @@
-"""Exports a model, verifies what was written, and tells what it costs and saves."""
+"""Exports a model, verifies the files, and reports cost and savings."""
 
 import contextlib
 import os
@@ -43,9 +43,9 @@ def export(
     ```
     A float32 graph has no float dtype below 32 bits, and its outputs differ from the
     float32 model's by 1e-5 of the largest at most, or by a step of the integers for
-    each layer that is quantized. A mixed model keeps its overrides: its
-    16-bit layers get the asked format, its float32 layers stay. A float32 model gets
-    what `set_precision` would give it. What the signature takes and returns is float32
+    each quantized layer. A mixed model keeps its overrides: its 16-bit layers get the
+    requested format, its float32 layers stay. A float32 model gets what
+    `set_precision` would give it. What the signature takes and returns is float32
     (ids, strings and so on as they are). The model's layers, traced functions, seeds
     and states are as before afterwards: it can be exported in the middle of a training,
     by the thread that trains it.
@@ -234,9 +234,9 @@ def _check_graph(graph, precision, half_weights):
         wrong.append(f"no variable of {stored}")
     if wrong:
         raise errors.ExportError(
-            f"The graph does not compute as {precision} does. Received: "
-            f"{errors.examples(wrong)}. Of a float32 model, layers that compute an "
-            "output stay in float32, as by `tfamp.set_precision`; let others cast to "
+            f"The graph does not compute in {precision}. Received: "
+            f"{errors.examples(wrong)}. Output layers of a float32 model stay in "
+            "float32, as with `tfamp.set_precision`; let others cast to "
             "`self.compute_dtype` in their `call`."
         )
 

@@ -49,7 +49,7 @@ class TensorDescription(NamedTuple):
 
 
 class ExportReport(NamedTuple):
-    """What was exported, what was verified, and what it costs and saves; `print` it.
+    """What was exported and verified, with its cost and savings; `print` it.
 
     Attributes:
       path: The SavedModel's folder, or the .tflite or .onnx file.
@@ -61,7 +61,7 @@ class ExportReport(NamedTuple):
       layers: What `describe_layers` gives while the precision is assigned.
       parity: What was reloaded against the model in float32, a row for each output.
       weights_parity: What 16-bit weights alone cost: the same precision with them
-        against without. Empty unless they were asked for.
+        against without. Empty unless requested.
       source_policies: Dtype policies of the model's layers before.
       source_parity: The model as it was against the model in float32. It says little of
         a model that draws random numbers in inference.
@@ -158,7 +158,8 @@ class ExportReport(NamedTuple):
         )
         yield (
             f"  a call: {1e3 * self.seconds:.2f} ms, {self.latency_ratio:.2f} of "
-            f"float32's {1e3 * self.float32_seconds:.2f} ms (medians, in turn)"
+            f"float32's {1e3 * self.float32_seconds:.2f} ms (medians of alternating "
+            "calls)"
         )
 
 

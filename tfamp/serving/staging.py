@@ -31,8 +31,8 @@ def _check_free(target, overwrite):
         return
     if not overwrite:
         raise errors.ExportError(
-            f"There is something at `path` already. Received: path={target}. "
-            "Choose another one, or pass `overwrite=True`."
+            f"`path` exists already. Received: path={target}. Choose another one, or "
+            "pass `overwrite=True`."
         )
     is_folder = target.is_dir() and not target.is_symlink()
     is_model = is_folder and (target / "saved_model.pb").exists()

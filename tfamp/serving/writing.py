@@ -29,7 +29,7 @@ class Job(NamedTuple):
       model: The built model.
       specs: `tf.TensorSpec`s, structured as the model's inputs.
       samples: Tensors that fit them, likewise.
-      folder: Where to write; it is moved to the asked path if all goes well. What is
+      folder: Where to write; it is moved to the given path if checks pass. What is
         written beside it is deleted.
       put_back: Puts seeds, recurrent states and statistics back.
     """
@@ -179,7 +179,7 @@ def half_weights(model: keras.Model, format_name: str) -> Callable:
     Each is cast up where it is read; the model keeps its own. Stored so are float32
     weights of two axes or more, that is kernels and tables. What has one axis or none
     (biases, scales, the statistics of normalization, counters) is a thousandth of the
-    bytes, and stays as it is.
+    bytes, and is not converted.
 
     Args:
       model: A built model, in the precision that it is to be served in.
@@ -257,7 +257,7 @@ def mismatch(
 ) -> errors.ExportError:
     """Returns the error of an export that does not compute what was written."""
     return errors.ExportError(
-        f"What was exported computes something else than the {precision} model. "
+        f"The exported model computes other outputs than the {precision} model. "
         f"Received: outputs {shapes(served.outputs)}, {received}. Expected: outputs "
         f"{shapes(served.expected)}, and {expected}. A layer may compute otherwise in "
         "a graph than eagerly."

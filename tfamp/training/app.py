@@ -85,8 +85,8 @@ def define_flags(default_config: str | None, benchmarks: types.ModuleType) -> No
     flags.DEFINE_integer(
         "numerics",
         None,
-        "Steps between measurements of what 16 bits lose, by tfamp.NumericsMonitor; "
-        "written to the folder `numerics` of each run.",
+        "Steps between measurements by tfamp.NumericsMonitor of underflow and "
+        "overflow in 16 bits; written to the folder `numerics` of each run.",
         lower_bound=1,
     )
     benchmarks.define()
@@ -116,7 +116,9 @@ def define_config(default: str | None) -> None:
             name, _, file = argument.partition("=")
             file = file.split(":")[0]  # An argument of the file's function may follow.
             if name.lstrip("-") == "config" and file and not os.path.isfile(file):
-                raise ValueError(f"There is no file for --config. Received: {file!r}.")
+                raise ValueError(
+                    f"The file of --config does not exist. Received: {file!r}."
+                )
         config_flags.DEFINE_config_file(
             "config", default, "Configuration file.", lock_config=True
         )
@@ -143,7 +145,7 @@ def _parse(argv):
             name = error.flagname
             if not name.startswith("config.") or flags.FLAGS["config"].value:
                 raise
-            raise ValueError(f"--{name} needs --config=FILE beside it.") from error
+            raise ValueError(f"--{name} also needs --config=FILE.") from error
 
 
 @contextlib.contextmanager
@@ -164,7 +166,7 @@ def _one_line_errors(*more):
 
 def _guarded(main, argv):
     if not flags.FLAGS["verbosity"].present:
-        # TensorFlow tells of its own doings through absl at INFO.
+        # TensorFlow logs its own messages through absl at INFO.
         logging.set_verbosity(logging.WARNING)
         tf.get_logger().addFilter(_is_of_interest)
     try:
@@ -223,13 +225,13 @@ def _resolve(values):
         config.task = functions.name_of(config.task)  # A file by its whole path.
     if values.tiny:
         config = base_config.apply_tiny(config)
-        config.update_from_flattened_dict(_given())  # What was asked for wins.
+        config.update_from_flattened_dict(_given())  # Flags win.
     with config.unlocked():
-        # Part of what the run is, wherever it goes on from.
+        # Part of the run's identity, wherever it resumes.
         config.data_dir = _absolute(values.data_dir)
         config.manual_dir = _absolute(values.manual_dir)
     if config.manual_dir and not tf.io.gfile.isdir(config.manual_dir):
-        raise ValueError(f"There is no folder --manual_dir={config.manual_dir}.")
+        raise ValueError(f"No such folder: --manual_dir={config.manual_dir}.")
     if values.numerics is not None:
         config.precision.numerics = values.numerics
     base_config.validate(config)
@@ -297,7 +299,7 @@ def default_workdir(config, job: str = "compare") -> pathlib.Path:
 
     Args:
       config: The configuration of the job's folder.
-      job: One of `jobs.JOBS`. "train" has a folder of its own: runs/NAME-train-HASH.
+      job: One of `jobs.JOBS`. "train" has its own folder: runs/NAME-train-HASH.
     """
     settings = run_files.plain_config(config)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

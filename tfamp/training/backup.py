@@ -1,4 +1,4 @@
-"""Training that goes on at the step where it was stopped, as if it never had been."""
+"""Training that resumes at the step where it was stopped, with the same results."""
 
 import functools
 import os
@@ -66,7 +66,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.folder = os.fspath(backup_dir)
         self.save_freq, self.delete_checkpoint = save_freq, delete_checkpoint
         # The next are for `tfamp.training`. False: its data start at the epoch that
-        # `fit` starts at, and it tells of the start itself.
+        # `fit` starts at, and it logs the start itself.
         self.replay = True
         # What else goes into a backup: an object with `state` and `set_state`.
         self.also: Any = None
@@ -134,7 +134,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return {**found, "seed": [shared.state]} if shared else found
 
     def _lack(self, facts, kind):
-        """Returns how variables differ from those of a backup, in words; "" if not."""
+        """Returns how variables differ from those of a backup, as text; "" if not."""
         here = [_facts_of(v) for v in self._variables().get(kind, ())]
         there = facts["kinds"].get(kind, [])
         if [x[1:] for x in here] == [x[1:] for x in there]:  # Names may go on.
@@ -297,7 +297,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._before = {}
 
     def _hear(self, number, frame):
-        # A training that ended with an error has not told this callback.
+        # A training that ended with an error has not called this callback.
         again = self._signal and number == signal.SIGINT
         if again or not replay.is_training(frame, self.model):
             self._listen_no_more()
@@ -318,7 +318,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         sys.exit(_STOPPED)
 
     def told(self, position: Position) -> str:
-        """Returns a place in words."""
+        """Returns a place as text."""
         step = position.calls * self.model.steps_per_execution
         if not step:
             return f"epoch {position.epoch}"

@@ -172,8 +172,8 @@ _BLOCKS = (
     "a tuple of tuples of integers of at least 1",
     lambda v: all(map(_are_counts, v)),
 )
-# What fields must satisfy, in words and as a predicate. A field is here if what is
-# wrong with it would be told late, after data were read or an epoch trained, or never.
+# What fields must satisfy, as text and as a predicate. A field is here if an error in
+# it would be reported late, after data were read or an epoch trained, or never.
 _GROUPS = {
     "epochs batch_size eval_batch_size steps_per_execution "
     "float32.batch_size optimizer.accumulation_steps "
@@ -251,7 +251,7 @@ def broken_rules(
 
     Args:
       config: The configuration; fields that are missing or None are not looked at.
-      rules: Field, with dots -> what it must satisfy, in words and as a predicate.
+      rules: Field, with dots -> what it must satisfy, as text and as a predicate.
       prefix: What a user calls the configuration.
     """
     wrong = []
@@ -279,7 +279,7 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
 def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a copy in which no graph rewrite is left to the environment.
 
-    So that a run's folder tells whether graphs were rewritten.
+    A run's folder thus records whether graphs were rewritten.
 
     Raises:
       ValueError: If the environment asks for a rewrite, and the mode for a policy.

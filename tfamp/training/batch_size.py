@@ -1,6 +1,6 @@
 """Finds the largest batch size of each precision mode that fits into memory.
 
-Each trial is a process of its own that takes training steps: it may run out of memory,
+Each trial is a separate process that takes training steps: it may run out of memory,
 be ended by Linux or crash, and nothing of that reaches the process that asks.
 """
 
@@ -36,7 +36,7 @@ class BatchSizes(NamedTuple):
     Attributes:
       name: Name of the configuration or function.
       unit: What a batch holds: "sequences", "images", "rows", "examples".
-      limit: The memory that the batch is to fit into, in words.
+      limit: The memory that the batch must fit into, as text.
       sizes: A dict for each mode, float32 first if it was searched: mode; batch_size
         (the largest that fits); accumulation_steps (batches of one update of the
         weights); failing (the smallest found not to fit; None if the largest allowed
@@ -159,9 +159,9 @@ def find_batch_size(
         notes = [
             made.figures["description"],
             "" if asked.modes else _mixed(shared)[1],
-            f"a batch fits if a process of its own takes {asked.steps} training "
-            f"steps, the step of `fit`, within the limit; {rule}; a run holds its data "
-            "set beside, so leave a margin",
+            f"a batch fits if a separate process takes {asked.steps} training steps of "
+            f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
+            "a margin",
             f"{machine.device}; TensorFlow {machine.facts['tensorflow']}",
         ]
         found = BatchSizes(
@@ -262,8 +262,8 @@ def define() -> None:
     flags.DEFINE_integer(
         "effective_batch",
         None,
-        "Examples of one update of the weights: find the largest part that fits, and "
-        "how many parts to accumulate.",
+        "Examples per weight update: find the largest micro-batch that fits, and how "
+        "many of them to accumulate.",
         lower_bound=1,
     )
 

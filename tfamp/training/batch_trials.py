@@ -1,4 +1,4 @@
-"""Trials of batch sizes, each in a process of its own, and which of them are made."""
+"""Trials of batch sizes, each in a separate process, and their order."""
 
 import contextlib
 import math
@@ -122,9 +122,9 @@ class Search:
             largest, failing = search(fits, sizes, start // MULTIPLE - 1, TOLERANCE)
         if not largest:
             raise errors.RunError(
-                f"{failing} is the smallest batch size that is tried, and does not fit "
-                f"in {mode}. Received: {trials[-1]['reason']}. Expected more memory or "
-                "a smaller model."
+                f"Even the smallest batch size tried, {failing}, does not fit in "
+                f"{mode}. Received: {trials[-1]['reason']}. Expected more memory or a "
+                "smaller model."
             )
         base = next((each for each in self.sizes if each["mode"] == "float32"), None)
         comparable = base and base["failing"] and failing
@@ -148,7 +148,7 @@ class Search:
         return optimizer.accumulation_steps if optimizer else 1
 
     def _try(self, mode, size):
-        """Takes the steps of one batch size, and tells of it."""
+        """Takes the steps of one batch size, and reports it."""
         count = self._accumulation(size)
         file = self.folder / f"train-{mode}-batch{size}-accumulated{count}.json"
         found = measured_files.read(file, self.held) or {}
@@ -175,8 +175,8 @@ class Search:
         done = processes.call(train, *given, self.asked.steps, memory=self.memory)
         if done.failure and not done.lack:
             raise errors.RunError(
-                "A trial failed, and not for lack of memory: "
-                f"{mode}, batch {size}. Received: {done.failure}"
+                f"A trial failed for another reason than memory: {mode}, batch {size}. "
+                f"Received: {done.failure}"
             )
         figures = done.value or {"peak_bytes": None}
         return {**figures, "lack": done.lack, "limits": list(self.memory)}
@@ -194,7 +194,7 @@ def train(
     Args:
       what: The configuration of this trial as dicts, or the name of a function.
       keywords: Of `enable`: "mode", and others. A configuration has its own.
-      size: The batch size that the function is asked for.
+      size: The batch size that the function is called with.
       count: Batches of an update of the weights.
       steps: Updates.
 

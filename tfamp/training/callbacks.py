@@ -22,7 +22,7 @@ class EpochSeeds(keras.callbacks.Callback):
 
     Keras does not save the state of `SeedGenerator`s (dropout), so without this a
     resumed run would draw other numbers than the uninterrupted one. Replicas of a
-    strategy would all draw the same; here each has numbers of its own.
+    strategy would all draw the same; here each has its own numbers.
     """
 
     def __init__(self, steps_per_epoch: int):
@@ -162,7 +162,7 @@ class Recorder(keras.callbacks.Callback):
     written as null.
 
     "seconds" is the time in training and validation since the start of the run, writing
-    of files left out; a resumed run goes on from the epoch it resumes after. The first
+    of files left out; a resumed run goes on with the epoch it resumes after. The first
     epoch of a process has "first_step_seconds", too: its part up to the end of the
     first step, which traces and compiles. "steps_per_second" leaves that and the
     validation out; null for epochs of one call of the training function. A line of a
@@ -214,7 +214,7 @@ class Recorder(keras.callbacks.Callback):
         }
 
     def set_state(self, state: dict[str, Any], within: bool) -> None:
-        """Goes on from a backup, within an epoch or at the start of one."""
+        """Resumes from a backup, within an epoch or at the start of one."""
         self._step = state["step"]
         if within:
             self._before, self._seconds = state["before"], state["seconds"]
@@ -244,11 +244,11 @@ class Recorder(keras.callbacks.Callback):
             self._times.append(time.perf_counter())
 
     def on_test_begin(self, logs=None):
-        """Leaves the validation's loss as it is."""
+        """Keeps the validation's loss unchanged."""
         self._note_training(False)
 
     def on_train_end(self, logs=None):
-        """Leaves the loss of later evaluations as it is."""
+        """Keeps the loss of later evaluations unchanged."""
         self._note_training(False)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -296,7 +296,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 class ProgressLines(keras.callbacks.Callback):
-    """Tells of the progress every 15 seconds, for output that goes to a file.
+    """Logs the progress every 15 seconds, for output that goes to a file.
 
     Args:
       report: Function that takes a line.
@@ -317,7 +317,7 @@ class ProgressLines(keras.callbacks.Callback):
         self._before = epoch * self.steps_per_epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        """Tells the step, the loss, the speed and the time left."""
+        """Logs the step, the loss, the speed and the time left."""
         step, now = self._before + _steps_done(self.model, batch), time.perf_counter()
         if self._start is None:  # After the first call, which traces and compiles.
             self._start = step, now
@@ -331,7 +331,7 @@ class ProgressLines(keras.callbacks.Callback):
             )
 
     def on_test_batch_end(self, batch, logs=None):
-        """Tells the batch of a long evaluation."""
+        """Logs the batch of a long evaluation."""
         if self._is_due(time.perf_counter()):
             self.report(f"evaluation: batch {batch + 1}")
 

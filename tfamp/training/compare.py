@@ -187,7 +187,7 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     one.precision.mode, one.seed = mode, seed
     one.precision.loss_scale.enabled = loss_scaling
     own = one.float32.to_dict()
-    # What a run does not depend on: it goes on where other columns are asked for.
+    # A run does not depend on these: it resumes with other columns requested.
     one.float32.update(dict.fromkeys(own))
     one.compare_unscaled = False
     if mode in ("float32", "tf32"):  # The twin is float32 in every layer and graph.
@@ -259,7 +259,7 @@ def _export(task, run, path):
         model = keras.models.load_model(file, compile=False)
     except ValueError as e:  # Keras says "File not found" of a damaged one.
         raise errors.RunError(
-            f"{str(file)!r} is no model that can be read. Received: {e} Delete "
+            f"{str(file)!r} cannot be read as a model. Received: {e} Delete "
             f"{str(run)!r} and give the same command again, which repeats that run."
         ) from e
     report = runs.save(task, model, path)

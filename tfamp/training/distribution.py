@@ -38,7 +38,7 @@ def create(config) -> tf.distribute.Strategy | None:
       A strategy; None for "none".
 
     Raises:
-      ValueError: If the batch does not divide evenly, or XLA is asked for.
+      ValueError: If the batch does not divide evenly, or XLA is requested.
       RunError: If there is no such cluster, or TensorFlow has started already.
     """
     if config.strategy == "none":
@@ -106,9 +106,9 @@ def _slurm():
     host, here = address.rpartition(":")[0], os.environ.get("SLURMD_NODENAME")
     if here not in (None, host):
         raise errors.RunError(
-            f"TensorFlow orders SLURM's nodes by name, SLURM does not: this task runs "
-            f"on {here}, and would be {host}. Set TF_CONFIG in each task, or ask for "
-            "nodes whose names are as long as one another."
+            "TensorFlow orders SLURM's nodes by name, SLURM does not: this task runs "
+            f"on {here}, and would be {host}. Set TF_CONFIG in each task, or request "
+            "nodes with names of equal length."
         )
     return found
 
@@ -117,9 +117,9 @@ def _check(config, strategy):
     count = strategy.num_replicas_in_sync
     if config.batch_size % count:
         raise ValueError(
-            "config.batch_size is that of all replicas together and must divide by "
-            f"their number. Received: batch_size={config.batch_size}, {count} "
-            "replicas."
+            "config.batch_size is the batch of all replicas together and must be "
+            f"divisible by their number. Received: batch_size={config.batch_size}, "
+            f"{count} replicas."
         )
     gpus = all("GPU" in name for name in strategy.extended.worker_devices)
     if config.jit_compile and count > 1 and not gpus:
@@ -212,7 +212,7 @@ def check_same(strategy: tf.distribute.Strategy | None, what: str, found: int) -
 
     Args:
       strategy: The run's strategy; every worker must call.
-      what: What was counted, in words.
+      what: What was counted, as text.
       found: How many this worker has found.
     """
     numbers = exchange(strategy, found)
@@ -232,7 +232,7 @@ def worker_folder(
 
     All workers save alike, since reading a variable may need all of them. Only the
     chief's files are kept: the others write to a temporary folder, with a copy of
-    what the run goes on from. Nobody writes before all have copied, or goes on
+    what the run resumes from. Nobody writes before all have copied, or goes on
     before the chief has written all.
 
     Yields:

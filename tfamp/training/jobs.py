@@ -20,9 +20,9 @@ class Job(NamedTuple):
     """What `--job` names.
 
     Attributes:
-      run: Function of the configuration, the folder, and what else was asked for;
-        returns what a person wants to read of it.
-      check: Function of the configuration and what else was asked for; raises what is
+      run: Function of the configuration, the folder, and what else was requested;
+        returns a summary to print.
+      check: Function of the configuration and what else was requested; raises what is
         wrong with settings or data, so that nothing is deleted for such a command.
       identity: Function of the same; returns the configuration of the job's folder.
     """
@@ -101,7 +101,10 @@ def _evaluate(config, folder, asked):
 
 def _predict(config, folder, asked):
     if not asked.input:
-        raise ValueError("--job=predict needs the rows. Expected: --input=FILE.")
+        raise ValueError(
+            "--job=predict needs rows to predict. Received: no --input. "
+            "Expected: --input=FILE."
+        )
     suffix = pathlib.Path(asked.input).suffix
     target = pathlib.Path(asked.output or folder / f"predicted{suffix}")
     count, weights = runs.predict(config, folder, asked.input, target)
@@ -120,7 +123,7 @@ def _find_batch_size(config, workdir, asked):
 
 
 def say(line: str) -> None:
-    """Tells a user of progress, on standard error."""
+    """Prints progress on standard error."""
     sys.stderr.write(f"{line}\n")
 
 

@@ -22,7 +22,7 @@ class MemoryPlan(NamedTuple):
 
     Attributes:
       name: Name of the configuration or function.
-      limit: The memory that a step is to fit into, in words.
+      limit: The memory that a step must fit into, as text.
       options: A dict for each option, in the order in which they were tried; each has
         those before it, too: option (what is new); keywords (of `enable`); batch_size
         (of one part); accumulation_steps (parts of one update of the weights);
@@ -146,16 +146,18 @@ def fit_memory(
         if base["option"] in seconds and each["option"] in seconds:
             times = seconds[each["option"]], seconds[base["option"]]
             each["time_ratio"] = times[0] / times[1]
-    notes = ["predicted: by `tfamp.memory`, and what else a step in float32 held"]
+    notes = [
+        "predicted: by `tfamp.memory`, plus what else a measured step in float32 held"
+    ]
     if chosen is None:
         sizes = {
             x["option"]: x["measured_bytes"] or x["predicted_bytes"] for x in options
         }
         least = min(sizes, key=sizes.get)
         short = (
-            f"{processes.mib(sizes[least] - most)} more than there is"
+            f"{processes.mib(sizes[least] - most)} more than available"
             if sizes[least] > most
-            else "as predicted, and more than there is when it was tried"
+            else "as predicted, but more than available when it was tried"
         )
         notes.append(
             f"nothing fits: {least!r} holds {processes.mib(sizes[least])}, {short}"

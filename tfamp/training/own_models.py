@@ -85,8 +85,8 @@ def compare_modes(
     test = validation if test is None else test
     if test is None:
         raise ValueError(
-            "There is nothing to score the runs on. Received: validation=None, "
-            "test=None. Expected one of them."
+            "Runs need a validation or a test set to be scored on. Received: "
+            "validation=None, test=None. Expected one of them."
         )
     for name, data in (("train", train), ("validation", validation), ("test", test)):
         if isinstance(data, collections.abc.Iterator) and len(names) * seeds > 1:

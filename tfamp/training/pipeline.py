@@ -48,7 +48,7 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Returns the batches of epochs [first_epoch, last_epoch), one after another.
 
-    Each epoch is shuffled with a seed of its own, so a run that resumes at epoch k
+    Each epoch is shuffled with its own seed, so a run that resumes at epoch k
     sees what the uninterrupted run saw from there on. What does not fill a batch
     at the end of an epoch is left out of it; the next epoch shuffles anew.
 

@@ -14,7 +14,7 @@ COMPARISON = "comparison.png"
 PREDICTIONS = "predictions.png"
 # Okabe and Ito's blue, vermilion, green and purple: apart with any color vision.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-_SEED_STYLES = ("-", "--", ":", "-.")
+_STYLES, _MARKERS = ("-", "--", ":", "-."), "os^D"  # And without color.
 _WINDOW = 9  # Points of the loss curve that the bold line averages over.
 _ROOM = 1.6  # Above and below the curves of the loss scale: at least one power of 2.
 _LAST_ROWS = 336  # Of a test split, drawn over time; two weeks of hours.
@@ -144,13 +144,15 @@ def _draw_losses(axes, curves, epochs, colors):
         windows = [losses[max(0, i - half) : i + half + 1] for i in range(len(losses))]
         values = [shown(loss) for loss in losses]
         bold = [shown(sum(window) / len(window)) for window in windows]
-        color, line = colors[mode], "-" if mode == next(iter(colors)) else "--"
+        color, place = colors[mode], [*colors].index(mode)
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, bold, line, color=color, linewidth=1.4, label=mode)
+        style = {"color": color, "linestyle": _STYLES[place], "label": mode}
+        axes.plot(steps, bold, linewidth=1.4, **style)
         if rows and every[-1]["loss"] is None:
             ends.append((steps[-1], values[-1]))
         if perplexity:
-            _draw_epochs(axes, every, epochs[mode, seed], color)
+            style |= {"marker": _MARKERS[place], "label": "validation split"}
+            _draw_epochs(axes, every, epochs[mode, seed], style)
     if ends:
         style = {"markersize": 9, "color": "black", "label": "not finite from here on"}
         axes.plot(*zip(*ends, strict=True), "X", **style)
@@ -161,15 +163,15 @@ def _draw_losses(axes, curves, epochs, colors):
     axes.legend(once.values(), once.keys())
 
 
-def _draw_epochs(axes, rows, epochs, color):
+def _draw_epochs(axes, rows, epochs, style):
     """Draws the validation perplexity of each epoch, where it is finite."""
     # To within the distance of two points: the lines of epochs have no step.
     length = rows[-1]["step"] / len(epochs) if rows and epochs else 0
     found = [row for row in epochs if row.get("val_perplexity") is not None]
     steps = [length * row["epoch"] for row in found]
-    style = {"color": color, "linewidth": 1, "markersize": 5, "markeredgecolor": "k"}
+    style = {**style, "linewidth": 1, "markersize": 5, "markeredgecolor": "k"}
     values = [row["val_perplexity"] for row in found]
-    axes.plot(steps, values, "o:", label="validation split", **style)
+    axes.plot(steps, values, **style)
 
 
 def _draw_scaling(scale, interval, curves, colors):
@@ -177,7 +179,7 @@ def _draw_scaling(scale, interval, curves, colors):
     skips = []
     for number, ((mode, seed), rows) in enumerate(curves.items()):
         style = {"where": "post", "linewidth": 1.6, "color": colors[mode]}
-        style["linestyle"] = _SEED_STYLES[number % len(_SEED_STYLES)]
+        style["linestyle"] = _STYLES[number % len(_STYLES)]
         label = f"{mode}, seed {seed}; skipped steps: {int(rows[-1]['skipped_steps'])}"
         steps = [row["step"] for row in rows]
         scale.step(steps, [row["loss_scale"] for row in rows], label=label, **style)

@@ -2,7 +2,7 @@
 
 What measures must find no memory, switch or traced function of another: a process for
 each call. The server imports TensorFlow and never starts it, so that what is forked off
-is as new as an interpreter of its own, without the seconds of its imports.
+is as new as a fresh interpreter, without the seconds of its imports.
 
 A process is held to its limit by its resident memory, as a container is by Linux.
 `RLIMIT_DATA` and `RLIMIT_AS` would not do: where an allocation fails, TensorFlow 2.21
@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
 
     @property
     def lack(self) -> str:
-        """The part of `failure` that tells of a lack of memory; "" if none does."""
+        """The part of `failure` that reports a lack of memory; "" if none does."""
         for sign in _SIGNS:
             if found := re.search(sign, self.failure):
                 return found.group().strip()[:200]
@@ -98,7 +98,7 @@ def call(
     memory: Memory = Memory(),  # noqa: B008 (immutable)
     preload: Sequence[str] = (),
 ) -> Outcome:
-    """Calls a function in a process of its own, which ends with this one.
+    """Calls a function in a separate process, which ends with this one.
 
     Args:
       function: Of a module; what it returns, and its arguments, can be pickled.
@@ -117,7 +117,7 @@ def call(
     if multiprocessing.parent_process() is not None:
         raise RuntimeError(
             "This process was started to measure something, and would start others "
-            'without end. Put the call below `if __name__ == "__main__":`.'
+            'endlessly. Put the call below `if __name__ == "__main__":`.'
         )
     context = _context((__name__, function.__module__, *preload))
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def call(
             # A crash may write its memory to a disk first.
             process.join(_DUMP if ended else 0)
             if process.exitcode is None:
-                return Outcome(None, f"ended after {timeout:.0f} s without figures")
+                return Outcome(None, f"ended after {timeout:.0f} s without a result")
             text = words.read_text(errors="replace") if words.exists() else ""
             return Outcome(None, reason(process.exitcode, text))
         finally:
@@ -222,7 +222,7 @@ def _watch(limit):
 
 
 def over(held: int, limit: int) -> str:
-    """Returns what is told of a process that exceeds its limit, both in bytes."""
+    """Returns the message for a process that exceeds its limit, both in bytes."""
     return f"{mib(held)} resident, the limit is {mib(limit)}"
 
 
@@ -239,7 +239,7 @@ def reason(code: int, words: str) -> str:
       words: What it wrote to standard error.
     """
     lines = [line for line in words.splitlines() if not _FRAME.match(line)]
-    last = lines[-1].strip() if lines else "no reason was given"
+    last = lines[-1].strip() if lines else "no reason was reported"
     if code >= 0:
         return last
     name = signal.Signals(-code).name
@@ -292,7 +292,7 @@ def parse_size(size: str | int | None) -> int | None:
 
 
 def limits(asked: int | None) -> tuple[Memory, str]:
-    """Returns what a process may hold on this host, and the limit in words.
+    """Returns what a process may hold on this host, and the limit as text.
 
     Args:
       asked: Of a process, in bytes: of the first GPU where there is one, else of the
@@ -324,9 +324,9 @@ def _check_allocations():
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
             raise errors.RunError(
-                "TensorFlow crashes at such a limit, without saying why. "
-                f"Received: `ulimit {flag} {limit // 1024}`. Expected `ulimit "
-                f"{flag} unlimited` and a limit of tfamp's instead."
+                "TensorFlow crashes at this limit without an error message. Received: "
+                f"`ulimit {flag} {limit // 1024}`. Expected `ulimit {flag} unlimited`, "
+                "and tfamp's own limit instead."
             )
 
 

@@ -25,7 +25,7 @@ _ABOVE |= {"fontsize": "small"}
 
 
 class Rehearsal(NamedTuple):
-    """What a model does in several modes, and what a device makes of them; `print` it.
+    """How a model behaves in several modes, and how a device supports them; `print` it.
 
     Attributes:
       name: Name of the configuration or function.

@@ -43,9 +43,9 @@ def pass_over(model, epochs, calls, step, restore):
     kind, thread = names.resolve(ITERATOR), threading.get_ident()
     if not hasattr(kind, ENUMERATE):
         raise errors.RunError(
-            "This release of Keras takes its batches in another way than tfamp knows. "
-            f"Received: no {ITERATOR}.{ENUMERATE}. Use keras.callbacks."
-            "BackupAndRestore."
+            "This release of Keras iterates over batches in a way that tfamp does not "
+            f"support. Received: no {ITERATOR}.{ENUMERATE}. Use "
+            "keras.callbacks.BackupAndRestore."
         )
 
     def make(original):

@@ -155,7 +155,7 @@ def read_run(folder: str | os.PathLike) -> Run:
 
 
 def is_finished(config: config_dict.ConfigDict, folder: pathlib.Path) -> bool:
-    """Whether a run's folder holds the result of as many epochs as are asked for."""
+    """Whether a run's folder holds the result of as many epochs as requested."""
     if not (folder / "result.json").exists():
         return False
     return run_files.read_config(folder).epochs == config.epochs
@@ -172,6 +172,7 @@ def read_result(folder: pathlib.Path) -> RunResult:
         return RunResult(**json.loads(file.read_text()))
     except (TypeError, ValueError) as e:
         raise errors.RunError(
-            f"{str(file)!r} is no result that this version of tfamp reads. Received: "
-            f"{e}. Pass another --workdir, or delete the file to score the run again."
+            f"{str(file)!r} is not a result that this version of tfamp can read. "
+            f"Received: {e}. Pass another --workdir, or delete the file to score the "
+            "run again."
         ) from e

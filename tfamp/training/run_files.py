@@ -41,7 +41,7 @@ def open_folder(
     turn out to be wrong leaves nothing that the corrected one would stumble over.
 
     Args:
-      config: The resolved configuration; None for a job without one of its own.
+      config: The resolved configuration; None for a job without one.
       workdir: The folder.
       kind: One of `KINDS`.
 
@@ -60,13 +60,13 @@ def open_folder(
         found = _kind(folder)
         if found is None and folder.exists() and any(folder.iterdir()):
             raise errors.RunError(
-                f"{str(folder)!r} is not empty, and no job of this version of tfamp "
-                "has made it. Pass --workdir with a new or empty folder."
+                f"{str(folder)!r} is not empty, and was not created by this version of "
+                "tfamp. Pass --workdir with a new or empty folder."
             )
         if found not in (None, kind):
             raise errors.RunError(
                 f"{str(folder)!r} holds a {found}; this job writes a {kind}. Pass "
-                "another --workdir, or --overwrite to delete what is there."
+                "another --workdir, or --overwrite to delete its contents."
             )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{_MARKER}{kind}").touch()
@@ -76,7 +76,7 @@ def open_folder(
     except OSError as e:
         raise errors.RunError(
             f"Cannot write the working directory. Received: {str(folder)!r}: "
-            f"{e.strerror or e}. Pass --workdir with a folder that can be written."
+            f"{e.strerror or e}. Pass a --workdir that can be written."
         ) from e
     return folder
 
@@ -135,7 +135,7 @@ def read_config(folder: pathlib.Path) -> config_dict.ConfigDict:
     if not file.exists():
         runs = [str(path.parent) for path in sorted(folder.glob("*/seed*/config.yaml"))]
         raise errors.RunError(
-            f"There is no run in {str(folder)!r}. Expected --workdir=FOLDER"
+            f"No run found in {str(folder)!r}. Expected --workdir=FOLDER"
             + (f", one of {', '.join(runs)}." if runs else " of a run.")
         )
     return config_dict.ConfigDict(_tuples(yaml.safe_load(file.read_text())))
@@ -171,7 +171,7 @@ def delete_run(workdir: str | os.PathLike) -> None:
     if folder.is_symlink() or folder.resolve() in (here, *here.parents):
         what = "is the current directory, one above it, or a link"
     else:
-        what = "" if _kind(folder) else "no job of this version has made"
+        what = "" if _kind(folder) else "was not created by this version of tfamp"
     if what:
         raise errors.RunError(
             f"--overwrite deletes only folders of runs. Received: {str(workdir)!r}, "
@@ -203,7 +203,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
             yield
     except filelock.Timeout as e:
         raise errors.RunError(
-            f"Another process is at work in {str(folder)!r}. Wait until it has ended, "
+            f"Another process is working in {str(folder)!r}. Wait until it has ended, "
             "or pass another --workdir."
         ) from e
 
@@ -278,13 +278,13 @@ def write_environment(
     distribution: dict[str, Any],
     **settings: Any,
 ) -> None:
-    """Writes `environment.json`: versions, devices, precision asked for and got.
+    """Writes `environment.json`: versions, devices, requested and effective precision.
 
     Args:
       folder: The run's folder.
       status: The precision.
       distribution: What `distribution.describe` says of the strategy.
-      **settings: What else was asked for and got.
+      **settings: What else was requested and is in force.
     """
     support = {
         device: {name: each._asdict() for name, each in formats.items()}

@@ -30,7 +30,7 @@ def opened(
     Yields:
       (its task; its compiled model with the weights that its validation has chosen,
       without one with those after its last epoch or backup; the name of the task's
-      first metric; where the weights are from, in words).
+      first metric; where the weights are from, as text).
 
     Raises:
       RunError: If nothing has been saved yet.
@@ -162,7 +162,7 @@ def export(config, folder: pathlib.Path, precision: str, path: pathlib.Path) -> 
       The `ExportReport`.
 
     Raises:
-      ExportError: If the export fails its checks, or something is there already.
+      ExportError: If the export fails its checks, or the output exists already.
     """
     with opened(config, folder) as (task, model, *_):
         return save(task, model, path, precision, folder in path.parents)

@@ -137,7 +137,7 @@ def synthetic(config: config_dict.ConfigDict) -> Synthetic:
 
 
 def _recipe(name):
-    """Returns a recipe's module; the engine imports none before one is asked for."""
+    """Returns a recipe's module; the engine imports none before it is needed."""
     known = importlib.import_module("tfamp.recipes").TASKS
     if name not in known:
         raise ValueError(

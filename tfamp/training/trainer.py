@@ -285,7 +285,7 @@ def score(
       config: Its configuration.
       folder: The run's folder.
       metric: Name of the task's first metric.
-      progress: Callbacks that tell of a long evaluation.
+      progress: Callbacks that report on a long evaluation.
 
     Returns:
       (loss, scores by name, the task's score first); None where not finite.
@@ -301,7 +301,7 @@ def score(
 
 
 def _told_call(asked, size):
-    """What the start says of calls of several steps; nothing of calls of one."""
+    """The note on calls of several steps; empty for calls of one."""
     if asked == size == 1:
         return ""
     why = f": they do not divide by {asked}" if asked > size else ""

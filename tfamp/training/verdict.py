@@ -264,8 +264,8 @@ class Comparison(NamedTuple):
             f"device: {device['device']}; "
             f"tensorflow {packages['tensorflow']}, keras {packages['keras']}",
             f"gradients of embeddings, in every run: {device['embedding_gradients']}",
-            "steps/s are of runs one after the other, of which no speed-up follows: a "
-            "benchmark measures it (`tfamp benchmark`, `benchmark_model`)",
+            "steps/s of runs one after the other do not show a speed-up; a benchmark "
+            "measures it (`tfamp benchmark`, `benchmark_model`)",
         ]
         return [line for line in lines if line]
 
@@ -288,7 +288,7 @@ def _batch_sizes(groups):
     sizes = {mode: runs[0].batch_size for mode, runs in groups.items()}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{mode} {size}" for mode, size in sizes.items())
-        yield f"steps are of batches of different sizes: {listed}"
+        yield f"steps have different batch sizes: {listed}"
 
 
 def _diverged(groups):

@@ -35,7 +35,7 @@ def call(python: str, request: dict[str, Any], timeout: float) -> processes.Outc
     try:
         done = _run([python, str(_CELL)], json.dumps(request), timeout)
     except subprocess.TimeoutExpired:
-        return processes.Outcome(None, f"ended after {timeout:.0f} s without figures")
+        return processes.Outcome(None, f"ended after {timeout:.0f} s without a result")
     if done.returncode:
         return processes.Outcome(None, processes.reason(done.returncode, done.stderr))
     return processes.Outcome(json.loads(done.stdout.splitlines()[-1]))

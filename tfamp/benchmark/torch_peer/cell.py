@@ -25,7 +25,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     mode, steps, warmup = (request[name] for name in ("mode", "steps", "warmup"))
     if mode not in training.MODES:
         raise ValueError(
-            f"PyTorch has no twin of this mode. Received: {mode!r}. Expected one of "
+            f"This mode has no PyTorch equivalent. Received: {mode!r}. Expected one of "
             f"{', '.join(training.MODES)}."
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
