@@ -223,3 +223,13 @@ def test_what_needs_no_warning_gets_none_and_stays_as_it_is(mode):
     fit(model)
     assert model.optimizer is stock
     assert type(stock.inner_optimizer) is keras.optimizers.SGD
+
+
+def test_a_model_of_a_policy_that_was_reset_is_reported():
+    with helpers.enabled("mixed_bfloat16"):
+        keras.utils.clear_session()
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="own")])
+        with pytest.warns(UserWarning, match="clear_session.*tfamp.enable"):
+            model.compile("sgd", "mse")
+        tfamp.enable("mixed_bfloat16")
+        assert keras.layers.Dense(8).compute_dtype == "bfloat16"

@@ -161,6 +161,12 @@ def describe_others(models: list[keras.Model], policy: str) -> str:
     layers = [layer for model in models for layer in weighted(model)]
     kept = sorted({structure.policy(each).name for each in layers})
     paths = errors.examples(each.path for each in layers)
+    if (now := keras.config.dtype_policy().name) != policy:
+        return (
+            f"The layers of {models[0].name!r} have {', '.join(kept)}: the global "
+            f"dtype policy was changed from {policy} to {now}, by a script or by "
+            "keras.utils.clear_session(). Call tfamp.enable() after that."
+        )
     return (
         f"Model {', '.join(repr(each.name) for each in models)} was built before "
         "tfamp.enable() or in another thread, or loaded in another precision: its "

@@ -202,8 +202,7 @@ class _Rules:
                 self._plan_anew(model, layers, is_built, check)
             if is_built:
                 others = described.others(model, self._policy, self._explicit)
-        changed = keras.config.dtype_policy().name != self._policy  # By the user.
-        if others and not (is_being_made or changed):
+        if others and not is_being_made:
             user_code.warn(described.describe_others(others, self._policy))
 
     def _plan_anew(self, model, layers, is_built, check):

@@ -117,7 +117,7 @@ class Rehearsal(NamedTuple):
         shares.set_xlabel(f"% of the multiplications by format ({COMPUTED})")
         for axes in (errors_, memory, shares):
             axes.invert_yaxis()
-            axes.margins(x=0.2)
+            axes.margins(x=0.25)
         figure.suptitle(f"{self.name} for {self.device}")
         return figure
 
