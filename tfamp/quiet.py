@@ -11,7 +11,8 @@ import sys
 import tempfile
 
 _NOISE = b"All log messages before absl", b"oneDNN custom operations", b"cudart_stub"
-_NO_GPU = b"failed call to cuInit"
+# The error of a look for a GPU, and TensorFlow 2.22's trace of it.
+_NO_GPU = b"failed call to cuInit", b"=== Source Location Trace", b"/cuda_status.cc:"
 # With NVIDIA's driver loaded, a failing look for a GPU is news.
 _DRIVER = "/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"
 
@@ -39,12 +40,12 @@ def import_tensorflow() -> None:
             import tensorflow as tf
 
             if not any(map(os.path.exists, _DRIVER)):
-                noise = *_NOISE, _NO_GPU
+                noise = *_NOISE, *_NO_GPU
                 tf.config.list_physical_devices()  # It looks for a GPU once.
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
             written.seek(0)
             for line in written:
-                if not any(words in line for words in noise):
+                if line.strip() and not any(words in line for words in noise):
                     sys.stderr.write(line.decode(errors="replace"))
