@@ -1,6 +1,6 @@
 """Imports TensorFlow without the lines that it writes at each start.
 
-Set `TF_CPP_MIN_LOG_LEVEL` to see all; `tfamp/quiet.py` says what is left out.
+Set `TF_CPP_MIN_LOG_LEVEL=0` to see all; `tfamp/quiet.py` says what is left out.
 """
 
 import pathlib

@@ -6,7 +6,7 @@
     tfamp benchmark --workload=my_script:build
     tfamp doctor --simulate=a100
 
-`status` calls `tfamp.enable()` and prints what it says. The others are
+`status` calls `tfamp.enable()` and prints its status. The others are
 scripts/train.py, benchmark.py and doctor.py, with their flags (`tfamp train --help`). A
 name such as cnn/digits is a configuration that comes with tfamp.
 """
@@ -27,11 +27,14 @@ def main() -> None:
     elif name in ("train", "benchmark", "doctor"):
         # As a script's, so that --help and errors speak of this command.
         sys.argv[:2] = [f"tfamp {name}"]
+        sys.modules["__main__"].__doc__ = __doc__  # What --help begins with.
         if sys.argv[1:] and not sys.argv[1].startswith("-"):
             sys.argv[1] = f"--config={_find_config(name, sys.argv[1])}"
         _run_script(name)
     elif name in ("-h", "--help"):
         print(__doc__)
+    elif not name:
+        sys.exit(__doc__)
     else:
         sys.exit(f"Unknown command. Received: {name!r}.\n\n{__doc__}")
 

@@ -3,7 +3,7 @@
 Two of its libraries write the same lines (oneDNN is on, there are no CUDA drivers)
 before they read `TF_CPP_MIN_LOG_LEVEL`, and where there is no GPU the first look for
 one writes an error. The `tfamp` command and `scripts/` run this file before they import
-anything else. Where the user has set `TF_CPP_MIN_LOG_LEVEL`, it does nothing.
+anything else. Where the user has set `TF_CPP_MIN_LOG_LEVEL` to 0 or 1, it does nothing.
 """
 
 import os
@@ -29,9 +29,11 @@ def is_command() -> bool:
 
 def import_tensorflow() -> None:
     """Imports TensorFlow; of what it writes meanwhile, the noise is left out."""
-    if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if "tensorflow" in sys.modules:
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # Read when TensorFlow starts.
+    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read at its start.
+    if level in ("0", "1"):
+        return
     noise = _NOISE
     with tempfile.TemporaryFile() as written:
         stderr = os.dup(2)

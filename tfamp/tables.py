@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_WIDEST = 60  # Columns of sentences are not padded.
+_WIDEST = 60  # Wider columns are not padded in Markdown, nor at the end of a line.
 
 
 def number(value: float | None) -> str:
@@ -31,7 +31,11 @@ def table(
     """
     lines = [[*header], *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    widths = [width if width <= _WIDEST else 3 for width in widths]
+    last = len(widths) - 1
+    widths = [
+        width if width <= _WIDEST or index < last and not markdown else 3
+        for index, width in enumerate(widths)
+    ]
     lines.insert(1, ["-" * width for width in widths])
     between, ends = (" | ", ("| ", " |")) if markdown else ("  ", ("", ""))
     padded = (between.join(map(str.ljust, line, widths)) for line in lines)

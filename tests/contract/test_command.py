@@ -34,6 +34,11 @@ def test_without_a_gpu_the_command_writes_nothing_to_stderr():
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(any(map(os.path.exists, DRIVER)), reason="has NVIDIA's driver")
+def test_a_level_that_hides_more_adds_no_lines():
+    assert run("-m", "tfamp", "status", TF_CPP_MIN_LOG_LEVEL="3").stderr == ""
+
+
 def test_the_users_level_counts():
     done = run("-m", "tfamp", "status", TF_CPP_MIN_LOG_LEVEL="0")
     assert any(words in done.stderr for words in NOISE)

@@ -416,7 +416,7 @@ def test_overwrite_replaces_the_target_and_the_report_is_plain_data(plain, targe
     assert data["inputs"] == [tensor]
     assert data["parity"][0]["relative"] <= MOST
     text = str(report)
-    assert "parameters: 37" in text and "before (mixed_bfloat16)" in text
+    assert "parameters: 37" in text and "itself (mixed_bfloat16)" in text
 
 
 def test_missing_parents_are_made_and_the_folder_is_readable(plain, target):

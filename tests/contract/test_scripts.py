@@ -11,6 +11,8 @@ KEPT = "--tiny --workdir=kept --overwrite"
 # Script and arguments: what the one line says.
 BAD = {
     "train_cnn --config.epochz=3": 'Did you mean "epochs"',
+    "train_cnn --config.model.zz=3": "field of the configuration. Received: 'zz'",
+    "train": "Expected: --config=FILE, or a name as in `tfamp train cnn/digits`",
     "train_cnn --config=nope.py": "does not exist. Received: 'nope.py'",
     "train_cnn --config.data.name=mnisty --job=train": "config.data.name='mnisty'",
     "train_cnn --config.precision.loss_scale.backoff_factor=2 --tiny": "factor=2",

@@ -82,7 +82,7 @@ def test_run_learns_and_writes_its_files(config, whole):
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["precision"]["effective"] == "float32"
     # As in every run, so that modes are compared in nothing but precision.
-    assert "summed first" in environment["precision"]["embedding_gradients"]
+    assert "summed, then" in environment["precision"]["embedding_gradients"]
     assert environment["packages"]["tensorflow"] == tf.__version__
     loaded = keras.models.load_model(folder / "model.keras")
     test = points.create(config).test.batch(20)
@@ -404,10 +404,11 @@ def test_output_to_a_file_has_a_line_every_15_seconds(clock):
         lines.on_train_batch_end(batch, {"loss": 0.5})
     assert len(said) == 4
     assert said[0] == "step 32 of 120: loss 0.5, 0.5 steps/s, 2.9 min left"
+    lines.on_test_begin()
     for batch in range(8):
         clock[0] += 2.0
         lines.on_test_batch_end(batch)
-    assert said[4:] == ["evaluation: batch 4"]
+    assert said[4:] == ["evaluation: batch 8"]
 
 
 # ---- Folders and settings ----

@@ -155,7 +155,11 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
     rows = {
         "float32": (True, False, lacks or "always available"),
         "tf32": (False, False, "TF32 needs an NVIDIA GPU of capability 8.0 or more"),
-        "float8": (True, False, "float8 is emulated: its numbers, not its speed"),
+        "float8": (
+            True,
+            False,
+            "float8 is emulated: it rounds the same, without a speed-up",
+        ),
         **rules[device.kind](device),
     }
     return {name: PrecisionSupport(name, *row) for name, row in rows.items()}
@@ -211,7 +215,7 @@ def _cpu_support(device):
         "float16": (
             True,
             False,
-            "float16 on a CPU runs, 9 (AMD EPYC) to 45 times (Intel) slower",
+            "float16 on a CPU is 9 (AMD EPYC) to 45 (Intel) times slower",
         ),
     }
 

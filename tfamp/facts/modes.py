@@ -57,6 +57,7 @@ def get_mode(name: str) -> Mode:
             "away, so that training stalls."
         )
     raise ValueError(
-        f"Unknown precision mode. Received: mode={name!r}. Expected 'auto' where "
-        f"a choice is made, or one of {', '.join(map(repr, MODES))}.{hint}"
+        f"Unknown precision mode. Received: mode={name!r}. Expected one of "
+        f"{', '.join(map(repr, MODES))}, or 'auto' in `enable` and in "
+        f"configurations.{hint}"
     )

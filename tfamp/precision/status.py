@@ -119,9 +119,9 @@ def describe(
             else "TensorFlow's: wrong in bfloat16 on a CPU without XLA"
         ),
         embedding_gradients=(
-            "rows of one index summed first"
+            "repeated rows are summed, then squared"
             if bias_gradient.EMBEDDING_HOOKS.in_force()
-            else "Keras': rows of one index squared apart"
+            else "Keras': repeated rows are squared, then summed"
         ),
         fused_kernels=_describe_kernels(asked),
         attention=long_attention.describe(),

@@ -134,7 +134,7 @@ class ExportReport(NamedTuple):
         parts = {
             "reloaded, against float32": self.parity,
             "of that, by 16-bit weights": self.weights_parity,
-            f"the model before ({policies})": self.source_parity,
+            f"the model itself ({policies})": self.source_parity,
         }
         rows = [
             [what, row.name, f"{row.max_absolute:.2e}", f"{row.relative:.2e}"]

@@ -159,6 +159,9 @@ def _one_line_errors(*more):
         while error.args and isinstance(error.args[0], Exception):
             error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
         text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+        if isinstance(error, KeyError) and text.startswith("'"):  # ConfigDict's own.
+            name, _, hint = text.partition("\n")
+            text = f"Unknown field of the configuration. Received: {name}. {hint}"
         line = " ".join(text.split()) or type(error).__name__
         jobs.say(f"error: {line} (--verbosity=1 shows the traceback)")
         sys.exit(1)
@@ -215,7 +218,7 @@ def _resolve(values):
     """Returns the configuration with all that the flags say."""
     config = values.config
     if config is None:
-        expected = "--config=FILE"
+        expected = "--config=FILE, or a name as in `tfamp train cnn/digits`"
         if values.job in jobs.ON_RUNS:
             expected += ", or --workdir=FOLDER of a run"
         raise ValueError(

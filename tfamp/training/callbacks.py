@@ -330,9 +330,14 @@ class ProgressLines(keras.callbacks.Callback):
                 "min left"
             )
 
+    def on_test_begin(self, logs=None):
+        """Lets a short evaluation pass without a line."""
+        self._tested = time.perf_counter()
+
     def on_test_batch_end(self, batch, logs=None):
         """Logs the batch of a long evaluation."""
-        if self._is_due(time.perf_counter()):
+        now = time.perf_counter()
+        if now - self._tested >= _EVERY and self._is_due(now):
             self.report(f"evaluation: batch {batch + 1}")
 
     def _is_due(self, now):

@@ -57,7 +57,7 @@ class PairedDifference(NamedTuple):
             seeds = ", ".join(str(seed) for seed, each in pairs if each is None)
             return f"no verdict: the difference is not finite with seed {seeds}"
         if count == 1:
-            return f"one seed shows no noise: {_ENOUGH}"
+            return f"unknown with one seed: {_ENOUGH}"
         if self.interval is None:
             text = f"no interval: {_points(self.mean)} {unit}"
             if abs(self.mean) < _EQUAL:
