@@ -35,7 +35,7 @@ def built(build, mode=F32):
 
 
 def dense():
-    body = [L.Dense(5, name="body"), L.Dense(2, name="head")]
+    body = [L.Dense(5, "gelu", name="body"), L.Dense(2, name="head")]
     return keras.Sequential([keras.Input((4,)), *body], name="stack")
 
 

@@ -97,6 +97,25 @@ def test_quantized_blocks_are_recomputed():
     assert any(repr(patterns[0]) in x.reason for x in tfamp.describe_layers(model))
 
 
+@pytest.mark.parametrize("base", ["int8", "int4"])
+def test_weights_that_were_integers_are_exported_in_16_bits(base, tmp_path):
+    model, batch, _ = fine_tuning.prepare("MLP", base, True, "mixed_bfloat16")
+    held = [id(v) for v in model.weights]
+    asked = {"dequantize": True, "half_weights": True, "sample_inputs": batch}
+    report = tfamp.export(model, tmp_path / "served", **asked)
+    kernels, biases = (32 + 64 + 4) * 64, 64 + 64 + 4
+    assert report.weight_bytes == {"float16": 2 * kernels, "float32": 4 * biases}
+    assert report.parameters == kernels + biases
+    assert [id(v) for v in model.weights] == held
+
+
+def test_litert_says_what_to_do_about_int8(tmp_path):
+    model, batch, _ = fine_tuning.prepare("MLP", "int8", False, "mixed_bfloat16")
+    asked = {"format": "litert", "sample_inputs": batch}
+    with pytest.raises(tfamp.ExportError, match="dequantize=True|needs Keras"):
+        tfamp.export(model, tmp_path / "served.tflite", **asked)
+
+
 class TestFloat8:
     def model(self):
         inputs = keras.Input((256,))

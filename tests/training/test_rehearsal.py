@@ -32,6 +32,11 @@ def fails(batch_size):
     if keras.config.dtype_policy().name == "mixed_float16":
         raise TypeError("this code knows no float16")
     return model, batches
+
+def without_loss(batch_size):
+    model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(4)])
+    model.compile("adam")
+    return model, build(batch_size)[1]
 """
 
 
@@ -85,12 +90,22 @@ def test_a_mode_that_fails_is_told_beside_those_that_work(script):
     found.figure()
 
 
+def test_what_fails_in_float32_too_is_told(script):
+    asked = {"batch_size": 16, "steps": 2, "seconds": 1.0, "modes": ("float8",)}
+    page = str(tfamp.rehearse(f"{script}:without_loss", **asked))
+    assert "- float32: training failed: ValueError: No loss to compute" in page
+    assert "- float8: no layer computes in float8." in page
+    with pytest.raises(tfamp.RunError, match="no attribute 'missing'"):
+        tfamp.rehearse(f"{script}:missing", **asked)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"device": "h10"}, "Did you mean 'h100'"),
         ({"modes": ("float16",)}, "Did you mean 'mixed_float16'"),
         ({"steps": 0}, "steps"),
+        ({"seconds": "1"}, "seconds"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_a_process_is_started(given, message):

@@ -238,8 +238,12 @@ def dequantized(model: keras.Model) -> Iterator[None]:
     found = [(place.layer, *_float_weights(place)) for place in places]
     with contextlib.ExitStack() as undo:
         for layer, name, value in found:
+            kernel = keras.Variable(value, dtype="float32", name=name.strip("_"))
+            bias = getattr(layer, "bias", None)
             new = {
-                name: keras.Variable(value, dtype="float32", name=name.strip("_")),
+                name: kernel,
+                "_trainable_variables": [kernel] + [bias] * (bias is not None),
+                "_non_trainable_variables": [],
                 "_dtype_policy": keras.dtype_policies.get(
                     base_name(structure.policy(layer))
                 ),

@@ -236,8 +236,8 @@ def _check_graph(graph, precision, half_weights):
         raise errors.ExportError(
             f"The graph does not compute in {precision}. Received: "
             f"{errors.examples(wrong)}. Output layers of a float32 model stay in "
-            "float32, as with `tfamp.set_precision`; let others cast to "
-            "`self.compute_dtype` in their `call`."
+            "float32, as with `tfamp.set_precision`, and int8 does in float16; let "
+            "others cast to `self.compute_dtype` in their `call`."
         )
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfamp import errors
 from tfamp.facts import versions
 from tfamp.inspect import model_inputs, structure
+from tfamp.memory_saving import quantized
 from tfamp.precision import described
 from tfamp.serving import writing
 
@@ -44,7 +45,10 @@ def write(job: writing.Job, call: Callable, half_weights: bool) -> writing.Serve
         }
     file = job.folder.with_name("new.tflite")
     expected = writing.run_afresh(job, call)
-    with model_inputs.explained(job.model, "cannot be converted to LiteRT"):
+    what = "cannot be converted to LiteRT"
+    if "int8" in {quantized.mode_of(x.layer) for x in structure.walk(job.model)}:
+        what += ", which has no products of int8 layers: pass `dequantize=True`"
+    with model_inputs.explained(job.model, what):
         _convert(job, file, options)
         run = _runner(job, file)
         layers = tuple(described.describe_layers(job.model))

@@ -122,7 +122,8 @@ def _convert(folder) -> Any:
             f"named alike: {errors.examples(sorted(both))}. Rename the outputs' keys."
         )
     ready = types.SimpleNamespace(get_concrete_function=lambda: concrete)
-    proto, _ = tf2onnx.convert.from_function(ready, ())
+    handlers = {"Erfc": (_erfc, [])}
+    proto, _ = tf2onnx.convert.from_function(ready, (), custom_op_handlers=handlers)
     captured = concrete.captured_inputs
     inner = concrete.inputs[len(concrete.inputs) - len(captured) :]
     pairs = zip(inner, captured, strict=True)
@@ -132,6 +133,16 @@ def _convert(folder) -> Any:
         proto.graph.initializer.append(onnx.numpy_helper.from_array(value, given.name))
         proto.graph.input.remove(given)
     return proto
+
+
+def _erfc(graph, node, name, _):
+    """Writes what exact GELU is made of since TensorFlow 2.21, and ONNX lacks."""
+    (output,), (dtype,) = node.output, node.output_dtypes
+    low = np.float16 if dtype == 10 else np.float32  # ONNX's number of float16.
+    graph.remove_node(name)
+    one = graph.make_const(f"{name}/one", np.ones((), low)).output[0]
+    erf = graph.make_node("Erf", node.input, dtypes=[dtype]).output[0]
+    graph.make_node("Sub", [one, erf], outputs=[output], name=name, dtypes=[dtype])
 
 
 def _check_operations(proto):
@@ -208,13 +219,13 @@ def _check_integers(model, proto):
     stored = [x for graph in onnx_graph.graphs(proto.graph) for x in graph.initializer]
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
     sizes = {math.prod(x.dims) for x in stored if x.data_type not in floats}
-    lost = [
-        place.path
+    lost = {
+        place.path: None
         for place in structure.walk(model)
         for weight in structure.own_weights(place.layer)
         if quantized.mode_of(place.layer) and weight.dtype in ("int8", "uint8")
         if len(weight.shape) > 1 and math.prod(weight.shape) not in sizes
-    ]
+    }
     if lost:
         raise errors.ExportError(
             "The ONNX file would hold floats for layers that are quantized: "

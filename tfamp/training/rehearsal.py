@@ -8,7 +8,7 @@ import keras
 from absl import logging
 from ml_collections import config_dict
 
-from tfamp import checks, functions, tables
+from tfamp import checks, errors, functions, tables
 from tfamp.diagnostics import audit
 from tfamp.facts import hardware
 from tfamp.facts import modes as known
@@ -58,7 +58,7 @@ class Rehearsal(NamedTuple):
         rows = [self._row(each) for each in self.modes]
         lines = [f"# {self.name} rehearsed for {self.device}", ""]
         lines += [tables.of_dicts(rows), ""]
-        for each in self.modes[1:]:
+        for each in self.modes:
             lines += [f"- {text}" for text in self._advice(each)]
         return "\n".join([*lines, *(f"- {note}" for note in self.notes)])
 
@@ -86,6 +86,10 @@ class Rehearsal(NamedTuple):
     def _advice(self, each):
         for part, message in each["failures"].items():
             yield f"{each['mode']}: {part} failed: {message}"
+        if each is self.modes[0]:
+            return
+        if each["format"] not in each.get("formats", each["format"]):
+            yield f"{each['mode']}: no layer computes in {each['format']}."
         speed = "fast there" if each["fast"] else "not fast there"
         yield f"{each['mode']}: {each['format']} is {speed}: {each['reason']}."
         if each.get("worst"):
@@ -167,15 +171,15 @@ def rehearse(
       A `Rehearsal`; `print` shows its page.
 
     Raises:
+      RunError: If the model and its batches cannot be made in float32.
       ValueError: If a setting makes no sense, or there is no such function or device.
 
     Example:
       print(tfamp.rehearse("my_script:build", 32, device="h100"))
     """
     found = hardware.find_device(device)
-    for count, name in ((steps, "steps"), (batch_size, "batch_size")):
-        if count is not None or name == "steps":
-            checks.check_count(name, count)
+    checks.check_count("steps", steps)
+    checks.check_real("seconds", seconds)
     names = dict.fromkeys(known.get_mode(x).name for x in ("float32", *modes))
     if not isinstance(workload, config_dict.ConfigDict):
         workload = config_dict.ConfigDict({"function": functions.name_of(workload)})
@@ -193,6 +197,8 @@ def rehearse(
         row["how"] = MEASURED if native else EMULATED
         given = shared, mode, size, steps, seconds, found
         done = processes.call(_rehearse, *given, timeout=processes.TIME_LIMIT + seconds)
+        if done.failure and not (rows or done.lack):
+            raise errors.RunError(f"float32 cannot be tried. Received: {done.failure}")
         row |= done.value or {"failures": {"training": done.failure}}
         rows.append(row)
         failed = f"{', '.join(row['failures'])} failed" if row["failures"] else "done"
