@@ -82,3 +82,17 @@ def test_order_is_by_share_then_by_rule_and_accuracy_comes_last():
     ]
     unknown = hardware.DeviceDescription("GPU", "B9", (12, 0))
     assert found(layer(), device=unknown) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.001, "0.1%"),
+        (0.123, "12%"),
+        (0.999, "99.9%"),
+        (0.9996, "100%"),
+        (1.0, "100%"),
+    ],
+)
+def test_shares_for_people(share, text):
+    assert rules.percent(share) == text

@@ -117,8 +117,9 @@ class TrainingStep(NamedTuple):
 
 
 def percent(share: float) -> str:
-    """Returns a share for people: 0.123 -> "12%"."""
-    return f"{100 * share:.{0 if share >= 0.0995 else 1}f}%"
+    """Returns a share for people: 0.123 -> "12%", 0.999 -> "99.9%"."""
+    is_round = 0.0995 <= share < 0.995 or share >= 0.9995
+    return f"{100 * share:.{0 if is_round else 1}f}%"
 
 
 # ---- The whole step ----
