@@ -55,7 +55,8 @@ def doctor(tmp_path):
 def test_this_machine(doctor, tmp_path):
     stdout = doctor("--output=machine.md")
     assert stdout.startswith("# This machine trains on: ")
-    release = tf.__version__.replace("-", "")  # As pip has it: 2.22.0rc0.
+    # As pip has it: 2.22.0rc0, 2.23.0.dev20261026.
+    release = tf.__version__.replace("-dev", ".dev").replace("-", "")
     for phrase in (release, "oneDNN", "TF32 flag", "op determinism"):
         assert phrase in stdout
     written = (tmp_path / "machine.md").read_text()
