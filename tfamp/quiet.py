@@ -10,7 +10,11 @@ import os
 import sys
 import tempfile
 
-_NOISE = b"All log messages before absl", b"oneDNN custom operations", b"cudart_stub"
+_NOISE = (
+    *(b"All log messages before absl", b"oneDNN custom operations", b"cudart_stub"),
+    # TensorFlow 2.19.
+    *(b"Unable to register cu", b"computation placer already registered"),
+)
 # The error of a look for a GPU, and TensorFlow 2.22's trace of it.
 _NO_GPU = b"failed call to cuInit", b"=== Source Location Trace", b"/cuda_status.cc:"
 # With NVIDIA's driver loaded, a failing look for a GPU is news.
