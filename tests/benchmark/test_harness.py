@@ -119,7 +119,7 @@ def test_what_cannot_be_measured_is_refused_before_any_work(measured, script, tm
     config.name = "some"
     task = cells.get_task(workloads.load("configs/cnn/digits.py"))
     config.tasks.digits, config.torch_python = task, "/bin/false"
-    with pytest.raises(errors.RunError, match="no PyTorch"):
+    with pytest.raises(errors.RunError, match="cannot import PyTorch"):
         runner.run(config, tmp_path / "a")
     assert not (tmp_path / "a").exists()
     config = make_config(script)

@@ -178,8 +178,8 @@ def test_a_run_needs_no_config_for_what_is_done_with_it(ran):
     [
         ("wrong", "my_task.py:wrong must return a tfamp.training.Task. Received: dict"),
         ("absent", "Function not found"),
-        ("none", "no --config. Expected: --config=FILE."),
-        ("no_folder", "Expected: --config=FILE, or --workdir=FOLDER of a run."),
+        ("none", "no --config. Expected: --config=FILE, or"),
+        ("no_folder", "or --workdir=FOLDER of a run."),
         ("no_file", "--config.eval_batch_size also needs --config=FILE."),
         (
             "no_run",
