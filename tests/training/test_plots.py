@@ -155,7 +155,7 @@ def test_perplexities_are_drawn_in_the_place_of_losses_and_where_a_curve_ends():
 
 # ---- Without color ----
 
-MODES = ("float32", "tf32", "mixed_bfloat16", "mixed_float16")
+MODES = ("float32", "tf32", "mixed_bfloat16", "mixed_float16", "float8")
 FIGURES = {
     "runs": lambda: plots.runs_figure(
         "a",
@@ -201,6 +201,12 @@ def test_series_can_be_told_apart_in_grayscale(make):
                 np.dot(colors.to_rgb(x), (0.299, 0.587, 0.114)) for x in (color, other)
             ]
             assert style != another or abs(np.subtract(*grays)) > 0.08
+
+
+@pytest.mark.parametrize("what", ["runs", "rehearsal"])
+def test_every_mode_is_drawn(what):
+    labels = [line.get_label() for line in FIGURES[what]().axes[0].get_lines()]
+    assert all(any(label.startswith(mode) for label in labels) for mode in MODES)
 
 
 NO_MATH = "cost_$_per_$"  # Not to be parsed, which would fail.

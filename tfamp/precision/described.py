@@ -164,8 +164,9 @@ def describe_others(models: list[keras.Model], policy: str) -> str:
     if (now := keras.config.dtype_policy().name) != policy:
         return (
             f"The layers of {models[0].name!r} have {', '.join(kept)}: the global "
-            f"dtype policy was changed from {policy} to {now}, by a script or by "
-            "keras.utils.clear_session(). Call tfamp.enable() after that."
+            f"dtype policy is {now}, not {policy}, since a script or "
+            "keras.utils.clear_session() changed it, or this is another thread. Call "
+            "tfamp.enable() here."
         )
     return (
         f"Model {', '.join(repr(each.name) for each in models)} was built before "

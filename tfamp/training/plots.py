@@ -12,9 +12,10 @@ from tfamp.training import run_files
 TIMELINE = "timeline.png"
 COMPARISON = "comparison.png"
 PREDICTIONS = "predictions.png"
-# Okabe and Ito's blue, vermilion, green and purple: apart with any color vision.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-_STYLES, _MARKERS = ("-", "--", ":", "-."), "os^D"  # And without color.
+# Okabe and Ito's colors, apart with any color vision: one for each mode that there is.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))
+_MARKERS = "os^DvP"  # And without color.
 _WINDOW = 9  # Points of the loss curve that the bold line averages over.
 _ROOM = 1.6  # Above and below the curves of the loss scale: at least one power of 2.
 _LAST_ROWS = 336  # Of a test split, drawn over time; two weeks of hours.
@@ -146,7 +147,7 @@ def _draw_losses(axes, curves, epochs, colors):
         bold = [shown(sum(window) / len(window)) for window in windows]
         color, place = colors[mode], [*colors].index(mode)
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-        style = {"color": color, "linestyle": _STYLES[place], "label": mode}
+        style = {"color": color, "linestyle": STYLES[place], "label": mode}
         axes.plot(steps, bold, linewidth=1.4, **style)
         if rows and every[-1]["loss"] is None:
             ends.append((steps[-1], values[-1]))
@@ -179,7 +180,7 @@ def _draw_scaling(scale, interval, curves, colors):
     skips = []
     for number, ((mode, seed), rows) in enumerate(curves.items()):
         style = {"where": "post", "linewidth": 1.6, "color": colors[mode]}
-        style["linestyle"] = _STYLES[number % len(_STYLES)]
+        style["linestyle"] = STYLES[number % len(STYLES)]
         label = f"{mode}, seed {seed}; skipped steps: {int(rows[-1]['skipped_steps'])}"
         steps = [row["step"] for row in rows]
         scale.step(steps, [row["loss_scale"] for row in rows], label=label, **style)

@@ -15,7 +15,7 @@ from tfamp.facts import modes as known
 from tfamp.memory_saving import account
 from tfamp.numerics import compare, search
 from tfamp.training import batch_size as batch_sizes
-from tfamp.training import batch_trials, processes
+from tfamp.training import batch_trials, plots, processes
 
 MEASURED, EMULATED, COMPUTED = "measured", "emulated", "computed"
 _MODES = ("mixed_bfloat16", "mixed_float16", "float8")
@@ -105,9 +105,9 @@ class Rehearsal(NamedTuple):
         figure = Figure(figsize=(11, 7), layout="constrained")
         losses, errors_, memory, shares = figure.subplots(2, 2).flat
         names = [each["mode"] for each in self.modes]
-        for each, line in zip(self.modes, ("-", "--", "-.", ":"), strict=False):
+        for each, line in zip(self.modes, plots.STYLES, strict=False):
             label = f"{each['mode']} ({each['how']})"
-            losses.plot(each.get("losses") or [], line, label=label)
+            losses.plot(each.get("losses") or [], linestyle=line, label=label)
         losses.set(xlabel="step", ylabel="loss")
         losses.legend(**_ABOVE)
         found = [each.get("output_error") or 0.0 for each in self.modes]
