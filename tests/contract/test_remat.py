@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import workers
+from tensorflow.python.eager import context
 
 import tfamp
 
@@ -203,6 +204,37 @@ def test_every_mode_of_remat_scope_trains_in_fit(kind):
     reasons = {row.path: row.reason for row in tfamp.describe_layers(pair[1][0])}
     assert (f"RematScope({kind!r})" in reasons["wide"]) == (kind is not None)
     assert "RematScope('full')" in reasons["inner"]
+
+
+def test_an_update_waits_for_what_a_block_has_read():
+    # TensorFlow's own edge for it is lost when the graph is optimized.
+    x = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
+    with helpers.enabled("mixed_bfloat16", remat=[".*dense.*"]):
+        model = keras.Sequential([keras.Input((16,)), *(L.Dense(16) for _ in range(3))])
+        model.compile("sgd", "mse")
+        step = tf.function(lambda *batch: model.train_step(batch))
+        context.enable_run_metadata()  # It keeps the graphs of a first call.
+        try:
+            step(x, x)
+            ran = context.export_run_metadata().function_graphs[-1]
+        finally:
+            context.disable_run_metadata()
+    nodes = {node.name: node for node in ran.post_optimization_graph.node}
+
+    def before(name, found):
+        if name not in found:
+            found.add(name)
+            for source in nodes[name].input:
+                before(source.lstrip("^").split(":")[0], found)
+        return found
+
+    used = {source for node in nodes.values() for source in node.input}
+    reads = [nodes[x] for x in used & {*nodes} if nodes[x].op == "ReadVariableOp"]
+    updates = [node for node in nodes.values() if node.op == "AssignSubVariableOp"]
+    assert len(updates) == 6
+    for update in updates:
+        of_it = {node.name for node in reads if node.input[0] == update.input[0]}
+        assert of_it and of_it <= before(update.name, set())
 
 
 @pytest.mark.issue("keras#21207")

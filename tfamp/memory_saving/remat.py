@@ -101,7 +101,7 @@ class _Block:
     def __init__(self, function: Callable, args: tuple, kwargs: dict[str, Any]):
         self.function, self.structure = function, (args, kwargs)
         self.given = tf.nest.flatten(self.structure, expand_composites=True)
-        self.read: list[tuple[keras.Variable, tf.Tensor]] = []
+        self.read: list[tuple[keras.Variable, tf.Tensor, tf.Tensor]] = []
         self.others: list[tf.Variable] = []  # Read, and of TensorFlow alone.
         self.name = tf.get_current_name_scope()
         self._get, self._set = map(names.resolve, places.GLOBALS)
@@ -120,7 +120,9 @@ class _Block:
             for variable in scope.read.values():
                 low = isinstance(variable, stored.StoredVariable)  # In bfloat16.
                 value = variable.natives[0] if low else variable.value
-                self.read.append((variable, tf.convert_to_tensor(value)))
+                # Twice, see `_late`.
+                two = tf.convert_to_tensor(value), tf.convert_to_tensor(value)
+                self.read.append((variable, *two))
             for variable, value in scope.assigned.values():
                 variable.assign(value)
         flat = tf.nest.flatten(outputs, expand_composites=True)
@@ -134,8 +136,9 @@ class _Block:
 
     def _recorded(self, made: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Returns the tensors that were made, as results of one recorded operation."""
-        others = map(tf.convert_to_tensor, self.others)
-        kept = [*self.given, *(value for _, value in self.read), *others]
+        others = list(map(tf.convert_to_tensor, self.others))
+        kept = [*self.given, *(value for _, value, _ in self.read), *others]
+        inputs = [*self.given, *(x for *_, x in self.read), *others]
         tensors = [i for i, x in enumerate(kept) if isinstance(x, tf.Tensor)]
         sources = [i for i in tensors if _is_float(kept[i])]
 
@@ -152,12 +155,13 @@ class _Block:
 
         def backward(*upstream):
             dense = [tf.convert_to_tensor(x) for x in upstream]
-            return _late(gradients, [kept[i] for i in tensors], dense)
+            values = [kept[i] for i in tensors]
+            return _late(gradients, values, dense, [x for _, x, _ in self.read])
 
         if not made:
             return []
         block = tf.custom_gradient(lambda *_: (made, backward))
-        return block(*(kept[i] for i in sources))
+        return block(*(inputs[i] for i in sources))
 
     def _again(self, kept):
         """Runs the function on values that were kept; returns the tensors it makes."""
@@ -167,7 +171,7 @@ class _Block:
             self.structure, flat, expand_composites=True
         )
         scope = _Values()
-        for (variable, _), value in zip(self.read, values, strict=True):
+        for (variable, *_), value in zip(self.read, values, strict=True):
             keras.StatelessScope.add_update(scope, (variable, value))
         # The names decide in which order a graph's optimizer sums: they sort as before.
         with self._within(), tf.name_scope(f"{self.name}./"), scope:
@@ -206,8 +210,13 @@ def _floats(values):
 # ---- Not before the backward pass ----
 
 
-def _late(gradients, values, upstream):
+def _late(gradients, values, upstream, read):
     """Returns `gradients(values, upstream)`, computed once `upstream` is there.
+
+    And once `read` is: updates by these gradients must not overtake what was read. The
+    edges by which TensorFlow sees to that are dropped when a graph is optimized, if a
+    path that goes through an `IdentityN` implies them; then that is split. Keras joins
+    gradients by one, `tf.custom_gradient` joins outputs and inputs: hence two reads.
 
     By a control edge, which XLA drops: there by a conditional that is always taken,
     though no compiler can tell, so that what is in it is not merged with the forward
@@ -216,7 +225,7 @@ def _late(gradients, values, upstream):
     if tf.executing_eagerly():
         return gradients([tf.identity(x) for x in values], upstream)
     if not graph_context.in_xla():
-        with tf.control_dependencies(upstream):
+        with tf.control_dependencies([*upstream, *read]):
             values = [tf.identity(x) for x in values]
         return gradients(values, upstream)
     first = tf.reduce_min(tf.reshape(upstream[0], [-1])[:1])
