@@ -8,6 +8,7 @@ import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers as L
 
 import tfamp
@@ -77,6 +78,18 @@ def normalized():
     return keras.Model(x, L.Dense(2, name="head")(L.Dense(8)(scale(x))))
 
 
+@tf.function(jit_compile=True)
+def doubled(x):
+    return x * 2 + tf.reduce_mean(x, axis=-1, keepdims=True)
+
+
+def compiled():
+    """By a function that XLA compiles, which TensorFlow does not inline."""
+    x = keras.Input((8,), name="x")
+    y = L.Lambda(doubled, output_shape=(16,))(L.Dense(16)(x))
+    return keras.Model(x, L.Dense(2, name="head")(y))
+
+
 def several():
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="inputs")
     both = L.Dense(8)(a) + L.Dense(8)(b)
@@ -93,6 +106,7 @@ KINDS = {  # A model; which weights stay in float32 if it was made in float32, o
     "recurrent": (recurrent, HEAD, ()),
     "groups": (grouped, (*HEAD, *NORM), NORM),
     "constants": (normalized, HEAD, ()),
+    "compiled": (compiled, HEAD, ()),
     "subclassed": (models.MODELS["subclassed"], ("model/head/kernel",), ()),
     "several": (several, (*HEAD, "other/kernel"), ()),
 }

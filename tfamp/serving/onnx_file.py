@@ -122,7 +122,7 @@ def _convert(folder) -> Any:
             f"named alike: {errors.examples(sorted(both))}. Rename the outputs' keys."
         )
     ready = types.SimpleNamespace(get_concrete_function=lambda: concrete)
-    handlers = {"Erfc": (_erfc, [])}
+    handlers = {"Erfc": (_erfc, []), "PartitionedCall": (_call, [])}
     proto, _ = tf2onnx.convert.from_function(ready, (), custom_op_handlers=handlers)
     captured = concrete.captured_inputs
     inner = concrete.inputs[len(concrete.inputs) - len(captured) :]
@@ -143,6 +143,23 @@ def _erfc(graph, node, name, _):
     one = graph.make_const(f"{name}/one", np.ones((), low)).output[0]
     erf = graph.make_node("Erf", node.input, dtypes=[dtype]).output[0]
     graph.make_node("Sub", [one, erf], outputs=[output], name=name, dtypes=[dtype])
+
+
+def _call(graph, node, name, _):
+    """Writes a function's body in place of its call.
+
+    As Keras 3.16's mean in float16, which XLA compiles: TensorFlow does not inline it.
+    """
+    from tf2onnx import tf_loader
+    from tf2onnx.onnx_opset import controlflow
+
+    body = tf_loader.find_function(node.get_attr_str("f"))
+    given = dict(zip(body.input_names, node.input, strict=True))
+    found = controlflow.inline_subgraph(graph, body, name, given)
+    outputs, dtypes = list(node.output), list(node.output_dtypes)
+    graph.remove_node(name)
+    for inner, output, dtype in zip(found, outputs, dtypes, strict=True):
+        graph.make_node("Identity", [inner], outputs=[output], dtypes=[dtype])
 
 
 def _check_operations(proto):
