@@ -24,6 +24,19 @@ def build(batch_size):
     one = tf.zeros((64,)), tf.zeros((1,))
     return model, tf.data.Dataset.from_tensors(one).repeat().batch(batch_size)
 """
+HEAD = """
+import keras
+import tensorflow as tf
+
+
+def build(batch_size):
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(8192)(inputs))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(), loss)
+    one = tf.zeros((8,)), tf.zeros((), tf.int32)
+    return model, tf.data.Dataset.from_tensors(one).repeat().batch(batch_size)
+"""
 PROGRAMS, FLOAT32 = 500, 400  # MiB
 ORDER = [
     *("float32", "mixed_bfloat16", "remat of 2 of 4 blocks", "remat of 4 of 4 blocks"),
@@ -117,6 +130,18 @@ def test_options_of_a_model_are_predicted_in_their_order(file):
     assert sizes[5] < sizes[4] < sizes[3] and sizes[-1] < sizes[-2]
     assert found[3]["keywords"]["remat"] == [r"block_\d+"]
     assert (found[-1]["batch_size"], found[-1]["accumulation_steps"]) == (64, 16)
+
+
+def test_what_frees_nothing_is_left_out_of_the_next_options(tmp_path):
+    (tmp_path / "head.py").write_text(HEAD)
+    workload = config_dict.ConfigDict({"function": f"{tmp_path / 'head.py'}:build"})
+    found = memory_plans._predict(workload, 1024, "mixed_bfloat16")
+    sizes = {each["option"]: each["predicted_bytes"] for each in found}
+    # Logits in bfloat16, and what they are cast to.
+    assert sizes["mixed_bfloat16"] > sizes["float32"]
+    assert sizes["2 parts of a batch"] < 0.7 * sizes["float32"]
+    assert "weights of bfloat16" not in sizes
+    assert found[-1]["keywords"] == {"mode": "float32"}  # SGD has no slots.
 
 
 def test_a_plan_is_measured_in_processes(file):

@@ -16,6 +16,9 @@ from tfamp.memory_saving import account
 from tfamp.training import batch_size as batch_sizes
 from tfamp.training import batch_trials, processes
 
+# What an option leaves of the bytes before it, at most, to be kept in the next ones.
+_FREES = 0.999
+
 
 class MemoryPlan(NamedTuple):
     """What makes a training step fit, as plain data; `print` it.
@@ -24,10 +27,10 @@ class MemoryPlan(NamedTuple):
       name: Name of the configuration or function.
       limit: The memory that a step must fit into, as text.
       options: A dict for each option, in the order in which they were tried; each has
-        those before it, too: option (what is new); keywords (of `enable`); batch_size
-        (of one part); accumulation_steps (parts of one update of the weights);
-        predicted_bytes; measured_bytes and time_ratio (over float32's), None where no
-        step was taken.
+        those before it that free memory: option (what is new); keywords (of `enable`);
+        batch_size (of one part); accumulation_steps (parts of one update of the
+        weights); predicted_bytes; measured_bytes and time_ratio (over float32's), None
+        where no step was taken.
       chosen: The option that fits; None if none does.
       notes: Lines on the machine, and on what is short.
     """
@@ -87,9 +90,10 @@ def fit_memory(
     These measures are added in order until a step fits: the 16-bit mode for this
     hardware (with attention in linear memory), recomputing half of the blocks in the
     backward pass, recomputing all of them, optimizer slots in bfloat16, slots in 8
-    bits, gradient accumulation over parts of the batch, and weights in bfloat16.
-    `tfamp.memory` predicts the memory of each. A plan that is predicted to fit is
-    measured in a separate process, which ends if it exceeds the limit.
+    bits, gradient accumulation over parts of the batch, and weights in bfloat16. One
+    that frees less than 0.1 % is left out of the next plans. `tfamp.memory` predicts
+    the memory of each. A plan that is predicted to fit is measured in a separate
+    process, which ends if it exceeds the limit.
 
     Args:
       workload: As in `find_batch_size`: a function with an argument `batch_size` that
@@ -174,9 +178,11 @@ def _value(done, what):
 def _predict(workload, size, mixed):
     """Returns the options of a `MemoryPlan`, in a process of its own."""
     options = []
-    keywords, count = {"mode": "float32"}, 1
+    kept, least = ({"mode": "float32"}, 1), math.inf
 
-    def add(option):
+    def add(option, count=None, **more):
+        nonlocal kept, least
+        keywords, count = {**kept[0], **more}, count or kept[1]
         keras.utils.clear_session()  # Names of layers are counted.
         part = size // count
         what = batch_trials.what(workload, keywords, part, count)
@@ -186,7 +192,7 @@ def _predict(workload, size, mixed):
         options.append(
             {
                 "option": option,
-                "keywords": dict(keywords),
+                "keywords": keywords,
                 "batch_size": part,
                 "accumulation_steps": count,
                 "predicted_bytes": held.total,
@@ -194,26 +200,24 @@ def _predict(workload, size, mixed):
                 "time_ratio": None,
             }
         )
+        if held.total < least * _FREES:
+            kept, least = (keywords, count), held.total
         return blocks
 
     add("float32")
-    keywords["mode"] = mixed
-    blocks = add(mixed)
+    blocks = add(mixed, mode=mixed)
     for several in sorted({len(blocks) // 2, len(blocks)} - {0}):
         numbered = (re.sub(r"\d+$", r"\\d+", path) for path in blocks)
         whole = several == len(blocks)
-        keywords["remat"] = [*dict.fromkeys(numbered if whole else blocks[:several])]
-        add(f"remat of {several} of {len(blocks)} blocks")
+        again = [*dict.fromkeys(numbered if whole else blocks[:several])]
+        add(f"remat of {several} of {len(blocks)} blocks", remat=again)
     for state in ("bfloat16", "8bit"):
-        keywords["optimizer_state"] = state
-        add(f"slots of {state}")
+        add(f"slots of {state}", optimizer_state=state)
     for parts in (2, 4, 8, 16):
         if size % parts == 0:
-            count = parts
-            add(f"{parts} parts of a batch")
-    if mixed == "mixed_bfloat16":
-        keywords["weights"] = "bfloat16"
-        add("weights of bfloat16")
+            add(f"{parts} parts of a batch", parts)
+    if kept[0]["mode"] == "mixed_bfloat16":
+        add("weights of bfloat16", weights="bfloat16")
     return options
 
 
