@@ -218,9 +218,9 @@ def _late(gradients, values, upstream, read):
     path that goes through an `IdentityN` implies them; then that is split. Keras joins
     gradients by one, `tf.custom_gradient` joins outputs and inputs: hence two reads.
 
-    By a control edge, which XLA drops: there by a conditional that is always taken,
-    though no compiler can tell, so that what is in it is not merged with the forward
-    pass. `gradients` returns one, or None, for each floating value.
+    By a control edge, which XLA drops: there the values come from a conditional that is
+    always taken, though no compiler can tell, so that what is computed from them is not
+    merged with the forward pass.
     """
     if tf.executing_eagerly():
         return gradients([tf.identity(x) for x in values], upstream)
@@ -230,36 +230,12 @@ def _late(gradients, values, upstream, read):
         return gradients(values, upstream)
     first = tf.reduce_min(tf.reshape(upstream[0], [-1])[:1])
     always = ~(tf.minimum(tf.cast(first, "float32"), 0.0) > 0.0)  # Also for NaN.
-    found = []
-
-    def backward():
-        made = gradients([tf.identity(x) for x in values], upstream)
-        found[:] = zip(map(_closed, made), _floats(values), strict=True)
-        return [x for x, _ in found if x is not None]
-
-    def never():
-        return [_zeros(x, value) for x, value in found if x is not None]
-
-    results = iter(tf.cond(always, backward, never))
-    return [None if x is None else next(results) for x, _ in found]
-
-
-def _closed(gradient):
-    """Returns a gradient with the rows of a table, if their number is known."""
-    if isinstance(gradient, tf.IndexedSlices):
-        parts = gradient.values, gradient.indices
-        if not all(x.shape.is_fully_defined() for x in parts):
-            return tf.convert_to_tensor(gradient)
-    return gradient
-
-
-def _zeros(gradient, value):
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.zeros_like(value)
-    rows, ids = (
-        tf.zeros(x.shape, x.dtype) for x in (gradient.values, gradient.indices)
+    values = tf.cond(
+        always,
+        lambda: [tf.identity(x) for x in values],
+        lambda: [tf.zeros_like(x) for x in values],
     )
-    return tf.IndexedSlices(rows, ids, tf.shape(value, gradient.dense_shape.dtype))
+    return gradients(values, upstream)
 
 
 HOOKS = hooks.HookGroup(remat=lambda original: rematerialized)
