@@ -91,7 +91,7 @@ def test_a_mode_that_fails_is_told_beside_those_that_work(script):
 
 
 def test_what_fails_in_float32_too_is_told(script):
-    asked = {"batch_size": 16, "steps": 2, "seconds": 1.0, "modes": ("float8",)}
+    asked = {"batch_size": 16, "steps": 2, "seconds": 1.0, "modes": "float8"}
     page = str(tfamp.rehearse(f"{script}:without_loss", **asked))
     assert "- float32: training failed: ValueError: No loss to compute" in page
     assert "- float8: no layer computes in float8." in page
@@ -104,6 +104,7 @@ def test_what_fails_in_float32_too_is_told(script):
     [
         ({"device": "h10"}, "Did you mean 'h100'"),
         ({"modes": ("float16",)}, "Did you mean 'mixed_float16'"),
+        ({"modes": "float16"}, "Did you mean 'mixed_float16'"),
         ({"steps": 0}, "steps"),
         ({"seconds": "1"}, "seconds"),
     ],

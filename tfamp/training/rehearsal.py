@@ -143,7 +143,7 @@ def rehearse(
     batch_size: int | None = None,
     *,
     device: str | hardware.DeviceDescription = "h100",
-    modes: Sequence[str] = _MODES,
+    modes: str | Sequence[str] = _MODES,
     steps: int = 20,
     seconds: float = 60.0,
     report: Callable[[str], object] = logging.info,
@@ -162,7 +162,7 @@ def rehearse(
         configuration.
       batch_size: Examples in a batch; None: the configuration's.
       device: A key of the table of devices, such as "h100", or a `DeviceDescription`.
-      modes: Modes to try beside float32.
+      modes: Modes to try beside float32, or one.
       steps: Training steps in each mode.
       seconds: Time of `search_precision` in each mode.
       report: Function that is called with a line about each mode.
@@ -180,7 +180,8 @@ def rehearse(
     found = hardware.find_device(device)
     checks.check_count("steps", steps)
     checks.check_real("seconds", seconds)
-    names = dict.fromkeys(known.get_mode(x).name for x in ("float32", *modes))
+    tried = "float32", *([modes] if isinstance(modes, str) else modes)
+    names = dict.fromkeys(known.get_mode(x).name for x in tried)
     if not isinstance(workload, config_dict.ConfigDict):
         workload = config_dict.ConfigDict({"function": functions.name_of(workload)})
     size = workload.get("batch_size") if batch_size is None else batch_size
