@@ -1,4 +1,4 @@
-"""Classes of texts of your own, from a CSV file.
+"""Fine-tuning on the texts and classes of a CSV file.
 
     python scripts/train_bert.py --config=configs/bert/csv.py --data_dir=FOLDER \\
         --config.data.train_file=reviews.csv --config.data.text_column=review \\

@@ -263,7 +263,7 @@ def test_replicas_hold_the_same_codes():
 
 @pytest.mark.parametrize("state, stored", [("8bit", "u8["), ("bfloat16", "bf16[")])
 def test_xla_sees_no_dynamic_shape(state, stored):
-    """With one it inlines all calls, and a step with dropout takes six times as long."""
+    """With one it inlines all calls; a step with dropout takes six times as long."""
     layer = L.Dense(256)
     layer.build((None, 64))
     optimizer = tfamp.low_bit(keras.optimizers.AdamW(), state)

@@ -39,8 +39,8 @@ def low_bit(
     """Has an optimizer keep its slots in 8 bits or in bfloat16.
 
     Slots of variables with 4,096 elements or more are stored so; the optimizer reads
-    and writes them as float32. For a loop of your own: `tfamp.enable(optimizer_state=)`
-    does it for models that are compiled.
+    and writes them as float32. This is for custom loops; for models that are compiled
+    there is `tfamp.enable(optimizer_state=)`.
 
     Rounding is stochastic, by the count of updates: equal on all replicas, in another
     run, and in a resumed one. Saved files hold float32, as stock Keras', and are

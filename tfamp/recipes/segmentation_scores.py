@@ -94,7 +94,7 @@ class Dice(keras.metrics.Metric):
     stops to count at 2**24, 256 images of 256x256.
 
     Args:
-      classes: Number of classes; 2 are told by the probability of the second.
+      classes: Number of classes; 2 are distinguished by the probability of the second.
       **keywords: As in `keras.metrics.Metric`.
 
     Call arguments:

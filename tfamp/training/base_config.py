@@ -25,7 +25,7 @@ def get_config() -> config_dict.ConfigDict:
     return config_dict.ConfigDict(
         {
             "name": "",  # Names the run's folder.
-            # A key of `tfamp.recipes.TASKS`, or a function of your own that returns a
+            # A key of `tfamp.recipes.TASKS`, or a custom function that returns a
             # `tfamp.training.Task`: "module:function" or "path/file.py:function".
             "task": "",
             "data_dir": "",  # Prepared (TFDS) or local data; "": the default folder.

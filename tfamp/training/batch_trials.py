@@ -37,7 +37,7 @@ def search(
       fits: Whether a batch size fits; that of a larger one implies a smaller one's.
       sizes: Those that may be tried, ascending.
       start: Place of the first that is tried; of the last one if there are fewer.
-      tolerance: Share of a size by which the next larger one need not be told apart.
+      tolerance: Share of a size by which the next larger one need not be distinguished.
 
     Returns:
       (the largest that fits, 0 if none does; the smallest that was found not to fit,
