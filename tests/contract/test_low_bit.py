@@ -278,6 +278,24 @@ def test_xla_sees_no_dynamic_shape(state, stored):
     assert stored in program and "dimension-size" not in program
 
 
+@pytest.mark.parametrize("state", ["8bit", "bfloat16"])
+def test_a_shape_that_a_graph_does_not_know_is_checked_when_it_runs(state):
+    layer = L.Dense(256)
+    layer.build((None, 64))
+    optimizer = tfamp.low_bit(keras.optimizers.AdamW(), state)
+    optimizer.build(layer.trainable_variables)
+    slot = next(filter(is_stored, optimizer.variables))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None))])
+    def assign(value):
+        slot.assign(value)
+
+    assign(tf.ones((64, 256)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="shape"):
+        assign(tf.zeros((1, 256)))  # It would be broadcast.
+    assert np.all(slot.numpy() == 1)
+
+
 def test_status_tells_and_disable_leaves_what_is_compiled():
     with helpers.enabled("mixed_bfloat16", optimizer_state="8bit", weights="bfloat16"):
         told = str(tfamp.status())

@@ -128,9 +128,10 @@ def read(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def pack(variable: keras.Variable, value: tf.Tensor, key: tf.Tensor) -> tuple:
     """Returns the parts of a float32 value, as a variable stores it."""
-    # Not `tf.ensure_shape`, which XLA takes for a dynamic shape: it then inlines all
-    # calls of the whole step, and drawing dropout's numbers takes 40 times as long.
-    value.set_shape(variable.shape)
+    # Only where it must: XLA takes `tf.ensure_shape` for a dynamic shape, and inlines
+    # all calls of the whole step; drawing dropout's numbers takes 40 times as long.
+    if not value.shape.is_fully_defined():
+        value = tf.ensure_shape(value, variable.shape)
     return compiled(code_of(variable).pack, parts_of(variable))(value, key)
 
 
