@@ -1,6 +1,6 @@
 """Runs what a GPU should show first, in ten minutes, and writes one page.
 
-    python scripts/gpu_plan.py --output=results/gpu
+    python scripts/gpu_plan.py --output=runs/gpu_plan
     python scripts/gpu_plan.py --tiny
 
 In turn: what the machine is, the invariants of loss scaling, whether XLA fuses
@@ -30,7 +30,7 @@ ATTENTION = flags.DEFINE_bool(
 )
 INVARIANTS = "tests/contract/test_optimizer_properties.py"
 BENCHMARKS = {
-    "speed": ("bert_base", "resnet"),
+    "speed": ("bert_base", "mnist_wide"),
     "memory": (
         *("blocks_kept", "blocks_again", "blocks_one", "attention"),
         *("slots_float32", "slots_8bit", "slots_8bit_weights_bfloat16"),

@@ -1,6 +1,7 @@
 """Which cells a benchmark has, and what settings are refused before any work."""
 
 import pathlib
+import runpy
 
 import pytest
 
@@ -152,11 +153,24 @@ def test_every_configuration_plans_its_cells_and_shows_its_command(path):
 # ---- A user's function ----
 
 
+def test_each_model_of_the_plan_for_a_gpu_is_measured_in_pytorch(monkeypatch):
+    devices = [hardware.DEVICES["h100"]]
+    monkeypatch.setattr(cells.hardware, "read_devices", lambda: devices)
+    file = runpy.run_path(str(ROOT / "configs/benchmark/gpu.py"))
+    planned = cells.plan(file["get_config"]("plan"))
+    timed = {cell.task for cell in planned if "tf32" == cell.mode}
+    peers = {(x.task, x.mode) for x in planned if x.framework == "torch"}
+    modes = "float32", "tf32", "mixed_bfloat16", "mixed_float16"
+    assert timed == {"bert_base", "mnist_wide"}
+    assert peers == {(task, mode) for task in timed for mode in modes}
+
+
 def test_a_function_is_named_by_its_file(tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text("def build():\n    return 7\n")
+    # No other test's file has this name: modules stay imported.
+    (tmp_path / "seven.py").write_text("def build():\n    return 7\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("own:build", "own.py:build", str(tmp_path / "own.py:build")):
+    for name in ("seven:build", "seven.py:build", str(tmp_path / "seven.py:build")):
         assert functions.find(functions.name_of(name))() == 7
     import own  # pyright: ignore[reportMissingImports]
 

@@ -60,11 +60,16 @@ def stand_in(monkeypatch):
     def call(function, what, *given, memory=None, **_):
         if function is memory_plans._predict:
             return processes.Outcome(predicted())
+        if function is memory_plans._predict_parts:
+            return processes.Outcome([in_parts()])
         assert function is batch_trials.train
         keywords = given[0]
         size = (PROGRAMS + held.get(len(keywords), 0)) * MIB
+        options = [*predicted(), in_parts()]
         size += next(
-            x["predicted_bytes"] for x in predicted() if x["keywords"] == keywords
+            x["predicted_bytes"]
+            for x in options
+            if (x["keywords"], x["accumulation_steps"]) == (keywords, given[2])
         )
         if size > memory.host:
             return processes.Outcome(None, f"MemoryError: {size}")
@@ -94,12 +99,19 @@ def predicted():
     return made
 
 
+def in_parts():
+    made = {"option": "float32, 8 parts", "keywords": {"mode": "float32"}}
+    made |= {"batch_size": 8, "accumulation_steps": 8, "predicted_bytes": 50 * MIB}
+    return {**made, "measured_bytes": None, "time_ratio": None}
+
+
 @pytest.mark.parametrize(
     ("limit", "held", "chosen", "measured"),
     [
         (880, {}, "mode mixed_bfloat16", 2),
         (780, {}, "remat ['b']", 2),
         (780, {2: 100}, "optimizer_state 8bit", 3),  # It was predicted to fit.
+        (560, {}, "float32, 8 parts", 2),
         (450, {}, None, 1),
     ],
 )
@@ -111,31 +123,33 @@ def test_the_first_that_fits_is_chosen(file, stand_in, limit, held, chosen, meas
     )
     # What else float32 held is part of each prediction.
     sizes = [x["predicted_bytes"] // MIB for x in found.options]
-    assert sizes == [PROGRAMS + FLOAT32 - 100 * n for n in range(4)]
+    tried = [PROGRAMS + 50] if limit < 600 else []  # Parts alone, where nothing fits.
+    assert sizes == [PROGRAMS + FLOAT32 - 100 * n for n in range(4)] + tried
     if chosen is None:
         assert found.chosen is None and "nothing fits" in str(found)
-        assert f"{PROGRAMS + 100 - limit} MiB more than available" in str(found)
+        assert f"{PROGRAMS + 50 - limit} MiB more than available" in str(found)
     else:
         assert found.chosen["option"] == chosen
-        assert 'tfamp.enable("mixed_bfloat16"' in str(found)
+        assert f'tfamp.enable("{found.chosen["keywords"]["mode"]}"' in str(found)
         assert found.chosen["time_ratio"] > 0
 
 
 def test_options_of_a_model_are_predicted_in_their_order(file):
     workload = config_dict.ConfigDict({"function": f"{file}:build"})
-    found = memory_plans._predict(workload, 1024, "mixed_bfloat16")
+    found = memory_plans._predict(workload, 1024, "mixed_bfloat16", None)
     assert [each["option"] for each in found] == ORDER
     sizes = [each["predicted_bytes"] for each in found]
     assert sizes[1] < 0.75 * sizes[0] and sizes[3] < sizes[2] < sizes[1]
     assert sizes[5] < sizes[4] < sizes[3] and sizes[-1] < sizes[-2]
     assert found[3]["keywords"]["remat"] == [r"block_\d+"]
-    assert (found[-1]["batch_size"], found[-1]["accumulation_steps"]) == (64, 16)
+    # 16 parts free less than 1 % more than 8.
+    assert (found[-1]["batch_size"], found[-1]["accumulation_steps"]) == (128, 8)
 
 
 def test_what_frees_nothing_is_left_out_of_the_next_options(tmp_path):
     (tmp_path / "head.py").write_text(HEAD)
     workload = config_dict.ConfigDict({"function": f"{tmp_path / 'head.py'}:build"})
-    found = memory_plans._predict(workload, 1024, "mixed_bfloat16")
+    found = memory_plans._predict(workload, 1024, "mixed_bfloat16", None)
     sizes = {each["option"]: each["predicted_bytes"] for each in found}
     # Logits in bfloat16, and what they are cast to.
     assert sizes["mixed_bfloat16"] > sizes["float32"]

@@ -16,8 +16,9 @@ from tfamp.memory_saving import account
 from tfamp.training import batch_size as batch_sizes
 from tfamp.training import batch_trials, processes
 
-# What an option leaves of the bytes before it, at most, to be kept in the next ones.
-_FREES = 0.999
+# What an option must free to be kept in the next ones, of all that float32 holds: each
+# brings programs of its own.
+_FREES = 0.01
 
 
 class MemoryPlan(NamedTuple):
@@ -27,7 +28,7 @@ class MemoryPlan(NamedTuple):
       name: Name of the configuration or function.
       limit: The memory that a step must fit into, as text.
       options: A dict for each option, in the order in which they were tried; each has
-        those before it that free memory: option (what is new); keywords (of `enable`);
+        those before it that free enough: option (what is new); keywords (of `enable`);
         batch_size (of one part); accumulation_steps (parts of one update of the
         weights); predicted_bytes; measured_bytes and time_ratio (over float32's), None
         where no step was taken.
@@ -91,9 +92,10 @@ def fit_memory(
     hardware (with attention in linear memory), recomputing half of the blocks in the
     backward pass, recomputing all of them, optimizer slots in bfloat16, slots in 8
     bits, gradient accumulation over parts of the batch, and weights in bfloat16. One
-    that frees less than 0.1 % is left out of the next plans. `tfamp.memory` predicts
-    the memory of each. A plan that is predicted to fit is measured in a separate
-    process, which ends if it exceeds the limit.
+    that frees less than 1 % of what float32 holds is left out of the next plans. If
+    nothing fits, accumulation alone is tried, since other measures bring programs of
+    their own. `tfamp.memory` predicts the memory of each. A plan that is predicted to
+    fit is measured in a separate process, which ends if it exceeds the limit.
 
     Args:
       workload: As in `find_batch_size`: a function with an argument `batch_size` that
@@ -122,8 +124,9 @@ def fit_memory(
     asked = batch_trials.Settings(limit=processes.parse_size(limit), steps=steps)
     mixed = batch_sizes.plan(workload, asked)[1]
     memory, words = processes.limits(asked.limit)
+    most = memory.host if memory.device is None else memory.device
     shared = batch_sizes.identity(workload, asked)
-    options = _value(processes.call(_predict, shared, size, mixed), "A prediction")
+    seconds: dict[str, float] = {}
 
     def measure(option, memory):
         given = option["keywords"], option["batch_size"], option["accumulation_steps"]
@@ -137,19 +140,36 @@ def fit_memory(
         report(f"{option['option']}: {told}")
         return option["measured_bytes"] or math.inf
 
-    base, chosen, seconds = options[0], None, {}
-    most = memory.host if memory.device is None else memory.device
-    held = measure(base, processes.limits(None)[0])
+    def predict(function, *given):
+        done = processes.call(function, shared, size, mixed, *given)
+        return _value(done, "A prediction")
+
+    def choose(options):
+        for each in options:
+            each["predicted_bytes"] += others
+        for each in options:
+            if most and each["predicted_bytes"] > most:
+                continue
+            if measure(each, memory) <= (most or math.inf):
+                return each
+        return None
+
+    base = _option("float32", {"mode": "float32"}, size, 1)
+    measure(base, processes.limits(None)[0])
+    held = base["measured_bytes"]
+    first, *options = predict(_predict, held)
     # Programs, and what libraries take for themselves.
-    others = held - base["predicted_bytes"] if base["measured_bytes"] else 0
+    others = held - first["predicted_bytes"] if held else 0
+    base["predicted_bytes"] = first["predicted_bytes"] + others
+    chosen = choose(options)
+    if chosen is None:
+        parts = predict(_predict_parts)
+        options += parts
+        chosen = choose(parts)
+    options.insert(0, base)
     for each in options:
-        each["predicted_bytes"] += others
-        fits = each is not base and (not most or each["predicted_bytes"] <= most)
-        if chosen is None and fits and measure(each, memory) <= (most or math.inf):
-            chosen = each
         if base["option"] in seconds and each["option"] in seconds:
-            times = seconds[each["option"]], seconds[base["option"]]
-            each["time_ratio"] = times[0] / times[1]
+            each["time_ratio"] = seconds[each["option"]] / seconds[base["option"]]
     notes = [
         "predicted: by `tfamp.memory`, plus what else a measured step in float32 held"
     ]
@@ -175,36 +195,52 @@ def _value(done, what):
     return done.value
 
 
-def _predict(workload, size, mixed):
-    """Returns the options of a `MemoryPlan`, in a process of its own."""
-    options = []
-    kept, least = ({"mode": "float32"}, 1), math.inf
+def _option(option, keywords, size, count):
+    """Returns an option of a `MemoryPlan`, not yet predicted."""
+    return {
+        "option": option,
+        "keywords": keywords,
+        "batch_size": size // count,
+        "accumulation_steps": count,
+        "predicted_bytes": 0,
+        "measured_bytes": None,
+        "time_ratio": None,
+    }
+
+
+def _predict_bytes(workload, option):
+    """Predicts an option in this process; returns its model's blocks, too."""
+    keras.utils.clear_session()  # Names of layers are counted.
+    given = option["keywords"], option["batch_size"], option["accumulation_steps"]
+    with batch_trials.built(batch_trials.what(workload, *given), *given, 1) as made:
+        held, own = account.measured(made.model, next(iter(made.batches)))
+        option["predicted_bytes"] = held.total
+        return option, _blocks(made.model, own)
+
+
+def _predict(workload, size, mixed, held):
+    """Returns float32 and the options after it, in a process of its own.
+
+    Args:
+      workload: As `batch_size.identity` returns it.
+      size: Examples of an update of the weights.
+      mixed: The 16-bit mode.
+      held: What a step in float32 holds in all, in bytes; None if it is not known.
+    """
+    options, kept = [], ({}, 1)
+    least, frees = math.inf, 0.0
 
     def add(option, count=None, **more):
         nonlocal kept, least
         keywords, count = {**kept[0], **more}, count or kept[1]
-        keras.utils.clear_session()  # Names of layers are counted.
-        part = size // count
-        what = batch_trials.what(workload, keywords, part, count)
-        with batch_trials.built(what, keywords, part, count, 1) as made:
-            held, own = account.measured(made.model, next(iter(made.batches)))
-            blocks = _blocks(made.model, own)
-        options.append(
-            {
-                "option": option,
-                "keywords": keywords,
-                "batch_size": part,
-                "accumulation_steps": count,
-                "predicted_bytes": held.total,
-                "measured_bytes": None,
-                "time_ratio": None,
-            }
-        )
-        if held.total < least * _FREES:
-            kept, least = (keywords, count), held.total
+        made, blocks = _predict_bytes(workload, _option(option, keywords, size, count))
+        options.append(made)
+        if made["predicted_bytes"] <= least - frees:
+            kept, least = (keywords, count), made["predicted_bytes"]
         return blocks
 
-    add("float32")
+    add("float32", mode="float32")
+    frees = _FREES * (held or least)
     blocks = add(mixed, mode=mixed)
     for several in sorted({len(blocks) // 2, len(blocks)} - {0}):
         numbered = (re.sub(r"\d+$", r"\\d+", path) for path in blocks)
@@ -213,12 +249,26 @@ def _predict(workload, size, mixed):
         add(f"remat of {several} of {len(blocks)} blocks", remat=again)
     for state in ("bfloat16", "8bit"):
         add(f"slots of {state}", optimizer_state=state)
-    for parts in (2, 4, 8, 16):
-        if size % parts == 0:
-            add(f"{parts} parts of a batch", parts)
+    for parts in _parts(size):
+        add(f"{parts} parts of a batch", parts)
     if kept[0]["mode"] == "mixed_bfloat16":
         add("weights of bfloat16", weights="bfloat16")
     return options
+
+
+def _predict_parts(workload, size, mixed):
+    """Returns the options of accumulation alone, in a process of its own."""
+    return [
+        _predict_bytes(
+            workload, _option(f"{mode}, {count} parts", {"mode": mode}, size, count)
+        )[0]
+        for mode in (mixed, "float32")
+        for count in _parts(size)
+    ]
+
+
+def _parts(size):
+    return [count for count in (2, 4, 8, 16) if size % count == 0]
 
 
 def _blocks(model, own):
