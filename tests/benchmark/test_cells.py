@@ -172,9 +172,9 @@ def test_a_function_is_named_by_its_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("seven:build", "seven.py:build", str(tmp_path / "seven.py:build")):
         assert functions.find(functions.name_of(name))() == 7
-    import own  # pyright: ignore[reportMissingImports]
+    import seven  # pyright: ignore[reportMissingImports]
 
-    assert functions.name_of(own.build) == "own:build"
+    assert functions.name_of(seven.build) == "seven:build"
 
 
 @pytest.mark.parametrize(
