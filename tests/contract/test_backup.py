@@ -101,7 +101,7 @@ def assert_same(found, expected):
 def test_a_fit_that_was_killed_ends_as_one_that_was_not(data, tmp_path):
     tfamp.enable("mixed_float16" if data == "arrays" else "float32")
     try:
-        whole = train(data)
+        whole = train(data, seen := Stop())
         # Within an epoch, and at its end.
         for stop in (19, 12) if data == "arrays" else (19,):
             folder, stopped = tmp_path / str(stop), Stop(stop, kill)
@@ -111,8 +111,6 @@ def test_a_fit_that_was_killed_ends_as_one_that_was_not(data, tmp_path):
             found = train(data, again, tfamp.BackupAndRestore(folder, save_freq=1))
             assert_same(found, whole)
             assert not list(folder.iterdir())
-            seen = Stop()
-            train(data, seen)
             assert stopped.losses + again.losses == seen.losses
     finally:
         tfamp.disable()
