@@ -78,7 +78,7 @@ def run(
         "cpus": cpus,
     }
     done = run_together(
-        [case | {"environ": each} for each in _cluster(workers)], timeout
+        [case | {"environ": each} for each in cluster(workers)], timeout
     )
     expected = [-signal.SIGKILL if i == killed else 0 for i in range(workers)]
     assert [each.returncode for each in done] == expected, "\n".join(
@@ -89,8 +89,8 @@ def run(
     return [each.result for each in done]
 
 
-def _cluster(workers):
-    """The environment of each worker, with its place in the cluster."""
+def cluster(workers: int) -> list[dict[str, str]]:
+    """Returns the environment of each worker, with its place in a new cluster."""
     common = {"CUDA_VISIBLE_DEVICES": "-1"}
     if workers == 1:
         return [common]

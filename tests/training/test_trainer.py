@@ -4,17 +4,18 @@ import functools
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import types
 from unittest import mock
 
-import helpers
 import keras
 import numpy as np
 import points
 import pytest
 import tensorflow as tf
+import workers
 
 import tfamp
 from tfamp.facts import hardware
@@ -321,39 +322,95 @@ def test_full_disk_is_told_before_a_file_is_begun(config, tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("*.h5"))
 
 
-# A script that is killed at some instant after its second epoch.
+# A training script that sends itself a signal before some step.
 KILLED = """
-import os, pathlib, runpy, signal, sys, threading, time
+import os, runpy, signal, sys
+import keras
+import tensorflow as tf
 
-def kill():
-    file = pathlib.Path("killed/metrics.jsonl")
-    while not file.exists() or file.read_text().count('"kind": "epoch"') < 2:
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
+step, name, devices, script = int(sys.argv[1]), *sys.argv[2:5]
+cpu = tf.config.list_physical_devices("CPU")[0]
+logical = [tf.config.LogicalDeviceConfiguration()] * int(devices)
+tf.config.set_logical_device_configuration(cpu, logical)
+fit = keras.Model.fit
 
-threading.Thread(target=kill, daemon=True).start()
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+class Stop(keras.callbacks.Callback):
+    steps = 0
+    def on_train_batch_begin(self, batch, logs=None):
+        self.steps += 1
+        if self.steps == step:
+            os.kill(os.getpid(), getattr(signal, name))
+
+def with_stop(self, *given, callbacks=(), **more):
+    return fit(self, *given, callbacks=[Stop(), *callbacks], **more)
+
+keras.Model.fit = with_stop
+sys.path.insert(0, os.path.dirname(script))
+sys.argv = sys.argv[4:]
+runpy.run_path(script, run_name="__main__")
 """
+# Strategy -> logical devices of each process, processes.
+PLACES = {"none": (1, 1), "mirrored": (2, 1), "multi_worker_mirrored": (1, 2)}
+
+
+def run_digits(folder, strategy, step, name):
+    """Runs the digits; returns how the last process, which is stopped, ended."""
+    (folder.parent / "stopped.py").write_text(KILLED)
+    cpus, processes = PLACES[strategy]
+    script, wrapper = ROOT / "scripts/train_cnn.py", folder.parent / "stopped.py"
+    fields = {
+        "epochs": 3,
+        "batch_size": 32,
+        "limit_examples": 400,
+        "strategy": strategy,
+        "precision.mode": "mixed_float16",
+        "optimizer.accumulation_steps": 2,
+        "data.augment": "crop_flip",
+        "data.image_size": 16,
+        "model.dropout": 0.3,
+    }
+    given = [f"--config.{field}={value}" for field, value in fields.items()]
+    given += ["--job=train", f"--workdir={folder}"]
+    cases = []
+    for number, environ in enumerate(workers.cluster(processes)):
+        at = step if number == processes - 1 else 0
+        stop = [str(at), name, str(cpus), str(script)]
+        argv = [str(wrapper), *stop, *given]
+        cases.append({"argv": argv, "cwd": str(folder.parent), "environ": environ})
+    return workers.run_together(cases, 300.0)[-1]
+
+
+def trained_digits(folder):
+    model = keras.models.load_model(folder / "model.keras")
+    return losses(folder), [each.tolist() for each in model.get_weights()]
+
+
+def check_kills(folder, count, strategies):
+    draw, names = random.Random(7), ("SIGKILL", "SIGTERM", "SIGUSR1")
+    whole = {}
+    for strategy in strategies:
+        assert not run_digits(folder / strategy, strategy, 0, "").returncode
+        whole[strategy] = trained_digits(folder / strategy)
+    for number in range(count):
+        strategy = strategies[number % len(strategies)]
+        given = folder / str(number), strategy
+        name, step = names[number % 3], draw.randint(1, 33)
+        done = run_digits(*given, step, name)
+        expected = -signal.SIGKILL if name == "SIGKILL" else 143
+        assert done.returncode == expected, (step, name, done.stderr)
+        again = run_digits(*given, 0, "")
+        assert not again.returncode, (step, name, again.stderr)
+        assert trained_digits(given[0]) == whole[strategy], (step, name)
 
 
 def test_killed_process_resumes(tmp_path):
-    """kill -9 in the middle of training on real digits, then the same command."""
-    script, wrapper = ROOT / "scripts/train_cnn.py", tmp_path / "killed.py"
-    wrapper.write_text(KILLED)
-    given = ["--tiny", "--job=train", "--config.limit_examples=400"]
-    killed = [*given, "--config.epochs=4", "--workdir=killed"]
-    cases = [
-        (wrapper, [str(script), *killed], tmp_path),
-        (script, killed, tmp_path),
-        (script, [*killed, "--workdir=whole"], tmp_path),
-    ]
-    runs = helpers.run_scripts(cases)
-    codes = [done.returncode for done in runs]
-    assert codes == [-signal.SIGKILL, 0, 0], runs
-    assert "resumed after epoch" in runs[1].stderr
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    """At three steps of training on real digits, then the same command."""
+    check_kills(tmp_path, 3, ["none"])
+
+
+@pytest.mark.slow
+def test_killed_replicas_and_workers_resume_at_20_steps(tmp_path):
+    check_kills(tmp_path, 20, [*PLACES, "none"])
 
 
 # ---- Time ----
