@@ -129,7 +129,7 @@ def fit_memory(
     seconds: dict[str, float] = {}
 
     def measure(option, memory):
-        given = option["keywords"], option["batch_size"], option["accumulation_steps"]
+        given = _given(option)
         what = batch_trials.what(shared, *given)
         done = processes.call(batch_trials.train, what, *given, steps, memory=memory)
         if not done.lack:
@@ -163,7 +163,8 @@ def fit_memory(
     base["predicted_bytes"] = first["predicted_bytes"] + others
     chosen = choose(options)
     if chosen is None:
-        parts = predict(_predict_parts)
+        tried = [_given(each) for each in options]
+        parts = [x for x in predict(_predict_parts) if _given(x) not in tried]
         options += parts
         chosen = choose(parts)
     options.insert(0, base)
@@ -208,10 +209,15 @@ def _option(option, keywords, size, count):
     }
 
 
+def _given(option):
+    """Returns what a trial is given of an option."""
+    return tuple(option[x] for x in ("keywords", "batch_size", "accumulation_steps"))
+
+
 def _predict_bytes(workload, option):
     """Predicts an option in this process; returns its model's blocks, too."""
     keras.utils.clear_session()  # Names of layers are counted.
-    given = option["keywords"], option["batch_size"], option["accumulation_steps"]
+    given = _given(option)
     with batch_trials.built(batch_trials.what(workload, *given), *given, 1) as made:
         held, own = account.measured(made.model, next(iter(made.batches)))
         option["predicted_bytes"] = held.total
