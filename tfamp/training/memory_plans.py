@@ -1,5 +1,6 @@
 """Finds what makes a model's training fit into memory, at the least cost."""
 
+import contextlib
 import json
 import math
 import re
@@ -11,6 +12,7 @@ from absl import logging
 from ml_collections import config_dict
 
 from tfamp import checks, errors, functions, tables
+from tfamp.facts import hardware
 from tfamp.inspect import structure
 from tfamp.memory_saving import account
 from tfamp.training import batch_size as batch_sizes
@@ -31,7 +33,7 @@ class MemoryPlan(NamedTuple):
         those before it that free enough: option (what is new); keywords (of `enable`);
         batch_size (of one part); accumulation_steps (parts of one update of the
         weights); predicted_bytes; measured_bytes and time_ratio (over float32's), None
-        where no step was taken.
+        where no step was taken; ended ("over the limit" where a trial was, else "-").
       chosen: The option that fits; None if none does.
       notes: Lines on the machine, and on what is short.
     """
@@ -55,7 +57,7 @@ class MemoryPlan(NamedTuple):
                 {
                     "option": each["option"],
                     "predicted": processes.mib(each["predicted_bytes"]),
-                    "measured": processes.mib(measured) if measured else "-",
+                    "measured": processes.mib(measured) if measured else each["ended"],
                     "time over float32": f"{ratio:.2f}" if ratio else "-",
                     "chosen": "yes" if each is self.chosen else "",
                 }
@@ -92,10 +94,12 @@ def fit_memory(
     hardware (with attention in linear memory), recomputing half of the blocks in the
     backward pass, recomputing all of them, optimizer slots in bfloat16, slots in 8
     bits, gradient accumulation over parts of the batch, and weights in bfloat16. One
-    that frees less than 1 % of what float32 holds is left out of the next plans. If
-    nothing fits, accumulation alone is tried, since other measures bring programs of
-    their own. `tfamp.memory` predicts the memory of each. A plan that is predicted to
-    fit is measured in a separate process, which ends if it exceeds the limit.
+    that frees less than 1 % of what float32 holds is left out of the next plans, and
+    one that the optimizer refuses is not tried. If nothing fits, accumulation alone is
+    tried in both modes, since other measures bring programs of their own.
+
+    `tfamp.memory` predicts the memory of each. Both modes, and plans that are predicted
+    to fit, are measured in separate processes; a plan's ends if it exceeds the limit.
 
     Args:
       workload: As in `find_batch_size`: a function with an argument `batch_size` that
@@ -124,70 +128,77 @@ def fit_memory(
     asked = batch_trials.Settings(limit=processes.parse_size(limit), steps=steps)
     mixed = batch_sizes.plan(workload, asked)[1]
     memory, words = processes.limits(asked.limit)
-    most = memory.host if memory.device is None else memory.device
+    free, _ = processes.limits(None)
+    gpu = any(device.kind == "GPU" for device in hardware.read_devices())
+    most = (memory.device or math.inf) if gpu else memory.host
     shared = batch_sizes.identity(workload, asked)
     seconds: dict[str, float] = {}
 
-    def measure(option, memory):
+    def fits(option, memory=memory):
         given = _given(option)
         what = batch_trials.what(shared, *given)
         done = processes.call(batch_trials.train, what, *given, steps, memory=memory)
-        if not done.lack:
+        if done.lack:
+            option["ended"] = "over the limit"
+        else:
             found = _value(done, option["option"])
             option["measured_bytes"] = found["peak_bytes"]
             seconds[option["option"]] = found["seconds"]
         told = done.lack or processes.mib(option["measured_bytes"])
         report(f"{option['option']}: {told}")
-        return option["measured_bytes"] or math.inf
+        return not done.lack and option["measured_bytes"] <= most
 
     def predict(function, *given):
         done = processes.call(function, shared, size, mixed, *given)
         return _value(done, "A prediction")
 
     def choose(options):
-        for each in options:
-            each["predicted_bytes"] += others
-        for each in options:
-            if most and each["predicted_bytes"] > most:
-                continue
-            if measure(each, memory) <= (most or math.inf):
-                return each
-        return None
+        likely = (each for each in options if each["predicted_bytes"] <= most)
+        return next(filter(fits, likely), None)
 
-    base = _option("float32", {"mode": "float32"}, size, 1)
-    measure(base, processes.limits(None)[0])
-    held = base["measured_bytes"]
-    first, *options = predict(_predict, held)
-    # Programs, and what libraries take for themselves.
-    others = held - first["predicted_bytes"] if held else 0
-    base["predicted_bytes"] = first["predicted_bytes"] + others
-    chosen = choose(options)
-    if chosen is None:
+    modes = [_option(mode, {"mode": mode}, size, 1) for mode in ("float32", mixed)]
+    chosen = next((each for each in modes if fits(each, free)), None)
+    options = predict(_predict, modes[0]["measured_bytes"])
+    others, extra = {}, 0  # Programs, and what libraries take for themselves.
+    for each, made in zip(modes, options, strict=False):
+        each["predicted_bytes"] = made["predicted_bytes"]
+        if each["measured_bytes"]:
+            extra = each["measured_bytes"] - each["predicted_bytes"]
+        others[each["option"]] = extra
+    options[:2] = modes
+    for each in options:
+        each["predicted_bytes"] += others[each["keywords"]["mode"]]
+    chosen = chosen or choose(options[2:])
+    if chosen is None and min(others.values()) < most:
         tried = [_given(each) for each in options]
         parts = [x for x in predict(_predict_parts) if _given(x) not in tried]
+        for each in parts:
+            each["predicted_bytes"] += others[each["keywords"]["mode"]]
         options += parts
         chosen = choose(parts)
-    options.insert(0, base)
     for each in options:
-        if base["option"] in seconds and each["option"] in seconds:
-            each["time_ratio"] = seconds[each["option"]] / seconds[base["option"]]
-    notes = [
-        "predicted: by `tfamp.memory`, plus what else a measured step in float32 held"
-    ]
+        if {"float32", each["option"]} <= seconds.keys():
+            each["time_ratio"] = seconds[each["option"]] / seconds["float32"]
+    notes = ["predicted: by `tfamp.memory`"]
+    if any(others.values()):
+        notes[0] += ", plus what else a measured step in that mode held"
     if chosen is None:
-        sizes = {
-            x["option"]: x["measured_bytes"] or x["predicted_bytes"] for x in options
-        }
-        least = min(sizes, key=sizes.get)
-        short = (
-            f"{processes.mib(sizes[least] - most)} more than available"
-            if sizes[least] > most
-            else "as predicted, but more than available when it was tried"
-        )
-        notes.append(
-            f"nothing fits: {least!r} holds {processes.mib(sizes[least])}, {short}"
-        )
+        notes.append(f"nothing fits: {_short(options, most)}")
     return MemoryPlan(shared.name, words, tuple(options), chosen, tuple(notes))
+
+
+def _short(options, most):
+    """Returns what is short with the option that holds least, as text."""
+    least = min(options, key=_held)
+    known = "holds" if least["measured_bytes"] else "is predicted to hold"
+    text = f"{least['option']!r} {known} {processes.mib(_held(least))}"
+    if _held(least) > most:
+        return f"{text}, {processes.mib(_held(least) - most)} more than available"
+    return f"{text}, and exceeded the limit when it was tried"
+
+
+def _held(option):
+    return option["measured_bytes"] or option["predicted_bytes"]
 
 
 def _value(done, what):
@@ -206,6 +217,7 @@ def _option(option, keywords, size, count):
         "predicted_bytes": 0,
         "measured_bytes": None,
         "time_ratio": None,
+        "ended": "-",
     }
 
 
@@ -253,12 +265,15 @@ def _predict(workload, size, mixed, held):
         whole = several == len(blocks)
         again = [*dict.fromkeys(numbered if whole else blocks[:several])]
         add(f"remat of {several} of {len(blocks)} blocks", remat=again)
+    refused = contextlib.suppress(ValueError)  # By the optimizer.
     for state in ("bfloat16", "8bit"):
-        add(f"slots of {state}", optimizer_state=state)
+        with refused:
+            add(f"slots of {state}", optimizer_state=state)
     for parts in _parts(size):
         add(f"{parts} parts of a batch", parts)
-    if kept[0]["mode"] == "mixed_bfloat16":
-        add("weights of bfloat16", weights="bfloat16")
+    if mixed == "mixed_bfloat16":
+        with refused:
+            add("weights of bfloat16", mode=mixed, weights="bfloat16")
     return options
 
 
