@@ -73,6 +73,19 @@ def test_slots_and_weights_are_counted_as_they_are_stored(state, bytes_):
     assert low.weights == pytest.approx(whole.weights / 2, rel=0.03)
 
 
+def test_an_update_in_8_bits_holds_the_gradient_of_an_embedding_as_a_whole():
+    """And its squares: XLA does not join sums of rows with what takes them."""
+    ids = keras.Input((4,), dtype="int32")
+    rows = L.GlobalAveragePooling1D()(L.Embedding(4096, 64)(ids))
+    with helpers.enabled("float32", optimizer_state="8bit"):
+        model = keras.Model(ids, L.Dense(1)(rows))
+        model.compile("adam", "mse", jit_compile=False)
+        report = tfamp.memory(model, (np.zeros((8, 4), "int32"), np.zeros((8, 1))))
+    table = 4 * 4096 * 64
+    # Both, the new weights and the new codes.
+    assert report.temporaries == pytest.approx(3.5 * table, rel=0.05)
+
+
 def test_it_grows_with_the_batch_and_changes_nothing():
     assert found(size=2048).activations == 2 * found(size=1024).activations
     model = blocks()

@@ -76,8 +76,10 @@ class Program:
                 key = op if op.op_def.is_stateful else (own, *_settings(op))
                 if key not in same:
                     takes = [b for b in taken if b is not None]
-                    same[key] = [self._buffer(x, takes, kind) for x in op.outputs]
-                    self.steps.append((op.type, takes, same[key]))
+                    made = [self._buffer(x, takes, kind) for x in op.outputs]
+                    inner = [self._buffer(x, made, kind) for x in _scattered(op)]
+                    self.steps.append((op.type, takes, made + inner))
+                    same[key] = made
                 made = same[key]
             buffers |= {id(x): b for x, b in zip(op.outputs, made, strict=False)}
         return [buffers.get(id(x)) for x in graph.outputs]
@@ -141,6 +143,14 @@ def _function_of(op):
     names += [_name(op, x) for x in ("then_branch", "else_branch")]
     graphs = [op.graph._get_function(x).graph for x in names if x]
     return max(graphs, key=lambda x: len(x.get_operations()), default=None)
+
+
+def _scattered(op):
+    """Returns what a compiled operation holds inside: sums of rows are not fused."""
+    if not _has(op, "_XlaMustCompile") or not _name(op, "f"):
+        return []
+    inner = op.graph._get_function(_name(op, "f")).graph.get_operations()
+    return [x.outputs[0] for x in inner if x.type == "UnsortedSegmentSum"]
 
 
 def _settings(op):
