@@ -33,7 +33,7 @@ class MemoryPlan(NamedTuple):
         those before it that free enough: option (what is new); keywords (of `enable`);
         batch_size (of one part); accumulation_steps (parts of one update of the
         weights); predicted_bytes; measured_bytes and time_ratio (over float32's), None
-        where no step was taken; ended ("over the limit" where a trial was, else "-").
+        where no step was taken; exceeded, whether a trial was ended by the limit.
       chosen: The option that fits; None if none does.
       notes: Lines on the machine, and on what is short.
     """
@@ -53,11 +53,12 @@ class MemoryPlan(NamedTuple):
         rows = []
         for each in self.options:
             measured, ratio = each["measured_bytes"], each["time_ratio"]
+            none = "over the limit" if each["exceeded"] else "-"
             rows.append(
                 {
                     "option": each["option"],
                     "predicted": processes.mib(each["predicted_bytes"]),
-                    "measured": processes.mib(measured) if measured else each["ended"],
+                    "measured": processes.mib(measured) if measured else none,
                     "time over float32": f"{ratio:.2f}" if ratio else "-",
                     "chosen": "yes" if each is self.chosen else "",
                 }
@@ -139,7 +140,7 @@ def fit_memory(
         what = batch_trials.what(shared, *given)
         done = processes.call(batch_trials.train, what, *given, steps, memory=memory)
         if done.lack:
-            option["ended"] = "over the limit"
+            option["exceeded"] = True
         else:
             found = _value(done, option["option"])
             option["measured_bytes"] = found["peak_bytes"]
@@ -217,7 +218,7 @@ def _option(option, keywords, size, count):
         "predicted_bytes": 0,
         "measured_bytes": None,
         "time_ratio": None,
-        "ended": "-",
+        "exceeded": False,
     }
 
 
