@@ -360,13 +360,15 @@ def run_digits(folder, strategy, step, name):
     script, wrapper = ROOT / "scripts/train_cnn.py", folder.parent / "stopped.py"
     fields = {
         "epochs": 3,
-        "batch_size": 32,
-        "limit_examples": 400,
+        "batch_size": 16,
+        "limit_examples": 200,
         "strategy": strategy,
         "precision.mode": "mixed_float16",
         "optimizer.accumulation_steps": 2,
         "data.augment": "crop_flip",
-        "data.image_size": 16,
+        "data.image_size": 8,
+        "model.blocks": ((8,), (8,)),
+        "model.dense": 8,
         "model.dropout": 0.3,
     }
     given = [f"--config.{field}={value}" for field, value in fields.items()]
