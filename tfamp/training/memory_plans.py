@@ -154,27 +154,20 @@ def fit_memory(
         return _value(done, "A prediction")
 
     def choose(options):
+        for each in options:
+            each["predicted_bytes"] += others[each["keywords"]["mode"]]
         likely = (each for each in options if each["predicted_bytes"] <= most)
-        return next(filter(fits, likely), None)
+        return chosen or next(filter(fits, likely), None)
 
     modes = [_option(mode, {"mode": mode}, size, 1) for mode in ("float32", mixed)]
     chosen = next((each for each in modes if fits(each, free)), None)
     options = predict(_predict, modes[0]["measured_bytes"])
-    others, extra = {}, 0  # Programs, and what libraries take for themselves.
-    for each, made in zip(modes, options, strict=False):
-        each["predicted_bytes"] = made["predicted_bytes"]
-        if each["measured_bytes"]:
-            extra = each["measured_bytes"] - each["predicted_bytes"]
-        others[each["option"]] = extra
+    others = _others(modes, options)
     options[:2] = modes
-    for each in options:
-        each["predicted_bytes"] += others[each["keywords"]["mode"]]
-    chosen = chosen or choose(options[2:])
+    chosen = choose(options[2:])
     if chosen is None and min(others.values()) < most:
         tried = [_given(each) for each in options]
         parts = [x for x in predict(_predict_parts) if _given(x) not in tried]
-        for each in parts:
-            each["predicted_bytes"] += others[each["keywords"]["mode"]]
         options += parts
         chosen = choose(parts)
     for each in options:
@@ -186,6 +179,21 @@ def fit_memory(
     if chosen is None:
         notes.append(f"nothing fits: {_short(options, most)}")
     return MemoryPlan(shared.name, words, tuple(options), chosen, tuple(notes))
+
+
+def _others(modes, predicted):
+    """Returns what a step in each mode held besides: programs, and libraries' own.
+
+    Predicts the modes, too. One that was not measured is taken to hold what the one
+    before it does.
+    """
+    others, extra = {}, 0
+    for each, made in zip(modes, predicted, strict=False):
+        if held := each["measured_bytes"]:
+            extra = held - made["predicted_bytes"]
+        each["predicted_bytes"] = made["predicted_bytes"] + extra
+        others[each["option"]] = extra
+    return others
 
 
 def _short(options, most):
