@@ -89,13 +89,17 @@ UPSTREAM = {
     f"https://github.com/keras-team/keras/issues/20003; {_SEVERAL}": (
         Patch("layer normalization", "keras.src.ops", "layer_normalization", _TRAINS),
     ),
-    "https://github.com/keras-team/keras/issues/19992 (of sparse gradients); "
-    f"{_SEVERAL}": (
+    "https://github.com/keras-team/keras/issues/18648 and 19992; remove when "
+    "test_keras_runs_an_update_as_many_operations fails": (
         Patch(
-            "Adam's update where the loss is not scaled",
-            "keras.optimizers:Adam",
-            "update_step",
-            ("keras.optimizers:Adam._get_variable_index",),
+            "optimizers' updates in one program, or Adam's in one kernel",
+            "keras:Optimizer",
+            "apply",
+            (
+                "keras:Optimizer._backend_apply_gradients",
+                "keras.optimizers:Adam._get_variable_index",
+            ),
+            "compiled_apply",
         ),
     ),
     "https://github.com/keras-team/keras/issues/19418; remove when "

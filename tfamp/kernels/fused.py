@@ -8,10 +8,11 @@ does not have. Adam, some ten operations in Keras, is TensorFlow's own kernel.
 """
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tfamp.facts import xla_sizes
 
 _DRAWN_BITS = 16  # Random bits for an element of dropout.
 
@@ -112,23 +113,8 @@ def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tens
 
 
 def _padded(rows, x):
-    """Pads the first dimension with zeros, unless the shape of x is known.
-
-    XLA compiles each size anew, for tenths of a second, and keeps what it compiled. So
-    batches of any size come to four sizes between a power of 2 and the next.
-    """
-    if x.shape.is_fully_defined():
-        return rows
-    count = tf.shape(rows)[0]
-    more = _padded_size(count) - count
-    return tf.pad(rows, [[0, more], *[[0, 0]] * (len(rows.shape) - 1)])
-
-
-def _padded_size(count):
-    """Returns the next of four steps between powers of 2: int32 scalar."""
-    logarithm = tf.math.log(tf.cast(tf.maximum(count, 1), tf.float64)) / math.log(2)
-    step = tf.bitwise.left_shift(1, tf.maximum(tf.cast(logarithm, tf.int32) - 2, 0))
-    return (count + step - 1) // step * step
+    """Pads the first dimension, unless the shape of x is known."""
+    return rows if x.shape.is_fully_defined() else xla_sizes.padded(rows)
 
 
 def _like(padded, x):
@@ -247,34 +233,4 @@ def _draw(like, seed):
     # ThreeFry takes half of Philox' time here.
     return tf.random.stateless_uniform(
         tf.shape(like), seed, None, None, tf.uint64, alg="threefry"
-    )
-
-
-def apply_adam(variables: Sequence, gradient, step, learning_rate, adam) -> None:
-    """Updates a variable and its two averages in place, as Keras does up to rounding.
-
-    Args:
-      variables: The variable, its momentum and its velocity: float32, of one shape.
-      gradient: The same shape. Sparse rows are made dense: the averages of the other
-        rows decay, too.
-      step: Scalar, counted from 1.
-      learning_rate: Scalar.
-      adam: A `keras.optimizers.Adam`, for its settings.
-
-    References:
-      Kingma and Ba, "Adam", 2014, https://arxiv.org/abs/1412.6980
-    """
-    variable, momentum, velocity = variables
-    step = tf.cast(step, tf.float32)
-    tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=momentum.handle,
-        v=velocity.handle,
-        beta1_power=tf.pow(tf.cast(adam.beta_1, tf.float32), step),
-        beta2_power=tf.pow(tf.cast(adam.beta_2, tf.float32), step),
-        lr=tf.cast(learning_rate, tf.float32),
-        beta1=adam.beta_1,
-        beta2=adam.beta_2,
-        epsilon=adam.epsilon,
-        grad=tf.cast(tf.convert_to_tensor(gradient), tf.float32),
     )
