@@ -13,6 +13,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfamp.facts import xla_sizes
+from tfamp.kernels import clusters
 
 _DRAWN_BITS = 16  # Random bits for an element of dropout.
 
@@ -34,7 +35,7 @@ def activation(name: str, x: tf.Tensor) -> tf.Tensor:
       Hendrycks and Gimpel, "Gaussian Error Linear Units", arxiv.org/abs/1606.08415
     """
     forward, backward = _compiled_activation(name, x.dtype)
-    return _apply(lambda flat: (forward(flat), [flat]), backward, [-1], x)
+    return _apply(lambda flat: (_here(forward)(flat), [flat]), backward, [-1], x)
 
 
 # Each returns the value and the derivative. By hand: `tf.gradients` of gelu_tanh took
@@ -104,12 +105,18 @@ def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tens
             # Into the graph of a branch of `tf.cond`, an operation brings a tensor, but
             # a call of a compiled function does not (TensorFlow 2.21).
             here = map(tf.identity, kept)
-            of_x, *others = backward(*here, _padded(tf.reshape(upstream, shape), x))
+            upstream = _padded(tf.reshape(upstream, shape), x)
+            of_x, *others = _here(backward)(*here, upstream)
             return _like(of_x, x), *others
 
         return _like(y, x), gradient
 
     return apply(x, *weights)
+
+
+def _here(compiled):
+    """Returns a compiled function; its operators, where they become programs anyway."""
+    return compiled.python_function if clusters.gathers() else compiled
 
 
 def _padded(rows, x):
@@ -150,7 +157,7 @@ def layer_normalization(
     epsilon = tf.cast(epsilon, tf.float32)
 
     def forward(rows, gamma, beta):
-        y, mean, inverse = compiled(rows, gamma, beta, epsilon)
+        y, mean, inverse = _here(compiled)(rows, gamma, beta, epsilon)
         return y, [rows, gamma, mean, inverse]
 
     return _apply(forward, backward, [-1, x.shape[-1]], x, gamma, beta)
@@ -197,8 +204,11 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
     Args:
       x: Float tensor of any shape; so is what is returned.
       rate: Share to drop, in (0, 1).
-      seed: int32 [2].
+      seed: int32 or int64 [2].
     """
+    if clusters.gathers():
+        return _drawn_again(x, rate, seed)
+    seed = tf.cast(seed, tf.int32)
     kernel = _compiled_dropout(round(rate * 2**_DRAWN_BITS), x.dtype)
 
     def forward(flat):
@@ -209,6 +219,50 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
         return kernel(bits, flat)[0], [bits]
 
     return _apply(forward, kernel, [-1], x)
+
+
+def _drawn_again(x, rate, seed):
+    """Dropout of elementwise operators alone: the backward pass draws the bits again.
+
+    So they take no memory, and one pass with what is before and after it.
+    """
+    seed = tf.cast(seed, tf.uint64)
+    threshold = tf.constant(round(rate * 2**32), tf.uint64)
+
+    def masked(values):
+        kept = tf.reshape(_random_bits(seed, values.shape.num_elements()), values.shape)
+        scaled = tf.cast(values, tf.float32) * (1 / (1 - rate))
+        return tf.where(kept >= threshold, tf.cast(scaled, values.dtype), 0)
+
+    @tf.custom_gradient
+    def drop(x):
+        return masked(x), masked
+
+    return drop(x)
+
+
+def _random_bits(seed, count):
+    """Returns 32 random bits for each of `count` elements: uint64 [count].
+
+    References:
+      Widynski, "Squares: A Fast Counter-Based RNG", 2020, arxiv.org/abs/2004.06278;
+      the key by the finalizer of Steele, Lea and Flood's SplitMix, 2014.
+    """
+    shift, rotate = tf.bitwise.right_shift, tf.bitwise.left_shift
+    word, half = functools.partial(tf.constant, dtype=tf.uint64), None
+    half = word(32)
+
+    def mixed(key, bits, factor):
+        return tf.bitwise.bitwise_xor(key, shift(key, word(bits))) * word(factor)
+
+    key = seed[0] * word(0x9E3779B97F4A7C15) + seed[1] * word(0xD1342543DE82EF95)
+    key = mixed(mixed(key, 30, 0xBF58476D1CE4E5B9), 27, 0x94D049BB133111EB)
+    key = tf.bitwise.bitwise_or(tf.bitwise.bitwise_xor(key, shift(key, word(31))), word(1))
+    first = x = tf.cast(tf.range(count, dtype=tf.int64), tf.uint64) * key
+    for more in (first, first + key, first):
+        x = x * x + more
+        x = tf.bitwise.bitwise_or(shift(x, half), rotate(x, half))
+    return shift(x * x + first + key, half)
 
 
 @functools.cache

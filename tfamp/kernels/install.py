@@ -50,8 +50,7 @@ def _dropout(inputs, rate, noise_shape=None, seed=None):
     from keras.src.random import seed_generator
 
     # One draw, as in the original: later layers get the same seeds.
-    drawn = tf.cast(seed_generator.draw_seed(seed), tf.int32)
-    return fused.dropout(inputs, rate, drawn)
+    return fused.dropout(inputs, rate, seed_generator.draw_seed(seed))
 
 
 def _layer_normalization(x, gamma=None, beta=None, axis=-1, epsilon=None, **kwargs):

@@ -10,7 +10,13 @@ from absl import logging
 
 from tfamp.graph_rewrite import switch
 from tfamp.keras_patches import replicas
-from tfamp.kernels import bias_gradient, install, long_attention
+from tfamp.kernels import (
+    bias_gradient,
+    clusters,
+    install,
+    long_attention,
+    product_gradient,
+)
 from tfamp.loss_scaling import train_steps
 from tfamp.memory_saving import remat as rematerialization
 from tfamp.precision import model_hooks, policy, promotion, settings
@@ -225,6 +231,8 @@ def _refresh_hooks() -> None:
         (bias_gradient.EMBEDDING_HOOKS, summed),
         (compiled.HOOKS, asked is not None and asked.fuses_updates),
         (install.HOOKS, asked is not None and asked.fuses_layers),
+        (product_gradient.HOOKS, asked is not None and asked.fuses_layers),
+        (clusters.HOOKS, asked is not None and asked.fuses_layers),
         (long_attention.HOOKS, asked is not None),
         (long_attention.LAYER_HOOKS, mixed and asked.fuses_layers),
         (replicas.HOOKS, asked is not None),
