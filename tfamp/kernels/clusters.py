@@ -192,29 +192,37 @@ class _Program(NamedTuple):
 
     Attributes:
       operations: In the order of their creation.
+      views: Those of them that others take: they stay, beside their copy in here. As
+        a result, XLA would copy what is but another view of the same memory.
       inputs: Tensors that they take from others.
       outputs: Tensors that others take.
     """
 
     operations: list
+    views: set
     inputs: list
     outputs: list
 
     @classmethod
     def of(cls, operations, returned):
         """Returns that of operators; `returned`: ids of tensors that are taken, too."""
-        inside = set(operations)
+        used, views = set(operations), set()
+
+        def is_taken(x):
+            others = (c for c in x.consumers() if c not in used or c in views)
+            return id(x) in returned or any(others)
+
+        for op in reversed(operations):
+            if op.type in _FREE and any(map(is_taken, op.outputs)):
+                views.add(op)
+                if not any(c in used for x in op.outputs for c in x.consumers()):
+                    used.remove(op)
+        operations = [op for op in operations if op in used]
         taken = [x for op in operations for x in op.inputs]
-        inputs = {
-            id(x): x for x in taken if x.op not in inside and x.op.type != "Const"
-        }
-        outputs = [
-            x
-            for op in operations
-            for x in op.outputs
-            if id(x) in returned or any(c not in inside for c in x.consumers())
-        ]
-        return cls(operations, list(inputs.values()), outputs)
+        inputs = {id(x): x for x in taken if x.op not in used and x.op.type != "Const"}
+        results = [x for op in operations if op not in views for x in op.outputs]
+        outputs = [x for x in results if is_taken(x)]
+        return cls(operations, views, list(inputs.values()), outputs)
 
 
 def _replace(program, compiled, new):
@@ -226,7 +234,7 @@ def _replace(program, compiled, new):
     if key not in compiled:
         compiled[key] = _compile(definition, specs, names)
     results = compiled[key](*program.inputs)
-    inside = set(program.operations)
+    inside = set(program.operations) - program.views
     for old, result in zip(program.outputs, results, strict=True):
         new[id(old)] = result
         for consumer in old.consumers():

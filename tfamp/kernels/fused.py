@@ -245,24 +245,19 @@ def _random_bits(seed, count):
     """Returns 32 random bits for each of `count` elements: uint64 [count].
 
     References:
-      Widynski, "Squares: A Fast Counter-Based RNG", 2020, arxiv.org/abs/2004.06278;
-      the key by the finalizer of Steele, Lea and Flood's SplitMix, 2014.
+      Widynski, "Squares: A Fast Counter-Based RNG", 2020, arxiv.org/abs/2004.06278.
+      Keys of its form are few; these are of two Weyl sequences, and odd.
     """
-    shift, rotate = tf.bitwise.right_shift, tf.bitwise.left_shift
-    word, half = functools.partial(tf.constant, dtype=tf.uint64), None
+    word = functools.partial(tf.constant, dtype=tf.uint64)
     half = word(32)
-
-    def mixed(key, bits, factor):
-        return tf.bitwise.bitwise_xor(key, shift(key, word(bits))) * word(factor)
-
-    key = seed[0] * word(0x9E3779B97F4A7C15) + seed[1] * word(0xD1342543DE82EF95)
-    key = mixed(mixed(key, 30, 0xBF58476D1CE4E5B9), 27, 0x94D049BB133111EB)
-    key = tf.bitwise.bitwise_or(tf.bitwise.bitwise_xor(key, shift(key, word(31))), word(1))
+    key = seed[0] * word(0x9E3779B97F4A7C16) + seed[1] * word(0xD1342543DE82EF96)
+    key = key + word(0xBF58476D1CE4E5B9)  # Odd, and many digits for seeds of 0, too.
     first = x = tf.cast(tf.range(count, dtype=tf.int64), tf.uint64) * key
     for more in (first, first + key, first):
         x = x * x + more
-        x = tf.bitwise.bitwise_or(shift(x, half), rotate(x, half))
-    return shift(x * x + first + key, half)
+        swapped = tf.bitwise.right_shift(x, half), tf.bitwise.left_shift(x, half)
+        x = tf.bitwise.bitwise_or(*swapped)
+    return tf.bitwise.right_shift(x * x + first + key, half)
 
 
 @functools.cache
