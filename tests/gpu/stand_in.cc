@@ -414,6 +414,9 @@ CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* found, size_t* number) {
     found[i] = reinterpret_cast<CUgraphNode>(nodes[i]);
   return *number = nodes.size(), CUresult{};
 }
+CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode* found, size_t* number) {
+  return cuGraphGetNodes(graph, found, number);
+}
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* made, CUgraph graph, unsigned long long) {
   return *made = reinterpret_cast<CUgraphExec>(graph), CUresult{};
 }
