@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfamp
 from tfamp.facts import graph_context as tracing
-from tfamp.loss_scaling import update
+from tfamp.updates import compiled, gate
 
 OPT = keras.optimizers
 
@@ -57,7 +57,7 @@ def test_what_is_compiled(inner, jit_compile, expected):
 
     @tf.function
     def trace():
-        found.append(update._can_compile(made, gradients(), weights, jit_compile))
+        found.append(gate._way(made, gradients(), weights, jit_compile))
 
         found.append(update._can_compile(made, [slices, None], weights, True))
 

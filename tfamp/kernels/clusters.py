@@ -20,9 +20,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from tfamp.facts import graph_context
+from tfamp.facts import graph_context, names
 from tfamp.keras_patches import hooks
 
 # Operators of XLA's loops and reductions.
@@ -41,13 +42,15 @@ _SMALL = set(
     LeftShift RightShift BitwiseAnd BitwiseOr BitwiseXor Bitcast
     """.split()
 )
-# Those that launch nothing: other views of the same memory.
-_FREE = set(
+# Of these: other views of the same memory.
+_VIEWS = set(
     """
     ExpandDims Identity IdentityN PreventGradient Reshape Squeeze StopGradient
     """.split()
 )
 _LEAST = 2  # Launches that a program must save to be worth its own.
+_KNOWN = "tensorflow.python.framework.smart_cond:smart_constant_value"
+_SHAPE = 16  # Integers of a shape are fewer.
 
 
 class _Now(threading.local):
@@ -114,7 +117,7 @@ def gather(operations: Sequence[tf.Operation], outputs: Any) -> Any:
     flat = tf.nest.flatten(outputs)
     returned = {id(x) for x in flat if isinstance(x, tf.Tensor)}
     for members in _programs(operations).values():
-        if sum(op.type not in _FREE for op in members) >= _LEAST:
+        if sum(not _is_view(op) for op in members) >= _LEAST:
             _replace(_Program.of(members, returned), compiled, new)
     flat = [new.get(id(x), x) for x in flat]
     return tf.nest.pack_sequence_as(outputs, flat)
@@ -134,7 +137,7 @@ def _programs(operations) -> dict[int, list]:
             continue
         if _widens_weight(op):
             least = 0
-        elif op.type not in _FREE:
+        elif not _is_view(op):
             now = least = max(now, least)
         number[op] = least, True
         found.setdefault(least, []).append(op)
@@ -172,14 +175,40 @@ class _Order:
 def _is_small(op):
     if op.type not in _SMALL or op.control_inputs or op._control_outputs:
         return False
-    # Others, of integers, are shapes, which TensorFlow has in the host's memory.
-    values = [x for x in op.inputs if x.op.type != "Const"]
-    others = tf.int32, tf.resource, tf.string, tf.variant
-    if any(x.dtype in others for x in (*values, *op.outputs)):
-        return False
+    values = [x for x in op.inputs if _constant(x) is None]
     device = tf.DeviceSpec.from_string(op.device).device_type
-    tensors = (*op.inputs, *op.outputs)
-    return device in (None, "GPU") and all(x.shape.is_fully_defined() for x in tensors)
+    return device in (None, "GPU") and all(map(_is_value, (*values, *op.outputs)))
+
+
+def _is_value(x):
+    """Whether a tensor is of a known size, and on the GPU.
+
+    TensorFlow computes shapes in the host's memory, and so it has int32 of all sizes:
+    token ids go there and back.
+    """
+    if not x.shape.is_fully_defined() or x.dtype in (tf.resource, tf.string, tf.variant):
+        return False
+    return x.dtype != tf.int32 or x.shape.num_elements() > _SHAPE
+
+
+def _constant(x):
+    """Returns a small integer tensor that is known when it is traced; else None.
+
+    Or any other that is a constant.
+    """
+    if x.op.type == "Const":
+        return tf.get_static_value(x)
+    small = x.dtype == tf.int32 and x.shape.is_fully_defined()
+    if not small or x.shape.num_elements() > _SHAPE:
+        return None
+    # Also of what is computed from shapes.
+    known = names.resolve(_KNOWN, tf.get_static_value)(x)
+    return None if known is None else np.asarray(known, x.dtype.as_numpy_dtype)
+
+
+def _is_view(op):
+    """Whether it launches nothing; int32 would be copied to the host for it."""
+    return op.type in _VIEWS and all(x.dtype != tf.int32 for x in op.outputs)
 
 
 def _widens_weight(op):
@@ -213,13 +242,15 @@ class _Program(NamedTuple):
             return id(x) in returned or any(others)
 
         for op in reversed(operations):
-            if op.type in _FREE and any(map(is_taken, op.outputs)):
+            if _is_view(op) and any(map(is_taken, op.outputs)):
                 views.add(op)
                 if not any(c in used for x in op.outputs for c in x.consumers()):
                     used.remove(op)
         operations = [op for op in operations if op in used]
         taken = [x for op in operations for x in op.inputs]
-        inputs = {id(x): x for x in taken if x.op not in used and x.op.type != "Const"}
+        inputs = {
+            id(x): x for x in taken if x.op not in used and _constant(x) is None
+        }
         results = [x for op in operations if op not in views for x in op.outputs]
         outputs = [x for x in results if is_taken(x)]
         return cls(operations, views, list(inputs.values()), outputs)
@@ -228,11 +259,11 @@ class _Program(NamedTuple):
 def _replace(program, compiled, new):
     if not program.outputs:
         return
-    definition, names = _definition(program)
+    definition, results = _definition(program)
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in program.inputs]
-    key = definition.SerializeToString(deterministic=True), *specs, *names
+    key = definition.SerializeToString(deterministic=True), *specs, *results
     if key not in compiled:
-        compiled[key] = _compile(definition, specs, names)
+        compiled[key] = _compile(definition, specs, results)
     results = compiled[key](*program.inputs)
     inside = set(program.operations) - program.views
     for old, result in zip(program.outputs, results, strict=True):
@@ -249,33 +280,36 @@ def _definition(program):
 
     Constants are copied into each program that takes them.
     """
-    graph, names = tf.compat.v1.GraphDef(), {}
+    graph, places = tf.compat.v1.GraphDef(), {}
     graph.versions.CopyFrom(program.operations[0].graph.graph_def_versions)
     for x in program.inputs:
-        names[id(x)] = f"input{len(names)}"
+        places[id(x)] = f"input{len(places)}"
 
-    def add(op):
-        node, name = graph.node.add(), f"op{len(graph.node)}"
-        node.CopyFrom(op.node_def)
-        node.name, node.device = name, ""
-        node.input[:] = [names[id(x)] for x in op.inputs]
-        for attribute in [a for a in node.attr if a.startswith("_")]:
-            del node.attr[attribute]
-        names.update({id(x): f"{name}:{x.value_index}" for x in op.outputs})
+    def constant(x):
+        node = graph.node.add(name=f"constant{len(graph.node)}", op="Const")
+        node.attr["dtype"].type = x.dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(_constant(x), x.dtype))
+        return f"{node.name}:0"
 
     for op in program.operations:
         for x in op.inputs:
-            if id(x) not in names:
-                add(x.op)
-        add(op)
-    return graph, [names[id(x)] for x in program.outputs]
+            if id(x) not in places:
+                places[id(x)] = constant(x)
+        node, name = graph.node.add(), f"op{len(graph.node)}"
+        node.CopyFrom(op.node_def)
+        node.name, node.device = name, ""
+        node.input[:] = [places[id(x)] for x in op.inputs]
+        for attribute in [a for a in node.attr if a.startswith("_")]:
+            del node.attr[attribute]
+        places.update({id(x): f"{name}:{x.value_index}" for x in op.outputs})
+    return graph, [places[id(x)] for x in program.outputs]
 
 
-def _compile(definition, specs, names):
+def _compile(definition, specs, results):
     @tf.function(autograph=False, jit_compile=True, input_signature=specs)
     def small_operators(*inputs):
         given = {f"input{i}": x for i, x in enumerate(inputs)}
-        return tf.graph_util.import_graph_def(definition, given, names, name="")
+        return tf.graph_util.import_graph_def(definition, given, results, name="")
 
     return small_operators
 
