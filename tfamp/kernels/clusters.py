@@ -37,7 +37,8 @@ _SMALL = set(
     Pack Pad Pow PreventGradient Prod Range RealDiv Reciprocal ReciprocalGrad Relu Relu6
     Relu6Grad ReluGrad Reshape Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad
     Sigmoid SigmoidGrad Sign Sin Slice Softmax Softplus SoftplusGrad Softsign
-    SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient StridedSlice
+    SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient
+    StridedSlice
     Sub Sum Tan Tanh TanhGrad Tile Transpose Unpack Xdivy Xlogy ZerosLike
     LeftShift RightShift BitwiseAnd BitwiseOr BitwiseXor Bitcast
     """.split()
@@ -125,23 +126,57 @@ def gather(operations: Sequence[tf.Operation], outputs: Any) -> Any:
 
 def _programs(operations) -> dict[int, list]:
     """Returns the operators of each program, by its number."""
-    number, found, now = {}, {}, 0
-    order = _Order()
+    number, now = {}, 0  # That of an operator, and whether it is small.
+    order, early = _Order(), set()
     for op in operations:
         before = [*(x.op for x in op.inputs), *op.control_inputs, *order.before(op)]
         small = _is_small(op)
         known = [number[x] for x in before if x in number]
         least = max((n + (small and not is_small) for n, is_small in known), default=0)
-        if not small:
-            number[op] = least, False
-            continue
-        if _widens_weight(op):
-            least = 0
-        elif not _is_view(op):
-            now = least = max(now, least)
-        number[op] = least, True
-        found.setdefault(least, []).append(op)
+        if small and not _is_view(op):
+            if _is_early(op, early):
+                early.add(op)
+            else:
+                now = least = max(now, least)
+        number[op] = least, small
+    for op in reversed(operations):
+        if number[op][1] and op not in early:
+            number[op] = _latest(op, number), True
+    found = {}
+    for op in operations:
+        if number[op][1]:
+            found.setdefault(number[op][0], []).append(op)
     return found
+
+
+def _latest(op, number):
+    """Returns the program of its first consumer, if it takes no more memory till then.
+
+    So the bits of dropout, which are made of its key, are not kept for a product.
+    """
+    consumers = [number.get(c, (0, False)) for x in op.outputs for c in x.consumers()]
+    sizes = [
+        sum(
+            x.shape.num_elements() * x.dtype.size for x in given if _constant(x) is None
+        )
+        for given in (op.inputs, op.outputs)
+    ]
+    waits = consumers and all(small for _, small in consumers) and sizes[0] <= sizes[1]
+    return min(n for n, _ in consumers) if waits else number[op][0]
+
+
+def _is_early(op, early):
+    """Whether it is done for all layers at once: casts of weights, keys of dropout.
+
+    These are made of variables alone; what is large, but for weights, waits.
+    """
+    sources = [x.op for x in op.inputs if _constant(x) is None]
+    reads = [source.type == "ReadVariableOp" for source in sources]
+    if op.type == "Cast" and all(reads):
+        return True
+    tiny = all(x.shape.num_elements() <= _SHAPE for x in op.outputs)
+    pairs = zip(reads, sources, strict=True)
+    return tiny and all(read or source in early for read, source in pairs)
 
 
 class _Order:
@@ -186,7 +221,11 @@ def _is_value(x):
     TensorFlow computes shapes in the host's memory, and so it has int32 of all sizes:
     token ids go there and back.
     """
-    if not x.shape.is_fully_defined() or x.dtype in (tf.resource, tf.string, tf.variant):
+    if not x.shape.is_fully_defined() or x.dtype in (
+        tf.resource,
+        tf.string,
+        tf.variant,
+    ):
         return False
     return x.dtype != tf.int32 or x.shape.num_elements() > _SHAPE
 
@@ -209,11 +248,6 @@ def _constant(x):
 def _is_view(op):
     """Whether it launches nothing; int32 would be copied to the host for it."""
     return op.type in _VIEWS and all(x.dtype != tf.int32 for x in op.outputs)
-
-
-def _widens_weight(op):
-    """Whether it casts a weight: all of them are cast at the start of a step."""
-    return op.type == "Cast" and op.inputs[0].op.type == "ReadVariableOp"
 
 
 class _Program(NamedTuple):
@@ -248,9 +282,7 @@ class _Program(NamedTuple):
                     used.remove(op)
         operations = [op for op in operations if op in used]
         taken = [x for op in operations for x in op.inputs]
-        inputs = {
-            id(x): x for x in taken if x.op not in used and _constant(x) is None
-        }
+        inputs = {id(x): x for x in taken if x.op not in used and _constant(x) is None}
         results = [x for op in operations if op not in views for x in op.outputs]
         outputs = [x for x in results if is_taken(x)]
         return cls(operations, views, list(inputs.values()), outputs)
@@ -319,7 +351,7 @@ class _Hooks(hooks.HookGroup):
         """Hooks the `train_step` of a model's class, if it is another than Keras'."""
         owner = next(base for base in kind.__mro__ if "train_step" in vars(base))
         known = any(hook.owner is owner for _, hook in self._hooks)
-        if self._hooks and not known:
+        if self._hooks and not known and graph_context.one_device() == "GPU":
             made = hooks.Hook(owner, "train_step", of_step)
             self._hooks.append((self.places[0], made))
 
