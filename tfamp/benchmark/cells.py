@@ -191,7 +191,9 @@ class Cell(NamedTuple):
     def key(self) -> str:
         """The cell as a part of a file's name."""
         sizes = f"batch{self.batch_size}-length{self.sequence_length}"
-        return f"{self.task}-{self.framework}-{self.mode}-{sizes}-xla_{self.jit}"
+        # Since float32 has compiled updates, too.
+        fused = "-fused" * (self.framework == "tfamp")
+        return f"{self.task}-{self.framework}-{self.mode}-{sizes}-xla_{self.jit}{fused}"
 
 
 def plan(config: config_dict.ConfigDict) -> list[Cell]:

@@ -107,7 +107,8 @@ def _in_force(task, cell, seed) -> Iterator[Any]:
             stack.enter_context(trainer.enabled(config.precision))
         else:
             asked = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
-            stack.enter_context(control.enabled(mode, **asked))
+            # In every mode, so that what differs is precision.
+            stack.enter_context(control.enabled(mode, fused_kernels=True, **asked))
 
         def note():
             status = control.status()

@@ -97,9 +97,9 @@ def _precision():
         # True: the policy stays float32 and graphs are rewritten to the format that
         # `mode` names. None: as TF_ENABLE_AUTO_MIXED_PRECISION (environment) says.
         "graph_rewrite": config_dict.placeholder(bool),
-        # One compiled kernel each for dropout, GELU and others in the mixed modes; see
-        # `tfamp.enable`.
-        "fused_kernels": True,
+        # Updates and small operators compiled into few programs; see `tfamp.enable`.
+        # None: in every mode but float32; a comparison has them in all of its modes.
+        "fused_kernels": config_dict.placeholder(bool),
         # Patterns of layers that are computed again in the backward pass, and how slots
         # of the optimizer, and weights, are stored; see `tfamp.enable`.
         "remat": (),

@@ -186,6 +186,8 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
     one = config.copy_and_resolve_references()
     one.precision.mode, one.seed = mode, seed
     one.precision.loss_scale.enabled = loss_scaling
+    if one.precision.fused_kernels is None:  # So that what differs is precision.
+        one.precision.fused_kernels = True
     own = one.float32.to_dict()
     # A run does not depend on these: it resumes with other columns requested.
     one.float32.update(dict.fromkeys(own))
