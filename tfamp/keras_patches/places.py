@@ -110,7 +110,10 @@ UPSTREAM = {
             ),
             "compiled_apply",
         ),
-        Patch("small operators of a training step", "keras:Model", "train_step"),
+        *(
+            Patch("small operators in few programs", "keras:Model", name)
+            for name in ("train_step", "test_step", "predict_step")
+        ),
     ),
     "https://github.com/keras-team/keras/issues/19418; remove when "
     "test_keras_has_no_flash_attention fails": (

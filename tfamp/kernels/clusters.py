@@ -77,9 +77,9 @@ def _tracing(graph) -> Iterator[None]:
 
 
 def of_step(original):
-    """Returns a `train_step` whose small operators become programs."""
+    """Returns a `train_step`, or one like it, whose small operators become programs."""
 
-    def train_step(model, *args, **kwargs):
+    def of_programs(model, *args, **kwargs):
         step = original.__get__(model, type(model))
         if tf.executing_eagerly() or not _applies(args):
             return step(*args, **kwargs)
@@ -89,7 +89,7 @@ def of_step(original):
             outputs = step(*args, **kwargs)
         return gather(graph.get_operations()[first:], outputs)
 
-    return train_step
+    return of_programs
 
 
 def _applies(args):
@@ -208,7 +208,9 @@ class _Order:
 
 
 def _is_small(op):
-    if op.type not in _SMALL or op.control_inputs or op._control_outputs:
+    # Between small ones, as in TensorFlow's gradients, they only order the memory.
+    beside = {x.type for x in (*op.control_inputs, *op._control_outputs)}
+    if op.type not in _SMALL or beside - _SMALL - {"Const"}:
         return False
     values = [x for x in op.inputs if _constant(x) is None]
     device = tf.DeviceSpec.from_string(op.device).device_type
@@ -348,12 +350,14 @@ def _compile(definition, specs, results):
 
 class _Hooks(hooks.HookGroup):
     def add(self, kind: type) -> None:
-        """Hooks the `train_step` of a model's class, if it is another than Keras'."""
-        owner = next(base for base in kind.__mro__ if "train_step" in vars(base))
-        known = any(hook.owner is owner for _, hook in self._hooks)
-        if self._hooks and not known and graph_context.one_device() == "GPU":
-            made = hooks.Hook(owner, "train_step", of_step)
-            self._hooks.append((self.places[0], made))
+        """Hooks the steps of a model's class, where they are others than Keras'."""
+        if not self._hooks or graph_context.one_device() != "GPU":
+            return
+        for place in self.places:
+            owner = next(base for base in kind.__mro__ if place.name in vars(base))
+            known = [(hook.owner, hook.name) for _, hook in self._hooks]
+            if (owner, place.name) not in known:
+                self._hooks.append((place, hooks.Hook(owner, place.name, of_step)))
 
 
-HOOKS = _Hooks(train_step=of_step)
+HOOKS = _Hooks(train_step=of_step, test_step=of_step, predict_step=of_step)

@@ -8,7 +8,8 @@ does not have. Adam, some ten operations in Keras, is TensorFlow's own kernel.
 """
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -194,7 +195,12 @@ def _compiled_normalization(dtype):
     return layer_normalization, layer_normalization_gradient
 
 
-def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
+def dropout(
+    x: tf.Tensor,
+    rate: float,
+    seed: tf.Tensor,
+    noise_shape: Sequence[int] | None = None,
+) -> tf.Tensor:
     """Sets a share of the elements to zero, and scales the others up.
 
     The share is right to 2**-16. `tf.nn.experimental.stateless_dropout` draws its
@@ -205,9 +211,11 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
       x: Float tensor of any shape; so is what is returned.
       rate: Share to drop, in (0, 1).
       seed: int32 or int64 [2].
+      noise_shape: That of the decisions, which is broadcast to that of x; None: its
+        own. Another one only where operators become programs (`clusters.gathers`).
     """
     if clusters.gathers():
-        return _drawn_again(x, rate, seed)
+        return _drawn_again(x, rate, seed, noise_shape or x.shape)
     seed = tf.cast(seed, tf.int32)
     kernel = _compiled_dropout(round(rate * 2**_DRAWN_BITS), x.dtype)
 
@@ -221,7 +229,7 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
     return _apply(forward, kernel, [-1], x)
 
 
-def _drawn_again(x, rate, seed):
+def _drawn_again(x, rate, seed, noise_shape):
     """Dropout of elementwise operators alone: the backward pass draws the bits again.
 
     So they take no memory, and one pass with what is before and after it.
@@ -230,9 +238,9 @@ def _drawn_again(x, rate, seed):
     threshold = tf.constant(round(rate * 2**32), tf.uint64)
 
     def masked(values):
-        kept = tf.reshape(_random_bits(seed, values.shape.num_elements()), values.shape)
+        bits = tf.reshape(_random_bits(seed, math.prod(noise_shape)), noise_shape)
         scaled = tf.cast(values, tf.float32) * (1 / (1 - rate))
-        return tf.where(kept >= threshold, tf.cast(scaled, values.dtype), 0)
+        return tf.where(bits >= threshold, tf.cast(scaled, values.dtype), 0)
 
     @tf.custom_gradient
     def drop(x):

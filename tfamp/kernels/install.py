@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks
-from tfamp.kernels import fused
+from tfamp.kernels import clusters, fused
 
 _LOW = (tf.bfloat16, tf.float16)
 # Where the kernels run: on a CPU for 16 bits, of which TensorFlow's operators convert
@@ -45,12 +45,17 @@ def _silu(x):
 
 def _dropout(inputs, rate, noise_shape=None, seed=None):
     inside = 2**-16 <= rate <= 1 - 2**-16
-    if noise_shape is not None or not inside or not _applies(inputs):
+    if not inside or not _applies(inputs):
         return NotImplemented
+    if noise_shape is not None:
+        pairs = zip(noise_shape, inputs.shape, strict=True)
+        noise_shape = [size if given is None else given for given, size in pairs]
+        if not clusters.gathers() or not all(isinstance(x, int) for x in noise_shape):
+            return NotImplemented
     from keras.src.random import seed_generator
 
     # One draw, as in the original: later layers get the same seeds.
-    return fused.dropout(inputs, rate, seed_generator.draw_seed(seed))
+    return fused.dropout(inputs, rate, seed_generator.draw_seed(seed), noise_shape)
 
 
 def _layer_normalization(x, gamma=None, beta=None, axis=-1, epsilon=None, **kwargs):
