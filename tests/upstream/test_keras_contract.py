@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 import tfamp
+from tfamp.facts import names
 from tfamp.inspect import structure
 from tfamp.keras_patches import compiling, keras_optimizers, places
-from tfamp.kernels import bias_gradient, install, long_attention
+from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.precision import rules
 
 
@@ -244,7 +245,6 @@ PATCHED = {
     "silu": ["x"],
     "dropout": ["inputs", "rate", "noise_shape", "seed"],
     "layer_normalization": ["x", "gamma", "beta", "axis", "epsilon", "kwargs"],
-    "update_step": ["self", "gradient", "variable", "learning_rate"],
     "lookup": ["self", "name"],
     "apply": ["self", "grads", "trainable_variables"],
     "_all_reduce_sum_gradients": ["self", "grads_and_vars"],
@@ -477,17 +477,10 @@ def test_tensorflows_dropout_misses_the_share_in_bfloat16():
     assert np.mean(np.asarray(y, "float32") == 0) == pytest.approx(13 / 128, abs=1e-3)
 
 
-def update_step(x):
-    adam, variable = keras.optimizers.Adam(0.1), keras.Variable(tf.ones([4, 8]))
-    adam.build([variable])
-    return lambda: adam.update_step(tf.ones([4, 8]), variable, 0.1)
-
-
 SEVERAL = {
     "gelu": lambda x: lambda: keras.ops.gelu(x),
     "silu": lambda x: lambda: keras.ops.silu(x),
     "layer_normalization": lambda x: lambda: keras.ops.layer_normalization(x),
-    "update_step": update_step,
 }
 FREE = {"Const", "Identity", "NoOp", "Placeholder", "ReadVariableOp"}
 
@@ -500,6 +493,54 @@ def test_keras_runs_these_as_several_operations(name):
     step = tf.function(SEVERAL[name](tf.ones([4, 8], tf.bfloat16)))
     found = [op.type for op in step.get_concrete_function().graph.get_operations()]
     assert len([kind for kind in found if kind not in FREE]) >= 2, found
+
+
+def test_keras_runs_an_update_as_many_operations():
+    adam, variable = keras.optimizers.Adam(0.1), keras.Variable(tf.ones([4, 8]))
+    adam.build([variable])
+    step = tf.function(lambda gradient: adam.apply([gradient], [variable]))
+    graph = step.get_concrete_function(tf.ones([4, 8])).graph
+    assert sum(op.type not in FREE for op in graph.get_operations()) > 20
+
+
+def test_keras_runs_a_step_as_many_operations():
+    """And `fit` looks the steps up in the model's class."""
+    layer = keras.layers.Dense(4, "gelu")
+    step = tf.function(lambda x: layer(x)).get_concrete_function(tf.ones([2, 8]))
+    kinds = [op.type for op in step.graph.get_operations()]
+    assert "XlaLaunch" not in kinds and len([x for x in kinds if x not in FREE]) > 5
+    for name in ("train_step", "test_step", "predict_step"):
+        assert name in vars(places.PLACES[name].find())
+
+
+def test_tensorflow_takes_a_kernels_gradient_for_each_row():
+    x, kernel = tf.ones([5, 3, 4]), tf.ones([4, 2])
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            y = tf.matmul(x, kernel)
+        return tape.gradient(y, kernel)
+
+    operations = gradient.get_concrete_function().graph.get_operations()
+    shapes = [op.outputs[0].shape.as_list() for op in operations if op.outputs]
+    assert [5, 4, 2] in shapes
+
+
+def test_shapes_that_are_known_are_found_when_traced():
+    known = names.resolve(clusters._KNOWN)
+
+    @tf.function
+    def trace(x):
+        return [known(tf.shape(x)[:1] * 2), known(tf.size(x)), known(x)]
+
+    found = trace.get_concrete_function(tf.ones([3, 4])).structured_outputs
+    assert [None if x is None else np.asarray(x).tolist() for x in found] == [
+        [6],
+        12,
+        None,
+    ]
 
 
 def test_every_patch_says_where_it_is_filed_and_when_it_may_go():

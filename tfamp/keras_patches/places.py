@@ -110,10 +110,11 @@ UPSTREAM = {
             ),
             "compiled_apply",
         ),
-        *(
-            Patch("small operators in few programs", "keras:Model", name)
-            for name in ("train_step", "test_step", "predict_step")
-        ),
+    ),
+    "not filed; symptom: each small operator is a launch on a GPU; remove when "
+    "test_keras_runs_a_step_as_many_operations fails": tuple(
+        Patch("small operators in few programs", "keras:Model", name)
+        for name in ("train_step", "test_step", "predict_step")
     ),
     "https://github.com/keras-team/keras/issues/19418; remove when "
     "test_keras_has_no_flash_attention fails": (
