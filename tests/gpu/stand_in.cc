@@ -397,8 +397,8 @@ CUresult cuModuleGetFunction(CUfunction* found, CUmodule, const char* name) {
   return *found = reinterpret_cast<CUfunction>(new Function{name}), CUresult{};
 }
 CUresult cuModuleGetGlobal(CUdeviceptr* found, size_t* bytes, CUmodule, const char*) {
-  *found = reinterpret_cast<CUdeviceptr>(zeros(kComputed));
-  if (bytes) *bytes = kComputed;
+  *found = reinterpret_cast<CUdeviceptr>(zeros(kGiven));  // Of a size that is not known.
+  if (bytes) *bytes = kGiven;
   return {};
 }
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute which, CUfunction) {
