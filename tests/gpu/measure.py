@@ -1,6 +1,6 @@
 """Prints what a training step of a model asks of a GPU, as JSON; runs on the stand-in.
 
-    python tests/gpu/stand_in.py tests/gpu/measure.py --model=mlp --mode=tf32 --tfamp
+    python tests/gpu/stand_in.py tests/gpu/measure.py --model=mlp,cnn --tfamp
 
 Stock Keras without `--tfamp`, in the policy of the mode. Counts are those of a step of
 `fit`: four steps after two, and the end of the epoch with them.
@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import resource
+import sys
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
@@ -96,6 +97,18 @@ def mlp():
     return model, np.zeros((128, 256), "float32"), np.zeros(128, "int32"), CLASSES
 
 
+def cnn():
+    """A small convolutional network, 32 images of 16 x 16."""
+    shape = (16, 16, 3)
+    blocks = []
+    for filters in (16, 32):
+        blocks += [layers.Conv2D(filters, 3), layers.BatchNormalization()]
+        blocks += [layers.Activation("relu"), layers.MaxPooling2D()]
+    head = [layers.Flatten(), layers.Dropout(0.2), layers.Dense(10, dtype="float32")]
+    model = keras.Sequential([keras.Input(shape), *blocks, *head])
+    return model, np.zeros((32, *shape), "float32"), np.zeros(32, "int32"), CLASSES
+
+
 MODELS = {
     "bert": bert,
     "resnet50": lambda depth: application(keras.applications.ResNet50),
@@ -103,6 +116,7 @@ MODELS = {
     "unet": lambda depth: unet(),
     "lstm": lambda depth: lstm(),
     "mlp": lambda depth: mlp(),
+    "cnn": lambda depth: cnn(),
 }
 
 
@@ -184,17 +198,25 @@ def fit_with_partial_batches(model, x, y):
     batch = len(y)
     data, validation = rows(batch + batch // 2), rows(batch + batch // 4)
     model.fit(*data, batch, validation_data=validation, verbose=0)
+    return {}
+
+
+def list_kernels(number):
+    """Prints what the last model's step does most often."""
+    for what, times in stand_in.most(number):
+        print(f"{times / STEPS:9.2f}  {what}", file=sys.stderr)
 
 
 def main():
-    """Prints one object, on the last line."""
+    """Prints the figures of each model by name, on the last line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--model", help=f"of {', '.join(MODELS)}", required=True)
     parser.add_argument("--mode", default="mixed_bfloat16")
     parser.add_argument("--layers", type=int, default=12, help="of BERT")
     parser.add_argument("--xla", action="store_true")
     parser.add_argument("--tfamp", action="store_true")
     parser.add_argument("--fit", action="store_true", help="a `fit` to compile for")
+    parser.add_argument("--top", type=int, default=0, help="kernels to list")
     options = parser.parse_args()
     if options.tfamp:
         import tfamp
@@ -203,12 +225,14 @@ def main():
     else:
         policy = "float32" if options.mode == "tf32" else options.mode
         keras.config.set_dtype_policy(policy)
-    model, x, y = compiled(options.model, options.layers, options.xla)
-    if options.fit:
-        fit_with_partial_batches(model, x, y)
-        print("{}")
-    else:
-        print(json.dumps(figures_of_a_step(model, x, y)))
+    found = {}
+    for name in options.model.split(","):
+        model, x, y = compiled(name, options.layers, options.xla)
+        run = fit_with_partial_batches if options.fit else figures_of_a_step
+        found[name] = run(model, x, y)
+    if options.top:
+        list_kernels(options.top)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,12 @@ void* zeros(size_t bytes) {
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
+long launched = 0;  // Kernels.
+std::map<CUdeviceptr, long>& given() {  // Bools of the host: `launched` at that time.
+  static auto* kept = new std::map<CUdeviceptr, long>;
+  return *kept;
+}
+
 std::pair<CUdeviceptr, size_t> block_of(CUdeviceptr pointer) {
   Locked held(lock);
   auto found = blocks().upper_bound(pointer);
@@ -209,8 +215,29 @@ Function* registered(const void* host) {
 }
 
 CUresult launch(const void* function, void* stream) {
+  Locked held(lock);
+  launched++;
   runs(captured(stream), "kernel " + static_cast<const Function*>(function)->name);
   return {};
+}
+
+// A shape with an unknown size is computed on the device where TensorFlow has no kernel
+// on the host, and the host waits for it: these two kernels do what they say.
+void compute_shape(const std::string& name, void** given) {
+  auto ints = [&](int i) { return *static_cast<int**>(given[i]); };
+  auto number = [&](int i) { return *static_cast<long*>(given[i]); };
+  if (name.find("14GatherOpKernelINS_13AlignedVectorIiLi1EEEiLb1EE") != name.npos) {
+    // params, indices, out, rows of params, indices, size of a row, size of out
+    for (long i = 0; number(5) == 1 && i < number(6); i++) {
+      int row = ints(1)[i];
+      ints(2)[i] = row >= 0 && row < number(3) ? ints(0)[row] : 0;
+    }
+  }
+  if (name.find("17BlockReduceKernelIPiS2_Li256ENS0_4ProdIiEE") != name.npos) {
+    int product = 1;  // in, out, numbers
+    for (int i = 0; i < *static_cast<int*>(given[2]); i++) product *= ints(0)[i];
+    *ints(1) = product;
+  }
 }
 
 template <class T>
@@ -306,12 +333,18 @@ CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, CUdevicep
   return {};
 }
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  Locked held(lock);
+  if (bytes == 1) given()[to] = launched;
   return copy("HtoD", reinterpret_cast<void*>(to), from, bytes, stream);
 }
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
   copy("DtoH", to, reinterpret_cast<void*>(from), bytes, stream);
-  // A bool decides a branch, and nothing computed it: gradients are finite.
-  if (bytes == 1) *static_cast<char*>(to) = 1;
+  // A bool decides a branch. Nothing computed it, so gradients are finite, unless it is
+  // an argument on its way: no kernel has run since it came.
+  Locked held(lock);
+  auto came = given().find(from);
+  bool on_its_way = came != given().end() && came->second == launched;
+  if (bytes == 1 && !on_its_way) *static_cast<char*>(to) = 1;
   return {};
 }
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
@@ -364,8 +397,8 @@ CUresult cuModuleGetFunction(CUfunction* found, CUmodule, const char* name) {
   return *found = reinterpret_cast<CUfunction>(new Function{name}), CUresult{};
 }
 CUresult cuModuleGetGlobal(CUdeviceptr* found, size_t* bytes, CUmodule, const char*) {
-  *found = reinterpret_cast<CUdeviceptr>(zeros(kComputed));
-  if (bytes) *bytes = kComputed;
+  *found = reinterpret_cast<CUdeviceptr>(zeros(kGiven));  // Of a size that is not known.
+  if (bytes) *bytes = kGiven;
   return {};
 }
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute which, CUfunction) {
@@ -465,7 +498,9 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
   *static_cast<cudaStream_t*>(stream) = configured.stream;
   return {};
 }
-cudaError_t cudaLaunchKernel(const void* f, dim3, dim3, void**, size_t, cudaStream_t stream) {
+cudaError_t cudaLaunchKernel(const void* f, dim3, dim3, void** given, size_t,
+                             cudaStream_t stream) {
+  compute_shape(registered(f)->name, given);
   return launch(registered(f), stream), cudaError_t{};
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* f, void**) {
@@ -476,6 +511,9 @@ cudaError_t cudaGetFuncBySymbol(cudaFunction_t* found, const void* f) {
 }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaError_t{}; }
 cudaError_t cudaGetDeviceCount(int* number) { return *number = 1, cudaError_t{}; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return *least = 0, *greatest = -5, cudaError_t{};
+}
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   return *value = attribute(which), cudaError_t{};  // The driver's numbers.
 }
@@ -529,6 +567,12 @@ cublasStatus_t cublasGetMathMode(cublasHandle_t, cublasMath_t* mode) {
   return *mode = CUBLAS_DEFAULT_MATH, cublasStatus_t{};
 }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* made) { return cublasStatus_t(make(made)); }
+cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t, cublasPointerMode_t* mode) {
+  return *mode = CUBLAS_POINTER_MODE_HOST, cublasStatus_t{};
+}
+cublasStatus_t cublasGetVersion_v2(cublasHandle_t, int* version) {
+  return *version = CUBLAS_VERSION, cublasStatus_t{};
+}
 size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* made, cublasComputeType_t,
                                         cudaDataType_t) {
@@ -587,6 +631,9 @@ cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t, cudnnRNNDescriptor_t, cud
   if (reserve) *reserve = 1024;
   return {};
 }
+cudnnStatus_t cudnnGetRNNWeightSpaceSize(cudnnHandle_t, cudnnRNNDescriptor_t, size_t* bytes) {
+  return *bytes = 1024, cudnnStatus_t{};
+}
 cudnnStatus_t cudnnGetTensorNdDescriptor(const cudnnTensorDescriptor_t, int, cudnnDataType_t* type,
                                          int* rank, int sizes[], int strides[]) {
   *type = CUDNN_DATA_FLOAT, *rank = 3;
@@ -598,6 +645,18 @@ cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* made) {
 }
 nvmlReturn_t nvmlSystemGetDriverVersion(char* text, unsigned bytes) {
   return snprintf(text, bytes, "580.00"), nvmlReturn_t{};
+}
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned, nvmlEnableState_t*) {
+  return NVML_ERROR_NOT_SUPPORTED;
+}
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t, nvmlGpuFabricInfoV_t*) {
+  return NVML_ERROR_NOT_SUPPORTED;
+}
+nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t, unsigned* generation) {
+  return *generation = 5, nvmlReturn_t{};
+}
+nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t, unsigned* lanes) {
+  return *lanes = 16, nvmlReturn_t{};
 }
 nvmlReturn_t nvmlDeviceGetCount(unsigned* number) { return *number = 1, nvmlReturn_t{}; }
 

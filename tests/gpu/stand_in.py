@@ -90,16 +90,20 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(*arguments: str, timeout: float = 300.0, **environ: str) -> dict[str, Any]:
+def run(
+    *arguments: str, flags: str = "", timeout: float = 300.0, **environ: str
+) -> dict[str, Any]:
     """Runs Python with the GPU, in a process of its own.
 
     Args:
       *arguments: Of Python: a script and its own, or "-c" and code.
+      flags: Of XLA, besides those of the environment.
       timeout: Seconds.
       **environ: Variables to set.
 
     Returns:
-      The JSON object that it printed last, and "compiled": the functions that XLA did.
+      The JSON object of its last line, if that is one, and "compiled": the functions
+      that XLA has compiled.
 
     Raises:
       RuntimeError: If it fails or takes longer; the text has what it wrote.
@@ -109,6 +113,7 @@ def run(*arguments: str, timeout: float = 300.0, **environ: str) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         told["STAND_IN_PTXAS"] = f"{folder}/ptxas"
         every = {**environment(), **told, "XDG_CACHE_HOME": folder, **environ}
+        every["XLA_FLAGS"] += f" {flags}"
         options = {"capture_output": True, "text": True, "env": every}
         try:
             done = subprocess.run(command, timeout=timeout, **options)
@@ -119,7 +124,9 @@ def run(*arguments: str, timeout: float = 300.0, **environ: str) -> dict[str, An
         text = "\n".join([f"{arguments} ended with {done.returncode}", *lines[-40:]])
         raise RuntimeError(text)
     compiled = re.findall(rf"{_PROFILER}.*Compiled (\S+) \d+ times", done.stderr)
-    return {**json.loads(done.stdout.splitlines()[-1]), "compiled": compiled}
+    last = done.stdout.splitlines()[-1]
+    figures = json.loads(last) if last.startswith("{") else {}
+    return {**figures, "compiled": compiled}
 
 
 def reset() -> None:
@@ -135,6 +142,15 @@ def counts() -> dict[str, int]:
     """
     lines = _library().stand_in_counts().decode().splitlines()
     return {what: int(times) for what, times in (each.split("\t") for each in lines)}
+
+
+def most(number: int) -> list[tuple[str, int]]:
+    """Returns what was counted most often, with kernels as they are in the source."""
+    found = sorted(counts().items(), key=lambda each: -each[1])[:number]
+    text = "\n".join(what for what, _ in found)
+    names = subprocess.run(["c++filt"], input=text, capture_output=True, text=True)
+    times = [each for _, each in found]
+    return list(zip(names.stdout.split("\n"), times, strict=True))
 
 
 _SOURCES = "stand_in.cc", "stand_in.py"

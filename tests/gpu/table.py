@@ -105,10 +105,10 @@ class Figures:
         print(f"{name} ...", file=sys.stderr, flush=True)
         caches = {"XDG_CACHE_HOME": str(cache)}
         try:
-            found = stand_in.run(MEASURE, *given, timeout=self.timeout, **caches)
+            done = stand_in.run(MEASURE, *given, timeout=self.timeout, **caches)
+            found = done[case.model] | {"compilations": len(done["compiled"])}
         except RuntimeError as error:
             found = {"failed": str(error).splitlines()[-1]}
-        found["compilations"] = len(found.pop("compiled", ()))
         print(f"  {json.dumps(found)}", file=sys.stderr, flush=True)
         self.found[name] = found
         return found

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfamp.facts import graph_context
+
 _ROWS = 256  # Queries of a block: 64 and 128 took longer, 512 no less.
 # Of causal attention: each runs on the keys up to its last query alone.
 _SPANS = 4
@@ -58,13 +60,14 @@ def attend(
       arxiv.org/abs/2112.05682
     """
     given = [x for x in (query, key, value, bias) if x is not None]
-    return _attend(given, scale, mask, causal, dropout, unseen_rows == "zero")
+    options = causal, dropout, unseen_rows == "zero", graph_context.in_xla()
+    return _attend(given, scale, mask, *options)
 
 
 # A graph of its own: eagerly, a tape would keep what each block computes; in a graph, a
 # `ForwardAccumulator` takes no loops.
 @functools.partial(tf.function, autograph=False)
-def _attend(given, scale, mask, causal, dropout, zero):
+def _attend(given, scale, mask, causal, dropout, zero, in_xla):
     length, keys = given[0].shape[1], given[1].shape[1]
     # A bias, or a mean of all values, takes every key.
     skips = causal and len(given) == 3 and (mask is None or zero)
@@ -87,7 +90,8 @@ def _attend(given, scale, mask, causal, dropout, zero):
         if seen is not None and zero:
             weights = tf.where(seen, weights, 0.0)
         if dropout is not None:
-            seed = tf.random.fold_in(dropout.seed, first)
+            # Integers that TensorFlow adds on the host, where a GPU's seed is read.
+            seed = dropout.seed + tf.stack((first, 0))
             kept = tf.random.stateless_uniform(tf.shape(weights), seed) >= dropout.rate
             weights = tf.where(kept, weights / (1 - dropout.rate), 0.0)
         return _weighted(weights, value)
@@ -111,7 +115,7 @@ def _attend(given, scale, mask, causal, dropout, zero):
                 # Where a `ForwardAccumulator` is active, a tape records nothing (2.21).
                 return tf.gradients(output, parts, part)
 
-            found = _by_heads(_over(spans, backward, wide, by_row))
+            found = _by_heads(_over(spans, backward, wide, by_row, in_xla))
             return [
                 tf.cast(x, like.dtype) for x, like in zip(found, given, strict=True)
             ]
@@ -121,7 +125,7 @@ def _attend(given, scale, mask, causal, dropout, zero):
         def forward(*block):
             return [attended(block[0], *operands(*block, *wide))]
 
-        output = _over(spans, forward, wide[:1], by_row[:1])
+        output = _over(spans, forward, wide[:1], by_row[:1], in_xla)
         return tf.cast(_by_heads(output)[0], given[2].dtype), gradient
 
     return attention(*given)
@@ -185,7 +189,7 @@ def _rows(x, first, rows):
     return tf.slice(x, (0, 0, first, 0), (-1, -1, rows, -1))
 
 
-def _over(spans, function, like, by_row):
+def _over(spans, function, like, by_row, in_xla):
     """Runs a function over the blocks, one after another.
 
     It is given a block's first query, its queries, and its keys, and returns a tensor
@@ -211,7 +215,9 @@ def _over(spans, function, like, by_row):
                 body,
                 (0, *state),
                 parallel_iterations=1,
-                maximum_iterations=blocks,  # For gradients of gradients under XLA.
+                # XLA needs it for gradients of gradients. Without XLA a GPU would
+                # compare with it itself, and the host wait for each block.
+                maximum_iterations=blocks if in_xla else None,
             )
         for number, row in enumerate(by_row):
             if row:
