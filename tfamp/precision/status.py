@@ -4,7 +4,7 @@ import threading
 from typing import NamedTuple
 
 from tfamp import errors
-from tfamp.facts import hardware, modes, versions
+from tfamp.facts import hardware, modes, versions, xla_cache, xla_flags
 from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install, long_attention
@@ -35,6 +35,8 @@ class Status(NamedTuple):
       embedding_gradients: Whether rows of one index are summed before they are squared.
       fused_kernels: Which operations are fused kernels in 16-bit training on a CPU.
       attention: Where attention takes linear memory.
+      xla: Which flags XLA was given for a GPU, whether they are in force, and where
+        what it compiles is kept on disk; else why not.
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
       formats_meet: Where in the user's code operators were computed in float32, because
         float32 and 16 bits meet there, or float16 cannot represent a number.
@@ -59,6 +61,7 @@ class Status(NamedTuple):
     embedding_gradients: str
     fused_kernels: str
     attention: str
+    xla: str
     float32_layers: str
     formats_meet: str
     versions: str
@@ -125,6 +128,7 @@ def describe(
         ),
         fused_kernels=_describe_kernels(asked),
         attention=long_attention.describe(),
+        xla=_describe_xla(asked),
         float32_layers=_describe_float32(asked),
         formats_meet=errors.examples(promotion.places()) or "none seen",
         versions=_describe_versions(devices),
@@ -164,6 +168,14 @@ def _describe_kernels(asked):
         wanted = asked is not None and asked.is_mixed and asked.fused_kernels
         return "none: for graphs on one CPU" if wanted else "off"
     return f"{', '.join(names)} (in graphs without XLA)"
+
+
+def _describe_xla(asked):
+    if asked and not asked.xla_flags:
+        return "off, as requested"
+    if asked is None:
+        return "as stock TensorFlow has it"
+    return f"flags: {xla_flags.describe()}; programs on disk: {xla_cache.describe()}"
 
 
 def _describe_scaling(asked, active):
