@@ -24,6 +24,7 @@ _JETSON = ((7, 2), (8, 7), (11, 0))
 _AND_CUDA = 'pip install "tensorflow[and-cuda]"'
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
 _CAPABILITY = (75, 76)
+_ROOTS = ("/usr/local/cuda", "/opt/cuda")
 _NVCC = "nvidia-cuda-nvcc-cu12>=12.9"  # The wheel of a ptxas without the defect below.
 _FULL = 0.1  # Share of a GPU's memory below which little can be trained.
 
@@ -266,7 +267,7 @@ def find_ptxas() -> Ptxas | None:
       cuda_root_path.cc`.
     """
     given = re.findall(r"xla_gpu_cuda_data_dir=(\S+)", os.environ.get("XLA_FLAGS", ""))
-    roots = ["/usr/local/cuda", "/opt/cuda", _nvcc_folder(), sys.prefix]
+    roots = [*_ROOTS, _nvcc_folder(), sys.prefix]
     folders = (
         *[os.path.join(root, "bin") for root in given[-1:]],
         *os.environ.get("PATH", "").split(os.pathsep),

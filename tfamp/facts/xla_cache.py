@@ -30,6 +30,7 @@ _DIRECTORY = "tf_xla_persistent_cache_directory"
 # Read by nothing else in eager code, and it can be asked for: so it tells whether
 # TensorFlow has read the variable now, or had done so before.
 _PROBE = "tf_xla_disable_constant_folding"
+GPU_ALONE = "--tf_xla_persistent_cache_device_types=GPU"
 _WHOLE = {1, 2, 3}  # The fields of an entry: key, program, executable.
 _LATE = (
     "TensorFlow had read its flags before enable(), as when it lists devices or makes "
@@ -115,7 +116,7 @@ def _read_now(link, users):
     if ask is None or put is None:
         return False
     before = os.environ.get(NAME)
-    flags = f'--{_DIRECTORY}="{link}" --tf_xla_persistent_cache_device_types=GPU'
+    flags = f'--{_DIRECTORY}="{link}" {GPU_ALONE}'
     switches.set_environ({NAME: f"{users} {flags} --{_PROBE}=true".strip()})
     try:
         return bool(ask())
@@ -148,14 +149,15 @@ def _tidy(folder):
     total = 0
     for _, size, file in sorted(_files(), reverse=True):
         total += size
-        broken = folder in file.parents and file.suffix == ".pb" and not is_whole(file)
-        if broken or total > LIMIT:
-            file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # Another process tidies, too.
+            checked = folder in file.parents and file.suffix == ".pb"
+            if total > LIMIT or (checked and not is_whole(file)):
+                file.unlink()
 
 
 def _files():
     for file in _root().rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # Another process deletes, too.
+        with contextlib.suppress(FileNotFoundError):
             found = file.stat()
             if stat.S_ISREG(found.st_mode):
                 yield found.st_mtime, found.st_size, file
@@ -170,18 +172,20 @@ def is_whole(file: pathlib.Path) -> bool:
     with file.open("rb") as stream:
         while stream.tell() < size:
             field, length = _integer(stream), _integer(stream)
-            if field & 7 != 2:  # All have a length.
+            # All fields have a length.
+            if field & 7 != 2 or not 0 < length <= size - stream.tell():
                 return False
             found.add(field >> 3)
             stream.seek(length, os.SEEK_CUR)
-        return stream.tell() == size and found >= _WHOLE
+    return found >= _WHOLE
 
 
 def _integer(stream):
-    """The next integer: seven bits of each byte, the lowest first; 0 at the end."""
-    value, shift, more = 0, 0, True
-    while more and shift < 64:
-        (byte,) = stream.read(1) or b"\0"
+    """The next integer: seven bits of a byte, the lowest first; 0 if there is none."""
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = ord(stream.read(1) or b"\0")
         value |= (byte & 127) << shift
-        shift, more = shift + 7, byte > 127
-    return value
+        if byte < 128:
+            return value
+    return 0

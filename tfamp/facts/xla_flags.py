@@ -86,9 +86,10 @@ def users() -> dict[str, str | None]:
         return {NAME: now}
     if now == _put.after:
         return {NAME: _put.before}
+    left = now
     for flag in _put.flags:  # The user has changed it since.
-        now = re.sub(rf"(^|\s+){re.escape(flag)}(?=\s|$)", "", now)
-    return {NAME: now.strip() or None}
+        left = re.sub(rf"(^|\s+){re.escape(flag)}(?=\s|$)", "", left)
+    return {NAME: now if left == now else left.strip() or None}
 
 
 def describe() -> str:
