@@ -18,7 +18,7 @@ def start(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(xla_cache.NAME, raising=False)
     monkeypatch.setattr(xla_cache, "_cache", None)
-    monkeypatch.setattr(xla_cache, "_read_now", lambda link, users: True)
+    monkeypatch.setattr(xla_cache, "_read_now", lambda folder, users: True)
     monkeypatch.setattr(builds, "find_ptxas", lambda: None)
     monkeypatch.setattr(builds, "driver_release", lambda: "580.95")
 
@@ -47,7 +47,7 @@ def start(monkeypatch, tmp_path):
 )
 def test_only_whole_files_are_kept(start, content, whole):
     folder, _ = start()
-    file = folder / "default" / "program.pb"
+    file = folder / "program.pb"
     file.write_bytes(content)
     start()
     assert file.exists() == whole
@@ -57,11 +57,7 @@ def test_the_oldest_files_of_all_folders_go_at_the_limit(start, monkeypatch):
     folder, _ = start()
     other = folder.with_name("2.19.1-sm80-0")
     other.mkdir()
-    files = [
-        other / "old",
-        folder / "default" / "half.tmp",
-        folder / "default" / "n.pb",
-    ]
+    files = [other / "old", folder / "half.tmp", folder / "new.pb"]
     for age, file in enumerate(files):
         file.write_bytes(WHOLE)
         os.utime(file, (age, age))
@@ -91,13 +87,12 @@ def test_a_full_disk_is_no_folder(start, monkeypatch, caplog):
 
 
 def test_programs_of_determinism_are_kept_apart(start, monkeypatch):
-    folder, _ = start()
-    link = xla_cache._cache.link
-    assert link.resolve() == (folder / "default").resolve()
-    for state, name in ((True, "deterministic"), (False, "default")):
-        monkeypatch.setattr(graph_context, "deterministic", lambda state=state: state)
-        xla_cache.follow_determinism()
-        assert link.resolve() == (folder / name).resolve() and link.is_dir()
+    found = {start()[0]}
+    assert "op determinism" not in xla_cache.describe()
+    monkeypatch.setattr(graph_context, "deterministic", lambda: True)
+    assert "another op determinism" in xla_cache.describe()
+    found.add(start()[0])
+    assert len(found) == 2 and "op determinism" not in xla_cache.describe()
 
 
 def test_every_release_that_was_tried_has_its_flags():

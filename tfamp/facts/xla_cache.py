@@ -1,15 +1,14 @@
 """What XLA compiled for a GPU, kept on disk for the next process.
 
 The owner of TF_XLA_FLAGS. TensorFlow reads them once, when it first looks for devices.
-Its own key of a program names neither GPU, nor flags, nor release, so each combination
-has a folder. It writes a file under another name and renames it, so processes may share
-a folder; but it raises at a file that is not whole.
+Its own key of a program names neither GPU, nor flags, nor release, nor op determinism,
+so each combination has a folder. It writes a file under another name and renames it, so
+processes may share a folder; but it raises at a file that is not whole.
 
 References:
   TensorFlow, `compiler/jit/device_executable_persistor.h`.
 """
 
-import atexit
 import contextlib
 import hashlib
 import json
@@ -40,11 +39,11 @@ _LATE = (
 
 
 class _Cache(NamedTuple):
-    """The folder of this process and TensorFlow's link to it, or why there is none."""
+    """The folder of this process, or why there is none."""
 
     folder: pathlib.Path | None
-    link: pathlib.Path | None
     reason: str = ""
+    deterministic: bool = False
 
 
 _cache: _Cache | None = None
@@ -63,19 +62,22 @@ def start() -> None:
 def describe() -> str:
     """Returns the folder in use; else why there is none."""
     if _cache is None or _cache.folder is None:
-        return f"none ({_cache.reason if _cache else 'not started'})"
-    return str(_cache.folder)
+        return f"none ({_cache.reason if _cache else 'not requested'})"
+    text = str(_cache.folder)
+    if graph_context.deterministic() != _cache.deterministic:
+        text += " (of another op determinism, which belongs before enable())"
+    return text
 
 
 def _start():
     gpus = builds.read_gpus()
     if not gpus:
-        return _Cache(None, None, "no NVIDIA GPU")
+        return _Cache(None, "no NVIDIA GPU")
     if len(set(gpus)) > 1:
-        return _Cache(None, None, "GPUs of several kinds")
+        return _Cache(None, "GPUs of several kinds")
     users = os.environ.get(NAME, "")
     if _DIRECTORY in users or _PROBE in users:
-        return _Cache(None, None, f"{NAME} has its own")
+        return _Cache(None, f"{NAME} has its own")
     folder = _root() / _key(gpus[0])
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,14 +85,12 @@ def _start():
         if shutil.disk_usage(folder).free < LIMIT:
             raise OSError(f"less than {LIMIT >> 30} GiB are free")
         tempfile.TemporaryFile(dir=folder).close()
-        link = pathlib.Path(tempfile.mkdtemp(prefix="tfamp-xla-"), "programs")
-        atexit.register(shutil.rmtree, link.parent, ignore_errors=True)
-        _point(link, folder)
     except OSError as error:
         user_code.log(f"What XLA compiles is not kept in {folder}: {error}")
-        return _Cache(None, None, f"{folder}: {error}")
-    in_time = _read_now(link, users)
-    return _Cache(folder, link) if in_time else _Cache(None, None, _LATE)
+        return _Cache(None, f"{folder}: {error}")
+    if not _read_now(folder, users):
+        return _Cache(None, _LATE)
+    return _Cache(folder, deterministic=graph_context.deterministic())
 
 
 def _root():
@@ -102,43 +102,29 @@ def _key(gpu):
     """A name for all that a program depends on, and TensorFlow's key does not name."""
     flags = os.environ.get(xla_flags.NAME, ""), *xla_flags.choose()[0]
     release = tf.version.VERSION, tf.version.GIT_VERSION
-    parts = [flags, release, gpu, builds.driver_release(), builds.find_ptxas()]
+    told = builds.driver_release(), builds.find_ptxas(), graph_context.deterministic()
+    parts = [flags, release, gpu, *told]
     digest = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
     return (
         f"{tf.version.VERSION}-sm{gpu.capability[0]}{gpu.capability[1]}-{digest[:16]}"
     )
 
 
-def _read_now(link, users):
+def _read_now(folder, users):
     """Whether TensorFlow reads the flags now; they are in the environment meanwhile."""
     ask = names.resolve("tensorflow.python.pywrap_tfe:TF_GetXlaConstantFoldingDisabled")
     put = names.resolve("tensorflow.python.pywrap_tfe:TF_SetXlaConstantFoldingDisabled")
     if ask is None or put is None:
         return False
     before = os.environ.get(NAME)
-    flags = f'--{_DIRECTORY}="{link}" {GPU_ALONE}'
+    flags = f'--{_DIRECTORY}="{folder}" {GPU_ALONE}'
     switches.set_environ({NAME: f"{users} {flags} --{_PROBE}=true".strip()})
     try:
-        return bool(ask())
+        if read_now := bool(ask()):
+            put(False)
+        return read_now
     finally:
         switches.set_environ({NAME: before})
-        put(False)
-
-
-def follow_determinism() -> None:
-    """Keeps programs of op determinism apart, which TensorFlow's key does not."""
-    if _cache is not None and _cache.folder is not None:
-        _point(_cache.link, _cache.folder)
-
-
-def _point(link, folder):
-    folder /= "deterministic" if graph_context.deterministic() else "default"
-    if link.is_symlink() and link.readlink() == folder:
-        return
-    folder.mkdir(exist_ok=True)
-    new = link.with_name("new")
-    new.symlink_to(folder)
-    new.replace(link)
 
 
 # ---- The files ----

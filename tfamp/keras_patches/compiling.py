@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp.facts import xla_cache
 from tfamp.keras_patches import hooks, places
 
 OptimizerTransform = Callable[[keras.Model, object], object]
@@ -49,7 +48,6 @@ def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> hooks.Hook
             if given["optimizer"] is not None:
                 given["optimizer"] = keras.optimizers.get(given["optimizer"])
             optimizer = given["optimizer"]
-            xla_cache.follow_determinism()
             rule(model, given)
             if given["auto_scale_loss"] or _forced:
                 if optimizer is not None:

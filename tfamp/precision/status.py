@@ -171,11 +171,9 @@ def _describe_kernels(asked):
 
 
 def _describe_xla(asked):
-    if asked and not asked.xla_flags:
-        return "off, as requested"
-    if asked is None:
-        return "as stock TensorFlow has it"
-    return f"flags: {xla_flags.describe()}; programs on disk: {xla_cache.describe()}"
+    wanted = asked is not None and asked.xla_flags
+    flags = xla_flags.describe() if wanted else "none (not requested)"
+    return f"flags: {flags}; programs on disk: {xla_cache.describe()}"
 
 
 def _describe_scaling(asked, active):
