@@ -7,7 +7,9 @@ import pytest
 
 import tfamp
 from tfamp import errors
-from tfamp.benchmark import cells, runner, workloads
+from tfamp.benchmark import cells, runner, torch_peer, workloads
+from tfamp.facts import hardware
+from tfamp.precision import control
 
 SCRIPT = """
 import keras, numpy as np, tensorflow as tf
@@ -135,3 +137,14 @@ def test_a_report_without_figures_is_an_error_of_the_scripts(script, tmp_path):
     made = runner.run(config, None, [].append)  # Keeps nothing.
     with pytest.raises(errors.RunError, match="Every cell.*the limit is 100 MiB"):
         made.check(tmp_path)
+
+
+def test_another_interpreter_gets_none_of_the_flags_that_enable_sets(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    other = tmp_path / "python"
+    other.write_text('#!/bin/sh\necho "{\\"flags\\": \\"${XLA_FLAGS-none}\\"}"\n')
+    other.chmod(0o755)
+    with hardware.simulated(hardware.DEVICES["h100"]), control.enabled("float32"):
+        assert torch_peer.versions(str(other)) == ({"flags": "none"}, "")

@@ -132,10 +132,8 @@ class Adversarial(keras.Model):
 
     def train_step(self, data):
         x, _ = data
-        for layer, optimizer in (
-            (self.judge, self.other),
-            (self.maker, self.optimizer),
-        ):
+        turns = (self.judge, self.other), (self.maker, self.optimizer)
+        for layer, optimizer in turns:
             with tf.GradientTape() as tape:
                 score = tf.nn.softplus(tf.sin(self(x, training=True)))
                 loss = tf.reduce_mean(score * tf.exp(-tf.square(score)))
@@ -155,15 +153,14 @@ class Loops(L.Layer):
     """Branches, loops and integers in a user's layer."""
 
     def call(self, x):
-        turn = tf.cast(
-            tf.reduce_sum(tf.cast(x > 0, tf.int32), 1, keepdims=True), x.dtype
-        )
-        x = tf.cond(tf.reduce_sum(x) > 0, lambda: x * tf.tanh(turn), lambda: -x)
-        x = tf.while_loop(
+        turn = tf.reduce_sum(tf.cast(x > 0, tf.int32), 1, keepdims=True)
+        turned = x * tf.tanh(tf.cast(turn, x.dtype))
+        x = tf.cond(tf.reduce_sum(x) > 0, lambda: turned, lambda: -x)
+        _, x = tf.while_loop(
             lambda i, x: i < 3, lambda i, x: (i + 1, tf.sin(x) + x), (0, x)
         )
-        kept = tf.random.stateless_uniform(tf.shape(x[1]), (1, 2)) < 0.7
-        return tf.where(kept, x[1], 0.0)
+        kept = tf.random.stateless_uniform(tf.shape(x), (1, 2)) < 0.7
+        return tf.where(kept, x, 0.0)
 
 
 def convolutions():

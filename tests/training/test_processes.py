@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from tfamp import errors
+from tfamp.facts import hardware
+from tfamp.precision import control
 from tfamp.training import processes
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -70,6 +72,14 @@ GPU = "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH"
 def test_a_process_sees_one_gpu_and_takes_of_it_what_it_needs(given, expected):
     here = {k: v for k, v in zip(GPU, given, strict=True) if v is not None}
     assert list(processes.one_gpu(here).values()) == expected
+
+
+def test_a_process_gets_none_of_the_flags_that_enable_sets(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
+    with hardware.simulated(hardware.DEVICES["h100"]), control.enabled("float32"):
+        assert "triton" in os.environ["XLA_FLAGS"]
+        found = processes.call(find_environment, "XLA_FLAGS").value
+    assert found == ["--xla_dump_to=x"]
 
 
 def test_a_process_has_the_environment_that_is_set_here_and_leaves_it(monkeypatch):

@@ -5,7 +5,7 @@ import platform
 from typing import Any, NamedTuple
 
 from tfamp import errors, tables
-from tfamp.facts import builds, hardware, versions
+from tfamp.facts import builds, hardware, versions, xla_flags
 from tfamp.facts import switches as kernel_switches
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.precision import policy
@@ -113,13 +113,21 @@ def _facts(found):
         has = ", ".join(flag for flag in _CPU_FLAGS if flag in cpu.cpu_flags)
         facts["CPU has"] = has or "no instruction set for 16 bits"
         facts["oneDNN"] = "on" if cpu.onednn else "off"
-    state = policy.read()
+    state, environ = policy.read(), {**os.environ, **xla_flags.users()}
     return {
         **facts,
         "TensorFlow was built for": str(builds.read_build()),
         **builds.describe_driver(),
+        **_ptxas(found),
         "TF32 flag": "on" if state.tensor_float_32 else "off",
         "dtype policy": str(state.dtype_policy.name),
         "graph rewrite": graph_rewrite.requested_dtype() or "not requested",
-        **{name: x for name, x in os.environ.items() if name.startswith(_VARIABLES)},
+        **{name: x for name, x in environ.items() if name.startswith(_VARIABLES) and x},
     }
+
+
+def _ptxas(found):
+    """Of hosts with an NVIDIA GPU: what assembles XLA's kernels, by the newest one."""
+    capabilities = [each.compute_capability for each in found]
+    newest = max(filter(None, capabilities), default=None)
+    return {"ptxas": builds.describe_ptxas(newest)} if newest else {}

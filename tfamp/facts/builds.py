@@ -4,7 +4,14 @@ TensorFlow's wheels contain GPU code for some compute capabilities. A newer GPU 
 its kernels from PTX when they are first used, which takes minutes or fails.
 """
 
+import ctypes
+import functools
 import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +22,10 @@ import tensorflow as tf
 # binary compatibility.
 _JETSON = ((7, 2), (8, 7), (11, 0))
 _AND_CUDA = 'pip install "tensorflow[and-cuda]"'
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+_CAPABILITY = (75, 76)
+_ROOTS = ("/usr/local/cuda", "/opt/cuda")
+_NVCC = "nvidia-cuda-nvcc-cu12>=12.9"  # The wheel of a ptxas without the defect below.
 _FULL = 0.1  # Share of a GPU's memory below which little can be trained.
 
 
@@ -99,6 +110,53 @@ def _numbers(name):
 
 
 # ---- What the driver reports ----
+
+
+class Gpu(NamedTuple):
+    """An NVIDIA GPU, as its driver names it, and its compute capability."""
+
+    name: str
+    capability: tuple[int, int]
+
+
+def read_gpus() -> list[Gpu]:
+    """Returns the GPUs that TensorFlow would use; it is not asked, and reads no flags.
+
+    The driver respects CUDA_VISIBLE_DEVICES.
+    """
+    if not read_build().is_cuda:
+        return []
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    number, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
+        return []
+    found = []
+    for each in range(number.value):
+        device = ctypes.c_int()
+        cuda.cuDeviceGet(ctypes.byref(device), each)
+        cuda.cuDeviceGetName(name, len(name), device)
+        version = [ctypes.c_int(), ctypes.c_int()]
+        for what, place in zip(_CAPABILITY, version, strict=True):
+            cuda.cuDeviceGetAttribute(ctypes.byref(place), what, device)
+        major, minor = (place.value for place in version)
+        found.append(Gpu(name.value.decode(errors="replace"), (major, minor)))
+    return found
+
+
+def driver_release() -> str:
+    """Returns the release of NVIDIA's driver, as "580.95.05"; "" if it is unknown."""
+    release = ctypes.create_string_buffer(96)
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ""
+    if not nvml.nvmlInit_v2():
+        nvml.nvmlSystemGetDriverVersion(release, len(release))
+        nvml.nvmlShutdown()
+    return release.value.decode(errors="replace")
 
 
 def describe_driver(build: Build | None = None) -> dict[str, str]:
@@ -186,3 +244,79 @@ def _or_none(nvml, ask: Callable, handle) -> Any:
         return ask(handle)
     except nvml.NVMLError:
         return None
+
+
+# ---- The assembler of GPU code ----
+
+
+class Ptxas(NamedTuple):
+    """NVIDIA's assembler: its file, and its version, as (12, 9, 86)."""
+
+    path: str
+    version: tuple[int, ...]
+
+
+def find_ptxas() -> Ptxas | None:
+    """Returns the ptxas that XLA runs; None if it finds none.
+
+    The first of these that can be used: of --xla_gpu_cuda_data_dir in XLA_FLAGS, of
+    PATH, of CUDA's usual folders, of NVIDIA's wheel, of the environment (conda).
+
+    References:
+      XLA, `stream_executor/cuda/subprocess_compilation.cc`, `tsl/platform/default/
+      cuda_root_path.cc`.
+    """
+    given = re.findall(r"xla_gpu_cuda_data_dir=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    roots = [*_ROOTS, _nvcc_folder(), sys.prefix]
+    folders = (
+        *[os.path.join(root, "bin") for root in given[-1:]],
+        *os.environ.get("PATH", "").split(os.pathsep),
+        *[os.path.join(root, "bin") for root in roots],
+    )
+    for folder in folders:
+        file = shutil.which("ptxas", path=folder) if folder else None
+        version = _version(file) if file else ()
+        if file and version >= (11, 8) and version != (12, 3, 103):
+            return Ptxas(file, version)
+    return None
+
+
+def _nvcc_folder():
+    return str(pathlib.Path(tf.__file__).parents[1] / "nvidia" / "cuda_nvcc")
+
+
+@functools.cache
+def _version(file):
+    """Of "Cuda compilation tools, release 12.9, V12.9.86"; () if it cannot be run."""
+    try:
+        told = subprocess.run(
+            [file, "--version"], capture_output=True, text=True, timeout=60
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found = re.search(r"\bV(\d+)\.(\d+)\.(\d+)", told)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def describe_ptxas(capability: tuple[int, int]) -> str:
+    """Returns which ptxas XLA runs for a GPU, and what to do if it has a known defect.
+
+    References:
+      NVIDIA's bug 4826023, openxla/xla#19927.
+    """
+    found = find_ptxas()
+    if found is None:
+        return f'not found, and XLA needs it: pip install "{_NVCC}"'
+    text = f"{'.'.join(map(str, found.version))} ({found.path})"
+    if capability < (9, 0) or not (12, 0) <= found.version < (12, 6, 85):
+        return text
+    folder = _nvcc_folder()
+    text += (
+        ": from 12.0 to 12.6.84 it compiles some limits (clamp, min, max) wrongly for "
+        f'capability 9.0 and more (nvbug 4826023): pip install "{_NVCC}"'
+    )
+    if not found.path.startswith(folder):
+        text += (
+            f" and set XLA_FLAGS=--xla_gpu_cuda_data_dir={folder}, which comes first"
+        )
+    return text

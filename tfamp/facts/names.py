@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 _CONFIG = "tensorflow.python.framework.config"
+_KEPT = "XLA's programs kept on disk"
 # What is only called, and what is off, or guessed, without it.
 NAMES = {
     "keras:Layer._flatten_layers": "layers nested in custom layers",
@@ -26,6 +27,8 @@ NAMES = {
     ),
     f"{_CONFIG}:is_op_determinism_enabled": "compiled updates outside of XLA",
     f"{_CONFIG}:disable_op_determinism": "switching op determinism off",
+    "tensorflow.python.pywrap_tfe:TF_GetXlaConstantFoldingDisabled": _KEPT,
+    "tensorflow.python.pywrap_tfe:TF_SetXlaConstantFoldingDisabled": _KEPT,
     "tensorflow.python.grappler.tf_optimizer:OptimizeGraph": "previews of the rewrite",
     "tensorflow.python.util._pywrap_util_port:IsMklEnabled": "detection of oneDNN",
     "keras.src.export.tf2onnx_lib:patch_tf2onnx": "ONNX by tf2onnx, with NumPy 2",

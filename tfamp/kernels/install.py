@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks
-from tfamp.kernels import clusters, fused
+from tfamp.kernels import clusters, fused, product_gradient
 
 _LOW = (tf.bfloat16, tf.float16)
 # Where the kernels run: on a CPU for 16 bits, of which TensorFlow's operators convert
@@ -114,4 +114,5 @@ HOOKS = hooks.HookGroup(
     gelu=or_keras_own(_gelu),
     silu=or_keras_own(_silu),
     layer_normalization=or_keras_own(_layer_normalization),
+    product_lookup=product_gradient.with_one_product,
 )

@@ -8,15 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 from absl import logging
 
+from tfamp.facts import xla_flags as flags_of_xla
 from tfamp.graph_rewrite import switch
 from tfamp.keras_patches import replicas
-from tfamp.kernels import (
-    bias_gradient,
-    clusters,
-    install,
-    long_attention,
-    product_gradient,
-)
+from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import train_steps
 from tfamp.memory_saving import remat as rematerialization
 from tfamp.precision import model_hooks, policy, promotion, settings
@@ -59,44 +54,42 @@ def enable(
     remat: Sequence[str] | None = None,
     optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32",
     weights: Literal["float32", "bfloat16"] = "float32",
+    xla_flags: bool = True,
 ) -> Status:
     """Sets the precision of models built from now on, and returns why it was chosen.
 
     It sets Keras' global dtype policy and TensorFlow's TF32 flag. From then on
-    `model.compile("adam", ...)` adds loss scaling wherever a float16 layer trains, in
-    an unchanged script. A `LossScaleOptimizer` is never wrapped again, and a model that
-    trains float16 layers without one gets a warning. Only formats change: optimizers
-    and losses are Keras' in every mode.
+    `compile("adam", ...)` adds loss scaling wherever a float16 layer trains, unless the
+    optimizer has it. A model that trains float16 layers without gets a warning.
 
     A model's layers get their precision when it is compiled or first called, by the
     plan of `set_precision`. Outputs, softmax, raw values and a few others stay in
     float32 (`status().float32_layers`, `describe_layers`). TensorFlow operations where
-    float32 and 16 bits meet are computed in float32. A model returns float32 to code
-    that calls it. Models built before, or loaded, keep their precision, with a warning.
+    float32 and 16 bits meet are computed in float32. A model returns float32 to its
+    caller. Models built before, or loaded, keep their precision, with a warning.
 
-    Bias gradients in bfloat16 are summed in float32, which TensorFlow does not do on a
-    CPU. Call it again to change the mode; `disable` restores the state before the first
-    call. Keras' policy belongs to a thread: call it in the one that builds models.
+    Bias gradients in bfloat16 are summed in float32. Call it again to change the mode;
+    `disable` restores the state before the first call. Call it in the thread that
+    builds models, on a GPU before all else of TensorFlow.
 
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
         "tf32", "mixed_bfloat16", "mixed_float16".
       overrides: Modes of single layers: {regular expression: mode}. A pattern matches
         the whole path of a layer ("head" in a functional model, "model/head" in others)
-        and wins over its `dtype`. A pattern that matches no layer of a compiled model,
-        nor of an earlier one, raises `OverrideError` in `compile`, or at the first
-        training if that builds the model. Models built before do not count.
+        and wins over its `dtype`. One that matches no layer of a compiled model, or an
+        earlier one, raises `OverrideError` in `compile`, or at the first training.
       loss_scale: Keywords of `LossScaleOptimizer` as a dict, or False for no loss
         scaling at all. None: the defaults.
       graph_rewrite: True: Keras' policy stays float32, and Grappler rewrites graphs to
         the format of `mode`; the first training step reports it. A dict: keywords of
-        `enable_graph_rewrite`. None: True if `TF_ENABLE_AUTO_MIXED_PRECISION` or
-        `TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE` is 1 in the environment.
-      fused_kernels: Whether optimizers' updates, dropout, GELU, SiLU and layer
-        normalization are compiled into fewer kernels, in graphs without XLA, where that
-        is faster (docs/kernels.md). They round once; dropout drops other elements than
-        Keras with the same seed. Also whether long attention takes linear memory. None:
-        in tf32 and the mixed modes; True: in float32, too; False: nowhere.
+        `enable_graph_rewrite`. None: True if TF_ENABLE_AUTO_MIXED_PRECISION is 1, or
+        TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE.
+      fused_kernels: Whether updates of weights and small operators are compiled into
+        few programs, in graphs without XLA, where that is faster (docs/kernels.md).
+        They round once; dropout drops other elements than Keras with the same seed.
+        Also whether long attention takes linear memory. None: in tf32 and the mixed
+        modes; True: in float32, too; False: nowhere.
       float32_outputs: Whether a model called by user code, `fit` or `predict` returns
         16-bit outputs as float32. Models inside other models keep their format.
       sum_embedding_gradients: Whether an embedding's gradient rows of one index are
@@ -106,6 +99,8 @@ def enable(
       optimizer_state: How optimizers of compiled models store large slots (`low_bit`).
       weights: "bfloat16": under mixed_bfloat16, store large weights in bfloat16 from
         the first training step on, with stochastically rounded updates.
+      xla_flags: Whether XLA on an NVIDIA GPU gets flags with which it compiles faster,
+        and a folder that keeps what it compiled (docs/hardware.md).
 
     Returns:
       A `Status`.
@@ -130,6 +125,7 @@ def enable(
         remat,
         optimizer_state,
         weights,
+        xla_flags,
     )
     return _start(asked)
 
@@ -164,9 +160,8 @@ def _start(asked: settings.Settings):
 def disable() -> None:
     """Restores the state before the first `enable` exactly; idempotent.
 
-    Models that were built or compiled in between keep their precision and optimizer.
-    Functions that were traced keep their bias gradients; functions traced later get
-    TensorFlow's.
+    Models that were built or compiled in between keep their precision and optimizer,
+    traced functions their bias gradients, and XLA the flags that it has read.
     """
     global _session
     if _session is None:
@@ -189,8 +184,8 @@ def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
     Yields:
       The `Status`.
     """
-    outer, state = _session, _read()
     asked = settings.parse(_own_rewrite() is not None, mode, **keywords)
+    outer, state = _session, _read()
     try:
         yield _start(asked)
     finally:
@@ -215,8 +210,8 @@ def _restore(session, state):
 def _refresh_hooks() -> None:
     """Installs, or removes, what goes with the session and the rewrite in force."""
     asked, rewrites = _session and _session.asked, switch.active() is not None
-    # enable("float32") is stock Keras.
     mixed = asked is not None and asked.is_mixed
+    fuses = asked is not None and asked.fuses_layers
     if asked is not None or rewrites:
         model_hooks.install(asked)
     else:
@@ -230,15 +225,15 @@ def _refresh_hooks() -> None:
         (bias_gradient.HOOKS, mixed or rewrites),
         (bias_gradient.EMBEDDING_HOOKS, summed),
         (compiled.HOOKS, asked is not None and asked.fuses_updates),
-        (install.HOOKS, asked is not None and asked.fuses_layers),
-        (product_gradient.HOOKS, asked is not None and asked.fuses_layers),
-        (clusters.HOOKS, asked is not None and asked.fuses_layers),
+        (install.HOOKS, fuses),
+        (clusters.HOOKS, fuses),
         (long_attention.HOOKS, asked is not None),
-        (long_attention.LAYER_HOOKS, mixed and asked.fuses_layers),
+        (long_attention.LAYER_HOOKS, mixed and fuses),
         (replicas.HOOKS, asked is not None),
         (promotion.HOOKS, mixed),
         (train_steps.HOOKS, scaled),
         (rematerialization.HOOKS, asked is not None),
+        (flags_of_xla, asked is not None and asked.xla_flags),
     ):
         hooks.install() if wanted else hooks.remove()
 
@@ -257,12 +252,12 @@ def status() -> Status:
 def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> Status:
     """Makes TensorFlow rewrite graphs to 16 bits from the next call on.
 
-    Keras' policy stays float32, and so do weights, checkpoints, SavedModels and the
-    results of functions. Functions traced before are rewritten, too. Code outside a
-    `tf.function` and code compiled by XLA are not, so `compile` turns XLA off where
-    Keras would choose it. It also scales the loss under float16. The first training
-    step reports what was rewritten (`tfamp.status()`), with a warning if nothing was;
-    without `fit`, use `graph_rewrite_report`.
+    Keras' policy stays float32, and so do weights, files and the results of functions.
+    Functions traced before are rewritten, too. Code outside a `tf.function` and code
+    compiled by XLA are not, so `compile` turns XLA off where Keras would choose it. It
+    also scales the loss under float16. The first training step reports what was
+    rewritten (`tfamp.status()`), with a warning if nothing was; without `fit`, use
+    `graph_rewrite_report`.
 
     TensorFlow caches the options in each thread that has called a function; call
     `sync_thread()` there.

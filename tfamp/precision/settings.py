@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tfamp import errors
-from tfamp.facts import hardware, modes, user_code
+from tfamp.facts import hardware, modes, user_code, xla_cache
 from tfamp.graph_rewrite import choice, switch
 from tfamp.loss_scaling import rule
 from tfamp.memory_saving import low_bit
@@ -33,6 +33,7 @@ class Settings(NamedTuple):
       sum_embedding_gradients: Whether rows of one index are summed first.
       optimizer_state: How slots of optimizers are stored: one of `low_bit.STATES`.
       weights: How weights are stored: "float32" or "bfloat16".
+      xla_flags: Whether XLA's flags and its programs on disk are wanted on a GPU.
     """
 
     requested: str
@@ -47,6 +48,7 @@ class Settings(NamedTuple):
     remat: tuple[str, ...]
     optimizer_state: str
     weights: str
+    xla_flags: bool
 
     @property
     def is_mixed(self) -> bool:
@@ -87,12 +89,17 @@ def parse(
     remat: Sequence[str] | None = None,
     optimizer_state: str = "float32",
     weights: str = "float32",
+    xla_flags: bool = True,
 ) -> Settings:
-    """Checks the arguments of `enable` and decides for this host; changes nothing.
+    """Checks the arguments of `enable` and decides for this host.
+
+    It changes nothing, but TensorFlow reads where to keep XLA's programs.
 
     `own_rewrite`: whether a graph rewrite in force is an earlier `enable`'s. All
     others, and what is raised, as of `enable`.
     """
+    if xla_flags is True:
+        xla_cache.start()  # What follows looks for devices.
     if on_unsupported not in _ON_UNSUPPORTED:
         raise ValueError(
             f"`on_unsupported` must be one of {_ON_UNSUPPORTED}. "
@@ -106,6 +113,7 @@ def parse(
     flags = {
         "float32_outputs": float32_outputs,
         "sum_embedding_gradients": sum_embedding_gradients,
+        "xla_flags": xla_flags,
     }
     for name, value in flags.items():
         if not isinstance(value, bool):

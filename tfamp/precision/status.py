@@ -4,7 +4,14 @@ import threading
 from typing import NamedTuple
 
 from tfamp import errors
-from tfamp.facts import graph_context, hardware, modes, versions
+from tfamp.facts import (
+    graph_context,
+    hardware,
+    modes,
+    versions,
+    xla_cache,
+    xla_flags,
+)
 from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
@@ -37,6 +44,8 @@ class Status(NamedTuple):
       fused_kernels: Which operations are fused kernels, and why the last update of an
         optimizer was not.
       attention: Where attention takes linear memory.
+      xla: Which flags XLA was given for a GPU, whether they are in force, and where
+        what it compiles is kept on disk; else why not.
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
       formats_meet: Where in the user's code operators were computed in float32, because
         float32 and 16 bits meet there, or float16 cannot represent a number.
@@ -61,6 +70,7 @@ class Status(NamedTuple):
     embedding_gradients: str
     fused_kernels: str
     attention: str
+    xla: str
     float32_layers: str
     formats_meet: str
     versions: str
@@ -127,6 +137,7 @@ def describe(
         ),
         fused_kernels=_describe_kernels(asked),
         attention=long_attention.describe(),
+        xla=_describe_xla(asked),
         float32_layers=_describe_float32(asked),
         formats_meet=errors.examples(promotion.places()) or "none seen",
         versions=_describe_versions(devices),
@@ -172,6 +183,12 @@ def _describe_kernels(asked):
     why = compiled.last_reason()
     last = f"; the last update ran as Keras has it: {why}" if why else ""
     return f"{', '.join(names)} (in graphs on one {device} without XLA){last}"
+
+
+def _describe_xla(asked):
+    wanted = asked is not None and asked.xla_flags
+    flags = xla_flags.describe() if wanted else "none (not requested)"
+    return f"flags: {flags}; programs on disk: {xla_cache.describe()}"
 
 
 def _describe_scaling(asked, active):

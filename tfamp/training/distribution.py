@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import errors
+from tfamp.facts import xla_cache
 from tfamp.keras_patches import keras_optimizers, replicas
 from tfamp.training import pipeline
 
@@ -41,6 +42,7 @@ def create(config) -> tf.distribute.Strategy | None:
       ValueError: If the batch does not divide evenly, or XLA is requested.
       RunError: If there is no such cluster, or TensorFlow has started already.
     """
+    xla_cache.start()  # Data and devices would be too early for `enable`'s.
     if config.strategy == "none":
         return None
     if config.strategy == "mirrored":

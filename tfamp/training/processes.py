@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfamp import checks, errors
-from tfamp.facts import hardware, switches
+from tfamp.facts import hardware, switches, xla_flags
 
 MIB = 2**20
 TIME_LIMIT = 3600  # Seconds; compilation can take many minutes.
@@ -120,12 +120,14 @@ def call(
             'endlessly. Put the call below `if __name__ == "__main__":`.'
         )
     context = _context((__name__, function.__module__, *preload))
+    # It calls `enable` itself, or is to be stock Keras.
+    environment = one_gpu(os.environ) | xla_flags.users()
     with tempfile.TemporaryDirectory() as folder:
         words = pathlib.Path(folder, "words")
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
             target=_serve,
-            args=(sender, words, memory, one_gpu(os.environ), function, arguments),
+            args=(sender, words, memory, environment, function, arguments),
         )
         try:
             with _without_main():
@@ -184,7 +186,7 @@ def one_gpu(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _serve(sender, words, memory, environment, function, arguments):
     """Calls the function and sends what came of it."""
-    os.environ.update(environment)  # TensorFlow has not looked for GPUs yet.
+    switches.set_environ(environment)  # TensorFlow has not looked for GPUs yet.
     with contextlib.suppress(OSError, ValueError):  # Nobody would read it.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     file = os.open(words, os.O_WRONLY | os.O_CREAT)

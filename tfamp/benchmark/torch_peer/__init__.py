@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 from typing import Any
 
+from tfamp.facts import xla_flags
 from tfamp.training import processes
 
 _CELL = pathlib.Path(__file__).with_name("cell.py")
@@ -60,6 +61,9 @@ def versions(python: str) -> tuple[dict[str, str], str]:
 
 
 def _run(command, text, timeout):
+    # Another interpreter's TensorFlow or JAX may not know XLA's flags.
+    asked = {**os.environ, **processes.one_gpu(os.environ), **xla_flags.users()}
+    environment = {name: text for name, text in asked.items() if text is not None}
     return subprocess.run(
         command,
         input=text,
@@ -67,6 +71,6 @@ def _run(command, text, timeout):
         text=True,
         errors="replace",
         check=False,
-        env={**os.environ, **processes.one_gpu(os.environ)},
+        env=environment,
         timeout=timeout,
     )
