@@ -14,6 +14,7 @@ FLOORS = (
     {"checks", "errors", "functions", "quiet", "schedules", "tables"},
     {"facts"},
     {"inspect", "keras_patches"},
+    {"updates"},
     {"precision", "loss_scaling", "graph_rewrite", "kernels", "memory_saving"},
     {"serving", "numerics", "diagnostics"},
     {""},  # tfamp itself: the public names.

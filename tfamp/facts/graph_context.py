@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable
 
 import tensorflow as tf
 
-from tfamp.facts import names
+from tfamp.facts import hardware, names
 
 
 def _private(name: str, otherwise: Callable) -> Callable:
@@ -56,11 +56,24 @@ def xla_supports(devices: Iterable[str], kinds: Container[str]) -> bool:
     return known and kind in kinds
 
 
-def on_one_cpu(values: Iterable[tf.Tensor]) -> bool:
-    """Whether the program runs on one CPU alone, as far as tracing can tell."""
-    if tf.distribute.has_strategy() or tf.config.get_visible_devices("GPU"):
-        return False
-    return all(_kind(value.device) in ("CPU", "") for value in values)
+def one_device(values: Iterable[tf.Tensor] = ()) -> str:
+    """Returns "CPU" or "GPU" if the program runs on one such device alone, else "".
+
+    As far as tracing can tell; inside `hardware.simulated` it is that device.
+
+    Args:
+      values: Tensors or variables that must not be on another one.
+    """
+    if tf.distribute.has_strategy():
+        return ""
+    if simulated := hardware.simulated_device():
+        return simulated.kind
+    found = tf.config.get_visible_devices()
+    kinds = [x.device_type for x in found if x.device_type != "CPU"] or ["CPU"]
+    if len(kinds) > 1 or not xla_supports([f"/device:{kinds[0]}:0"], ("CPU", "GPU")):
+        return ""
+    alone = all(_kind(value.device) in (kinds[0], "") for value in values)
+    return kinds[0] if alone else ""
 
 
 def _kind(device):

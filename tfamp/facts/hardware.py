@@ -280,6 +280,11 @@ def simulated(device: DeviceDescription) -> Iterator[None]:
         _simulated.pop()
 
 
+def simulated_device() -> DeviceDescription | None:
+    """Returns the device that `simulated` puts in place of this host's; else None."""
+    return _simulated[-1] if _simulated else None
+
+
 def read_devices() -> list[DeviceDescription]:
     """Describes this process' visible devices, the CPU first, without starting them."""
     if _simulated:

@@ -1,6 +1,7 @@
 """What Keras' optimizers are inside, and what is replaced while one is traced."""
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tfamp.keras_patches import hooks
 
 _masking = threading.RLock()
+_SCATTERS = "scatter_update", "scatter_add", "scatter_sub"
 # Of an optimizer of Keras; here they belong to the inner one.
 _DEFAULTS = {
     **dict.fromkeys(("weight_decay", "clipnorm", "clipvalue", "global_clipnorm")),
@@ -54,16 +56,51 @@ def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
     return list(optimizer.optimizers) if isinstance(optimizer, several) else [optimizer]
 
 
-def is_stock(optimizer, variables: Sequence) -> bool:
-    """Whether an update consists of Keras' own code, which XLA is known to compile.
+def foreign_part(optimizer, variables: Sequence) -> Any:
+    """Returns what of an update is not Keras' own code, or ours; None if all is.
 
-    That is: the optimizer, its schedule, and the constraints of the variables.
+    That is: the optimizer, its schedule, and the constraints of the variables. XLA is
+    known to compile Keras' own.
     """
-    rate = vars(optimizer).get("_learning_rate", is_stock)  # Keras 3.15; else: no.
+    rate = vars(optimizer).get("_learning_rate", foreign_part)  # Keras 3.15; else: no.
     parts = [optimizer, *(getattr(v, "constraint", None) for v in variables)]
     if not isinstance(rate, keras.Variable):
         parts.append(rate)
-    return all(p is None or type(p).__module__.startswith("keras.") for p in parts)
+    ours = "keras.", "tfamp.schedules"
+    return next((p for p in parts if p and not _module(p).startswith(ours)), None)
+
+
+def _module(part):
+    return (part if inspect.isfunction(part) else type(part)).__module__
+
+
+def pairs(optimizer, grads: Sequence, variables: Sequence | None) -> tuple[list, list]:
+    """Returns gradients as tensors, and their variables; builds the optimizer.
+
+    Args:
+      optimizer: A Keras optimizer.
+      grads: Its gradients: what converts to tensors, or None.
+      variables: Their variables; None: those that it was built for.
+
+    Raises:
+      ValueError: If there is not one variable for each gradient.
+    """
+    as_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
+    grads = [None if grad is None else as_tensor(grad) for grad in grads]
+    if not grads:
+        return [], []
+    if not (optimizer.built or variables):
+        raise ValueError("The optimizer is not built: pass `trainable_variables`.")
+    variables = list(variables or optimizer._trainable_variables)
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name):
+            optimizer.build(variables)
+    if len(grads) != len(variables):
+        raise ValueError(
+            "There must be one gradient (or None) for each variable. Received: "
+            f"{len(grads)} gradients and {len(variables)} variables."
+        )
+    return grads, variables
 
 
 @contextlib.contextmanager
@@ -83,11 +120,13 @@ def masked_assignments(optimizer, variables: Sequence, mask) -> Iterator[None]:
 
 
 def _masked(variable, mask):
-    original = variable.assign
+    original = {name: getattr(variable, name) for name in ("assign", *_SCATTERS)}
 
     def assign(value, **kwargs):
         value = tf.cast(value, variable.dtype)
-        return original(tf.where(mask, value, variable.read_value()), **kwargs)
+        return original["assign"](
+            tf.where(mask, value, variable.read_value()), **kwargs
+        )
 
     def assign_add(delta, **kwargs):
         return assign(variable + tf.cast(delta, variable.dtype), **kwargs)
@@ -95,8 +134,26 @@ def _masked(variable, mask):
     def assign_sub(delta, **kwargs):
         return assign(variable - tf.cast(delta, variable.dtype), **kwargs)
 
+    def scatter(name, nothing):
+        def masked(rows, **kwargs):
+            old = nothing(rows.indices) if callable(nothing) else nothing
+            old = tf.cast(old, rows.dtype)
+            values = tf.where(mask, rows.values, old)
+            kept = tf.IndexedSlices(values, rows.indices, rows.dense_shape)
+            return original[name](kept, **kwargs)
+
+        return variable, name, masked
+
+    def rows_of(indices):
+        return tf.gather(variable.read_value(), indices)
+
     functions = assign, assign_add, assign_sub
-    return [(variable, function.__name__, function) for function in functions]
+    return [
+        *((variable, function.__name__, function) for function in functions),
+        scatter("scatter_update", rows_of),
+        scatter("scatter_add", -0.0),  # 0.0 would turn -0.0.
+        scatter("scatter_sub", 0.0),
+    ]
 
 
 @contextlib.contextmanager

@@ -63,6 +63,15 @@ UPSTREAM = {
     "test_tensorflow_sums_bias_gradients_in_bfloat16 fails": (
         Patch("biases", "tensorflow.python.framework.registry:Registry", "lookup"),
     ),
+    "not filed; symptom: EinsumDense's kernel gradient takes a batch times the memory; "
+    "remove when test_tensorflow_takes_a_kernels_gradient_for_each_row fails": (
+        Patch(
+            "kernel gradients in one product",
+            "tensorflow.python.framework.registry:Registry",
+            "lookup",
+            alias="product_lookup",
+        ),
+    ),
     "not filed; symptom: gradient rows of the same index are squared separately, in "
     "Adam's second moment and in the clipping norm; remove when "
     "test_keras_squares_rows_of_one_index_apart fails": (
@@ -89,14 +98,19 @@ UPSTREAM = {
     f"https://github.com/keras-team/keras/issues/20003; {_SEVERAL}": (
         Patch("layer normalization", "keras.src.ops", "layer_normalization", _TRAINS),
     ),
-    "https://github.com/keras-team/keras/issues/19992 (of sparse gradients); "
-    f"{_SEVERAL}": (
+    "https://github.com/keras-team/keras/issues/18648 and 19992; remove when "
+    "test_keras_runs_an_update_as_many_operations fails": (
         Patch(
-            "Adam's update where the loss is not scaled",
-            "keras.optimizers:Adam",
-            "update_step",
-            ("keras.optimizers:Adam._get_variable_index",),
+            "optimizers' updates in one program, or Adam's in one kernel",
+            "keras:Optimizer",
+            "apply",
+            (
+                "keras:Optimizer._backend_apply_gradients",
+                "keras.optimizers:Adam._get_variable_index",
+            ),
+            "compiled_apply",
         ),
+        Patch("small operators of a training step", "keras:Model", "train_step"),
     ),
     "https://github.com/keras-team/keras/issues/19418; remove when "
     "test_keras_has_no_flash_attention fails": (

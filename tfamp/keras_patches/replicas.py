@@ -151,25 +151,56 @@ def accumulators_apart():
 def _apply(optimizer, grads, variables):
     """What Keras' `_backend_apply_gradients` does, in a replica context."""
     check_averages(optimizer)
-    steps = optimizer.gradient_accumulation_steps
-    if not steps:
-        _update(optimizer, grads, variables)
+    if optimizer.gradient_accumulation_steps:
+        accumulate(optimizer, grads, variables)
     else:
-        index = optimizer._get_variable_index
-        sums = [optimizer._accumulated_gradients[index(v)].value for v in variables]
+        _update(optimizer, grads, variables)
+        if optimizer.use_ema:
+            _average(optimizer)
+
+
+def _run(function, grads, variables):
+    return function(grads)
+
+
+def accumulate(
+    optimizer,
+    grads: Sequence,
+    variables: Sequence,
+    run: Callable[[Callable, Sequence, Sequence], Any] = _run,
+    holds: Any = True,
+) -> None:
+    """Adds gradients to those of a window, and updates at its last micro-batch.
+
+    Args:
+      optimizer: A Keras optimizer that accumulates.
+      grads: One replica's gradients of this micro-batch.
+      variables: Their variables.
+      run: Calls a function of gradients, with them, and their variables.
+      holds: Whether this micro-batch counts.
+    """
+    steps, index = optimizer.gradient_accumulation_steps, optimizer._get_variable_index
+    sums = [optimizer._accumulated_gradients[index(v)].value for v in variables]
+
+    def add(grads):
         for total, grad in zip(sums, grads, strict=True):
             total.assign_add(tf.cast(tf.convert_to_tensor(grad), total.dtype))
 
-        def update(_):
-            _update(optimizer, [total / steps for total in sums], variables)
-            optimizer._backend_reset_gradient_accumulators()
+    def update(_):
+        _update(optimizer, [total / steps for total in sums], variables)
+        optimizer._backend_reset_gradient_accumulators()
 
-        is_last = (optimizer._iterations + 1) % steps == 0
-        branch(is_last, update, lambda _: None)
-    if optimizer.use_ema:
-        # After each micro-batch, as in Keras.
-        averaged = optimizer._trainable_variables
-        optimizer._update_model_variables_moving_average(averaged)
+    nothing = [None] * len(variables)
+    run(add, grads, variables)
+    is_last = tf.logical_and((optimizer._iterations + 1) % steps == 0, holds)
+    branch(is_last, lambda _: run(update, nothing, variables), lambda _: None)
+    if optimizer.use_ema:  # After each micro-batch, as in Keras.
+        run(lambda _: _average(optimizer), nothing, variables)
+
+
+def _average(optimizer):
+    averaged = optimizer._trainable_variables
+    optimizer._update_model_variables_moving_average(averaged)
 
 
 def _update(optimizer, grads, variables):

@@ -8,10 +8,12 @@ does not have. Adam, some ten operations in Keras, is TensorFlow's own kernel.
 """
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tfamp.facts import xla_sizes
+from tfamp.kernels import clusters
 
 _DRAWN_BITS = 16  # Random bits for an element of dropout.
 
@@ -33,7 +35,7 @@ def activation(name: str, x: tf.Tensor) -> tf.Tensor:
       Hendrycks and Gimpel, "Gaussian Error Linear Units", arxiv.org/abs/1606.08415
     """
     forward, backward = _compiled_activation(name, x.dtype)
-    return _apply(lambda flat: (forward(flat), [flat]), backward, [-1], x)
+    return _apply(lambda flat: (_here(forward)(flat), [flat]), backward, [-1], x)
 
 
 # Each returns the value and the derivative. By hand: `tf.gradients` of gelu_tanh took
@@ -103,7 +105,8 @@ def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tens
             # Into the graph of a branch of `tf.cond`, an operation brings a tensor, but
             # a call of a compiled function does not (TensorFlow 2.21).
             here = map(tf.identity, kept)
-            of_x, *others = backward(*here, _padded(tf.reshape(upstream, shape), x))
+            upstream = _padded(tf.reshape(upstream, shape), x)
+            of_x, *others = _here(backward)(*here, upstream)
             return _like(of_x, x), *others
 
         return _like(y, x), gradient
@@ -111,24 +114,14 @@ def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tens
     return apply(x, *weights)
 
 
+def _here(compiled):
+    """Returns a compiled function; its operators, where they become programs anyway."""
+    return compiled.python_function if clusters.gathers() else compiled
+
+
 def _padded(rows, x):
-    """Pads the first dimension with zeros, unless the shape of x is known.
-
-    XLA compiles each size anew, for tenths of a second, and keeps what it compiled. So
-    batches of any size come to four sizes between a power of 2 and the next.
-    """
-    if x.shape.is_fully_defined():
-        return rows
-    count = tf.shape(rows)[0]
-    more = _padded_size(count) - count
-    return tf.pad(rows, [[0, more], *[[0, 0]] * (len(rows.shape) - 1)])
-
-
-def _padded_size(count):
-    """Returns the next of four steps between powers of 2: int32 scalar."""
-    logarithm = tf.math.log(tf.cast(tf.maximum(count, 1), tf.float64)) / math.log(2)
-    step = tf.bitwise.left_shift(1, tf.maximum(tf.cast(logarithm, tf.int32) - 2, 0))
-    return (count + step - 1) // step * step
+    """Pads the first dimension, unless the shape of x is known."""
+    return rows if x.shape.is_fully_defined() else xla_sizes.padded(rows)
 
 
 def _like(padded, x):
@@ -164,7 +157,7 @@ def layer_normalization(
     epsilon = tf.cast(epsilon, tf.float32)
 
     def forward(rows, gamma, beta):
-        y, mean, inverse = compiled(rows, gamma, beta, epsilon)
+        y, mean, inverse = _here(compiled)(rows, gamma, beta, epsilon)
         return y, [rows, gamma, mean, inverse]
 
     return _apply(forward, backward, [-1, x.shape[-1]], x, gamma, beta)
@@ -211,8 +204,11 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
     Args:
       x: Float tensor of any shape; so is what is returned.
       rate: Share to drop, in (0, 1).
-      seed: int32 [2].
+      seed: int32 or int64 [2].
     """
+    if clusters.gathers():
+        return _drawn_again(x, rate, seed)
+    seed = tf.cast(seed, tf.int32)
     kernel = _compiled_dropout(round(rate * 2**_DRAWN_BITS), x.dtype)
 
     def forward(flat):
@@ -223,6 +219,45 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
         return kernel(bits, flat)[0], [bits]
 
     return _apply(forward, kernel, [-1], x)
+
+
+def _drawn_again(x, rate, seed):
+    """Dropout of elementwise operators alone: the backward pass draws the bits again.
+
+    So they take no memory, and one pass with what is before and after it.
+    """
+    seed = tf.cast(seed, tf.uint64)
+    threshold = tf.constant(round(rate * 2**32), tf.uint64)
+
+    def masked(values):
+        kept = tf.reshape(_random_bits(seed, values.shape.num_elements()), values.shape)
+        scaled = tf.cast(values, tf.float32) * (1 / (1 - rate))
+        return tf.where(kept >= threshold, tf.cast(scaled, values.dtype), 0)
+
+    @tf.custom_gradient
+    def drop(x):
+        return masked(x), masked
+
+    return drop(x)
+
+
+def _random_bits(seed, count):
+    """Returns 32 random bits for each of `count` elements: uint64 [count].
+
+    References:
+      Widynski, "Squares: A Fast Counter-Based RNG", 2020, arxiv.org/abs/2004.06278.
+      Keys of its form are few; these are of two Weyl sequences, and odd.
+    """
+    word = functools.partial(tf.constant, dtype=tf.uint64)
+    half = word(32)
+    key = seed[0] * word(0x9E3779B97F4A7C16) + seed[1] * word(0xD1342543DE82EF96)
+    key = key + word(0xBF58476D1CE4E5B9)  # Odd, and many digits for seeds of 0, too.
+    first = x = tf.cast(tf.range(count, dtype=tf.int64), tf.uint64) * key
+    for more in (first, first + key, first):
+        x = x * x + more
+        swapped = tf.bitwise.right_shift(x, half), tf.bitwise.left_shift(x, half)
+        x = tf.bitwise.bitwise_or(*swapped)
+    return tf.bitwise.right_shift(x * x + first + key, half)
 
 
 @functools.cache
@@ -247,34 +282,4 @@ def _draw(like, seed):
     # ThreeFry takes half of Philox' time here.
     return tf.random.stateless_uniform(
         tf.shape(like), seed, None, None, tf.uint64, alg="threefry"
-    )
-
-
-def apply_adam(variables: Sequence, gradient, step, learning_rate, adam) -> None:
-    """Updates a variable and its two averages in place, as Keras does up to rounding.
-
-    Args:
-      variables: The variable, its momentum and its velocity: float32, of one shape.
-      gradient: The same shape. Sparse rows are made dense: the averages of the other
-        rows decay, too.
-      step: Scalar, counted from 1.
-      learning_rate: Scalar.
-      adam: A `keras.optimizers.Adam`, for its settings.
-
-    References:
-      Kingma and Ba, "Adam", 2014, https://arxiv.org/abs/1412.6980
-    """
-    variable, momentum, velocity = variables
-    step = tf.cast(step, tf.float32)
-    tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=momentum.handle,
-        v=velocity.handle,
-        beta1_power=tf.pow(tf.cast(adam.beta_1, tf.float32), step),
-        beta2_power=tf.pow(tf.cast(adam.beta_2, tf.float32), step),
-        lr=tf.cast(learning_rate, tf.float32),
-        beta1=adam.beta_1,
-        beta2=adam.beta_2,
-        epsilon=adam.epsilon,
-        grad=tf.cast(tf.convert_to_tensor(gradient), tf.float32),
     )

@@ -6,28 +6,19 @@ model has TensorFlow's own operations (unless it calls layers with `training=Tru
 Everything else calls Keras' own function.
 """
 
-import math
 from collections.abc import Callable
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks
-from tfamp.kernels import bias_gradient, fused
+from tfamp.kernels import fused
 
 _LOW = (tf.bfloat16, tf.float16)
-
-
-def is_on_cpu() -> bool:
-    """Whether this host has no GPU, on which no kernel is used."""
-    return not tf.config.get_visible_devices("GPU")
-
-
-def usable() -> bool:
-    """Whether this host and strategy are ones that the kernels are for."""
-    return graph_context.on_one_cpu([])
+# Where the kernels run: on a CPU for 16 bits, of which TensorFlow's operators convert
+# each element; on a GPU for fewer launches.
+_FORMATS = {"CPU": _LOW, "GPU": (*_LOW, tf.float32)}
 
 
 def or_keras_own(function: Callable) -> Callable:
@@ -59,8 +50,7 @@ def _dropout(inputs, rate, noise_shape=None, seed=None):
     from keras.src.random import seed_generator
 
     # One draw, as in the original: later layers get the same seeds.
-    drawn = tf.cast(seed_generator.draw_seed(seed), tf.int32)
-    return fused.dropout(inputs, rate, drawn)
+    return fused.dropout(inputs, rate, seed_generator.draw_seed(seed))
 
 
 def _layer_normalization(x, gamma=None, beta=None, axis=-1, epsilon=None, **kwargs):
@@ -81,45 +71,18 @@ def _is_of_features(weight, x):
     return known and weight.dtype == "float32" and tuple(weight.shape) == x.shape[-1:]
 
 
-def _update_step(adam, gradient, variable, learning_rate):
-    index = adam._get_variable_index(variable)
-    each = variable, adam._momentums[index], adam._velocities[index]
-    variables = [v.value if isinstance(v, keras.Variable) else v for v in each]
-    # Keras squares the rows of one index apart; the kernel, their sum.
-    apart = isinstance(gradient, tf.IndexedSlices) and not bias_gradient.sums_rows()
-    if apart or not _updates(adam, variables):
-        return NotImplemented
-    step = adam.iterations + 1
-    return fused.apply_adam(variables, gradient, step, learning_rate, adam)
-
-
-def _updates(adam, variables):
-    """Whether a variable and its two slots are updated by the fused kernel.
-
-    Not where assignments are masked, or a subclass has its own: the kernel writes past
-    them. Nor where `1 - beta` keeps no four digits, as TensorFlow takes it: in float32.
-    """
-    betas = adam.beta_1, adam.beta_2
-    return (
-        type(adam) in (keras.optimizers.Adam, keras.optimizers.AdamW)
-        and not adam.amsgrad
-        and all(math.isclose(1 - np.float32(b), 1 - b, rel_tol=1e-4) for b in betas)
-        and not any("assign" in vars(v) for v in variables)
-        and all(v.dtype == tf.float32 for v in variables)
-        and _in_graph(variables)
-    )
-
-
 def _applies(x) -> bool:
     """Whether a layer's tensor goes through a fused kernel."""
     return (
-        getattr(x, "dtype", None) in _LOW
-        and isinstance(x, tf.Tensor)
+        isinstance(x, tf.Tensor)
         and (trains() or _in_step_of_a_model())
         # XLA compiles each size anew: lengths that vary would compile for ever.
         and x.shape.rank is not None
         and all(size is not None for size in x.shape[1:])
-        and _in_graph([x])
+        and not tf.executing_eagerly()
+        and x.dtype in _FORMATS.get(graph_context.one_device([x]), ())
+        and not graph_context.in_xla()
+        and not graph_context.watched()
     )
 
 
@@ -141,19 +104,9 @@ def _in_step_of_a_model() -> bool:
     return False
 
 
-def _in_graph(values) -> bool:
-    return (
-        not tf.executing_eagerly()
-        and graph_context.on_one_cpu(values)
-        and not graph_context.in_xla()
-        and not graph_context.watched()
-    )
-
-
 HOOKS = hooks.HookGroup(
     dropout=or_keras_own(_dropout),
     gelu=or_keras_own(_gelu),
     silu=or_keras_own(_silu),
     layer_normalization=or_keras_own(_layer_normalization),
-    update_step=or_keras_own(_update_step),
 )

@@ -65,16 +65,18 @@ def _begin(model, inputs):
     }
 
 
-def record(optimizer: Any) -> None:
+def record(optimizer: Any, finite: Any) -> None:
     """Notes, in a step that is skipped, how large the inputs in float16 are.
 
     Args:
-      optimizer: The `LossScaleOptimizer` that skips it.
+      optimizer: The `LossScaleOptimizer` that may skip it.
+      finite: Whether it does not: bool [].
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    outer = getattr(graph, "outer_graph", None)  # It is a branch.
+    # That of the step, or in a branch or program of it.
+    graphs = graph, getattr(graph, "outer_graph", None)
     found = [(name, ref()) for name, ref in _call.rounded]
-    found = [(n, x) for n, x in found if x is not None and _graph(x) is outer]
+    found = [(n, x) for n, x in found if x is not None and _graph(x) in graphs]
     if not found:
         return
     names, inputs = zip(*found, strict=True)
@@ -83,7 +85,8 @@ def record(optimizer: Any) -> None:
             _peaks[optimizer] = names, tf.Variable(tf.zeros(len(names)))
     peaks = _peaks[optimizer][1]
     largest = [tf.cast(tf.reduce_max(tf.abs(x)), "float32") for x in inputs]
-    peaks.assign(tf.maximum(peaks, tf.stack(largest)))
+    larger = tf.maximum(peaks, tf.stack(largest))
+    peaks.assign(tf.where(finite, peaks.read_value(), larger))
 
 
 def _graph(tensor):

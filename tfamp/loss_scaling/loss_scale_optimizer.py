@@ -15,8 +15,8 @@ from tfamp.loss_scaling import (
     rule,
     saved_state,
     train_steps,
-    update,
 )
+from tfamp.updates import gate
 
 # In a `tf.function`, AutoGraph would rewrite what the user's code calls.
 _NOT_CONVERTED = tf.autograph.experimental.do_not_convert
@@ -211,7 +211,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @_NOT_CONVERTED
     def check_finite(self, grads):
         """Returns whether every unscaled gradient is finite: bool tensor []."""
-        return update.all_finite(grads, self.usable_scale())
+        return gate.all_finite(grads, self.usable_scale())
 
     def build(self, var_list):
         """Builds the inner optimizer for a list of trainable variables."""
@@ -248,11 +248,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
           ValueError: If there is not one variable for each gradient.
         """
         inner, settle = self.inner_optimizer, train_steps.settled_by(self)
-        update.check_context(inner, self._distribution_strategy)
-        grads, variables = update.pairs(self, grads, trainable_variables)
+        gate.check_context(inner, self._distribution_strategy)
+        grads, variables = keras_optimizers.pairs(self, grads, trainable_variables)
         if not grads:
             return  # As Keras does.
-        scale = 1.0 if settle else self.usable_scale()
         if not settle and not self._scale_was_read and self.initial_scale != 1:
             self._scale_was_read = True  # Keras 3 divides in silence.
             user_code.log(
@@ -261,17 +260,20 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "optimizer.scale_loss(loss)`."
             )
 
-        def unscale(grads):
-            return update.unscale(grads, variables, scale)
+        def scale():  # Where it is used: in the program that is compiled.
+            return 1.0 if settle else self.usable_scale()
 
-        def count_overflows(grads):
-            large_inputs.record(self)
+        def unscale(grads):
+            return gate.unscale(grads, variables, scale())
+
+        def count_overflows(grads, finite):
+            large_inputs.record(self, finite)
             if self.overflow_counts is not None:
                 # Below a scale of 1 they may overflow only there.
-                self.overflow_counts.record(unscale(grads), variables)
+                self.overflow_counts.record(unscale(grads), variables, finite)
 
-        step = update.Step(
-            check=lambda grads: update.all_finite(grads, scale),
+        step = gate.Step(
+            check=lambda grads: gate.all_finite(grads, scale()),
             update=lambda grads: inner.apply_gradients(  # Users override it.
                 zip(unscale(grads), variables, strict=True)
             ),
@@ -280,7 +282,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         )
         jit, summed = self.config.jit_compile, skip_gradients_aggregation
         with train_steps.suspended():
-            update.gate(step, grads, variables, inner, jit, summed)
+            gate.take(step, grads, variables, inner, jit, summed)
 
     @_NOT_CONVERTED
     def apply_gradients(self, grads_and_vars, **keywords):

@@ -29,12 +29,16 @@ class OverflowCounts:
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
 
-    def record(self, grads: Sequence, variables: Sequence) -> None:
-        """Counts the gradients of these variables, of which some may be None."""
+    def record(self, grads: Sequence, variables: Sequence, finite) -> None:
+        """Counts the gradients of these variables, of which some may be None.
+
+        Not where `finite`, a bool [], says that the step was none to count.
+        """
         self._names = [getattr(v, "path", v.name) for v in variables]
         missing = self._counts.shape[0] - len(variables)
         counts = tf.stack([_count(grad) for grad in grads])
-        self._counts.assign(tf.pad(counts, [[0, missing], [0, 0]]))
+        counts = tf.pad(counts, [[0, missing], [0, 0]])
+        self._counts.assign(tf.where(finite, self._counts.read_value(), counts))
 
     def read(self) -> dict[str, tuple[int, int]]:
         """Returns {path: (infs, NaNs)} of the gradients that were not finite."""

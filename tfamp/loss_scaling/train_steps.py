@@ -24,8 +24,9 @@ import keras
 import tensorflow as tf
 
 from tfamp.facts import names, user_code
-from tfamp.keras_patches import hooks
-from tfamp.loss_scaling import large_inputs, update
+from tfamp.keras_patches import hooks, keras_optimizers
+from tfamp.loss_scaling import large_inputs
+from tfamp.updates import gate
 
 _VARIABLES = (tf.Variable, keras.Variable)
 _LARGEST = 2.0**15  # The largest power of two of float16, for a loss in float16.
@@ -179,7 +180,7 @@ def _true(grads, sources, scale):
         # That of a tensor has its format, as ever.
         wide if wide is None or isinstance(x, _VARIABLES) else tf.cast(wide, grad.dtype)
         for wide, grad, x in zip(
-            update.unscale(given, flat, scale), given, flat, strict=True
+            gate.unscale(given, flat, scale), given, flat, strict=True
         )
     ]
     return tf.nest.pack_sequence_as(sources, true)
@@ -192,19 +193,19 @@ def _apply(original):
             if not (step or _now.suspended or tf.distribute.has_strategy()):
                 _tell_of_loops()
             return original(optimizer, grads, trainable_variables)
-        update.check_context(optimizer, optimizer._distribution_strategy)
-        grads, variables = update.pairs(optimizer, grads, trainable_variables)
+        gate.check_context(optimizer, optimizer._distribution_strategy)
+        grads, variables = keras_optimizers.pairs(optimizer, grads, trainable_variables)
         if not grads:
             return None
         _others.setdefault(step.optimizer, weakref.WeakSet()).add(optimizer)
-        gated = update.Step(
-            check=lambda grads: update.all_finite(grads, 1.0),
+        gated = gate.Step(
+            check=lambda grads: gate.all_finite(grads, 1.0),
             update=lambda grads: original(optimizer, grads, variables),
-            skip=lambda grads: large_inputs.record(step.optimizer),
+            skip=lambda grads, finite: large_inputs.record(step.optimizer, finite),
             settle=step.optimizer.settle,
         )
         with suspended():
-            update.gate(gated, grads, variables, optimizer, "auto", summed=False)
+            gate.take(gated, grads, variables, optimizer, "auto", summed=False)
 
     return apply
 

@@ -10,11 +10,18 @@ from absl import logging
 
 from tfamp.graph_rewrite import switch
 from tfamp.keras_patches import replicas
-from tfamp.kernels import bias_gradient, install, long_attention
+from tfamp.kernels import (
+    bias_gradient,
+    clusters,
+    install,
+    long_attention,
+    product_gradient,
+)
 from tfamp.loss_scaling import train_steps
 from tfamp.memory_saving import remat as rematerialization
 from tfamp.precision import model_hooks, policy, promotion, settings
 from tfamp.precision.status import Status, describe
+from tfamp.updates import compiled
 
 
 class _Session(NamedTuple):
@@ -45,7 +52,7 @@ def enable(
     overrides: Mapping[str, str] | None = None,
     loss_scale: Mapping[str, Any] | Literal[False] | None = None,
     graph_rewrite: bool | Mapping[str, Any] | None = None,
-    fused_kernels: bool = True,
+    fused_kernels: bool | None = None,
     float32_outputs: bool = True,
     sum_embedding_gradients: bool = False,
     on_unsupported: Literal["raise", "warn"] = "raise",
@@ -85,10 +92,11 @@ def enable(
         the format of `mode`; the first training step reports it. A dict: keywords of
         `enable_graph_rewrite`. None: True if `TF_ENABLE_AUTO_MIXED_PRECISION` or
         `TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE` is 1 in the environment.
-      fused_kernels: Whether mixed modes compile dropout, GELU, SiLU, layer
-        normalization and Adam's update into one kernel each, in graphs on a CPU without
-        XLA. They round once; dropout drops other elements than Keras with the same
-        seed. Also whether long attention takes linear memory, on any device.
+      fused_kernels: Whether optimizers' updates, dropout, GELU, SiLU and layer
+        normalization are compiled into fewer kernels, in graphs without XLA, where that
+        is faster (docs/kernels.md). They round once; dropout drops other elements than
+        Keras with the same seed. Also whether long attention takes linear memory. None:
+        in tf32 and the mixed modes; True: in float32, too; False: nowhere.
       float32_outputs: Whether a model called by user code, `fit` or `predict` returns
         16-bit outputs as float32. Models inside other models keep their format.
       sum_embedding_gradients: Whether an embedding's gradient rows of one index are
@@ -213,8 +221,6 @@ def _refresh_hooks() -> None:
         model_hooks.install(asked)
     else:
         model_hooks.remove()
-    # On a GPU none is used.
-    fused = mixed and asked.fused_kernels and install.is_on_cpu()
     summed = asked is not None and asked.sum_embedding_gradients
     rewrite = switch.active()
     float16 = bool(asked and asked.has_float16)
@@ -223,9 +229,12 @@ def _refresh_hooks() -> None:
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrites),
         (bias_gradient.EMBEDDING_HOOKS, summed),
-        (install.HOOKS, fused),
+        (compiled.HOOKS, asked is not None and asked.fuses_updates),
+        (install.HOOKS, asked is not None and asked.fuses_layers),
+        (product_gradient.HOOKS, asked is not None and asked.fuses_layers),
+        (clusters.HOOKS, asked is not None and asked.fuses_layers),
         (long_attention.HOOKS, asked is not None),
-        (long_attention.LAYER_HOOKS, mixed and asked.fused_kernels),
+        (long_attention.LAYER_HOOKS, mixed and asked.fuses_layers),
         (replicas.HOOKS, asked is not None),
         (promotion.HOOKS, mixed),
         (train_steps.HOOKS, scaled),

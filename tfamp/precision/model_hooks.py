@@ -26,6 +26,7 @@ from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure, traces
 from tfamp.keras_patches import compiling, hooks, places
+from tfamp.kernels import clusters
 from tfamp.loss_scaling import large_inputs, optimizer, train_steps
 from tfamp.memory_saving import low_bit, quantized
 from tfamp.precision import assigned, described, plan, policy, promotion, rules
@@ -135,6 +136,7 @@ class _Rules:
         def make_train_function(model, *args, **kwargs):
             is_new = model.train_function is None
             builds = is_new and not structure.is_built(model)
+            clusters.HOOKS.add(type(model))
             train_steps.HOOKS.add(type(model))
             if is_new and self._compiled.get(model) and model.optimizer is not None:
                 with model.distribute_strategy.scope():  # Set after its `compile`.

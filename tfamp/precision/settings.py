@@ -27,7 +27,8 @@ class Settings(NamedTuple):
       remat: Patterns of layers that are computed again in the backward pass.
       scaling: Settings of the loss scale, or False for none.
       rewrite: Settings of the graph rewrite, or None.
-      fused_kernels: Whether fused kernels are wanted where layers have 16 bits.
+      fused_kernels: Whether updates and layers are compiled into fewer kernels; None:
+        in every mode but float32.
       float32_outputs: Whether a model returns outputs of 16 bits as float32.
       sum_embedding_gradients: Whether rows of one index are summed first.
       optimizer_state: How slots of optimizers are stored: one of `low_bit.STATES`.
@@ -40,7 +41,7 @@ class Settings(NamedTuple):
     overrides: overriding.Overrides
     scaling: rule.LossScaleConfig | Literal[False]
     rewrite: switch.RewriteConfig | None
-    fused_kernels: bool
+    fused_kernels: bool | None
     float32_outputs: bool
     sum_embedding_gradients: bool
     remat: tuple[str, ...]
@@ -51,6 +52,17 @@ class Settings(NamedTuple):
     def is_mixed(self) -> bool:
         """Whether any layer computes in 16 bits by its dtype policy."""
         return any(mode.policy != "float32" for mode in self._modes)
+
+    @property
+    def fuses_updates(self) -> bool:
+        """Whether optimizers' updates are compiled, where that is known to pay."""
+        default = self.is_mixed or self.mode.name != "float32"
+        return default if self.fused_kernels is None else self.fused_kernels
+
+    @property
+    def fuses_layers(self) -> bool:
+        """Whether layers are, too: the graph rewrite does not look into kernels."""
+        return self.fuses_updates and self.rewrite is None
 
     @property
     def has_float16(self) -> bool:
@@ -68,7 +80,7 @@ def parse(
     overrides: Mapping[str, str] | None = None,
     loss_scale: Mapping[str, Any] | Literal[False] | None = None,
     graph_rewrite: bool | Mapping[str, Any] | None = None,
-    fused_kernels: bool = True,
+    fused_kernels: bool | None = None,
     float32_outputs: bool = True,
     sum_embedding_gradients: bool = False,
     on_unsupported: Literal["raise", "warn"] = "raise",
@@ -86,8 +98,12 @@ def parse(
             f"`on_unsupported` must be one of {_ON_UNSUPPORTED}. "
             f"Received: on_unsupported={on_unsupported!r}."
         )
+    if not isinstance(fused_kernels, bool | None):
+        raise TypeError(
+            "`fused_kernels` must be True, False or None. Received: "
+            f"fused_kernels={fused_kernels!r}."
+        )
     flags = {
-        "fused_kernels": fused_kernels,
         "float32_outputs": float32_outputs,
         "sum_embedding_gradients": sum_embedding_gradients,
     }
@@ -123,6 +139,7 @@ def parse(
         parsed,
         scaling,
         rewrite,
+        fused_kernels,
         **flags,
         remat=again,
         optimizer_state=optimizer_state,

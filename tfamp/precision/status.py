@@ -4,13 +4,14 @@ import threading
 from typing import NamedTuple
 
 from tfamp import errors
-from tfamp.facts import hardware, modes, versions
+from tfamp.facts import graph_context, hardware, modes, versions
 from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, install, long_attention
 from tfamp.loss_scaling import rule
 from tfamp.memory_saving import remat
 from tfamp.precision import policy, promotion, rules, settings
+from tfamp.updates import compiled
 
 
 class Status(NamedTuple):
@@ -33,7 +34,8 @@ class Status(NamedTuple):
       graph_rewrite: What was requested of Grappler's rewrite, and what was observed.
       bias_gradients: Whether bfloat16 bias gradients are summed in float32.
       embedding_gradients: Whether rows of one index are summed before they are squared.
-      fused_kernels: Which operations are fused kernels in 16-bit training on a CPU.
+      fused_kernels: Which operations are fused kernels, and why the last update of an
+        optimizer was not.
       attention: Where attention takes linear memory.
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
       formats_meet: Where in the user's code operators were computed in float32, because
@@ -159,11 +161,14 @@ def _describe_remat(patterns):
 
 
 def _describe_kernels(asked):
-    names = install.HOOKS.in_force()
-    if not names or not install.usable():
-        wanted = asked is not None and asked.is_mixed and asked.fused_kernels
-        return "none: for graphs on one CPU" if wanted else "off"
-    return f"{', '.join(names)} (in graphs without XLA)"
+    if asked is None or not asked.fuses_updates:
+        return "off"
+    if not (device := graph_context.one_device()):
+        return "none: for graphs on one CPU or GPU"
+    names = [*install.HOOKS.in_force(), *compiled.HOOKS.in_force()]
+    why = compiled.last_reason()
+    last = f"; the last update ran as Keras has it: {why}" if why else ""
+    return f"{', '.join(names)} (in graphs on one {device} without XLA){last}"
 
 
 def _describe_scaling(asked, active):

@@ -8,23 +8,25 @@ left inside a branch. All ways to gate have the same result:
 | traced for | update | why |
 |---|---|---|
 | eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
-| a graph | branch of `tf.cond`, compiled by XLA | one fused pass, not 10 kernels |
+| a graph on one CPU | branch of `tf.cond`, compiled by XLA | one fused pass, not 10 kernels |
+| a graph on one GPU | one program with its check, every assignment masked | one launch |
+| the same, accumulated | programs for a micro-batch and a window's last one | see there |
 | XLA | every assignment masked | a branch would copy every slot |
 | replicas | branch of one `tf.cond`, around all | updates merge replicas |
 | replicas in XLA, on GPUs | each its own branch | nothing merges there |
 
-The second and third are for dense gradients of Keras' own optimizers on one device;
-the figures behind them are those of `results/loss_scale_step`.
+Those that are compiled or masked are for Keras' own optimizers on one device
+(`compiled`); the figures behind them are those of `results/loss_scale_step`.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tfamp.facts import graph_context
 from tfamp.keras_patches import keras_optimizers, replicas
+from tfamp.updates import compiled
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
@@ -80,7 +82,7 @@ def all_finite(grads: Sequence, scale):
         finite = [tf.math.is_finite(_divide_f32(value, scale)) for value in values]
         return tf.reduce_all([tf.reduce_all(each) for each in finite])
 
-    if not graph_context.on_one_cpu(values):
+    if graph_context.one_device(values) != "CPU":
         return exact()
     sums = tf.stack([_sum_f32(value) for value in values])
     clear = tf.logical_and(tf.reduce_all(tf.math.is_finite(sums)), scale >= 1)
@@ -129,35 +131,6 @@ def _name(strategy):
     return "no strategy" if name.startswith("_Default") else name
 
 
-def pairs(optimizer, grads: Sequence, variables: Sequence | None) -> tuple[list, list]:
-    """Returns gradients as tensors, and their variables; builds the optimizer.
-
-    Args:
-      optimizer: A Keras optimizer.
-      grads: Its gradients: what converts to tensors, or None.
-      variables: Their variables; None: those that it was built for.
-
-    Raises:
-      ValueError: If there is not one variable for each gradient.
-    """
-    as_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
-    grads = [None if grad is None else as_tensor(grad) for grad in grads]
-    if not grads:
-        return [], []
-    if not (optimizer.built or variables):
-        raise ValueError("The optimizer is not built: pass `trainable_variables`.")
-    variables = list(variables or optimizer._trainable_variables)
-    if not optimizer.built:
-        with keras.name_scope(optimizer.name):
-            optimizer.build(variables)
-    if len(grads) != len(variables):
-        raise ValueError(
-            "There must be one gradient (or None) for each variable. Received: "
-            f"{len(grads)} gradients and {len(variables)} variables."
-        )
-    return grads, variables
-
-
 class Step(NamedTuple):
     """A step of loss scaling in four functions.
 
@@ -165,17 +138,18 @@ class Step(NamedTuple):
       check: Function of the scaled gradients: are they finite? Bool [].
       update: Function of them that assigns to the trained variables and those of the
         inner optimizer alone.
-      skip: Function of them, in place of `update`.
+      skip: Function of them, and of what `check` said: what a step that is skipped
+        notes; any other notes nothing.
       settle: Function of what `check` said, afterwards.
     """
 
     check: Callable[[Sequence], Any]
     update: Callable[[Sequence], Any]
-    skip: Callable[[Sequence], Any]
+    skip: Callable[[Sequence, Any], Any]
     settle: Callable[[Any], Any]
 
 
-def gate(
+def take(
     step: Step, grads: Sequence, variables: Sequence, optimizer, jit_compile, summed
 ):
     """Takes a step of the built inner `optimizer`, or skips it; on all replicas alike.
@@ -191,20 +165,51 @@ def gate(
     if replicas.must_agree():
         _gate_replicas(step, grads, variables, optimizer, summed)
         return
-    finite, apply = step.check(grads), step.update
-    if _can_compile(optimizer, grads, variables, jit_compile):
-        if graph_context.in_xla():
-            with keras_optimizers.masked_assignments(optimizer, variables, finite):
-                step.update(grads)
-            apply = _nothing
-        else:
-            (first,) = keras_optimizers.native(variables[:1])
-            apply = _compiled_on(first.device, step.update)
-    replicas.branch(finite, apply, step.skip, grads)
+    way = _way(optimizer, grads, variables, jit_compile)
+    if way == "masked":
+        _masked(step, grads, variables, optimizer)
+    elif way == "program":
+        compiled.call(
+            lambda grads: _masked(step, grads, variables, optimizer), grads, variables
+        )
+    elif way == "windows":
+        _gate_windows(step, grads, variables, optimizer)
+    else:
+        finite, apply = step.check(grads), step.update
+        if way == "branch":
+
+            def apply(grads):
+                compiled.call(step.update, grads, variables)
+
+        replicas.branch(finite, apply, lambda grads: step.skip(grads, False), grads)
+        step.settle(finite)
+
+
+def _masked(step, grads, variables, optimizer):
+    finite = step.check(grads)
+    with keras_optimizers.masked_assignments(optimizer, variables, finite):
+        step.update(grads)
+    step.skip(grads, finite)
     step.settle(finite)
 
 
+def _gate_windows(step, grads, variables, optimizer):
+    finite = compiled.call(step.check, grads, variables)
+    masked = keras_optimizers.masked_assignments(optimizer, variables, finite)
+    with masked, compiled.accumulating(optimizer, finite):
+        step.update(grads)
+
+    def after(grads):
+        step.skip(grads, finite)
+        step.settle(finite)
+
+    compiled.call(after, grads, variables)
+
+
 def _gate_replicas(step, grads, variables, optimizer, summed):
+    def skip(grads):
+        step.skip(grads, False)
+
     if replicas.accumulates(optimizer):
         if summed:  # What each replica adds to its accumulators is summed again.
             count = tf.distribute.get_strategy().num_replicas_in_sync
@@ -218,52 +223,37 @@ def _gate_replicas(step, grads, variables, optimizer, summed):
     with scope:
         if graph_context.replicas_without_merging():
             with keras_optimizers.held_iterations(optimizer) as counters:
-                replicas.branch(finite, step.update, step.skip, grads)
+                replicas.branch(finite, step.update, skip, grads)
             for counter in counters:
                 counter.assign_add(tf.cast(finite, counter.dtype))
         else:
-            finite = replicas.branch(finite, step.update, step.skip, grads)
+            finite = replicas.branch(finite, step.update, skip, grads)
     step.settle(finite)
 
 
-def _nothing(grads):
-    """In place of an update that is masked."""
+def _way(optimizer, grads, variables, jit_compile):
+    """Returns how an update on one device is gated: see the table above.
 
-
-def _compiled_on(device, update):
-    def apply(grads):
-        @tf.function(autograph=False, jit_compile=True)
-        def compiled():
-            update(grads)
-
-        with tf.device(device):  # It need not be that of the step.
-            compiled()
-
-    return apply
-
-
-def _can_compile(optimizer, grads, variables, jit_compile):
-    """Whether XLA can compile the update, and it is better for it.
-
-    "auto": only where it is known to work and to be faster, that is for Keras' own
-    optimizers and schedules, and not in a plain graph on a GPU, whose user may have
-    turned XLA off; True: wherever it can; False: nowhere.
+    "auto" compiles what is known to work and to be faster, that is Keras' own
+    optimizers and schedules, and on a GPU only while `enable` has updates compiled,
+    whose user may have turned XLA off; True, wherever it can; False, nowhere.
     """
+    plain = "plain"
     if not jit_compile or not tf.inside_function() or tf.distribute.has_strategy():
-        return False
+        return plain
+    accumulates = replicas.accumulates(optimizer)
     members = keras_optimizers.member_optimizers(optimizer)
-    sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
-    # The branch on the accumulation's last micro-batch copies every slot again.
-    if sparse or replicas.accumulates(optimizer) or graph_context.watched():
-        return False
-    known = all(keras_optimizers.is_stock(member, variables) for member in members)
     if graph_context.in_xla():
-        return known  # Else a branch, which XLA compiles as well.
-    written = keras_optimizers.native([*variables, *optimizer.variables])
-    # XLA flushes subnormals, and an epsilon of 1e-7 is one in float16.
-    known = known and all(v.dtype not in (tf.float16, tf.bfloat16) for v in written)
-    kinds = ("CPU", "GPU") if jit_compile is True else ("CPU",)
-    possible = graph_context.xla_supports({v.device for v in written}, kinds)
-    wanted = known or jit_compile is True
-    # Not every kernel of XLA is deterministic.
-    return possible and wanted and not graph_context.deterministic()
+        foreign = [keras_optimizers.foreign_part(x, variables) for x in members]
+        # Else a branch, which XLA compiles as well.
+        return "masked" if not accumulates and not any(foreign) else plain
+    any_kind = jit_compile is True
+    if graph_context.one_device() == "GPU":
+        against = compiled.reason_against(optimizer, variables, any_kind)
+        wanted = any_kind or compiled.wanted(optimizer, variables)
+        whole = "windows" if accumulates else "program"
+        return whole if wanted and not against else plain
+    # The branch on the accumulation's last micro-batch copies every slot again.
+    sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
+    possible = not compiled.reason_against(optimizer, variables, any_kind)
+    return "branch" if possible and not sparse and not accumulates else plain
