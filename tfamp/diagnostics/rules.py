@@ -308,9 +308,10 @@ _LAYER_RULES = {
 }
 
 
-def examine(step: TrainingStep) -> tuple[Finding, ...]:
-    """Returns what all rules find: speed by share, then accuracy."""
-    found, broken = [*_of_step(step), *_of_batch(step)], collections.defaultdict(dict)
+def examine(step: TrainingStep, more: Iterable = ()) -> tuple[Finding, ...]:
+    """Returns what all rules find, and `more`: speed by share, then accuracy."""
+    found = [*_of_step(step), *more, *_of_batch(step)]
+    broken = collections.defaultdict(dict)
     for x in step.layers:
         for rule, note in (*_of_layer(step, x), *_of_accuracy(step, x)):
             broken[rule][x] = note

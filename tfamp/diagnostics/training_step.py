@@ -72,8 +72,8 @@ def on_gpu(device: hardware.DeviceDescription) -> contextlib.AbstractContextMana
     return _CUDNN.installed() if device.kind == "GPU" else contextlib.nullcontext()
 
 
-def allows_xla(model: keras.Model, device: hardware.DeviceDescription) -> bool:
-    """Whether Keras would let XLA compile a model on a device."""
+def without_xla(model: keras.Model, device: hardware.DeviceDescription) -> list[str]:
+    """Returns the layers for which Keras has no XLA: on a GPU those of cuDNN, too."""
     recurrent = (keras.layers.LSTM, keras.layers.GRU)
 
     def supports(layer):
@@ -82,7 +82,7 @@ def allows_xla(model: keras.Model, device: hardware.DeviceDescription) -> bool:
         return layer.supports_jit
 
     with on_gpu(device):
-        return all(map(supports, names.flatten_layers(model)))
+        return [x.path for x in structure.walk(model) if not supports(x.layer)]
 
 
 def _check(model):
@@ -106,12 +106,15 @@ class _Step(keras.Model):
 
     def __init__(self, model):
         super().__init__(name="step", dtype="float32")
-        self.inner, self.built, self.notes = model, True, []
+        self.inner, self.built = model, True
+        self.notes, self.targets = [], None
         if hasattr(model, "output_names"):  # By which losses are given.
             self.output_names = model.output_names
         given = self._as_compiled() if model.compiled else self._assumed()
-        with _without_memory(given["optimizer"]):
-            given["optimizer"].build(model.trainable_variables)
+        optimizer = given["optimizer"]
+        with _without_memory(optimizer):
+            optimizer.build(model.trainable_variables)
+        vars(optimizer)["apply_gradients"] = _named_update(optimizer.apply_gradients)
         # Not that of `enable`, which would give the model its plan for good.
         keras_own = compiling.keras_own_compile()
         keras_own(self, **given, auto_scale_loss=False, jit_compile=False)
@@ -136,38 +139,44 @@ class _Step(keras.Model):
         return {"loss": "mse", "optimizer": optimizer}
 
     def call(self, inputs, training=None):
-        return self.inner(inputs, training=training)
+        with tf.name_scope("forward"):
+            return self.inner(inputs, training=training)
 
     # The kernels that `enable` installs look for this name.
     def one_step_on_data(self, x):
-        with tf.name_scope("forward"):
-            with tf.GradientTape() as tape:
-                y_pred = self(x, training=True)
-                y = self._targets(y_pred)
-                loss = self.compute_loss(x, y, y_pred)
-                scaled = self.optimizer.scale_loss(loss)
-            self._loss_tracker.update_state(loss)
-        with tf.name_scope("backward"):
-            gradients = tape.gradient(scaled, self.inner.trainable_variables)
-        with tf.name_scope("update"):
-            pairs = zip(gradients, self.inner.trainable_variables, strict=True)
-            self.optimizer.apply_gradients(pairs)
-        with tf.name_scope("forward"):
-            return self.compute_metrics(x, y, y_pred)
+        return self.train_step((x,))
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        return super().compute_loss(x, self._targets(y_pred), y_pred, None, training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, self._targets(y_pred), y_pred, sample_weight)
 
     def _targets(self, predictions):
         """Returns placeholders that fit the predictions, or classes of them."""
-        flat = keras.tree.flatten(predictions)
-        losses = keras.tree.flatten(self.loss)
-        if len(losses) != len(flat):
-            losses = losses[:1] * len(flat)
-        made = [
-            tf.compat.v1.placeholder(tf.int32, x.shape[:-1])
-            if "sparse" in str(getattr(loss, "name", loss)).lower()
-            else tf.compat.v1.placeholder(tf.float32, x.shape)
-            for x, loss in zip(flat, losses, strict=True)
-        ]
-        return keras.tree.pack_sequence_as(predictions, made)
+        if self.targets is None:
+            flat = keras.tree.flatten(predictions)
+            losses = keras.tree.flatten(self.loss)
+            losses *= len(flat) if len(losses) == 1 else 1
+            made = [*map(_target, flat, losses)]
+            self.targets = keras.tree.pack_sequence_as(predictions, made)
+        return self.targets
+
+
+def _named_update(original):
+    def apply_gradients(*args, **kwargs):
+        with tf.name_scope("update"):
+            return original(*args, **kwargs)
+
+    return apply_gradients
+
+
+def _target(prediction, loss):
+    of_classes = "sparse" in str(getattr(loss, "name", loss)).lower()
+    shape = prediction.shape[:-1] if of_classes else prediction.shape
+    return tf.compat.v1.placeholder(tf.int32 if of_classes else tf.float32, shape)
 
 
 def _copied(optimizer):

@@ -7,16 +7,17 @@ a registration tells what a kernel wants in the host's memory.
 """
 
 import collections
-import math
 import re
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfamp.facts import hardware, names
+from tfamp.facts import hardware
+from tfamp.inspect import gpu_graph
 
 PARTS = ("forward", "backward", "update")
-_PART = re.compile(r"(?:^|/)(forward|gradient_tape|backward|update)(?:_\d+)?/")
+_SCOPES = ("forward", "gradient_tape", "update")
+_PART = re.compile(rf"(?:^|/)({'|'.join(_SCOPES)})(?:_\d+)?/")
 _LOOPS = ("Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch")
 # What starts nothing: views of memory, handles, lists of tensors, control flow.
 _FREE = frozenset(
@@ -40,10 +41,7 @@ _PRODUCTS = frozenset("BatchMatMulV2 BatchMatMulV3 Einsum MatMul".split())
 _CONVOLUTIONS = re.compile(r"(Depthwise)?Conv[23]D|DepthwiseConv2dNative|CudnnRNN")
 # XLA on a GPU makes a CUDA graph of as many kernels (2.21: graph_min_graph_size).
 _LEAST_GRAPH = 5
-_GRAPPLER = "tensorflow.python.grappler"
 _KERNELS = "tensorflow.python.framework.kernels:get_registered_kernels_for_op"
-_HANDLE_DATA = "tensorflow.python.ops.handle_data_util:get_resource_handle_data"
-_PROTOS = "tensorflow.core.protobuf"
 
 
 class Launches(NamedTuple):
@@ -74,13 +72,14 @@ def count(graph: tf.Graph, device: hardware.DeviceDescription) -> Launches:
     """Counts the launches of a step that TensorFlow's executor runs.
 
     Args:
-      graph: The graph of a function, with its parts in the name scopes of `PARTS`.
+      graph: The graph of a function. Forward pass and update are in name scopes
+        "forward" and "update"; TensorFlow names gradients itself.
       device: A GPU.
 
     Raises:
       ImportError: If this release of TensorFlow lacks a name that this needs.
     """
-    return _Counted(_optimized(graph, device)).launches()
+    return _Counted(gpu_graph.optimized(graph, device)).launches()
 
 
 def count_compiled(graph: tf.Graph) -> Launches:
@@ -98,73 +97,18 @@ def refused_by_xla(graph: tf.Graph) -> list[str]:
     """Returns the kinds of operators that XLA does not compile for a GPU."""
     # XLA registers its operators when it first compiles.
     tf.function(lambda x: x + 1, jit_compile=True, autograph=False)(tf.ones(()))
-    registered = _resolved(_KERNELS)
+    registered = gpu_graph.resolved(_KERNELS)
     kinds = {node.op for node in _all_nodes(graph.as_graph_def())}
     kinds -= {"Placeholder", "NoOp", "Const"}
     known = {kind: {k.device_type for k in registered(kind).kernel} for kind in kinds}
-    # A graph's own functions have no kernels.
+    # A function of the graph's own has no kernels.
     return sorted(k for k, on in known.items() if on and "XLA_GPU_JIT" not in on)
-
-
-def _resolved(name):
-    found = names.resolve(name)
-    if found is None:
-        raise ImportError(f"this release of TensorFlow has no {name}")
-    return found
 
 
 def _all_nodes(definition):
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def
-
-
-# ---- The graph as TensorFlow runs it ----
-
-
-def _optimized(graph, device):
-    """Returns the graph of a function as Grappler leaves it for one GPU."""
-    definition = graph.as_graph_def()
-    inputs = {x.op.name: x for x in graph.inputs if x.dtype == tf.resource}
-    for node in definition.node:  # The layout of convolutions is the GPU's.
-        node.device = "/job:localhost/replica:0/task:0/device:GPU:0"
-        if node.name in inputs:
-            _tell_shape(node, inputs[node.name])
-    meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
-    meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
-    fetches = meta.collection_def["train_op"].node_list.value
-    fetches.extend(tensor.name for tensor in graph.outputs)
-    fetches.extend(operation.name for operation in graph.control_outputs)
-    config = tf.compat.v1.ConfigProto()
-    config.CopyFrom(_resolved("tensorflow.python.eager.context:context")().config)
-    config.graph_options.rewrite_options.min_graph_nodes = -1  # However small it is.
-    optimize = _resolved(f"{_GRAPPLER}.tf_optimizer:OptimizeGraph")
-    cluster = _resolved(f"{_GRAPPLER}.cluster:Cluster")
-    machine = cluster(devices=[_named("CPU"), _named("GPU", device)])
-    return optimize(config, meta, cluster=machine)
-
-
-def _tell_shape(node, handle):
-    """Has a handle that a function is given tell the shape of its variable."""
-    found = _resolved(_HANDLE_DATA)(handle)
-    if found is not None and found.is_set:
-        variable = found.shape_and_type[0]
-        node.op = "VarHandleOp"
-        node.attr.clear()
-        node.attr["dtype"].type = variable.dtype
-        node.attr["shape"].shape.CopyFrom(variable.shape)
-        node.attr["shared_name"].s = node.name.encode()
-
-
-def _named(kind, device=None):
-    made = _resolved(f"{_PROTOS}.device_properties_pb2:NamedDevice")()
-    made.name = f"/job:localhost/replica:0/task:0/device:{kind}:0"
-    made.properties.type, made.properties.num_cores = kind, 16
-    made.properties.frequency = 2000
-    if device is not None:
-        capability = device.compute_capability or (0, 0)
-        made.properties.environment["architecture"] = ".".join(map(str, capability))
-    return made
 
 
 class _Counted:
@@ -175,16 +119,20 @@ class _Counted:
         self.library = {f.signature.name: f for f in definition.library.function}
         with tf.Graph().as_default() as self.graph:  # It infers shapes.
             tf.import_graph_def(definition, name="")
-        self.registered = _resolved(_KERNELS)
+        self.registered = gpu_graph.resolved(_KERNELS)
         self.kernels: dict[Any, Any] = {}
-        self.turns = _Loops(self.graph).turns
+        self.turns = gpu_graph.Loops(self.graph).turns
 
     def launches(self) -> Launches:
         parts, found = dict.fromkeys(PARTS, 0), collections.Counter()
+        part_of: dict[tf.Operation, int] = {}
         for op in self.graph.get_operations():
             turns = self.turns(op)
             number, is_graph = self._launched(op)
-            parts[_part_of(op.name)] += turns * number
+            # What has no name of a part belongs to that of what it takes.
+            taken = [part_of.get(x.op, 0) for x in op.inputs]
+            part_of[op] = max(taken, default=0) if (n := _named_part(op)) is None else n
+            parts[PARTS[part_of[op]]] += turns * number
             found["casts"] += turns * number * (op.type == "Cast")
             found["graphs"] += turns * is_graph
             if number:
@@ -211,17 +159,16 @@ class _Counted:
     def _kernels_of(self, function):
         """Estimates what XLA makes of a function.
 
-        One kernel of each product and each sum, and one of each result: it fuses the
-        elementwise operators before them.
+        One kernel of each product, each sum and each write of a variable, and one of
+        each other result: it fuses what is elementwise into those.
         """
-        number = 0
+        made = {node.name: node for node in function.node_def}
+        number = sum(_is_own_kernel(node) for node in function.node_def)
         for node in function.node_def:
-            if node.op in _PRODUCTS or node.op in _SUMS:
-                number += 1
-            elif "AssignVariableOp" in node.op or "AssignAddVariableOp" in node.op:
-                number += 1
-            elif node.op.endswith("PartitionedCall"):
+            if node.op.endswith("PartitionedCall"):
                 number += self._kernels_of(self.library[node.attr["f"].func.name])
+        ends = {_behind_views(made, result) for result in function.ret.values()} - {""}
+        number += sum(not _is_own_kernel(made[name]) for name in ends)
         return max(number, 1)
 
     # ---- Memory of the host ----
@@ -285,10 +232,22 @@ class _Counted:
         return kernel is not None and place not in kernel.host_memory_arg
 
 
-def _part_of(name):
-    found = _PART.search(name)
-    part = found[1] if found else "forward"
-    return "backward" if part == "gradient_tape" else part
+def _is_own_kernel(node):
+    writes = node.op.startswith("Assign") and node.op.endswith("VariableOp")
+    return node.op in _PRODUCTS or node.op in _SUMS or writes
+
+
+def _behind_views(made, result):
+    """Returns the node of a function that computes a result; "" for an input."""
+    name = result.split(":")[0]
+    while name in made and made[name].op in _FREE:
+        name = made[name].input[0].split(":")[0] if made[name].input else ""
+    return name if name in made else ""
+
+
+def _named_part(op):
+    found = _PART.search(op.name)
+    return _SCOPES.index(found[1]) if found else None
 
 
 def _flat(arguments, node):
@@ -338,53 +297,3 @@ def _is_view(transpose):
         return False
     long = [axis for axis in order if shape[axis] != 1]
     return long == sorted(long)
-
-
-class _Loops:
-    """The loops of a graph, and how often each runs.
-
-    One whose length the graph does not tell counts as one turn.
-    """
-
-    def __init__(self, graph):
-        # Loops that an operation is in, outermost first, and those of its results.
-        self.inside: dict[tf.Operation, tuple[str, ...]] = {}
-        self.after: dict[tf.Operation, tuple[str, ...]] = {}
-        for op in graph.get_operations():  # Sorted, but for what ends a turn.
-            before = [x.op for x in op.inputs] + [*op.control_inputs]
-            loops = max((self.after.get(x, ()) for x in before), key=len, default=())
-            self.inside[op] = self.after[op] = loops
-            if op.type == "Enter":
-                self.after[op] = (*loops, op.get_attr("frame_name"))
-            elif op.type == "Exit":
-                self.after[op] = loops[:-1]
-        ends = [op for op in self.inside if op.type == "LoopCond"]
-        self.lengths = {self.inside[op][-1:]: op.inputs[0] for op in ends}
-
-    def turns(self, op: tf.Operation) -> int:
-        """Returns how often an operation runs in a step."""
-        return math.prod(self._length(loop) for loop in self.inside[op])
-
-    def _length(self, loop):
-        length = self.lengths.get((loop,), 1)
-        if not isinstance(length, int):
-            self.lengths[(loop,)] = 1  # Of a loop that waits for itself.
-            self.lengths[(loop,)] = length = self._least(length) or 1
-        return length
-
-    def _least(self, condition):
-        """Returns the least bound of a counter that a condition compares; else None."""
-        op = condition.op
-        if op.type == "LogicalAnd":
-            found = [self._least(x) for x in op.inputs]
-            return min((x for x in found if x is not None), default=None)
-        return self._number(op.inputs[1]) if op.type == "Less" else None
-
-    def _number(self, tensor):
-        op = tensor.op
-        if op.type == "Exit":  # The counter of another loop: of the forward pass.
-            return self._length(self.inside[op][-1])
-        if op.type in ("Enter", "Identity"):
-            return self._number(op.inputs[0])
-        value = tf.get_static_value(tensor)
-        return int(value) if value is not None and value.size == 1 else None
