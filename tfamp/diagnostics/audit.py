@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.diagnostics import launch_rules, layer_facts, rules, training_step
+from tfamp.diagnostics.findings import Finding, percent
 from tfamp.facts import hardware, names, user_code
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import launches as counts
@@ -48,7 +49,7 @@ class AuditReport(NamedTuple):
     jit_compile: bool
     multiplications: int
     formats: dict[str, float]
-    findings: tuple[rules.Finding, ...]
+    findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     launches: counts.Launches | None = None
     cost: launch_rules.StepCost | None = None
@@ -64,7 +65,7 @@ class AuditReport(NamedTuple):
 
     def to_markdown(self) -> str:
         """Returns the report as Markdown, readable as plain text."""
-        formats = [f"{name} {rules.percent(x)}" for name, x in self.formats.items()]
+        formats = [f"{name} {percent(x)}" for name, x in self.formats.items()]
         said, table = [], ""
         if self.launches and self.cost:
             said, table = launch_rules.describe(self.launches, self.cost)
@@ -77,7 +78,7 @@ class AuditReport(NamedTuple):
             *self.notes,
         ]
         for each in self.findings:
-            share = "accuracy" if each.share is None else rules.percent(each.share)
+            share = "accuracy" if each.share is None else percent(each.share)
             items.append(f"**{share}: {each.what}.** {each.evidence}. -> {each.advice}")
         whole = {"break_long_words": False, "break_on_hyphens": False}
         lines = [
@@ -172,9 +173,7 @@ def audit(
         notes.append(_of_sizes(model))
     without_xla = training_step.without_xla(model, found)
     if without_xla and found.kind == "GPU":
-        notes.append(
-            f"Keras trains without XLA for the sake of {errors.examples(without_xla)}."
-        )
+        notes.append(f"Keras turns XLA off for {errors.examples(without_xla)}.")
     more, counted, cost = _launches(model, specs, step, notes)
     return AuditReport(
         model=model.name,
@@ -226,7 +225,7 @@ def _kept(step):
     kept = [x for x in step.layers if x.is_kept and step.is_fast]
     shares = [(x, step.share([x])) for x in kept]
     large = [
-        f"{x.path} ({rules.percent(share)}: {x.planned})"
+        f"{x.path} ({percent(share)}: {x.planned})"
         for x, share in shares
         if share >= rules.LARGE_OUTPUT
     ]

@@ -8,7 +8,8 @@ about 5 us.
 from typing import NamedTuple
 
 from tfamp import tables
-from tfamp.diagnostics.rules import Finding, TrainingStep
+from tfamp.diagnostics.findings import Finding
+from tfamp.diagnostics.rules import TrainingStep
 from tfamp.facts import peaks
 from tfamp.inspect.launches import PARTS, Launches
 
@@ -52,8 +53,9 @@ def describe(found: Launches, costs: StepCost) -> tuple[list[str], str]:
     is_whole = list(found.parts) != list(PARTS)  # One program, or several around calls.
     about = "about " if is_whole and found.total > 1 else ""
     said = (
-        f"{about}{found.total:,} launches a step: {_ms(costs.launches)} at {MICROSECONDS} us "
-        f"each, as measured with one H200; a driver alone needs {_OF_DRIVER} us."
+        f"{about}{found.total:,} launches a step: {_ms(costs.launches)} at "
+        f"{MICROSECONDS} us each, as measured with one H200; a driver alone needs "
+        f"{_OF_DRIVER} us."
     )
     if is_whole:
         said += " XLA makes one program of the step, a graph of kernels"
