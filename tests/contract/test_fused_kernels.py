@@ -82,10 +82,11 @@ def test_training_evaluation_and_prediction_use_them():
     [
         ("float32", {}, set()),
         ("mixed_bfloat16", {"fused_kernels": False}, set()),
-        ("mixed_bfloat16", {"graph_rewrite": True}, set()),
+        ("mixed_bfloat16", {"graph_rewrite": True}, {"adam"}),
+        ("float32", {"fused_kernels": True}, {"adam"}),
         ("float32", {"overrides": OVERRIDES}, {"activation", "adam"}),
     ],
-    ids=["float32", "switched off", "graph rewrite", "16-bit layers"],
+    ids=["float32", "switched off", "graph rewrite", "on request", "16-bit layers"],
 )
 def test_they_go_with_layers_that_compute_in_16_bits(mode, keywords, expected):
     with helpers.enabled(mode, **keywords) as status:

@@ -6,8 +6,10 @@ import pytest
 import tensorflow as tf
 
 import tfamp
+from tfamp import schedules
 from tfamp.facts import graph_context as tracing
-from tfamp.loss_scaling import update
+from tfamp.facts import hardware
+from tfamp.updates import compiled, gate
 
 OPT = keras.optimizers
 
@@ -18,6 +20,14 @@ def variables():
 
 def gradients():
     return [tf.ones([4, 3]), tf.ones([2])]
+
+
+COSINE = OPT.schedules.CosineDecay(0.1, 10)
+WARMUP = schedules.WarmupSchedule(0.1, total_steps=10)
+
+
+def accumulating():
+    return OPT.SGD(gradient_accumulation_steps=2)
 
 
 class Mine(OPT.SGD):
@@ -39,32 +49,38 @@ def test_masks_are_gone_after_tracing():
         np.testing.assert_array_equal(variable, np.zeros(variable.shape))
 
 
+SLICES = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1]), tf.constant([4, 3]))
+
+
 @pytest.mark.parametrize(
-    ("inner", "jit_compile", "expected"),
+    ("inner", "jit_compile", "on_cpu", "sparse_on_cpu", "on_gpu"),
     [
-        (OPT.SGD, "auto", True),
-        (OPT.SGD, False, False),
-        (Mine, "auto", False),
-        (Mine, True, True),
-        (lambda: OPT.SGD(lambda: 0.1), "auto", False),
-        (lambda: OPT.SGD(gradient_accumulation_steps=2), True, False),
+        (OPT.SGD, "auto", "branch", "plain", "program"),
+        (OPT.SGD, False, "plain", "plain", "plain"),
+        (Mine, "auto", "plain", "plain", "plain"),
+        (Mine, True, "branch", "plain", "program"),
+        (lambda: OPT.SGD(lambda: 0.1), "auto", "plain", "plain", "plain"),
+        (lambda: OPT.SGD(COSINE), "auto", "branch", "plain", "program"),
+        (lambda: OPT.SGD(WARMUP), "auto", "branch", "plain", "program"),
+        (accumulating, True, "plain", "plain", "windows"),
     ],
 )
-def test_what_is_compiled(inner, jit_compile, expected):
+def test_how_an_update_is_gated(inner, jit_compile, on_cpu, sparse_on_cpu, on_gpu):
     made, weights = inner(), variables()
     made.build(weights)
     found = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def trace():
-        found.append(update._can_compile(made, gradients(), weights, jit_compile))
+        found.append(gate._way(made, gradients(), weights, jit_compile))
+        found.append(gate._way(made, [SLICES, None], weights, jit_compile))
+        with hardware.simulated(hardware.DEVICES["h100"]):
+            found.append(gate._way(made, [SLICES, None], weights, jit_compile))
 
-        found.append(update._can_compile(made, [slices, None], weights, True))
-
-    slices = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1]), tf.constant([4, 3]))
-    trace()
-    assert found == [expected, False]
-    assert not update._can_compile(made, gradients(), weights, True)  # Eager.
+    with compiled.HOOKS.installed():
+        trace()
+    assert found == [on_cpu, sparse_on_cpu, on_gpu]
+    assert gate._way(made, gradients(), weights, True) == "plain"  # Eager.
 
 
 @pytest.mark.parametrize(

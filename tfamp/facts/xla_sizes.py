@@ -1,4 +1,4 @@
-"""Sizes for XLA, which compiles each anew, for tenths of a second, and keeps them all."""
+"""Sizes for XLA, which compiles each anew, for tenths of a second."""
 
 import math
 

@@ -20,9 +20,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from tfamp.facts import graph_context
+from tfamp.facts import graph_context, names
 from tfamp.keras_patches import hooks
 
 # Operators of XLA's loops and reductions.
@@ -36,18 +37,21 @@ _SMALL = set(
     Pack Pad Pow PreventGradient Prod Range RealDiv Reciprocal ReciprocalGrad Relu Relu6
     Relu6Grad ReluGrad Reshape Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad
     Sigmoid SigmoidGrad Sign Sin Slice Softmax Softplus SoftplusGrad Softsign
-    SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient StridedSlice
+    SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient
+    StridedSlice
     Sub Sum Tan Tanh TanhGrad Tile Transpose Unpack Xdivy Xlogy ZerosLike
     LeftShift RightShift BitwiseAnd BitwiseOr BitwiseXor Bitcast
     """.split()
 )
-# Those that launch nothing: other views of the same memory.
-_FREE = set(
+# Of these: other views of the same memory.
+_VIEWS = set(
     """
     ExpandDims Identity IdentityN PreventGradient Reshape Squeeze StopGradient
     """.split()
 )
 _LEAST = 2  # Launches that a program must save to be worth its own.
+_KNOWN = "tensorflow.python.framework.smart_cond:smart_constant_value"
+_SHAPE = 16  # Integers of a shape are fewer.
 
 
 class _Now(threading.local):
@@ -114,7 +118,7 @@ def gather(operations: Sequence[tf.Operation], outputs: Any) -> Any:
     flat = tf.nest.flatten(outputs)
     returned = {id(x) for x in flat if isinstance(x, tf.Tensor)}
     for members in _programs(operations).values():
-        if sum(op.type not in _FREE for op in members) >= _LEAST:
+        if sum(not _is_view(op) for op in members) >= _LEAST:
             _replace(_Program.of(members, returned), compiled, new)
     flat = [new.get(id(x), x) for x in flat]
     return tf.nest.pack_sequence_as(outputs, flat)
@@ -122,23 +126,57 @@ def gather(operations: Sequence[tf.Operation], outputs: Any) -> Any:
 
 def _programs(operations) -> dict[int, list]:
     """Returns the operators of each program, by its number."""
-    number, found, now = {}, {}, 0
-    order = _Order()
+    number, now = {}, 0  # That of an operator, and whether it is small.
+    order, early = _Order(), set()
     for op in operations:
         before = [*(x.op for x in op.inputs), *op.control_inputs, *order.before(op)]
         small = _is_small(op)
         known = [number[x] for x in before if x in number]
         least = max((n + (small and not is_small) for n, is_small in known), default=0)
-        if not small:
-            number[op] = least, False
-            continue
-        if _widens_weight(op):
-            least = 0
-        elif op.type not in _FREE:
-            now = least = max(now, least)
-        number[op] = least, True
-        found.setdefault(least, []).append(op)
+        if small and not _is_view(op):
+            if _is_early(op, early):
+                early.add(op)
+            else:
+                now = least = max(now, least)
+        number[op] = least, small
+    for op in reversed(operations):
+        if number[op][1] and op not in early:
+            number[op] = _latest(op, number), True
+    found = {}
+    for op in operations:
+        if number[op][1]:
+            found.setdefault(number[op][0], []).append(op)
     return found
+
+
+def _latest(op, number):
+    """Returns the program of its first consumer, if it takes no more memory till then.
+
+    So the bits of dropout, which are made of its key, are not kept for a product.
+    """
+    consumers = [number.get(c, (0, False)) for x in op.outputs for c in x.consumers()]
+    sizes = [
+        sum(
+            x.shape.num_elements() * x.dtype.size for x in given if _constant(x) is None
+        )
+        for given in (op.inputs, op.outputs)
+    ]
+    waits = consumers and all(small for _, small in consumers) and sizes[0] <= sizes[1]
+    return min(n for n, _ in consumers) if waits else number[op][0]
+
+
+def _is_early(op, early):
+    """Whether it is done for all layers at once: casts of weights, keys of dropout.
+
+    These are made of variables alone; what is large, but for weights, waits.
+    """
+    sources = [x.op for x in op.inputs if _constant(x) is None]
+    reads = [source.type == "ReadVariableOp" for source in sources]
+    if op.type == "Cast" and all(reads):
+        return True
+    tiny = all(x.shape.num_elements() <= _SHAPE for x in op.outputs)
+    pairs = zip(reads, sources, strict=True)
+    return tiny and all(read or source in early for read, source in pairs)
 
 
 class _Order:
@@ -172,19 +210,44 @@ class _Order:
 def _is_small(op):
     if op.type not in _SMALL or op.control_inputs or op._control_outputs:
         return False
-    # Others, of integers, are shapes, which TensorFlow has in the host's memory.
-    values = [x for x in op.inputs if x.op.type != "Const"]
-    others = tf.int32, tf.resource, tf.string, tf.variant
-    if any(x.dtype in others for x in (*values, *op.outputs)):
-        return False
+    values = [x for x in op.inputs if _constant(x) is None]
     device = tf.DeviceSpec.from_string(op.device).device_type
-    tensors = (*op.inputs, *op.outputs)
-    return device in (None, "GPU") and all(x.shape.is_fully_defined() for x in tensors)
+    return device in (None, "GPU") and all(map(_is_value, (*values, *op.outputs)))
 
 
-def _widens_weight(op):
-    """Whether it casts a weight: all of them are cast at the start of a step."""
-    return op.type == "Cast" and op.inputs[0].op.type == "ReadVariableOp"
+def _is_value(x):
+    """Whether a tensor is of a known size, and on the GPU.
+
+    TensorFlow computes shapes in the host's memory, and so it has int32 of all sizes:
+    token ids go there and back.
+    """
+    if not x.shape.is_fully_defined() or x.dtype in (
+        tf.resource,
+        tf.string,
+        tf.variant,
+    ):
+        return False
+    return x.dtype != tf.int32 or x.shape.num_elements() > _SHAPE
+
+
+def _constant(x):
+    """Returns a small integer tensor that is known when it is traced; else None.
+
+    Or any other that is a constant.
+    """
+    if x.op.type == "Const":
+        return tf.get_static_value(x)
+    small = x.dtype == tf.int32 and x.shape.is_fully_defined()
+    if not small or x.shape.num_elements() > _SHAPE:
+        return None
+    # Also of what is computed from shapes.
+    known = names.resolve(_KNOWN, tf.get_static_value)(x)
+    return None if known is None else np.asarray(known, x.dtype.as_numpy_dtype)
+
+
+def _is_view(op):
+    """Whether it launches nothing; int32 would be copied to the host for it."""
+    return op.type in _VIEWS and all(x.dtype != tf.int32 for x in op.outputs)
 
 
 class _Program(NamedTuple):
@@ -213,13 +276,13 @@ class _Program(NamedTuple):
             return id(x) in returned or any(others)
 
         for op in reversed(operations):
-            if op.type in _FREE and any(map(is_taken, op.outputs)):
+            if _is_view(op) and any(map(is_taken, op.outputs)):
                 views.add(op)
                 if not any(c in used for x in op.outputs for c in x.consumers()):
                     used.remove(op)
         operations = [op for op in operations if op in used]
         taken = [x for op in operations for x in op.inputs]
-        inputs = {id(x): x for x in taken if x.op not in used and x.op.type != "Const"}
+        inputs = {id(x): x for x in taken if x.op not in used and _constant(x) is None}
         results = [x for op in operations if op not in views for x in op.outputs]
         outputs = [x for x in results if is_taken(x)]
         return cls(operations, views, list(inputs.values()), outputs)
@@ -228,11 +291,11 @@ class _Program(NamedTuple):
 def _replace(program, compiled, new):
     if not program.outputs:
         return
-    definition, names = _definition(program)
+    definition, results = _definition(program)
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in program.inputs]
-    key = definition.SerializeToString(deterministic=True), *specs, *names
+    key = definition.SerializeToString(deterministic=True), *specs, *results
     if key not in compiled:
-        compiled[key] = _compile(definition, specs, names)
+        compiled[key] = _compile(definition, specs, results)
     results = compiled[key](*program.inputs)
     inside = set(program.operations) - program.views
     for old, result in zip(program.outputs, results, strict=True):
@@ -249,33 +312,36 @@ def _definition(program):
 
     Constants are copied into each program that takes them.
     """
-    graph, names = tf.compat.v1.GraphDef(), {}
+    graph, places = tf.compat.v1.GraphDef(), {}
     graph.versions.CopyFrom(program.operations[0].graph.graph_def_versions)
     for x in program.inputs:
-        names[id(x)] = f"input{len(names)}"
+        places[id(x)] = f"input{len(places)}"
 
-    def add(op):
-        node, name = graph.node.add(), f"op{len(graph.node)}"
-        node.CopyFrom(op.node_def)
-        node.name, node.device = name, ""
-        node.input[:] = [names[id(x)] for x in op.inputs]
-        for attribute in [a for a in node.attr if a.startswith("_")]:
-            del node.attr[attribute]
-        names.update({id(x): f"{name}:{x.value_index}" for x in op.outputs})
+    def constant(x):
+        node = graph.node.add(name=f"constant{len(graph.node)}", op="Const")
+        node.attr["dtype"].type = x.dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(_constant(x), x.dtype))
+        return f"{node.name}:0"
 
     for op in program.operations:
         for x in op.inputs:
-            if id(x) not in names:
-                add(x.op)
-        add(op)
-    return graph, [names[id(x)] for x in program.outputs]
+            if id(x) not in places:
+                places[id(x)] = constant(x)
+        node, name = graph.node.add(), f"op{len(graph.node)}"
+        node.CopyFrom(op.node_def)
+        node.name, node.device = name, ""
+        node.input[:] = [places[id(x)] for x in op.inputs]
+        for attribute in [a for a in node.attr if a.startswith("_")]:
+            del node.attr[attribute]
+        places.update({id(x): f"{name}:{x.value_index}" for x in op.outputs})
+    return graph, [places[id(x)] for x in program.outputs]
 
 
-def _compile(definition, specs, names):
+def _compile(definition, specs, results):
     @tf.function(autograph=False, jit_compile=True, input_signature=specs)
     def small_operators(*inputs):
         given = {f"input{i}": x for i, x in enumerate(inputs)}
-        return tf.graph_util.import_graph_def(definition, given, names, name="")
+        return tf.graph_util.import_graph_def(definition, given, results, name="")
 
     return small_operators
 
@@ -285,7 +351,7 @@ class _Hooks(hooks.HookGroup):
         """Hooks the `train_step` of a model's class, if it is another than Keras'."""
         owner = next(base for base in kind.__mro__ if "train_step" in vars(base))
         known = any(hook.owner is owner for _, hook in self._hooks)
-        if self._hooks and not known:
+        if self._hooks and not known and graph_context.one_device() == "GPU":
             made = hooks.Hook(owner, "train_step", of_step)
             self._hooks.append((self.places[0], made))
 

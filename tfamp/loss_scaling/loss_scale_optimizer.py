@@ -51,9 +51,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       min_scale: Float > 0. Lower bound of the loss scale.
       max_scale: Float. Upper bound; None: `max(2**24, initial_scale)`.
       dynamic: Bool. If False the loss scale is static; bad steps are still skipped.
-      jit_compile: "auto", True or False. Whether XLA compiles the update. "auto" does
-        so for Keras' own optimizers, on one CPU or where XLA compiles the whole step.
-        Eager mode, accumulation and sparse gradients are never compiled.
+      jit_compile: "auto", True or False. Whether XLA compiles the update, in a graph.
+        "auto" does so for Keras' own optimizers: on one CPU, on one GPU under
+        `tfamp.enable`, and where XLA compiles the whole step.
       dynamic_growth_steps: Keras' name of `growth_interval`.
       config: A `rule.LossScaleConfig` instead of the settings above.
       **kwargs: Keras' deprecated defaults.
@@ -260,8 +260,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "optimizer.scale_loss(loss)`."
             )
 
-        def scale():  # Where it is used: in the program that is compiled.
-            return 1.0 if settle else self.usable_scale()
+        scale = (lambda: 1.0) if settle else self.usable_scale  # Read where it is used.
 
         def unscale(grads):
             return gate.unscale(grads, variables, scale())

@@ -136,8 +136,8 @@ class _Rules:
         def make_train_function(model, *args, **kwargs):
             is_new = model.train_function is None
             builds = is_new and not structure.is_built(model)
-            clusters.HOOKS.add(type(model))
-            train_steps.HOOKS.add(type(model))
+            for each in (train_steps.HOOKS, clusters.HOOKS):
+                each.add(type(model))
             if is_new and self._compiled.get(model) and model.optimizer is not None:
                 with model.distribute_strategy.scope():  # Set after its `compile`.
                     model.optimizer = self.scale(model, model.optimizer)

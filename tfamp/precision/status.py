@@ -7,7 +7,7 @@ from tfamp import errors
 from tfamp.facts import graph_context, hardware, modes, versions
 from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
-from tfamp.kernels import bias_gradient, install, long_attention
+from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule
 from tfamp.memory_saving import remat
 from tfamp.precision import policy, promotion, rules, settings
@@ -165,7 +165,10 @@ def _describe_kernels(asked):
         return "off"
     if not (device := graph_context.one_device()):
         return "none: for graphs on one CPU or GPU"
-    names = [*install.HOOKS.in_force(), *compiled.HOOKS.in_force()]
+    names = [*install.HOOKS.in_force(), "Adam's update"]
+    if device == "GPU":
+        small = ["small operators of a training step"] * bool(clusters.HOOKS.in_force())
+        names = [*small, "optimizers' updates"]
     why = compiled.last_reason()
     last = f"; the last update ran as Keras has it: {why}" if why else ""
     return f"{', '.join(names)} (in graphs on one {device} without XLA){last}"

@@ -7,7 +7,7 @@ One compiled program is one CUDA graph, and one pass over memory.
 | traced for | update | why |
 |---|---|---|
 | one GPU, a graph without XLA | one compiled program | 1 launch, for 27 a variable |
-| one CPU, a graph without XLA | Adam's in one kernel (`adam`), others Keras' own | time |
+| one CPU, a graph without XLA | Adam's in one kernel (`adam`) | time |
 | XLA | as it is | it is compiled with the step |
 | else | as it is | `reason_against` says why |
 
@@ -17,16 +17,13 @@ A gradient that is only widened for its variable is given to the program in 16 b
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfamp import schedules
 from tfamp.facts import graph_context, xla_sizes
 from tfamp.keras_patches import hooks, keras_optimizers, replicas
 from tfamp.updates import adam
 
 _LOW = (tf.float16, tf.bfloat16)
-# Of Keras' own, those that XLA does not compile.
 _last = ""
 
 

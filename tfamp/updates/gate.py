@@ -8,9 +8,9 @@ left inside a branch. All ways to gate have the same result:
 | traced for | update | why |
 |---|---|---|
 | eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
-| a graph on one CPU | branch of `tf.cond`, compiled by XLA | one fused pass, not 10 kernels |
-| a graph on one GPU | one program with its check, every assignment masked | one launch |
-| the same, accumulated | programs for a micro-batch and a window's last one | see there |
+| a graph, one CPU | branch of `tf.cond`, compiled by XLA | one pass, not 10 |
+| a graph, one GPU | one program, every assignment masked | one launch |
+| the same, accumulated | one for a micro-batch, one for a window | `accumulating` |
 | XLA | every assignment masked | a branch would copy every slot |
 | replicas | branch of one `tf.cond`, around all | updates merge replicas |
 | replicas in XLA, on GPUs | each its own branch | nothing merges there |
