@@ -74,10 +74,10 @@ def on_gpu(device: hardware.DeviceDescription) -> contextlib.AbstractContextMana
 
 def without_xla(model: keras.Model, device: hardware.DeviceDescription) -> list[str]:
     """Returns the layers for which Keras has no XLA: on a GPU those of cuDNN, too."""
-    recurrent = (keras.layers.LSTM, keras.layers.GRU)
 
     def supports(layer):
-        if layer.supports_jit and type(layer) in recurrent:  # Decided when it is made.
+        if layer.supports_jit and getattr(layer, "use_cudnn", False):
+            # Keras decides it when a layer is made, and does not save `use_cudnn`.
             layer = type(layer).from_config(layer.get_config())
         return layer.supports_jit
 
@@ -161,7 +161,8 @@ class _Step(keras.Model):
             losses = keras.tree.flatten(self.loss)
             losses *= len(flat) if len(losses) == 1 else 1
             made = [*map(_target, flat, losses)]
-            self.targets = keras.tree.pack_sequence_as(predictions, made)
+            packed = keras.tree.pack_sequence_as(predictions, made)
+            vars(self)["targets"] = packed  # Keras would make other dicts of them.
         return self.targets
 
 

@@ -119,7 +119,15 @@ class Loops:
         op = tensor.op
         if op.type == "Exit":  # The counter of another loop: of the forward pass.
             return self._length(self.inside[op][-1])
-        if op.type in ("Enter", "Identity"):
+        if op.type in ("Enter", "Identity") or _is_carried(op):
             return self._number(op.inputs[0])
         value = tf.get_static_value(tensor)
         return int(value) if value is not None and value.size == 1 else None
+
+
+def _is_carried(op):
+    """Whether a loop passes a value from turn to turn as it is."""
+    if op.type != "Merge" or op.inputs[1].op.type != "NextIteration":
+        return False
+    switch = op.inputs[1].op.inputs[0].op
+    return switch.type == "Switch" and switch.inputs[0].op is op
