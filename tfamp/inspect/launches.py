@@ -26,11 +26,8 @@ _FREE = frozenset(
     "Snapshot Squeeze StopGradient TensorListGetItem TensorListPopBack "
     "TensorListPushBack TensorListReserve TensorListSetItem VarHandleOp".split()
 )
-# Kernels of a node, where they are not one. A convolution reorders its weights first.
+# Kernels of a node, where they are not one.
 _SEVERAL = {
-    **dict.fromkeys(("Conv2D", "Conv3D"), 2),
-    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), 2),
-    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), 2),
     "SoftmaxCrossEntropyWithLogits": 6,
     "SparseSoftmaxCrossEntropyWithLogits": 6,
     "UnsortedSegmentSum": 2,
@@ -185,12 +182,14 @@ class _Counted:
                 types[attribute.name] = {node.attr[attribute.name].type}
             elif attribute.type == "list(type)":
                 types[attribute.name] = {*node.attr[attribute.name].list.type}
-        key = op.type, *(frozenset(x) for x in types.values())
+        label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
+        key = op.type, label, *(frozenset(x) for x in types.values())
         if key not in self.kernels:
             fitting = {
                 kernel.device_type: kernel
                 for kernel in self.registered(op.type).kernel
-                if all(
+                if kernel.label == label
+                and all(
                     types.get(c.name, set()) <= {*c.allowed_values.list.type}
                     for c in kernel.constraint
                 )
@@ -240,7 +239,7 @@ def _is_own_kernel(node):
 def _behind_views(made, result):
     """Returns the node of a function that computes a result; "" for an input."""
     name = result.split(":")[0]
-    while name in made and made[name].op in _FREE:
+    while name in made and (made[name].op in _FREE or made[name].op == "Cast"):
         name = made[name].input[0].split(":")[0] if made[name].input else ""
     return name if name in made else ""
 
@@ -274,9 +273,20 @@ def _kernels(op):
     """Returns how many kernels a node that computes on the GPU starts."""
     if op.type == "Transpose":
         return int(not _is_view(op))
+    if re.match(r"Conv[23]D", op.type):
+        return 1 if _is_product(op) else 2  # cuDNN's weights are reordered first.
     if op.type in _SUMS and op.outputs[0].dtype.is_floating:
         return 1 + _is_in_two_steps(op)
     return _SEVERAL.get(op.type, 1)
+
+
+def _is_product(convolution):
+    """Whether TensorFlow computes it as one product, without cuDNN."""
+    by_filter = "BackpropFilter" in convolution.type
+    kernel = convolution.outputs[0] if by_filter else convolution.inputs[1]
+    sizes = [*kernel.shape[:-2], *convolution.get_attr("strides")]
+    last = convolution.get_attr("data_format") in (b"NHWC", b"NDHWC")
+    return last and all(size == 1 for size in sizes)
 
 
 def _is_in_two_steps(reduction):
