@@ -117,6 +117,7 @@ STACKS = {
     "separable": (IMAGE, lambda: convolutions(L.SeparableConv2D(9, 3, name="x"))),
     "wide": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3, name="x", **WIDE))),
     "all wide": (IMAGE, lambda: convolutions(L.DepthwiseConv2D(3)), FP32),
+    "batch norm": (IMAGE, lambda: convolutions(L.BatchNormalization(name="x"))),
     "island": (ROW, island),
     "no island": (ROW, lambda: [L.Dense(4096, **WIDE)]),
     "between": (ROW, between),
@@ -162,7 +163,7 @@ FOUND = [
     (FP32, "v100", STOCK, "fast_unit", "tfamp.enable('mixed_float16')"),
     *((FP32, device, {}, "", "") for device in ("p100", "gtx1660", "cpu-avx2")),
     (FP32, "a100", STOCK, "fast_unit tf32", "mode 'tf32'"),
-    (FP32, "a100", REWRITE, "", ""),
+    (FP32, "a100", REWRITE, "launch_bound", ""),
     (FP32, "a100", {**REWRITE, **XLA}, "xla", "bypasses the graph rewrite"),
     (BF16, CPU, XLA, "xla", "jit_compile=False"),
     (BF16, CPU, {"batch_size": 2}, "batch", "1 to 4 rows"),
@@ -186,7 +187,9 @@ FOUND = [
     ("cast softmax", CPU, SOME, "outputs", "softmax"),
     ("cast logits", CPU, {}, "", ""),
     ("normal", CPU, XLA, "xla", "jit_compile=False"),
-    ("normal", "a100", OFF, "xla", "jit_compile=True"),
+    ("normal", "a100", OFF, "launch_bound xla", "jit_compile=True"),
+    ("batch norm", CPU, {}, "batch_norm", "net/x (bfloat16)"),
+    ("batch norm", "a100", {}, "", ""),
     ("normal", CPU, {}, "", ""),  # Casts into, in and out of a model are meant.
     ("normal", "a100", {}, "", ""),
     ("conv", "a100", {}, "", ""),
@@ -197,8 +200,8 @@ FOUND = [
     ("island", CPU, {}, "float32_islands casts", "net/wide (50%)"),
     ("no island", CPU, {}, "fast_unit", ""),  # Without 16 bits it is none.
     ("between", CPU, {}, "casts", "net/wide (float32)"),
-    ("words", "a100", {}, "alignment", "gru (units 250 -> 256)"),
-    ("words", "a100", {"batch_size": 30}, "alignment", "batch size 30 -> 32"),
+    ("words", "a100", {}, "launch_bound alignment", "gru (units 250 -> 256)"),
+    ("words", "a100", {"batch_size": 30}, "launch_bound alignment", "size 30 -> 32"),
     ("photos", "a100", {}, "alignment", "image channels 3 -> 4, filters 60 -> 64"),
     *(("first", device, {}, "data_format", "net/conv") for device in (CPU, "a100")),
     ("last", "a100", {}, "", ""),
@@ -513,7 +516,7 @@ def test_report_as_data_and_text():
     check(report, "eager alignment outputs", "")  # By share, accuracy at last.
     assert [x.share for x in report.findings] == [1.0, 1.0, None]
     content = json.loads(json.dumps(report.to_dict()))
-    assert content["schema_version"] == 2
+    assert content["schema_version"] == 3
     assert content["formats"] == report.formats
     assert content["findings"][1]["rule"] == "alignment"
     assert content["findings"][-1]["layers"] == ["net/head"]

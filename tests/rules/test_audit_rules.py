@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfamp.diagnostics import layer_facts, rules
+from tfamp.diagnostics import findings, layer_facts, rules
 from tfamp.facts import hardware
 
 BIG = 10**9
@@ -95,4 +95,4 @@ def test_order_is_by_share_then_by_rule_and_accuracy_comes_last():
     ],
 )
 def test_shares_for_people(share, text):
-    assert rules.percent(share) == text
+    assert findings.percent(share) == text

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfamp
 from tfamp.facts import names
 from tfamp.inspect import structure
-from tfamp.keras_patches import compiling, keras_optimizers, places
+from tfamp.keras_patches import compiling, hooks, keras_optimizers, places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.precision import rules
 
@@ -556,3 +556,17 @@ def test_the_page_on_the_design_has_every_patch():
         for place in listed:
             name = f"{place.owner.replace(':', '.')}.{place.name}"
             assert f"| `{name}` | {place.what} |" in page
+
+
+def test_keras_looks_for_a_gpu_when_it_traces_recurrent_layers():
+    """And when it makes them: on one they are cuDNN's, which XLA does not compile."""
+    place = places.PLACES["_is_gpu_available"]
+    layer = keras.layers.LSTM(4)
+    layer.build((2, 3, 5))
+    with hooks.HookGroup(_is_gpu_available=lambda own: lambda: True).installed():
+        assert place.find()._is_gpu_available()
+        assert not keras.layers.LSTM(4).supports_jit
+        step = tf.function(layer).get_concrete_function(tf.TensorSpec((2, 3, 5)))
+    kinds = {op.type for op in step.graph.get_operations()}
+    assert "CudnnRNNV3" in kinds
+    assert not place.find()._is_gpu_available() and keras.layers.LSTM(4).supports_jit

@@ -6,7 +6,7 @@ from tensorflow.python.framework import config
 from tensorflow.python.util import _pywrap_util_port
 
 from tfamp.facts import graph_context as tracing
-from tfamp.facts import hardware
+from tfamp.facts import hardware, names
 
 
 def test_onednn_switch_is_read_as_a_bool():
@@ -70,3 +70,28 @@ def test_merging_is_needed_outside_xla():
     assert tracing.replicas_without_merging()  # No strategy, nothing to merge.
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         assert not tracing.replicas_without_merging()
+
+
+def test_names_that_count_launches_are_there():
+    """What each does, tests/rules/test_launches.py tries."""
+    used = [name for name, what in names.NAMES.items() if "launches" in what]
+    assert len(used) == 4
+    assert [name for name in used if names.resolve(name) is None] == []
+
+
+def test_kernels_are_registered_for_gpus_that_are_not_there():
+    name = "tensorflow.python.framework.kernels:get_registered_kernels_for_op"
+    registered = names.resolve(name)("StatelessRandomGetKeyCounter").kernel
+    on_gpu = [kernel for kernel in registered if kernel.device_type == "GPU"]
+    if not on_gpu:
+        pytest.skip("this TensorFlow was built without GPUs")
+    assert "seed" in on_gpu[0].host_memory_arg
+
+
+def test_a_variable_without_a_value_is_one_in_a_trace():
+    name = "tensorflow.python.ops.resource_variable_ops:UninitializedVariable"
+    variable = names.resolve(name)(shape=[4, 3], dtype=tf.float32)
+    assert isinstance(variable, tf.Variable) and variable.shape == [4, 3]
+    step = tf.function(lambda: variable.assign_add(tf.ones([4, 3])))
+    assert step.get_concrete_function().structured_outputs.shape == [4, 3]
+    assert not tf.raw_ops.VarIsInitializedOp(resource=variable.handle)

@@ -7,16 +7,20 @@ import keras
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.diagnostics import layer_facts, rules
-from tfamp.facts import hardware, names
+from tfamp.diagnostics import launch_rules, layer_facts, rules, training_step
+from tfamp.diagnostics.findings import Finding, percent
+from tfamp.facts import hardware, names, user_code
 from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.inspect import launches as counts
 from tfamp.inspect import model_inputs, structure
 from tfamp.kernels import bias_gradient
 from tfamp.memory_saving import recomputed
 from tfamp.precision import described, model_hooks, policy
+from tfamp.updates import compiled
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
 _UNKNOWN_SIZE = 128  # Of other dimensions that the model leaves open.
+_MANY = 100  # Variables of a model whose step takes long to trace.
 
 
 class AuditReport(NamedTuple):
@@ -33,6 +37,9 @@ class AuditReport(NamedTuple):
       findings: Findings about speed, largest share first, then those about accuracy.
       notes: Assumptions, layers that are not counted, and layers that tfamp keeps in
         float32.
+      launches: What a step starts on a GPU; None for other devices, and where a note
+        says why it is not counted.
+      cost: What that costs, beside arithmetic and memory; None without `launches`.
     """
 
     model: str
@@ -42,26 +49,36 @@ class AuditReport(NamedTuple):
     jit_compile: bool
     multiplications: int
     formats: dict[str, float]
-    findings: tuple[rules.Finding, ...]
+    findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    launches: counts.Launches | None = None
+    cost: launch_rules.StepCost | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        findings = [each._asdict() for each in self.findings]
-        return {"schema_version": 2, **self._asdict(), "findings": findings}
+        own = {
+            "findings": [each._asdict() for each in self.findings],
+            "launches": self.launches and self.launches._asdict(),
+            "cost": self.cost and self.cost._asdict(),
+        }
+        return {"schema_version": 3, **self._asdict(), **own}
 
     def to_markdown(self) -> str:
         """Returns the report as Markdown, readable as plain text."""
-        formats = [f"{name} {rules.percent(x)}" for name, x in self.formats.items()]
+        formats = [f"{name} {percent(x)}" for name, x in self.formats.items()]
+        said, table = [], ""
+        if self.launches and self.cost:
+            said, table = launch_rules.describe(self.launches, self.cost)
         items = [
             f"On {self.device}{' (simulated)' if self.simulated else ''}, batch size "
             f"{self.batch_size}, XLA {'on' if self.jit_compile else 'off'}.",
             f"{self.multiplications / 1e6:,.1f} million multiplications by layers in a "
             f"forward pass: {', '.join(formats) or 'none known'}.",
+            *said,
             *self.notes,
         ]
         for each in self.findings:
-            share = "accuracy" if each.share is None else rules.percent(each.share)
+            share = "accuracy" if each.share is None else percent(each.share)
             items.append(f"**{share}: {each.what}.** {each.evidence}. -> {each.advice}")
         whole = {"break_long_words": False, "break_on_hyphens": False}
         lines = [
@@ -72,6 +89,7 @@ class AuditReport(NamedTuple):
             "- If results are wrong, `tfamp.compare_precision` shows in which layer "
             "errors begin."
         ]
+        lines += ["", table] if table else []
         return "\n".join([f"# Audit of {self.model!r}", "", *lines])
 
     __str__ = __repr__ = _repr_markdown_ = to_markdown
@@ -88,10 +106,12 @@ def audit(
 ) -> AuditReport:
     """Reports why a model does not train faster in 16 bits, largest effect first.
 
-    The model is traced once, in training mode. Nothing is trained, measured or changed;
-    a finding carries the share of the model that it concerns. Call it under
-    `tfamp.enable()` if the model trains there: the audit reads the TF32 flag and the
-    bias gradients that are in force, and agrees with what `enable` chose itself.
+    The model is traced once, in training mode, and for a GPU its training step, as if
+    on it: with Keras' step, the model's loss and metrics, and a copy of its optimizer.
+    Nothing is trained, measured or changed; a finding carries the share of the model
+    that it concerns. Call it under `tfamp.enable()` if the model trains there: the
+    audit reads the TF32 flag, the bias gradients and the compiled updates that are in
+    force, and agrees with what `enable` chose itself.
 
     Args:
       model: A built model of any kind; it need not be compiled.
@@ -149,6 +169,12 @@ def audit(
         and bool(described.mostly_slow(model, "bfloat16")),
     )
     notes += _kept(step)
+    if step.jit_compile:
+        notes.append(_of_sizes(model))
+    without_xla = training_step.without_xla(model, found)
+    if without_xla and found.kind == "GPU":
+        notes.append(f"Keras turns XLA off for {errors.examples(without_xla)}.")
+    more, counted, cost = _launches(model, specs, step, notes)
     return AuditReport(
         model=model.name,
         device=found.label,
@@ -157,9 +183,41 @@ def audit(
         jit_compile=step.jit_compile,
         multiplications=step.multiplications,
         formats=step.formats(),
-        findings=rules.examine(step),
+        findings=rules.examine(step, more),
         notes=tuple(notes),
+        launches=counted,
+        cost=cost,
     )
+
+
+def _launches(model, specs, step, notes):
+    """Returns findings about the launches of a step, their counts, and what they cost.
+
+    Adds to `notes` what was assumed, or why they are not counted.
+    """
+    if step.device.kind != "GPU" or step.runs_eagerly:
+        return [], None, None
+    if len(model.trainable_variables) > _MANY:
+        user_code.log(
+            f"Tracing a training step of {model.name!r} to count its launches, which "
+            "may take a minute."
+        )
+    try:
+        traced = training_step.trace(model, specs, step.device, step.jit_compile)
+        if step.jit_compile:
+            counted = counts.count_compiled(traced.graph)
+        else:
+            counted = counts.count(traced.graph, step.device)
+        refused = counts.refused_by_xla(traced.graph)
+    except Exception as error:  # The model's own code may raise anything.
+        reason = " ".join(str(error).split())[:300]
+        notes.append(f"Launches are not counted: {reason or type(error).__name__}")
+        return [], None, None
+    notes += traced.notes
+    cost = launch_rules.cost(step, counted)
+    gathers = bool(compiled.HOOKS.in_force())
+    more = launch_rules.findings(step, counted, cost, gathers, refused)
+    return [*more, *launch_rules.refusal(step, refused)], counted, cost
 
 
 def _kept(step):
@@ -167,7 +225,7 @@ def _kept(step):
     kept = [x for x in step.layers if x.is_kept and step.is_fast]
     shares = [(x, step.share([x])) for x in kept]
     large = [
-        f"{x.path} ({rules.percent(share)}: {x.planned})"
+        f"{x.path} ({percent(share)}: {x.planned})"
         for x, share in shares
         if share >= rules.LARGE_OUTPUT
     ]
@@ -178,7 +236,7 @@ def _kept(step):
 
 def _execution(model, device, simulated, jit_compile, rewrite):
     """Returns the fields of a `TrainingStep` that tell how a model runs its steps."""
-    allows_xla = all(layer.supports_jit for layer in names.flatten_layers(model))
+    allows_xla = not training_step.without_xla(model, device)
     if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
         jit_compile = model.jit_compile
     elif jit_compile is None:  # As Keras decides.
@@ -191,6 +249,26 @@ def _execution(model, device, simulated, jit_compile, rewrite):
         "runs_eagerly": eager,
         "scales_loss": isinstance(model.optimizer, scaling) if model.compiled else None,
     }
+
+
+def _of_sizes(model):
+    """Returns what to note of sizes that vary, for each of which XLA compiles anew."""
+    try:
+        sizes = [x.shape[1:] for x in keras.tree.flatten(model_inputs.specs(model))]
+    except errors.ExportError:  # Known from a batch alone.
+        sizes = []
+    text = (
+        "XLA compiles a step anew for each size of a batch: "
+        "dataset.batch(n, drop_remainder=True) spares the last batch of `fit` and of "
+        "validation a compilation"
+    )
+    if any(None in shape for shape in sizes):
+        text += (
+            ", and a few lengths to which examples are padded, as by "
+            "dataset.bucket_by_sequence_length, all but a few: the model leaves sizes "
+            "open"
+        )
+    return text + "."
 
 
 def _specs(model, inputs, batch_size):

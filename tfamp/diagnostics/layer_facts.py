@@ -50,6 +50,7 @@ class LayerFacts(NamedTuple):
     has_bias: bool = False  # Whose gradient `BiasAddGrad` sums.
     data_format: str = ""  # Of a convolution.
     depthwise: bool = False  # A depthwise or separable convolution.
+    is_batch_norm: bool = False
     slow: str = ""  # How much slower in bfloat16 than in float32, on CPUs.
     activation: str = ""
     output_dtype: str = ""  # Of an output of the model that comes from it.
@@ -188,6 +189,7 @@ def _facts(place, calls, output_dtype) -> LayerFacts:
         has_bias=any(w is getattr(layer, "bias", None) for w in own) and not fused,
         data_format=getattr(layer, "data_format", None) or "",
         depthwise=isinstance(layer, _DEPTHWISE),
+        is_batch_norm=isinstance(layer, _KINDS.BatchNormalization),
         slow=rules.slow(layer),
         activation="softmax" if isinstance(layer, _KINDS.Softmax) else activation,
         output_dtype=output_dtype,

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+_COUNTS = "audits that count launches"
 _CONFIG = "tensorflow.python.framework.config"
 _KEPT = "XLA's programs kept on disk"
 # What is only called, and what is off, or guessed, without it.
@@ -30,6 +31,13 @@ NAMES = {
     "tensorflow.python.pywrap_tfe:TF_GetXlaConstantFoldingDisabled": _KEPT,
     "tensorflow.python.pywrap_tfe:TF_SetXlaConstantFoldingDisabled": _KEPT,
     "tensorflow.python.grappler.tf_optimizer:OptimizeGraph": "previews of the rewrite",
+    "tensorflow.python.grappler.cluster:Cluster": _COUNTS,
+    "tensorflow.python.framework.kernels:get_registered_kernels_for_op": _COUNTS,
+    "tensorflow.python.ops.handle_data_util:get_resource_handle_data": _COUNTS,
+    "tensorflow.core.protobuf.device_properties_pb2:NamedDevice": _COUNTS,
+    "tensorflow.python.ops.resource_variable_ops:UninitializedVariable": (
+        "audits without memory for the optimizer"
+    ),
     "tensorflow.python.util._pywrap_util_port:IsMklEnabled": "detection of oneDNN",
     "keras.src.export.tf2onnx_lib:patch_tf2onnx": "ONNX by tf2onnx, with NumPy 2",
 }

@@ -42,11 +42,8 @@ def trace(
                 if not layer.built:
                     object.__setattr__(layer, "build", _lifted(layer.build))
             forward = tf.function(lambda *a, **k: model(*a, **k), autograph=False)
-            _now.tracing += 1
-            try:
+            with looking():
                 graph = forward.get_concrete_function(*args, **kwargs).graph
-            finally:
-                _now.tracing -= 1
     return graph
 
 
@@ -55,6 +52,16 @@ class _Now(threading.local):
 
 
 _now = _Now()
+
+
+@contextlib.contextmanager
+def looking() -> Iterator[None]:
+    """Scopes calls of a model that only look at it."""
+    _now.tracing += 1
+    try:
+        yield
+    finally:
+        _now.tracing -= 1
 
 
 def is_tracing() -> bool:
@@ -108,7 +115,8 @@ def _tensors(nested):
     return [x for x in keras.tree.flatten(nested) if tf.is_symbolic_tensor(x)]
 
 
-_REPLACED = ("call", "quantized_call", "build")  # While a model is traced.
+# While a model is traced; Keras turns XLA off for what cuDNN's kernels compute.
+_REPLACED = ("call", "quantized_call", "build", "supports_jit")
 # Keras 3.15 has no public setter of what `add_loss` and activity regularizers add;
 # guarded by tests/contract/test_audit.py.
 _ADDED = ("_losses", "_loss_ids")

@@ -81,6 +81,14 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
             mine.remove()
 
 
+def keras_own_compile() -> Callable:
+    """Returns the `compile` of Keras' models, without what replaces it."""
+    function = places.trainer_class().compile
+    while hook := getattr(function, "hook", None):
+        function = hook.original
+    return function
+
+
 def is_being_made(model: keras.Model) -> bool:
     """Whether the model's constructor, or Keras that loads it, compiles it.
 

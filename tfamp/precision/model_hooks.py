@@ -78,9 +78,9 @@ def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextMan
     return assigned.assigned(model, planned)
 
 
-def scaled(model: keras.Model) -> keras.optimizers.Optimizer:
-    """Returns a compiled model's optimizer as `compile` would have it now."""
-    return (_rules or _Rules(None)).scale(model, model.optimizer)
+def scaled(model: keras.Model, given: Any = None) -> keras.optimizers.Optimizer:
+    """Returns an optimizer, the model's own, as `compile` would have it now."""
+    return (_rules or _Rules(None)).scale(model, given or model.optimizer)
 
 
 def is_unscaled() -> bool:

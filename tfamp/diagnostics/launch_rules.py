@@ -1,0 +1,125 @@
+"""What an audit says of the launches of a step: pure functions of their counts.
+
+A launch cost the host of one NVIDIA H200 24 to 26 us: BERT-Base, a step of 7,682
+launches in 185 ms and of 8,081 in 213 ms (results/gpu/report.md). A driver alone needs
+about 5 us.
+"""
+
+from typing import NamedTuple
+
+from tfamp import tables
+from tfamp.diagnostics.findings import Finding
+from tfamp.diagnostics.rules import TrainingStep
+from tfamp.facts import peaks
+from tfamp.inspect.launches import PARTS, Launches
+
+MICROSECONDS = 25
+_OF_DRIVER = 5
+# A backward pass multiplies twice as often as a forward pass.
+_PASSES = 3
+
+
+class StepCost(NamedTuple):
+    """What a step costs by each of the limits, in milliseconds.
+
+    Attributes:
+      launches: At `MICROSECONDS` each.
+      arithmetic, memory: At the device's peaks; None where they are not known.
+    """
+
+    launches: float
+    arithmetic: float | None = None
+    memory: float | None = None
+
+    @property
+    def is_launch_bound(self) -> bool:
+        """Whether launches take longer than arithmetic and memory together."""
+        if self.arithmetic is None or self.memory is None:
+            return False
+        return self.launches > self.arithmetic + self.memory
+
+
+def cost(step: TrainingStep, found: Launches) -> StepCost:
+    """Returns what a step with such launches costs on its device."""
+    work = 2 * _PASSES * step.multiplications
+    shares = {name: work * share for name, share in step.formats().items()}
+    least = peaks.seconds(step.device, shares, found.moved)
+    times = {name: 1e3 * each for name, each in least.items()}
+    return StepCost(1e-3 * MICROSECONDS * found.total, **times)
+
+
+def describe(found: Launches, costs: StepCost) -> tuple[list[str], str]:
+    """Returns sentences about the launches of a step, and a table of them."""
+    is_whole = list(found.parts) != list(PARTS)  # One program, or several around calls.
+    about = "about " if is_whole and found.total > 1 else ""
+    said = (
+        f"{about}{found.total:,} launches a step: {_ms(costs.launches)} at "
+        f"{MICROSECONDS} us each, as measured with one H200; a driver alone needs "
+        f"{_OF_DRIVER} us."
+    )
+    if is_whole:
+        said += " XLA makes one program of the step, a graph of kernels"
+        said += ", with convolutions in between." if found.total > 1 else "."
+    if costs.arithmetic is not None:
+        said += f" At the device's peaks arithmetic takes {_ms(costs.arithmetic)}"
+        if costs.memory is not None:
+            said += f", and what the launches read and write {_ms(costs.memory)}"
+        said += "."
+    said = said[0].upper() + said[1:]
+    if is_whole:
+        return [said], ""
+    rows = [*found.parts.items(), ("step", found.total)]
+    rows += [("casts in it", found.casts), ("graphs of XLA in it", found.graphs)]
+    rows += [("copies to the host", found.copies)]
+    shown = [[name, f"{number:,}"] for name, number in rows]
+    return [said], tables.table(("part", "launches"), shown, markdown=True)
+
+
+def _ms(time):
+    return f"{time:,.1f} ms" if time >= 1 else f"{time:.2g} ms"
+
+
+def findings(
+    step: TrainingStep, found: Launches, costs: StepCost, gathers: bool, refused: list
+) -> list[Finding]:
+    """Returns what the launches of a step are a reason for.
+
+    Args:
+      step: The step.
+      found, costs: Its launches, and what they cost.
+      gathers: Whether `enable` has updates and small operators compiled.
+      refused: Kinds of operators that XLA does not compile.
+    """
+    if step.jit_compile or not costs.is_launch_bound:
+        return []
+    advice = ["a larger batch has as many launches, and more work in each"]
+    if step.allows_xla and not refused:
+        advice.insert(0, "compile(jit_compile=True): XLA makes one program of the step")
+    if not gathers:
+        cure = (
+            "tfamp.enable(), in a mode but float32 or with fused_kernels=True, makes "
+            "one program of the update and few of the small operators"
+        )
+        advice.insert(0, cure)
+    part, most = max(found.parts.items(), key=lambda each: each[1])
+    what = f"{found.total:,} launches take longer than their work"
+    why = (
+        f"{_ms(costs.launches)} for {_ms(costs.arithmetic)} of arithmetic and "
+        f"{_ms(costs.memory)} of memory; the largest part is {part}, {most:,}. 16 bits "
+        "make no launch shorter"
+    )
+    how = f"{'; '.join(advice)}. steps_per_execution saves none"
+    return [Finding("launch_bound", 1.0, what, why, how)]
+
+
+def refusal(step: TrainingStep, refused: list) -> list[Finding]:
+    """Returns what follows from operators that XLA does not compile."""
+    if not (step.jit_compile and refused):
+        return []
+    return [
+        Finding(
+            *("xla", 1.0, f"XLA does not compile {', '.join(refused)}"),
+            "it compiles a step as a whole, or not at all",
+            "compile(jit_compile=False), or do without these operators",
+        )
+    ]
