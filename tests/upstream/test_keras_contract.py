@@ -14,7 +14,7 @@ import tfamp
 from tfamp.facts import names
 from tfamp.inspect import structure
 from tfamp.keras_patches import compiling, hooks, keras_optimizers, places
-from tfamp.kernels import bias_gradient, clusters, install, long_attention
+from tfamp.kernels import bias_gradient, install, long_attention, programs
 from tfamp.precision import rules
 
 
@@ -529,7 +529,7 @@ def test_tensorflow_takes_a_kernels_gradient_for_each_row():
 
 
 def test_shapes_that_are_known_are_found_when_traced():
-    known, found = names.resolve(clusters._KNOWN), []
+    known, found = names.resolve(programs._KNOWN), []
 
     @tf.function(autograph=False)
     def trace(x):
@@ -537,6 +537,20 @@ def test_shapes_that_are_known_are_found_when_traced():
 
     trace.get_concrete_function(tf.ones([3, 4]))
     assert [np.asarray(x).tolist() for x in found] == [[6], 12, None]
+
+
+def test_an_operators_input_and_what_comes_after_it_can_be_reached():
+    @tf.function(autograph=False)
+    def step(x):
+        first, second = tf.add(x, 1.0), tf.add(x, 2.0)
+        with tf.control_dependencies([first]):
+            third = tf.multiply(first, 3.0)
+        assert third.op in first.op._control_outputs
+        third.op._update_input(0, second)
+        assert first.op.op_def.is_stateful is False
+        return third
+
+    assert float(step(1.0)) == 9
 
 
 def test_every_patch_says_where_it_is_filed_and_when_it_may_go():

@@ -18,40 +18,15 @@ computed before it. Programs of equal operators, as of equal layers, are compile
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfamp.facts import graph_context, names
+from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks
+from tfamp.kernels import programs
 
-# Operators of XLA's loops and reductions.
-_SMALL = set(
-    """
-    Abs Add AddN AddV2 All Any BiasAdd BiasAddGrad BroadcastTo Cast ClipByValue ConcatV2
-    Cos Div DivNoNan Elu EluGrad Equal Erf Erfc Exp ExpandDims Expm1 Fill Floor
-    FloorDiv FloorMod Greater GreaterEqual Identity IdentityN Inv InvGrad IsFinite IsInf
-    IsNan LeakyRelu LeakyReluGrad Less LessEqual Log Log1p LogSoftmax LogicalAnd
-    LogicalNot LogicalOr Max Maximum Mean Min Minimum Mul MulNoNan Neg NotEqual OnesLike
-    Pack Pad Pow PreventGradient Prod Range RealDiv Reciprocal ReciprocalGrad Relu Relu6
-    Relu6Grad ReluGrad Reshape Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad
-    Sigmoid SigmoidGrad Sign Sin Slice Softmax Softplus SoftplusGrad Softsign
-    SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient
-    StridedSlice
-    Sub Sum Tan Tanh TanhGrad Tile Transpose Unpack Xdivy Xlogy ZerosLike
-    LeftShift RightShift BitwiseAnd BitwiseOr BitwiseXor Bitcast
-    """.split()
-)
-# Of these: other views of the same memory.
-_VIEWS = set(
-    """
-    ExpandDims Identity IdentityN PreventGradient Reshape Squeeze StopGradient
-    """.split()
-)
 _LEAST = 2  # Launches that a program must save to be worth its own.
-_KNOWN = "tensorflow.python.framework.smart_cond:smart_constant_value"
-_SHAPE = 16  # Integers of a shape are fewer.
 
 
 class _Now(threading.local):
@@ -118,8 +93,8 @@ def gather(operations: Sequence[tf.Operation], outputs: Any) -> Any:
     flat = tf.nest.flatten(outputs)
     returned = {id(x) for x in flat if isinstance(x, tf.Tensor)}
     for members in _programs(operations).values():
-        if sum(not _is_view(op) for op in members) >= _LEAST:
-            _replace(_Program.of(members, returned), compiled, new)
+        if sum(not programs.is_view(op) for op in members) >= _LEAST:
+            programs.replace(programs.Program.of(members, returned), compiled, new)
     flat = [new.get(id(x), x) for x in flat]
     return tf.nest.pack_sequence_as(outputs, flat)
 
@@ -130,10 +105,10 @@ def _programs(operations) -> dict[int, list]:
     order, early = _Order(), set()
     for op in operations:
         before = [*(x.op for x in op.inputs), *op.control_inputs, *order.before(op)]
-        small = _is_small(op)
+        small = programs.is_small(op)
         known = [number[x] for x in before if x in number]
         least = max((n + (small and not is_small) for n, is_small in known), default=0)
-        if small and not _is_view(op):
+        if small and not programs.is_view(op):
             if _is_early(op, early):
                 early.add(op)
             else:
@@ -157,7 +132,9 @@ def _latest(op, number):
     consumers = [number.get(c, (0, False)) for x in op.outputs for c in x.consumers()]
     sizes = [
         sum(
-            x.shape.num_elements() * x.dtype.size for x in given if _constant(x) is None
+            x.shape.num_elements() * x.dtype.size
+            for x in given
+            if programs.constant(x) is None
         )
         for given in (op.inputs, op.outputs)
     ]
@@ -170,11 +147,11 @@ def _is_early(op, early):
 
     These are made of variables alone; what is large, but for weights, waits.
     """
-    sources = [x.op for x in op.inputs if _constant(x) is None]
+    sources = [x.op for x in op.inputs if programs.constant(x) is None]
     reads = [source.type == "ReadVariableOp" for source in sources]
     if op.type == "Cast" and all(reads):
         return True
-    tiny = all(x.shape.num_elements() <= _SHAPE for x in op.outputs)
+    tiny = all(x.shape.num_elements() <= programs.SHAPE for x in op.outputs)
     pairs = zip(reads, sources, strict=True)
     return tiny and all(read or source in early for read, source in pairs)
 
@@ -205,147 +182,6 @@ class _Order:
         for handle in handles:
             self._used.setdefault(handle, []).append(op)
         return found
-
-
-def _is_small(op):
-    # Between small ones, as in TensorFlow's gradients, they only order the memory.
-    beside = {x.type for x in (*op.control_inputs, *op._control_outputs)}
-    if op.type not in _SMALL or beside - _SMALL - {"Const"}:
-        return False
-    values = [x for x in op.inputs if _constant(x) is None]
-    device = tf.DeviceSpec.from_string(op.device).device_type
-    return device in (None, "GPU") and all(map(_is_value, (*values, *op.outputs)))
-
-
-def _is_value(x):
-    """Whether a tensor is of a known size, and on the GPU.
-
-    TensorFlow computes shapes in the host's memory, and so it has int32 of all sizes:
-    token ids go there and back.
-    """
-    if not x.shape.is_fully_defined() or x.dtype in (
-        tf.resource,
-        tf.string,
-        tf.variant,
-    ):
-        return False
-    return x.dtype != tf.int32 or x.shape.num_elements() > _SHAPE
-
-
-def _constant(x):
-    """Returns a small integer tensor that is known when it is traced; else None.
-
-    Or any other that is a constant.
-    """
-    if x.op.type == "Const":
-        return tf.get_static_value(x)
-    small = x.dtype == tf.int32 and x.shape.is_fully_defined()
-    if not small or x.shape.num_elements() > _SHAPE:
-        return None
-    # Also of what is computed from shapes.
-    known = names.resolve(_KNOWN, tf.get_static_value)(x)
-    return None if known is None else np.asarray(known, x.dtype.as_numpy_dtype)
-
-
-def _is_view(op):
-    """Whether it launches nothing; int32 would be copied to the host for it."""
-    return op.type in _VIEWS and all(x.dtype != tf.int32 for x in op.outputs)
-
-
-class _Program(NamedTuple):
-    """Operators that become one.
-
-    Attributes:
-      operations: In the order of their creation.
-      views: Those of them that others take: they stay, beside their copy in here. As
-        a result, XLA would copy what is but another view of the same memory.
-      inputs: Tensors that they take from others.
-      outputs: Tensors that others take.
-    """
-
-    operations: list
-    views: set
-    inputs: list
-    outputs: list
-
-    @classmethod
-    def of(cls, operations, returned):
-        """Returns that of operators; `returned`: ids of tensors that are taken, too."""
-        used, views = set(operations), set()
-
-        def is_taken(x):
-            others = (c for c in x.consumers() if c not in used or c in views)
-            return id(x) in returned or any(others)
-
-        for op in reversed(operations):
-            if _is_view(op) and any(map(is_taken, op.outputs)):
-                views.add(op)
-                if not any(c in used for x in op.outputs for c in x.consumers()):
-                    used.remove(op)
-        operations = [op for op in operations if op in used]
-        taken = [x for op in operations for x in op.inputs]
-        inputs = {id(x): x for x in taken if x.op not in used and _constant(x) is None}
-        results = [x for op in operations if op not in views for x in op.outputs]
-        outputs = [x for x in results if is_taken(x)]
-        return cls(operations, views, list(inputs.values()), outputs)
-
-
-def _replace(program, compiled, new):
-    if not program.outputs:
-        return
-    definition, results = _definition(program)
-    specs = [tf.TensorSpec(x.shape, x.dtype) for x in program.inputs]
-    key = definition.SerializeToString(deterministic=True), *specs, *results
-    if key not in compiled:
-        compiled[key] = _compile(definition, specs, results)
-    results = compiled[key](*program.inputs)
-    inside = set(program.operations) - program.views
-    for old, result in zip(program.outputs, results, strict=True):
-        new[id(old)] = result
-        for consumer in old.consumers():
-            if consumer not in inside:
-                for place, x in enumerate(consumer.inputs):
-                    if x is old:
-                        consumer._update_input(place, result)
-
-
-def _definition(program):
-    """Returns a program's graph, whose names tell nothing but the order; its outputs.
-
-    Constants are copied into each program that takes them.
-    """
-    graph, places = tf.compat.v1.GraphDef(), {}
-    graph.versions.CopyFrom(program.operations[0].graph.graph_def_versions)
-    for x in program.inputs:
-        places[id(x)] = f"input{len(places)}"
-
-    def constant(x):
-        node = graph.node.add(name=f"constant{len(graph.node)}", op="Const")
-        node.attr["dtype"].type = x.dtype.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(_constant(x), x.dtype))
-        return f"{node.name}:0"
-
-    for op in program.operations:
-        for x in op.inputs:
-            if id(x) not in places:
-                places[id(x)] = constant(x)
-        node, name = graph.node.add(), f"op{len(graph.node)}"
-        node.CopyFrom(op.node_def)
-        node.name, node.device = name, ""
-        node.input[:] = [places[id(x)] for x in op.inputs]
-        for attribute in [a for a in node.attr if a.startswith("_")]:
-            del node.attr[attribute]
-        places.update({id(x): f"{name}:{x.value_index}" for x in op.outputs})
-    return graph, [places[id(x)] for x in program.outputs]
-
-
-def _compile(definition, specs, results):
-    @tf.function(autograph=False, jit_compile=True, input_signature=specs)
-    def small_operators(*inputs):
-        given = {f"input{i}": x for i, x in enumerate(inputs)}
-        return tf.graph_util.import_graph_def(definition, given, results, name="")
-
-    return small_operators
 
 
 class _Hooks(hooks.HookGroup):

@@ -51,9 +51,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       min_scale: Float > 0. Lower bound of the loss scale.
       max_scale: Float. Upper bound; None: `max(2**24, initial_scale)`.
       dynamic: Bool. If False the loss scale is static; bad steps are still skipped.
-      jit_compile: "auto", True or False. Whether XLA compiles the update, in a graph.
-        "auto" does so for Keras' own optimizers: on one CPU, on one GPU under
-        `tfamp.enable`, and where XLA compiles the whole step.
+      jit_compile: "auto", True or False. Whether XLA compiles updates in graphs: "auto"
+        for Keras' own optimizers, on one CPU, and under `tfamp.enable` on one GPU.
       dynamic_growth_steps: Keras' name of `growth_interval`.
       config: A `rule.LossScaleConfig` instead of the settings above.
       **kwargs: Keras' deprecated defaults.
@@ -250,8 +249,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner, settle = self.inner_optimizer, train_steps.settled_by(self)
         gate.check_context(inner, self._distribution_strategy)
         grads, variables = keras_optimizers.pairs(self, grads, trainable_variables)
-        if not grads:
-            return  # As Keras does.
+        if not grads:  # As Keras does.
+            return
         if not settle and not self._scale_was_read and self.initial_scale != 1:
             self._scale_was_read = True  # Keras 3 divides in silence.
             user_code.log(

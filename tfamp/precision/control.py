@@ -68,9 +68,8 @@ def enable(
     float32 and 16 bits meet are computed in float32. A model returns float32 to its
     caller. Models built before, or loaded, keep their precision, with a warning.
 
-    Bias gradients in bfloat16 are summed in float32. Call it again to change the mode;
-    `disable` restores the state before the first call. Call it in the thread that
-    builds models, on a GPU before all else of TensorFlow.
+    Call it again to change the mode; `disable` restores the state before the first
+    call. Call it in the thread that builds models, on a GPU before all else.
 
     Args:
       mode: "auto" for the fastest mode that is safe on this host, or "float32",
@@ -86,10 +85,9 @@ def enable(
         `enable_graph_rewrite`. None: True if TF_ENABLE_AUTO_MIXED_PRECISION is 1, or
         TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE.
       fused_kernels: Whether updates of weights and small operators are compiled into
-        few programs, in graphs without XLA, where that is faster (docs/kernels.md).
-        They round once; dropout drops other elements than Keras with the same seed.
-        Also whether long attention takes linear memory. None: in tf32 and the mixed
-        modes; True: in float32, too; False: nowhere.
+        few programs, in graphs without XLA (docs/kernels.md), and long attention takes
+        linear memory. Dropout drops other elements than Keras with the same seed. None:
+        in tf32 and the mixed modes; True: in float32, too; False: nowhere.
       float32_outputs: Whether a model called by user code, `fit` or `predict` returns
         16-bit outputs as float32. Models inside other models keep their format.
       sum_embedding_gradients: Whether an embedding's gradient rows of one index are
@@ -209,7 +207,8 @@ def _restore(session, state):
 
 def _refresh_hooks() -> None:
     """Installs, or removes, what goes with the session and the rewrite in force."""
-    asked, rewrites = _session and _session.asked, switch.active() is not None
+    asked, rewrite = _session and _session.asked, switch.active()
+    rewrites = rewrite is not None
     mixed = asked is not None and asked.is_mixed
     fuses = asked is not None and asked.fuses_layers
     if asked is not None or rewrites:
@@ -217,9 +216,7 @@ def _refresh_hooks() -> None:
     else:
         model_hooks.remove()
     summed = asked is not None and asked.sum_embedding_gradients
-    rewrite = switch.active()
-    float16 = bool(asked and asked.has_float16)
-    float16 |= rewrite is not None and rewrite.dtype == "float16"
+    float16 = asked and asked.has_float16 or rewrites and rewrite.dtype == "float16"
     scaled = float16 and not (asked and asked.scaling is False)
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrites),

@@ -1,0 +1,181 @@
+"""Small operators of a graph, and several of them as one program that XLA compiles."""
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfamp.facts import names
+
+# Operators of XLA's loops and reductions.
+_SMALL = set(
+    """
+    Abs Add AddN AddV2 All Any BiasAdd BiasAddGrad BroadcastTo Cast ClipByValue ConcatV2
+    Cos Div DivNoNan Elu EluGrad Equal Erf Erfc Exp ExpandDims Expm1 Fill Floor
+    FloorDiv FloorMod Greater GreaterEqual Identity IdentityN Inv InvGrad IsFinite IsInf
+    IsNan LeakyRelu LeakyReluGrad Less LessEqual Log Log1p LogSoftmax LogicalAnd
+    LogicalNot LogicalOr Max Maximum Mean Min Minimum Mul MulNoNan Neg NotEqual OnesLike
+    Pack Pad Pow PreventGradient Prod Range RealDiv Reciprocal ReciprocalGrad Relu Relu6
+    Relu6Grad ReluGrad Reshape Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad
+    Sigmoid SigmoidGrad Sign Sin Slice Softmax Softplus SoftplusGrad Softsign
+    SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient
+    StridedSlice Sub Sum Tan Tanh TanhGrad Tile Transpose Unpack Xdivy Xlogy ZerosLike
+    LeftShift RightShift BitwiseAnd BitwiseOr BitwiseXor Bitcast
+    """.split()
+)
+# Of these: other views of the same memory.
+_VIEWS = set(
+    """
+    ExpandDims Identity IdentityN PreventGradient Reshape Squeeze StopGradient
+    """.split()
+)
+_KNOWN = "tensorflow.python.framework.smart_cond:smart_constant_value"
+SHAPE = 16  # Integers of a shape are fewer.
+
+
+def is_small(op: tf.Operation) -> bool:
+    """Whether an operator may be part of a program: see the list above."""
+    # Between small ones, as in TensorFlow's gradients, they only order the memory.
+    beside = {x.type for x in (*op.control_inputs, *op._control_outputs)}
+    if op.type not in _SMALL or beside - _SMALL - {"Const"}:
+        return False
+    values = [x for x in op.inputs if constant(x) is None]
+    device = tf.DeviceSpec.from_string(op.device).device_type
+    return device in (None, "GPU") and all(map(_is_value, (*values, *op.outputs)))
+
+
+def _is_value(x):
+    """Whether a tensor is of a known size, and on the GPU.
+
+    TensorFlow computes shapes in the host's memory, and so it has int32 of all sizes:
+    token ids go there and back.
+    """
+    others = tf.resource, tf.string, tf.variant
+    if not x.shape.is_fully_defined() or x.dtype in others:
+        return False
+    return x.dtype != tf.int32 or x.shape.num_elements() > SHAPE
+
+
+def constant(x: tf.Tensor) -> np.ndarray | None:
+    """Returns the value of a constant or a known shape; None of any other tensor."""
+    if x.op.type == "Const":
+        return tf.get_static_value(x)
+    small = x.dtype == tf.int32 and x.shape.is_fully_defined()
+    if not small or x.shape.num_elements() > SHAPE:
+        return None
+    # Also of what is computed from shapes.
+    known = names.resolve(_KNOWN, tf.get_static_value)(x)
+    return None if known is None else np.asarray(known, x.dtype.as_numpy_dtype)
+
+
+def is_view(op: tf.Operation) -> bool:
+    """Whether it launches nothing; int32 would be copied to the host for it."""
+    return op.type in _VIEWS and all(x.dtype != tf.int32 for x in op.outputs)
+
+
+class Program(NamedTuple):
+    """Operators that become one.
+
+    Attributes:
+      operations: In the order of their creation.
+      views: Those of them that others take: they stay, beside their copy in here. As
+        a result, XLA would copy what is but another view of the same memory.
+      inputs: Tensors that they take from others.
+      outputs: Tensors that others take.
+    """
+
+    operations: list
+    views: set
+    inputs: list
+    outputs: list
+
+    @classmethod
+    def of(cls, operations, returned):
+        """Returns that of operators; `returned`: ids of tensors that are taken, too."""
+        used, views = set(operations), set()
+
+        def is_taken(x):
+            others = (c for c in x.consumers() if c not in used or c in views)
+            return id(x) in returned or any(others)
+
+        for op in reversed(operations):
+            if is_view(op) and any(map(is_taken, op.outputs)):
+                views.add(op)
+                if not any(c in used for x in op.outputs for c in x.consumers()):
+                    used.remove(op)
+        operations = [op for op in operations if op in used]
+        taken = [x for op in operations for x in op.inputs]
+        inputs = {id(x): x for x in taken if x.op not in used and constant(x) is None}
+        results = [x for op in operations if op not in views for x in op.outputs]
+        outputs = [x for x in results if is_taken(x)]
+        return cls(operations, views, list(inputs.values()), outputs)
+
+
+def replace(program: Program, compiled: dict[tuple, Callable], new: dict) -> None:
+    """Has others take what a program computes in place of its operators' results.
+
+    Args:
+      program: What to put in.
+      compiled: The functions of the step so far, to which its own is added.
+      new: {id of a tensor: the tensor in its place}, to which its own are added.
+    """
+    if not program.outputs:
+        return
+    definition, wanted = _definition(program)
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in program.inputs]
+    key = definition.SerializeToString(deterministic=True), *specs, *wanted
+    if key not in compiled:
+        compiled[key] = _compile(definition, specs, wanted)
+    scope, found, _ = program.operations[-1].name.partition("/")
+    # Its own, as profilers show it: "gradient_tape" and others.
+    with tf.name_scope(f"{scope}/") if found else contextlib.nullcontext():
+        results = compiled[key](*program.inputs)
+    inside = set(program.operations) - program.views
+    for old, result in zip(program.outputs, results, strict=True):
+        new[id(old)] = result
+        for consumer in old.consumers():
+            if consumer not in inside:
+                for place, x in enumerate(consumer.inputs):
+                    if x is old:
+                        consumer._update_input(place, result)
+
+
+def _definition(program):
+    """Returns a program's graph, whose names tell nothing but the order; its outputs.
+
+    Constants are copied into each program that takes them.
+    """
+    graph, places = tf.compat.v1.GraphDef(), {}
+    graph.versions.CopyFrom(program.operations[0].graph.graph_def_versions)
+    for x in program.inputs:
+        places[id(x)] = f"input{len(places)}"
+
+    def add_constant(x):
+        node = graph.node.add(name=f"constant{len(graph.node)}", op="Const")
+        node.attr["dtype"].type = x.dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(constant(x), x.dtype))
+        return f"{node.name}:0"
+
+    for op in program.operations:
+        for x in op.inputs:
+            if id(x) not in places:
+                places[id(x)] = add_constant(x)
+        node, name = graph.node.add(), f"op{len(graph.node)}"
+        node.CopyFrom(op.node_def)
+        node.name, node.device = name, ""
+        node.input[:] = [places[id(x)] for x in op.inputs]
+        for attribute in [a for a in node.attr if a.startswith("_")]:
+            del node.attr[attribute]
+        places.update({id(x): f"{name}:{x.value_index}" for x in op.outputs})
+    return graph, [places[id(x)] for x in program.outputs]
+
+
+def _compile(definition, specs, results):
+    @tf.function(autograph=False, jit_compile=True, input_signature=specs)
+    def small_operators(*inputs):
+        given = {f"input{i}": x for i, x in enumerate(inputs)}
+        return tf.graph_util.import_graph_def(definition, given, results, name="")
+
+    return small_operators
