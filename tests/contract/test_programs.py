@@ -37,8 +37,8 @@ def trained(optimizer, build=dense, x=X, y=Y, batch=8, steps=6):
     """Weights, the optimizer's state and the logs of a fit of batches of one size."""
     keras.utils.set_random_seed(0)
     model = build()
-    metrics = [] if build is adversarial else ["mae"]
-    model.compile(optimizer, "mse", metrics=metrics, jit_compile=False)
+    scores = {} if build is adversarial else {"loss": "mse", "metrics": ["mae"]}
+    model.compile(optimizer, **scores, jit_compile=False)
     data = tf.data.Dataset.from_tensor_slices((x, y))
     data = data.batch(batch, drop_remainder=True).repeat()
     logs = model.fit(data, steps_per_epoch=steps, verbose=0, shuffle=False).history
