@@ -53,7 +53,8 @@ def describe(found: Launches, costs: StepCost) -> tuple[list[str], str]:
     is_whole = list(found.parts) != list(PARTS)  # One program, or several around calls.
     about = "about " if is_whole and found.total > 1 else ""
     said = (
-        f"{about}{found.total:,} launches a step: {_ms(costs.launches)} at "
+        f"{about}{found.total:,} launch{'es' * (found.total > 1)} a step: "
+        f"{_ms(costs.launches)} at "
         f"{MICROSECONDS} us each, as measured with one H200; a driver alone needs "
         f"{_OF_DRIVER} us."
     )
