@@ -36,9 +36,9 @@ def test_what_users_do_runs_on_a_gpu(names):
 # Launches and copies to the host of a step, in figures of `measure.py`: at most.
 # BERT has 2 layers; without XLA.
 BOUNDS = {
-    "mixed_bfloat16": {"mlp": (286, 3), "cnn": (366, 4), "bert": (1677, 15)},
-    "mixed_float16": {"mlp": (362, 5), "cnn": (440, 6), "bert": (1883, 16)},
-    "tf32": {"mlp": (259, 3), "cnn": (340, 4), "bert": (1582, 15)},
+    "mixed_bfloat16": {"mlp": (45, 3), "cnn": (60, 4), "bert": (150, 4)},
+    "mixed_float16": {"mlp": (55, 4), "cnn": (75, 5), "bert": (160, 5)},
+    "tf32": {"mlp": (45, 3), "cnn": (60, 4), "bert": (140, 4)},
 }
 
 
