@@ -25,7 +25,7 @@ from tfamp.facts import formats, names, user_code
 from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure, traces
-from tfamp.keras_patches import compiling, hooks, places
+from tfamp.keras_patches import compiling, hooks, places, xla_steps
 from tfamp.loss_scaling import large_inputs, optimizer, train_steps
 from tfamp.memory_saving import low_bit, quantized
 from tfamp.precision import assigned, described, plan, policy, promotion, rules
@@ -45,7 +45,7 @@ def install(asked: Settings | None) -> None:
     remove()
     _rules = _Rules(asked)
     made = [compiling.hook_compile(_rules.scale, _rules.before_compile)]
-    wanted = {"make_train_function": _rules.make_train_function}
+    wanted = xla_steps.hooked(_rules.make_train_function)
     if _rules.is_mixed or (asked and asked.remat):
         wanted |= {"__call__": _rules.call, "data_layer": _rules.call}
     for key, make in wanted.items():
