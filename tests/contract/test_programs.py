@@ -198,3 +198,39 @@ def test_the_modes_of_a_gpu_have_them(mode):
         assert status.fused_kernels == "off"
         *_, expected = trained(OPT.SGD(0.05), attention)
     np.testing.assert_allclose(logs["loss"], expected["loss"], rtol=0.02)
+
+
+class Look(L.Layer):
+    """Notes the sizes that it is traced for."""
+
+    traced: list = []
+
+    def call(self, x):
+        if not tf.executing_eagerly():
+            Look.traced.append(x.shape[0])
+        return x
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_arrays_have_programs_for_whole_batches_and_the_rest_is_computed_alike(
+    jit_compile,
+):
+    def fit():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        hidden = L.Dense(8, "gelu")(Look()(L.BatchNormalization()(inputs)))
+        model = keras.Model(inputs, L.Dense(2)(hidden))
+        model.compile(OPT.SGD(0.1), "mse", metrics=["mae"], jit_compile=jit_compile)
+        Look.traced.clear()
+        validation = {"validation_data": (X, Y), "validation_batch_size": 10}
+        logs = model.fit(X, Y, 10, 3, 0, shuffle=False, **validation).history
+        traced = list(Look.traced)
+        return logs, traced, model.predict(X, batch_size=10, verbose=0)
+
+    expected, _, outputs = fit()
+    with as_if_on_a_gpu("float32", fused_kernels=True):
+        logs, traced, found = fit()
+    assert {10, None} <= {*traced} <= {10, 24, None}
+    for name, values in expected.items():
+        np.testing.assert_allclose(logs[name], values, rtol=2e-5)
+    np.testing.assert_allclose(found, outputs, rtol=1e-4, atol=1e-5)

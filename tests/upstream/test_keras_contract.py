@@ -4,6 +4,8 @@ import functools
 import inspect
 import pathlib
 import re
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -551,6 +553,26 @@ def test_an_operators_input_and_what_comes_after_it_can_be_reached():
         return third
 
     assert float(step(1.0)) == 9
+
+
+COUNTED = """
+import os, pathlib, sys
+os.environ["XLA_FLAGS"] = f"--xla_dump_to={sys.argv[1]} --xla_dump_hlo_as_text"
+import keras, numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=True)
+data = np.ones((10, 2)), np.ones((10, 1))
+model.fit(*data, batch_size=4, epochs=2, verbose=0, validation_data=data)
+names = "*one_step_on_data*before_optimizations*"
+print(len([*pathlib.Path(sys.argv[1]).glob(names)]))
+"""
+
+
+def test_keras_compiles_the_rest_of_an_epoch(tmp_path):
+    """Training and validation, each for batches of 4 rows and of 2."""
+    command = [sys.executable, "-c", COUNTED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "4"
 
 
 def test_every_patch_says_where_it_is_filed_and_when_it_may_go():

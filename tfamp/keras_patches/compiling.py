@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp.keras_patches import hooks, places
+from tfamp.keras_patches import hooks, places, xla_steps
 
 OptimizerTransform = Callable[[keras.Model, object], object]
 CompileRule = Callable[[keras.Model, dict[str, Any]], None]
@@ -47,7 +47,8 @@ def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> hooks.Hook
             model, given = call.arguments["self"], call.arguments
             if given["optimizer"] is not None:
                 given["optimizer"] = keras.optimizers.get(given["optimizer"])
-            optimizer = given["optimizer"]
+            optimizer, asks = given["optimizer"], given["jit_compile"] is True
+            xla_steps.note(model, asks and not is_being_made(model))
             rule(model, given)
             if given["auto_scale_loss"] or _forced:
                 if optimizer is not None:

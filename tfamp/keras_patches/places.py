@@ -220,6 +220,12 @@ UPSTREAM = {
             "_is_gpu_available",
         ),
     ),
+    "https://github.com/keras-team/keras/issues/18456 (of operators that XLA lacks), "
+    "else not filed; symptom: XLA compiles each size of a batch; remove when "
+    "test_keras_compiles_the_rest_of_an_epoch fails": (
+        Patch("evaluation under XLA", "keras:Model", "make_test_function"),
+        Patch("prediction under XLA", "keras:Model", "make_predict_function"),
+    ),
 }
 PLACES = {x.alias or x.name: x for places in UPSTREAM.values() for x in places}
 

@@ -185,9 +185,13 @@ class _Order:
 
 
 class _Hooks(hooks.HookGroup):
+    def gather(self) -> bool:
+        """Whether steps that are traced now have programs, if sizes are known."""
+        return bool(self._hooks) and graph_context.one_device() == "GPU"
+
     def add(self, kind: type) -> None:
         """Hooks the steps of a model's class, where they are others than Keras'."""
-        if not self._hooks or graph_context.one_device() != "GPU":
+        if not self.gather():
             return
         for place in self.places:
             owner = next(base for base in kind.__mro__ if place.name in vars(base))

@@ -25,7 +25,7 @@ from tfamp.facts import formats, names, user_code
 from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, structure, traces
-from tfamp.keras_patches import compiling, hooks, places
+from tfamp.keras_patches import compiling, hooks, places, xla_steps
 from tfamp.kernels import clusters
 from tfamp.loss_scaling import large_inputs, optimizer, train_steps
 from tfamp.memory_saving import low_bit, quantized
@@ -46,7 +46,7 @@ def install(asked: Settings | None) -> None:
     remove()
     _rules = _Rules(asked)
     made = [compiling.hook_compile(_rules.scale, _rules.before_compile)]
-    wanted = {"make_train_function": _rules.make_train_function}
+    wanted = xla_steps.hooked(_rules.make_train_function, clusters.HOOKS.gather)
     if _rules.is_mixed or (asked and asked.remat):
         wanted |= {"__call__": _rules.call, "data_layer": _rules.call}
     for key, make in wanted.items():
@@ -316,9 +316,8 @@ class _Rules:
     def _settle_now(self, model, args, kwargs):
         if described.is_of_another(model, self._policy):
             return
-        known = [*self._compiled]
-        root = [x for x in [model, *known] if id(model) in structure.layer_ids(x)][-1]
-        self._assign(root, model, traced := None, check=False)
+        around = [x for x in self._compiled if id(model) in structure.layer_ids(x)]
+        self._assign(root := [model, *around][-1], model, traced := None, check=False)
         if structure.is_functional(model):  # By its own specs: Keras warns of others.
             with contextlib.suppress(errors.ExportError):
                 traced = rules.traced_by(model)
@@ -328,4 +327,4 @@ class _Rules:
             traced = traced or rules.traced(model, *args, **kwargs)
         except Exception as error:  # Code of the user's layers may raise anything.
             logging.info("The outputs of %r are not known: %s", model.name, error)
-        self._assign(root, model, traced, check=model in known)
+        self._assign(root, model, traced, check=model in self._compiled)
