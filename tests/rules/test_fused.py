@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp.facts import formats, xla_sizes
+from tfamp.facts import formats
 from tfamp.kernels import fused
 from tfamp.updates import adam as tensorflows_adam
+from tfamp.updates import sizes
 
 DTYPES = ("bfloat16", "float16", "float32")
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
@@ -224,7 +225,7 @@ def test_batches_of_unknown_size_give_the_same(name):
 
 def test_padded_sizes_are_few_and_not_much_larger():
     counts = np.arange(1, 3000, 7)
-    padded = np.array([int(xla_sizes.padded_size(n)) for n in counts])
+    padded = np.array([int(sizes.padded_size(n)) for n in counts])
     assert np.all(padded >= counts)
     assert np.all(padded <= 1.25 * counts + 1)
     assert len(set(padded)) <= 4 * 12

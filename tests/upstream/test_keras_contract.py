@@ -546,13 +546,13 @@ def test_an_operators_input_and_what_comes_after_it_can_be_reached():
     def step(x):
         first, second = tf.add(x, 1.0), tf.add(x, 2.0)
         with tf.control_dependencies([first]):
-            third = tf.multiply(first, 3.0)
+            third = tf.multiply(second, second)
         assert third.op in first.op._control_outputs
-        third.op._update_input(0, second)
+        third.op._update_input(0, first)
         assert first.op.op_def.is_stateful is False
         return third
 
-    assert float(step(1.0)) == 9
+    assert float(step(1.0)) == 6
 
 
 COUNTED = """

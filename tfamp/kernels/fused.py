@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfamp.facts import xla_sizes
 from tfamp.kernels import clusters
+from tfamp.updates import sizes
 
 _DRAWN_BITS = 16  # Random bits for an element of dropout.
 
@@ -122,7 +122,7 @@ def _here(compiled):
 
 def _padded(rows, x):
     """Pads the first dimension, unless the shape of x is known."""
-    return rows if x.shape.is_fully_defined() else xla_sizes.padded(rows)
+    return rows if x.shape.is_fully_defined() else sizes.padded(rows)
 
 
 def _like(padded, x):

@@ -19,9 +19,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfamp.facts import graph_context, xla_sizes
+from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks, keras_optimizers, replicas
-from tfamp.updates import adam
+from tfamp.updates import adam, sizes
 
 _LOW = (tf.float16, tf.bfloat16)
 _last = ""
@@ -95,7 +95,7 @@ def _argument(grad, variable):
         values, indices = _narrow(grad.values), grad.indices
         if not values.shape.is_fully_defined():
             # Rows of zeros, of the first index, change nothing.
-            values, indices = xla_sizes.padded(values), xla_sizes.padded(indices)
+            values, indices = sizes.padded(values), sizes.padded(indices)
         return values, indices
     if not grad.shape.is_fully_defined():
         grad = tf.ensure_shape(grad, variable.shape)
