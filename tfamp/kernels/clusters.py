@@ -115,7 +115,8 @@ def _programs(operations) -> dict[int, list]:
                 now = least = max(now, least)
         number[op] = least, small
     for op in reversed(operations):
-        if number[op][1] and op not in early:
+        # A cast of a bias, too, which costs nothing where it is added.
+        if number[op][1] and (op not in early or op.type == "Cast"):
             number[op] = _latest(op, number), True
     found = {}
     for op in operations:
@@ -130,16 +131,16 @@ def _latest(op, number):
     So the bits of dropout, which are made of its key, are not kept for a product.
     """
     consumers = [number.get(c, (0, False)) for x in op.outputs for c in x.consumers()]
-    sizes = [
-        sum(
-            x.shape.num_elements() * x.dtype.size
-            for x in given
-            if programs.constant(x) is None
-        )
-        for given in (op.inputs, op.outputs)
-    ]
-    waits = consumers and all(small for _, small in consumers) and sizes[0] <= sizes[1]
+    # A variable stays anyway.
+    held = [x for x in op.inputs if x.op.type != "ReadVariableOp"]
+    before, after = (_bytes(x) for x in (held, op.outputs))
+    waits = consumers and all(small for _, small in consumers) and before <= after
     return min(n for n, _ in consumers) if waits else number[op][0]
+
+
+def _bytes(tensors):
+    sizes = [x for x in tensors if programs.constant(x) is None]
+    return sum(x.shape.num_elements() * x.dtype.size for x in sizes)
 
 
 def _is_early(op, early):
