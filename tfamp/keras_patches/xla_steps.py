@@ -40,9 +40,8 @@ _KINDS = {
 # Without XLA, a row takes up to 1.3 times the memory (BERT-Base, 384 tokens): a rest
 # must not need more than what has run.
 _REST = 0.75
-# In messages of errors that end a compilation: TensorFlow's part of it, XLA's, and the
-# CUDA tools'. Nothing has run then.
-_REFUSALS = re.compile(r"tf2xla conversion failed|xla/service/|libdevice|ptxas")
+# In errors that end a compilation, by TensorFlow or by XLA itself: nothing has run.
+_REFUSALS = re.compile(r"tf2xla conversion failed|xla/service/")
 _OPERATORS = re.compile(
     r"(\w+) \(No registered|with op (\w+) must be a compile|op_type=\"(\w+)\""
 )
