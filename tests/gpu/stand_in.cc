@@ -221,22 +221,34 @@ CUresult launch(const void* function, void* stream) {
   return {};
 }
 
-// A shape with an unknown size is computed on the device where TensorFlow has no kernel
-// on the host, and the host waits for it: these two kernels do what they say.
-void compute_shape(const std::string& name, void** given) {
+struct Inputs {  // TensorFlow's GpuDeviceArrayStruct.
+  int number;
+  const char* few[8];
+  const char** many;
+};
+
+// Does what a kernel says where the host needs what it makes: shapes with an unknown
+// size, of which TensorFlow computes a part on the device, and which variables have
+// values, which it asks of all at once.
+void compute(const std::string& name, void** given) {
+  auto is = [&](const char* part) { return name.find(part) != name.npos; };
   auto ints = [&](int i) { return *static_cast<int**>(given[i]); };
   auto number = [&](int i) { return *static_cast<long*>(given[i]); };
-  if (name.find("14GatherOpKernelINS_13AlignedVectorIiLi1EEEiLb1EE") != name.npos) {
+  if (is("14GatherOpKernelINS_13AlignedVectorIiLi1EEEiLb1EE") && number(5) == 1) {
     // params, indices, out, rows of params, indices, size of a row, size of out
-    for (long i = 0; number(5) == 1 && i < number(6); i++) {
+    for (long i = 0; i < number(6); i++) {
       int row = ints(1)[i];
       ints(2)[i] = row >= 0 && row < number(3) ? ints(0)[row] : 0;
     }
-  }
-  if (name.find("17BlockReduceKernelIPiS2_Li256ENS0_4ProdIiEE") != name.npos) {
+  } else if (is("17BlockReduceKernelIPiS2_Li256ENS0_4ProdIiEE")) {
     int product = 1;  // in, out, numbers
     for (int i = 0; i < *static_cast<int*>(given[2]); i++) product *= ints(0)[i];
     *ints(1) = product;
+  } else if (is("19concat_fixed_kernelIbiE") && *static_cast<int*>(given[1]) == 1) {
+    auto* inputs = static_cast<Inputs*>(given[0]);  // inputs, size, rows, columns, out
+    for (int i = 0; i < inputs->number; i++)
+      (*static_cast<char**>(given[4]))[i] =
+          *(inputs->number > 8 ? inputs->many : inputs->few)[i];
   }
 }
 
@@ -500,7 +512,7 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
 }
 cudaError_t cudaLaunchKernel(const void* f, dim3, dim3, void** given, size_t,
                              cudaStream_t stream) {
-  compute_shape(registered(f)->name, given);
+  compute(registered(f)->name, given);
   return launch(registered(f), stream), cudaError_t{};
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* f, void**) {
