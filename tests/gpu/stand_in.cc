@@ -10,16 +10,12 @@
 #include <nvml.h>
 #include <sys/mman.h>
 
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <mutex>
-#include <queue>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -38,6 +34,8 @@ void count(const std::string& what, long more = 1) {
   Locked held(lock);
   counts()[what] += more;
 }
+
+CUresult wait() { return count("wait"), CUresult{}; }
 
 // ---- Streams and graphs ----
 
@@ -76,44 +74,6 @@ Graph* captured(const void* stream) {
 bool runs(Graph* graph, const std::string& what) {
   if (graph) return add(nullptr, graph), false;
   return count(what), true;
-}
-
-// ---- Host functions: in turn, on a thread of their own ----
-
-std::mutex queue_lock;
-std::condition_variable changed;
-std::queue<std::function<void()>> waiting;
-thread_local bool is_worker = false;
-
-void work() {
-  is_worker = true;
-  std::unique_lock<std::mutex> held(queue_lock);
-  for (;;) {
-    changed.wait(held, [] { return !waiting.empty(); });
-    auto call = waiting.front();
-    held.unlock();
-    call();
-    held.lock();
-    waiting.pop();
-    changed.notify_all();
-  }
-}
-
-CUresult later(std::function<void()> call) {
-  static auto* worker = new std::thread(work);
-  (void)worker;
-  std::lock_guard<std::mutex> held(queue_lock);
-  waiting.push(std::move(call));
-  changed.notify_all();
-  return {};
-}
-
-CUresult wait() {
-  count("wait");
-  if (is_worker) return {};
-  std::unique_lock<std::mutex> held(queue_lock);
-  changed.wait(held, [] { return waiting.empty(); });
-  return {};
 }
 
 // ---- Memory ----
@@ -187,7 +147,6 @@ int attribute(int which) {
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: return 49152;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: return 232448;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: return 233472;
-    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: return 1024;
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
     case CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY: return 65536;
@@ -197,7 +156,6 @@ int attribute(int which) {
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: return 5120;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return 132;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: return 2048;
-    case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: return 32;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return 52428800;
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: return 1;
     default: return 0;
@@ -221,22 +179,34 @@ CUresult launch(const void* function, void* stream) {
   return {};
 }
 
-// A shape with an unknown size is computed on the device where TensorFlow has no kernel
-// on the host, and the host waits for it: these two kernels do what they say.
-void compute_shape(const std::string& name, void** given) {
+struct Inputs {  // TensorFlow's GpuDeviceArrayStruct.
+  int number;
+  const char* few[8];
+  const char** many;
+};
+
+// Does what a kernel says where the host needs what it makes: shapes with an unknown
+// size, of which TensorFlow computes a part on the device, and which variables have
+// values, which it asks of all at once.
+void compute(const std::string& name, void** given) {
+  auto is = [&](const char* part) { return name.find(part) != name.npos; };
   auto ints = [&](int i) { return *static_cast<int**>(given[i]); };
   auto number = [&](int i) { return *static_cast<long*>(given[i]); };
-  if (name.find("14GatherOpKernelINS_13AlignedVectorIiLi1EEEiLb1EE") != name.npos) {
+  if (is("14GatherOpKernelINS_13AlignedVectorIiLi1EEEiLb1EE") && number(5) == 1) {
     // params, indices, out, rows of params, indices, size of a row, size of out
-    for (long i = 0; number(5) == 1 && i < number(6); i++) {
+    for (long i = 0; i < number(6); i++) {
       int row = ints(1)[i];
       ints(2)[i] = row >= 0 && row < number(3) ? ints(0)[row] : 0;
     }
-  }
-  if (name.find("17BlockReduceKernelIPiS2_Li256ENS0_4ProdIiEE") != name.npos) {
+  } else if (is("17BlockReduceKernelIPiS2_Li256ENS0_4ProdIiEE")) {
     int product = 1;  // in, out, numbers
     for (int i = 0; i < *static_cast<int*>(given[2]); i++) product *= ints(0)[i];
     *ints(1) = product;
+  } else if (is("19concat_fixed_kernelIbiE") && *static_cast<int*>(given[1]) == 1) {
+    auto* inputs = static_cast<Inputs*>(given[0]);  // inputs, size, rows, columns, out
+    for (int i = 0; i < inputs->number; i++)
+      (*static_cast<char**>(given[4]))[i] =
+          *(inputs->number > 8 ? inputs->many : inputs->few)[i];
   }
 }
 
@@ -318,12 +288,6 @@ CUresult cuMemFree(CUdeviceptr pointer) {
 CUresult cuMemHostAlloc(void** made, size_t bytes, unsigned) {
   return *made = zeros(bytes), CUresult{};
 }
-CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pointer) {
-  auto [found, size] = block_of(pointer);
-  if (base) *base = found;
-  if (bytes) *bytes = size;
-  return size ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
 CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, CUdeviceptr pointer) {
   bool device = block_of(pointer).second;
   memset(value, 0, 4);
@@ -357,26 +321,17 @@ CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
 CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
   return cuMemcpyDtoHAsync(to, from, bytes, nullptr);
 }
-CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-  return cuMemcpyDtoDAsync(to, from, bytes, nullptr);
-}
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t times, CUstream stream) {
   return fill(to, &value, 1, times, stream);
 }
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t times, CUstream stream) {
   return fill(to, &value, 4, times, stream);
 }
-CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t times) {
-  return fill(to, &value, 1, times, nullptr);
-}
-CUresult cuMemsetD32(CUdeviceptr to, unsigned value, size_t times) {
-  return fill(to, &value, 4, times, nullptr);
-}
 CUresult cuStreamCreate(CUstream* made, unsigned) { return CUresult(make(made)); }
 CUresult cuStreamCreateWithPriority(CUstream* made, unsigned, int) { return CUresult(make(made)); }
 CUresult cuStreamSynchronize(CUstream) { return wait(); }
 CUresult cuLaunchHostFunc(CUstream, CUhostFn call, void* data) {
-  return later([=] { call(data); });
+  return call(data), CUresult{};  // All that came before is done.
 }
 CUresult cuEventCreate(CUevent* made, unsigned) { return CUresult(make(made)); }
 CUresult cuEventSynchronize(CUevent) { return wait(); }
@@ -500,7 +455,7 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
 }
 cudaError_t cudaLaunchKernel(const void* f, dim3, dim3, void** given, size_t,
                              cudaStream_t stream) {
-  compute_shape(registered(f)->name, given);
+  compute(registered(f)->name, given);
   return launch(registered(f), stream), cudaError_t{};
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* f, void**) {
@@ -575,20 +530,33 @@ cublasStatus_t cublasGetVersion_v2(cublasHandle_t, int* version) {
 }
 size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* made, cublasComputeType_t,
-                                        cudaDataType_t) {
-  return cublasStatus_t(make(made));
+                                        cudaDataType_t type) {
+  make(made);
+  (*made)->data[0] = type;
+  return {};
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* made, cudaDataType, uint64_t,
-                                          uint64_t, int64_t) {
-  return cublasStatus_t(make(made));
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* made, cudaDataType type,
+                                          uint64_t, uint64_t, int64_t) {
+  make(made);
+  (*made)->data[0] = type;
+  return {};
 }
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* made) {
   return cublasStatus_t(make(made));
 }
-cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t,
-                                              cublasLtMatmulDescAttributes_t, void* value,
+cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t found,
+                                              cublasLtMatmulDescAttributes_t which, void* value,
                                               size_t bytes, size_t* written) {
   memset(value, 0, bytes);
+  if (which == CUBLASLT_MATMUL_DESC_SCALE_TYPE) memcpy(value, found->data, 4);
+  if (written) *written = bytes;
+  return {};
+}
+cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t found,
+                                                cublasLtMatrixLayoutAttribute_t which,
+                                                void* value, size_t bytes, size_t* written) {
+  memset(value, 0, bytes);
+  if (which == CUBLASLT_MATRIX_LAYOUT_TYPE) memcpy(value, found->data, 4);
   if (written) *written = bytes;
   return {};
 }

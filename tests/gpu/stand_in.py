@@ -91,7 +91,7 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    *arguments: str, flags: str = "", timeout: float = 300.0, **environ: str
+    *arguments: str, flags: str = "", timeout: float = 600.0, **environ: str
 ) -> dict[str, Any]:
     """Runs Python with the GPU, in a process of its own.
 
@@ -178,7 +178,7 @@ def _compile(folder):
     )
     _run("gcc", "-fPIC", "-c", str(calls), "-o", f"{folder}/calls.o")
     objects = f"{folder}/own.o", f"{folder}/calls.o"
-    _run("g++", "-shared", *objects, "-o", f"{folder}/{LIBRARIES[0]}", "-lpthread")
+    _run("g++", "-shared", *objects, "-o", f"{folder}/{LIBRARIES[0]}")
     for name in LIBRARIES[1:]:
         (folder / name).symlink_to(LIBRARIES[0])
     (folder / "cuda/bin").mkdir(parents=True)

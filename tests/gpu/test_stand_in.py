@@ -52,11 +52,10 @@ def test_launches_and_copies_of_a_step_have_bounds(mode):
         assert of_model["copies_to_host"] <= copies, (model, of_model)
 
 
-@pytest.mark.parametrize(("mode", "graphs"), [("mixed_bfloat16", 2), ("tf32", 2)])
-def test_a_step_under_xla_is_one_graph(mode, graphs):
-    given = "--model=mlp", f"--mode={mode}", "--xla", "--tfamp"
+def test_a_step_under_xla_is_one_graph():
+    given = "--model=mlp", "--xla", "--tfamp"
     found = stand_in.run(str(HERE / "measure.py"), *given, flags=FAST_XLA)
-    assert 1 <= found["mlp"]["launches"] <= graphs, found
+    assert 1 <= found["mlp"]["launches"] <= 2, found
     assert len(found["compiled"]) == 1
 
 
