@@ -124,6 +124,16 @@ def enabled(mode: str, **keywords) -> Iterator[Any]:
         tfamp.disable()
 
 
+@contextlib.contextmanager
+def as_if_on_a_gpu(mode, **keywords):
+    """Scopes `tfamp.enable` for an H100; XLA compiles the programs for this CPU."""
+    with (
+        hardware.simulated(hardware.DEVICES["h100"]),
+        enabled(mode, **keywords) as status,
+    ):
+        yield status
+
+
 # ---- The loss scale ----
 
 

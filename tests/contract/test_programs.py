@@ -1,7 +1,5 @@
 """What runs as few programs on a GPU: the same training, here on a CPU as if on one."""
 
-import contextlib
-
 import helpers
 import keras
 import numpy as np
@@ -9,22 +7,11 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.facts import hardware
 
 L, OPT = keras.layers, keras.optimizers
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 6)).astype("float32"), np.ones((24, 2), "float32")
 IDS = np.asarray([[1, 2, 1, 3], [3, 3, 0, 1]] * 12, "int32")
-
-
-@contextlib.contextmanager
-def as_if_on_a_gpu(mode, **keywords):
-    """Scopes `tfamp.enable` for an H100; XLA compiles the programs for this CPU."""
-    with (
-        hardware.simulated(hardware.DEVICES["h100"]),
-        helpers.enabled(mode, **keywords) as status,
-    ):
-        yield status
 
 
 def dense():
@@ -91,7 +78,7 @@ if hasattr(OPT, "ScheduleFreeAdamW"):
 def test_every_stock_optimizer_trains_as_keras_has_it(name, build):
     x = IDS if build is embedding else X
     expected = trained(OPTIMIZERS[name](), build, x)
-    with as_if_on_a_gpu("float32", fused_kernels=True):
+    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
         found = trained(OPTIMIZERS[name](), build, x)
         assert "the last update" not in tfamp.status().fused_kernels
     check_same(found, expected, 2e-4 if name == "Muon" else 2e-5)
@@ -108,7 +95,7 @@ def test_a_scaled_update_is_the_same_and_a_skipped_one_changes_nothing(name, bui
         return tfamp.LossScaleOptimizer(OPTIMIZERS[name](), initial_scale=2.0**10)
 
     expected = trained(scaled(), build, x, y, steps=8)
-    with as_if_on_a_gpu("float32", fused_kernels=True):
+    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
         found = trained(scaled(), build, x, y, steps=8)
     check_same(found, expected)
     assert 3.0 in found[1]  # Steps that were skipped.
@@ -184,17 +171,17 @@ def attention():
 @pytest.mark.parametrize("build", [adversarial, convolutions, attention])
 def test_a_step_of_programs_computes_what_its_operators_did(build):
     expected = trained(OPT.SGD(0.05, momentum=0.9), build)
-    with as_if_on_a_gpu("float32", fused_kernels=True):
+    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
         found = trained(OPT.SGD(0.05, momentum=0.9), build)
     check_same(found, expected, 1e-4)
 
 
 @pytest.mark.parametrize("mode", ["tf32", "mixed_bfloat16", "mixed_float16"])
 def test_the_modes_of_a_gpu_have_them(mode):
-    with as_if_on_a_gpu(mode) as status:
+    with helpers.as_if_on_a_gpu(mode) as status:
         assert "small operators" in status.fused_kernels
         *_, logs = trained(OPT.SGD(0.05), attention)
-    with as_if_on_a_gpu(mode, fused_kernels=False) as status:
+    with helpers.as_if_on_a_gpu(mode, fused_kernels=False) as status:
         assert status.fused_kernels == "off"
         *_, expected = trained(OPT.SGD(0.05), attention)
     np.testing.assert_allclose(logs["loss"], expected["loss"], rtol=0.02)
@@ -228,7 +215,7 @@ def test_arrays_have_programs_for_whole_batches_and_the_rest_is_computed_alike(
         return logs, traced, model.predict(X, batch_size=10, verbose=0)
 
     expected, _, outputs = fit()
-    with as_if_on_a_gpu("float32", fused_kernels=True):
+    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
         logs, traced, found = fit()
     assert {10, None} <= {*traced} <= {10, 24, None}
     for name, values in expected.items():
