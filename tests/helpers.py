@@ -14,9 +14,10 @@ import workers
 import tfamp
 from tfamp.facts import hardware
 from tfamp.keras_patches import places
-from tfamp.kernels import bias_gradient, install, long_attention
+from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule as loss_scale
 from tfamp.precision import model_hooks, promotion
+from tfamp.updates import compiled
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
 
@@ -75,7 +76,7 @@ def write_globals(saved: Globals) -> None:
     for name in now.environ.keys() - saved.environ.keys():
         del os.environ[name]
     os.environ.update(saved.environ)
-    for module in (bias_gradient, install, long_attention):
+    for module in (bias_gradient, clusters, compiled, install, long_attention):
         module.HOOKS.remove()
     bias_gradient.EMBEDDING_HOOKS.remove()
     long_attention.LAYER_HOOKS.remove()

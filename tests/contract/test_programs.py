@@ -168,6 +168,40 @@ def attention():
     return keras.Model(inputs, L.Dense(2)(x))
 
 
+class Open(L.Layer):
+    """Sizes that only the values tell, int64 ones among them, and dropout of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = L.Dense(4, "gelu")
+        self.normal, self.noise = L.LayerNormalization(), L.Dropout(1e-3)
+        self.count = self.add_weight(name="count", dtype="int64", trainable=False)
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.normal.build((None, 4))
+
+    def call(self, x, training=False):
+        seen = tf.boolean_mask(x, x[:, 0] < 1e6)
+        seen = self.normal(self.noise(self.dense(seen), training=training))
+        last = tf.cast(tf.shape(x)[0], tf.int64) - 1 + self.count
+        filled = tf.fill([last + 1, tf.constant(4, tf.int64)], 0.5)
+        return tf.reshape(seen, [-1, 4]) + filled + x[last, 1] * 0.1
+
+
+def open_sizes():
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, L.Dense(2)(Open()(inputs)))
+
+
+def test_sizes_that_only_values_tell_are_left_to_tensorflow():
+    expected = trained(OPT.SGD(0.05), open_sizes)
+    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
+        found = trained(OPT.SGD(0.05), open_sizes)
+    # One element of a thousand is dropped, others than Keras drops.
+    np.testing.assert_allclose(found[2]["loss"], expected[2]["loss"], rtol=0.05)
+
+
 @pytest.mark.parametrize("build", [adversarial, convolutions, attention])
 def test_a_step_of_programs_computes_what_its_operators_did(build):
     expected = trained(OPT.SGD(0.05, momentum=0.9), build)

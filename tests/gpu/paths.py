@@ -71,7 +71,9 @@ def fits(xla=False):
         train(model, *data())
         assert model.predict(data()[0], verbose=0).shape == (64, 4)
         found = kinds(stand_in.counts())
-        assert found["kernel"] and bool(found.get("graph")) == xla, found
+        # Without XLA as a whole, graphs are programs of small operators.
+        graphs = xla or mode != "float32"
+        assert found["kernel"] and bool(found.get("graph")) == graphs, found
         assert hasattr(model.optimizer, "initial_scale") == (mode == "mixed_float16")
         tfamp.disable()
     assert keras.config.dtype_policy().name == "float32"

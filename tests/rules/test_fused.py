@@ -172,6 +172,31 @@ def test_dropouts_gradient_is_zero_just_where_the_output_is():
     assert 0 < np.mean(y == 0) < 1
 
 
+SEEDS = [(0, 0), (0, 1), (1, 0), (1337, 5), (1337, 6), (7, 10**6), (2**31, 2**31)]
+
+
+def test_bits_of_every_seed_are_even_and_differ_from_their_neighbors():
+    """Each figure is a sum of many: five deviations are one in millions."""
+    count, before = 2**19, None
+
+    @tf.function(jit_compile=True)
+    def draw(seed):
+        return fused._random_bits(tf.cast(seed, tf.uint64), count)
+
+    for seed in SEEDS:
+        bits = np.asarray(draw(tf.constant(seed, tf.int64)))
+        share = bits / 2**32
+        for rate in (0.001, 0.1, 0.5):
+            within = 5 * math.sqrt(rate * (1 - rate) / count)
+            assert abs(np.mean(share < rate) - rate) < within, seed
+        others = [share[lag:] for lag in (1, 2, 64, 768)]
+        others += [] if before is None else [before, before[1:]]
+        for other in others:
+            together = np.corrcoef(share[: len(other)], other)[0, 1]
+            assert abs(together) < 5 / math.sqrt(len(other)), seed
+        before = share
+
+
 # ---- Where they are called ----
 
 PLACED = {

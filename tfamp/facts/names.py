@@ -26,6 +26,9 @@ NAMES = {
     "tensorflow.python.distribute.merge_call_interim:strategy_supports_no_merge_call": (
         "loss scaling compiled by XLA on several GPUs"
     ),
+    "tensorflow.python.framework.smart_cond:smart_constant_value": (
+        "small operators of computed shapes in programs"
+    ),
     f"{_CONFIG}:is_op_determinism_enabled": "compiled updates outside of XLA",
     f"{_CONFIG}:disable_op_determinism": "switching op determinism off",
     "tensorflow.python.pywrap_tfe:TF_GetXlaConstantFoldingDisabled": _KEPT,

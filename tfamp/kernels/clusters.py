@@ -36,10 +36,11 @@ class _Now(threading.local):
 _now = _Now()
 
 
-def gathers() -> bool:
-    """Whether the operators that are traced now become programs."""
+def gathers(x: tf.Tensor) -> bool:
+    """Whether small operators of a tensor that are traced now become programs."""
     here = tf.compat.v1.get_default_graph()
-    return _now.graph is not None and here is _now.graph
+    in_step = _now.graph is not None and here is _now.graph
+    return in_step and x.shape.is_fully_defined()
 
 
 @contextlib.contextmanager

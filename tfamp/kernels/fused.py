@@ -36,7 +36,7 @@ def activation(name: str, x: tf.Tensor) -> tf.Tensor:
       Hendrycks and Gimpel, "Gaussian Error Linear Units", arxiv.org/abs/1606.08415
     """
     forward, backward = _compiled_activation(name, x.dtype)
-    return _apply(lambda flat: (_here(forward)(flat), [flat]), backward, [-1], x)
+    return _apply(lambda flat: (_here(forward, x)(flat), [flat]), backward, [-1], x)
 
 
 # Each returns the value and the derivative. By hand: `tf.gradients` of gelu_tanh took
@@ -107,7 +107,7 @@ def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tens
             # a call of a compiled function does not (TensorFlow 2.21).
             here = map(tf.identity, kept)
             upstream = _padded(tf.reshape(upstream, shape), x)
-            of_x, *others = _here(backward)(*here, upstream)
+            of_x, *others = _here(backward, x)(*here, upstream)
             return _like(of_x, x), *others
 
         return _like(y, x), gradient
@@ -115,9 +115,9 @@ def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tens
     return apply(x, *weights)
 
 
-def _here(compiled):
+def _here(compiled, x):
     """Returns a compiled function; its operators, where they become programs anyway."""
-    return compiled.python_function if clusters.gathers() else compiled
+    return compiled.python_function if clusters.gathers(x) else compiled
 
 
 def _padded(rows, x):
@@ -158,7 +158,7 @@ def layer_normalization(
     epsilon = tf.cast(epsilon, tf.float32)
 
     def forward(rows, gamma, beta):
-        y, mean, inverse = _here(compiled)(rows, gamma, beta, epsilon)
+        y, mean, inverse = _here(compiled, x)(rows, gamma, beta, epsilon)
         return y, [rows, gamma, mean, inverse]
 
     return _apply(forward, backward, [-1, x.shape[-1]], x, gamma, beta)
@@ -214,7 +214,7 @@ def dropout(
       noise_shape: That of the decisions, which is broadcast to that of x; None: its
         own. Another one only where operators become programs (`clusters.gathers`).
     """
-    if clusters.gathers():
+    if clusters.gathers(x):
         return _drawn_again(x, rate, seed, noise_shape or x.shape)
     seed = tf.cast(seed, tf.int32)
     kernel = _compiled_dropout(round(rate * 2**_DRAWN_BITS), x.dtype)

@@ -31,6 +31,15 @@ _VIEWS = set(
     ExpandDims Identity IdentityN PreventGradient Reshape Squeeze StopGradient
     """.split()
 )
+# By the kind of operator, the inputs that XLA must know when it compiles.
+_KNOWN_INPUTS = {"ConcatV2": slice(-1, None), "Fill": slice(1), "Range": slice(None)}
+_KNOWN_INPUTS |= dict.fromkeys(
+    """
+    All Any BroadcastTo ExpandDims Max Mean Min Pad Prod Reshape Slice StridedSlice Sum
+    Tile Transpose
+    """.split(),
+    slice(1, None),
+)
 _KNOWN = "tensorflow.python.framework.smart_cond:smart_constant_value"
 SHAPE = 16  # Integers of a shape are fewer.
 
@@ -40,6 +49,9 @@ def is_small(op: tf.Operation) -> bool:
     # Between small ones, as in TensorFlow's gradients, they only order the memory.
     beside = {x.type for x in (*op.control_inputs, *op._control_outputs)}
     if op.type not in _SMALL or beside - _SMALL - {"Const"}:
+        return False
+    must = op.inputs[_KNOWN_INPUTS.get(op.type, slice(0))]
+    if any(constant(x) is None for x in must):
         return False
     values = [x for x in op.inputs if constant(x) is None]
     device = tf.DeviceSpec.from_string(op.device).device_type
