@@ -86,7 +86,12 @@ def pytest_runtest_call(item):
 
 
 def pytest_runtest_setup(item):
-    if item.get_closest_marker("requires_gpu") is None:
+    if item.get_closest_marker("stand_in"):
+        import stand_in  # It is beside the test.
+
+        if why := stand_in.missing():
+            pytest.skip(why)
+    if not item.get_closest_marker("requires_gpu"):
         return
     if not tf.config.list_physical_devices("GPU"):
         pytest.skip(f"needs a GPU; detected {helpers.describe_support()}")

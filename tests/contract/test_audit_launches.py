@@ -133,7 +133,7 @@ def test_launch_bound_until_there_is_work_enough():
     assert finding.share == 1.0 and "tfamp.enable()" in finding.advice
     assert small.cost.launches == pytest.approx(25e-3 * small.launches.total)
     assert small.cost.launches > small.cost.arithmetic + small.cost.memory
-    large = tfamp.audit(mlp(width=1024), batch_size=2**20, **GPU)
+    large = tfamp.audit(mlp(width=2048), batch_size=2**16, **GPU)
     assert large.launches.parts["update"] == small.launches.parts["update"]
     assert "launch_bound" not in rules_of(large)
 

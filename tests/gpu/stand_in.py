@@ -37,6 +37,8 @@ WORK = (
 )
 CALL = "long {0}(void) {{ return 0; }}\n"
 WORK_CALL = 'long {0}(void) {{ stand_in_library("{0}"); return 0; }}\n'
+# XLA's default compiles each product some 40 times.
+FAST_XLA = "--xla_gpu_enable_triton_gemm=false"
 # XLA starts it for each module, as a process; `--version` alone is no module.
 PTXAS = """#!/bin/sh
 [ $# -lt 2 ] || [ -z "$STAND_IN_PTXAS" ] || echo >>"$STAND_IN_PTXAS"
