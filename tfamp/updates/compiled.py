@@ -24,12 +24,6 @@ from tfamp.keras_patches import hooks, keras_optimizers, replicas
 from tfamp.updates import adam, sizes
 
 _LOW = (tf.float16, tf.bfloat16)
-_last = ""
-
-
-def last_reason() -> str:
-    """Returns why the last update on a GPU was not compiled; empty if it was."""
-    return _last
 
 
 def reason_against(optimizer, variables: Sequence, any_kind: bool = False) -> str:
@@ -161,11 +155,19 @@ def _apply(original):
 
 def wanted(optimizer, variables: Sequence) -> bool:
     """Whether an update is to be compiled: on a GPU, while `enable` has it so."""
-    global _last
     if not HOOKS.in_force() or graph_context.one_device() != "GPU":
         return False
-    _last = reason_against(optimizer, variables)
-    return not _last
+    HOOKS.last_reason = reason_against(optimizer, variables)
+    return not HOOKS.last_reason
 
 
-HOOKS = hooks.HookGroup(compiled_apply=_apply)
+class _Hooks(hooks.HookGroup):
+    # Why the last update on a GPU was not compiled; empty if it was.
+    last_reason = ""
+
+    def install(self) -> None:
+        super().install()
+        self.last_reason = ""
+
+
+HOOKS = _Hooks(compiled_apply=_apply)

@@ -249,10 +249,11 @@ def _way(optimizer, grads, variables, jit_compile):
         return "masked" if not accumulates and not any(foreign) else plain
     any_kind = jit_compile is True
     if graph_context.one_device() == "GPU":
-        against = compiled.reason_against(optimizer, variables, any_kind)
-        wanted = any_kind or compiled.wanted(optimizer, variables)
-        whole = "windows" if accumulates else "program"
-        return whole if wanted and not against else plain
+        if any_kind:
+            possible = not compiled.reason_against(optimizer, variables, any_kind)
+        else:
+            possible = compiled.wanted(optimizer, variables)
+        return ("windows" if accumulates else "program") if possible else plain
     # The branch on the accumulation's last micro-batch copies every slot again.
     sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
     possible = not compiled.reason_against(optimizer, variables, any_kind)
