@@ -67,7 +67,7 @@ OPTIMIZERS = {
     "accumulation": lambda: OPT.SGD(0.05, gradient_accumulation_steps=2, clipnorm=0.5),
     "averaged": lambda: OPT.SGD(0.05, gradient_accumulation_steps=3, use_ema=True),
 }
-if hasattr(OPT, "Muon"):
+if hasattr(OPT, "Muon") and keras.__version__ >= "3.15":  # That of 3.10 fails in a fit.
     OPTIMIZERS["Muon"] = lambda: OPT.Muon(0.01)
 if hasattr(OPT, "ScheduleFreeAdamW"):
     OPTIMIZERS["ScheduleFreeAdamW"] = lambda: OPT.ScheduleFreeAdamW(0.01, epsilon=1e-3)
