@@ -147,6 +147,19 @@ def test_predictions_of_many_lengths_compile_the_first(caplog):
     assert len(lines(caplog)) == 2
 
 
+def test_losses_of_several_outputs_are_means_over_rows():
+    tfamp.enable("float32")
+    inputs = keras.Input((8,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in "ab"}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"a": "mse", "b": "mae"}, jit_compile=True)
+    y = {name: X[:, :1] ** 3 for name in "ab"}
+    expected = model.evaluate(X, y, batch_size=ROWS, verbose=0)
+    model.compile("sgd", {"a": "mse", "b": "mae"}, jit_compile=True)
+    found = model.evaluate(X, y, batch_size=BATCH, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 # ---- The same training as without XLA ----
 
 NORMALIZED = keras.layers.BatchNormalization

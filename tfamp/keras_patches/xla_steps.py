@@ -17,6 +17,7 @@ sizes of the first kind of batch in the same way, and for any size for the rest.
 Batches are drawn before a step and not within it, so a step can be taken again.
 """
 
+import contextlib
 import itertools
 import re
 import time
@@ -30,6 +31,7 @@ from absl import logging
 
 from tfamp import errors
 from tfamp.facts import user_code
+from tfamp.keras_patches import hooks
 
 # By the function's name, the words for a step.
 _KINDS = {
@@ -130,9 +132,16 @@ class Steps:
         self._last: int | None = None
         self._seen: set[tuple] = set()  # Shapes that it has compiled.
         self._graphs: list[tuple] = []
+        # The sizes that have programs: of others, Keras' function would be traced for
+        # all sizes, too.
+        self._first: Any = None
 
     def __call__(self, data):
         """Takes the next steps, as the function of Keras that this stands for."""
+        with _weighed(self._model):
+            return self._steps(data)
+
+    def _steps(self, data):
         if self._refused:
             return self._plain(data)
         if isinstance(data, list):  # Batches of `predict`, which draws them itself.
@@ -166,8 +175,10 @@ class Steps:
         def run(function, is_rest):
             if is_rest and not self._gathers:
                 return function(iter([batch]))  # Its size needs no copies to the host.
-            known = self._gathers and not is_rest
             exact = tf.nest.map_structure(tf.type_spec_from_value, batch)
+            if self._gathers and self._first is None:
+                self._first = exact
+            known = self._first is not None and exact == self._first
             return self._graph(function, exact if known else spec)(batch)
 
         return self._step([batch], run)
@@ -231,6 +242,47 @@ class Steps:
 
         self._graphs.append((function, spec, graph))
         return graph
+
+
+def _weighed(model):
+    """Scopes the losses of several outputs as means over rows.
+
+    Keras weighs a batch's by the rows that its graph knows, and by 1 where it knows
+    none; here an epoch has graphs of both kinds.
+    """
+    whole = getattr(model, "_compile_loss", None)
+    if whole is None:
+        return contextlib.nullcontext()
+    original, original_build = whole.call, whole.build
+
+    def call(y_true, y_pred, sample_weight=None):
+        rows = tf.shape(keras.tree.flatten(y_pred)[0])[0]
+
+        def weigh():
+            weighed = [_of_rows(metric, rows) for metric in whole.metrics if metric]
+            stack.enter_context(hooks.replaced(weighed))
+
+        def build(*args):  # It makes the metrics.
+            original_build(*args)
+            weigh()
+
+        with contextlib.ExitStack() as stack:
+            if whole.built:
+                weigh()
+            else:
+                stack.enter_context(hooks.replaced([(whole, "build", build)]))
+            return original(y_true, y_pred, sample_weight)
+
+    return hooks.replaced([(whole, "call", call)])
+
+
+def _of_rows(metric, rows):
+    original = metric.update_state
+
+    def update_state(value, sample_weight=None):
+        return original(value, rows if sample_weight is None else sample_weight)
+
+    return metric, "update_state", update_state
 
 
 def _is_known(spec):

@@ -48,11 +48,11 @@ def _dropout(inputs, rate, noise_shape=None, seed=None):
     if not inside or not _applies(inputs):
         return NotImplemented
     if noise_shape is not None:
+        if not clusters.gathers(inputs) or len(noise_shape) != inputs.shape.rank:
+            return NotImplemented
         pairs = zip(noise_shape, inputs.shape, strict=True)
         noise_shape = [size if given is None else given for given, size in pairs]
-        if not clusters.gathers(inputs) or not all(
-            isinstance(x, int) for x in noise_shape
-        ):
+        if not all(isinstance(x, int) for x in noise_shape):
             return NotImplemented
     from keras.src.random import seed_generator
 

@@ -26,7 +26,8 @@ def _of_product(original, op, received):
     """Returns the gradients of x [..., in] and kernel [in, out]; others are theirs."""
     x, kernel = op.inputs
     is_kernel = kernel.shape.rank == 2 and x.shape.rank not in (None, 2)
-    if not is_kernel or op.get_attr("adj_x") or op.get_attr("adj_y"):
+    turned = op.get_attr("adj_x") or op.get_attr("adj_y") or x.dtype.is_complex
+    if not is_kernel or turned:
         return original(op, received)
     rows, of_rows = (tf.reshape(t, [-1, tf.shape(t)[-1]]) for t in (x, received))
     of_x = tf.reshape(tf.matmul(of_rows, kernel, transpose_b=True), tf.shape(x))
