@@ -215,12 +215,11 @@ def _refresh_hooks() -> None:
         model_hooks.install(asked)
     else:
         model_hooks.remove()
-    summed = asked is not None and asked.sum_embedding_gradients
     float16 = asked and asked.has_float16 or rewrites and rewrite.dtype == "float16"
     scaled = float16 and not (asked and asked.scaling is False)
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrites),
-        (bias_gradient.EMBEDDING_HOOKS, summed),
+        (bias_gradient.EMBEDDING_HOOKS, asked and asked.sum_embedding_gradients),
         (compiled.HOOKS, asked is not None and asked.fuses_updates),
         (install.HOOKS, fuses),
         (clusters.HOOKS, fuses),
@@ -231,6 +230,7 @@ def _refresh_hooks() -> None:
         (train_steps.HOOKS, scaled),
         (rematerialization.HOOKS, asked is not None),
         (flags_of_xla, asked is not None and asked.xla_flags),
+        (switch.CHANNELS_LAST, fuses and asked.mode.name == "tf32"),
     ):
         hooks.install() if wanted else hooks.remove()
 
