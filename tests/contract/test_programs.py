@@ -286,3 +286,25 @@ def test_of_lengths_that_vary_the_first_has_programs():
         losses, traced = fit()
     assert 8 in traced and len(traced) < len(lengths)
     np.testing.assert_allclose(losses, expected, rtol=2e-5)
+
+
+def test_images_stay_channels_last_in_tf32():
+    options = tf.config.optimizer
+
+    def layout():
+        return options.get_experimental_options().get("layout_optimizer")
+
+    for mode, fused, expected in (
+        ("tf32", None, False),
+        ("tf32", False, None),
+        ("mixed_bfloat16", None, None),
+        ("float32", True, None),  # Without TF32 they are faster channels first.
+    ):
+        with helpers.as_if_on_a_gpu(mode, fused_kernels=fused):
+            assert layout() is expected, mode
+        assert layout() is None
+    options.set_experimental_options({"layout_optimizer": True})
+    with helpers.as_if_on_a_gpu("tf32"):
+        assert layout() is True
+    assert layout() is True
+    options.set_experimental_options({"layout_optimizer": None})

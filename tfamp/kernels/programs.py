@@ -67,15 +67,19 @@ def _is_value(x):
     others = tf.resource, tf.string, tf.variant
     if not x.shape.is_fully_defined() or x.dtype in others:
         return False
-    return x.dtype != tf.int32 or x.shape.num_elements() > SHAPE
+    return not _is_shape(x)
+
+
+def _is_shape(x):
+    known = x.dtype == tf.int32 and x.shape.is_fully_defined()
+    return known and x.shape.num_elements() <= SHAPE
 
 
 def constant(x: tf.Tensor) -> np.ndarray | None:
     """Returns the value of a constant or a known shape; None of any other tensor."""
     if x.op.type == "Const":
         return tf.get_static_value(x)
-    small = x.dtype == tf.int32 and x.shape.is_fully_defined()
-    if not small or x.shape.num_elements() > SHAPE:
+    if not _is_shape(x):
         return None
     # Also of what is computed from shapes.
     known = names.resolve(_KNOWN, tf.get_static_value)(x)
