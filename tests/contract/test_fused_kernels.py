@@ -264,7 +264,7 @@ def test_layer_normalization_equals_keras(keywords):
 def test_dropouts_noise_shape_shares_decisions(noise_shape):
     _, fused = trained(lambda: keras.layers.Dropout(0.5, noise_shape, seed=1))
     dropped = fused == 0
-    assert 0 < dropped.mean() < 1
+    assert 0.2 < dropped.mean() < 0.8
     shared = (dropped == dropped[:, :1]).all()
     assert shared == (noise_shape is not None)
 

@@ -117,8 +117,8 @@ def run(
         every["XLA_FLAGS"] += f" {flags}"
         done = _ended(arguments, every, timeout)
         if done.returncode == -signal.SIGSEGV:
-            # TensorFlow follows a value that was never computed, once in 20 times; a
-            # path that always ends so does it again.
+            # Seen once in some 25 runs of one path, and not explained; a path that
+            # always ends so does it again.
             print(f"{arguments} once more after:\n{done.stderr}", file=sys.stderr)
             done = _ended(arguments, every, timeout)
     if done.returncode:
