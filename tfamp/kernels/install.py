@@ -1,9 +1,9 @@
 """Has Keras' layers and optimizers run the fused kernels, where they are faster.
 
-Only in graphs that run on one CPU, and not under XLA, which fuses by itself; in layers
-that train, and in each step of `fit`, `evaluate` and `predict`, so that an exported
-model has TensorFlow's own operations (unless it calls layers with `training=True`).
-Everything else calls Keras' own function.
+Only in graphs that run on one CPU or one GPU, and not under XLA, which fuses by itself;
+in layers that train, and in each step of `fit`, `evaluate` and `predict`, so that an
+exported model has TensorFlow's own operations (unless it calls layers with
+`training=True`). Everything else calls Keras' own function.
 """
 
 from collections.abc import Callable

@@ -46,14 +46,12 @@ def _step(adam, gradient, variable, learning_rate):
 def _is_for(adam, variables):
     """Whether a variable and its two slots may be updated by the kernel.
 
-    Not where assignments are masked: the kernel writes past them. Nor where `1 - beta`
-    keeps no four digits, as TensorFlow takes it: in float32.
+    Not where `1 - beta` keeps no four digits, as TensorFlow takes it: in float32.
     """
     betas = adam.beta_1, adam.beta_2
     return (
         not adam.amsgrad
         and all(math.isclose(1 - np.float32(b), 1 - b, rel_tol=1e-4) for b in betas)
-        and not any("assign" in vars(v) for v in variables)
         and all(v.dtype == tf.float32 for v in variables)
     )
 
