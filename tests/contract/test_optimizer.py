@@ -3,6 +3,8 @@
 Its trajectories: test_optimizer_properties.py; saved files: test_checkpoint.py.
 """
 
+import contextlib
+
 import helpers
 import keras
 import numpy as np
@@ -295,6 +297,27 @@ def test_float16_weights_are_not_compiled_unasked():
     step = tf.function(lambda g: made.apply([g], [weight]))
     step(tf.cast(tf.range(4.0) * 0.8, "float16"))
     assert np.isfinite(weight.numpy()).all()
+
+
+def test_bfloat16_weights_are_updated_on_a_gpu_in_one_program():
+    """Their epsilon is not subnormal; a layer's `dtype="bfloat16"` makes them."""
+
+    def updated(scope):
+        weight = keras.Variable(np.linspace(-1, 1, 4), dtype="bfloat16")
+        plain = OPT.SGD(0.1, momentum=0.9)
+        plain.build([weight])
+        step = tf.function(lambda grad: plain.apply([grad], [weight]))
+        with scope:
+            traced = step.get_concrete_function(tf.TensorSpec([4], "bfloat16"))
+        for _ in range(3):
+            traced(tf.ones([4], "bfloat16"))
+        kinds = {op.type for op in traced.graph.get_operations()}
+        return "AssignAddVariableOp" in kinds, weight.numpy().astype("float32")
+
+    is_small, expected = updated(contextlib.nullcontext())
+    on_gpu, found = updated(helpers.as_if_on_a_gpu("mixed_bfloat16"))
+    assert is_small and not on_gpu
+    np.testing.assert_allclose(found, expected, rtol=2**-7)
 
 
 def test_update_compiled_inside_several_steps_per_execution():

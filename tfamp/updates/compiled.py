@@ -51,9 +51,9 @@ def reason_against(optimizer, variables: Sequence, any_kind: bool = False) -> st
     if foreign and not any_kind:
         return f"{type(foreign[0]).__name__} is not one of Keras' own"
     # XLA flushes subnormals, and an epsilon of 1e-7 is one in float16.
-    low = [v for v in written if v.dtype in ("float16", "bfloat16")]
+    low = [v for v in written if v.dtype == "float16"]
     if low and not any_kind:
-        return f"{low[0].path} is {low[0].dtype}, in which epsilon is a subnormal"
+        return f"{low[0].path} is float16, in which epsilon is a subnormal"
     if not graph_context.xla_supports({v.device for v in natives}, ("CPU", "GPU")):
         return "its variables are on several devices"
     return ""
