@@ -302,6 +302,8 @@ def test_images_stay_channels_last_in_tf32():
     ):
         with helpers.as_if_on_a_gpu(mode, fused_kernels=fused):
             assert layout() is expected, mode
+            told = "stay channels last" in tfamp.status().fused_kernels
+            assert told is (expected is False), mode
         assert layout() is None
     options.set_experimental_options({"layout_optimizer": True})
     with helpers.as_if_on_a_gpu("tf32"):

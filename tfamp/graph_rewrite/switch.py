@@ -205,20 +205,20 @@ class _ChannelsLast:
     """
 
     _OPTION = "layout_optimizer"
-    _is_set = False
+    is_set = False
 
     def install(self) -> None:
         """Sets the option, unless the user has; idempotent."""
         on_gpu = any(device.kind == "GPU" for device in hardware.read_devices())
         if on_gpu and _options().get(self._OPTION) is None:
             tf.config.optimizer.set_experimental_options({self._OPTION: False})
-            self._is_set = True
+            self.is_set = True
 
     def remove(self) -> None:
         """Takes the option back; idempotent."""
-        if self._is_set:
+        if self.is_set:
             tf.config.optimizer.set_experimental_options({self._OPTION: None})
-            self._is_set = False
+            self.is_set = False
 
 
 CHANNELS_LAST = _ChannelsLast()

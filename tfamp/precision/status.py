@@ -180,6 +180,7 @@ def _describe_kernels(asked):
     if device == "GPU":
         small = ["small operators of a training step"] * bool(clusters.HOOKS.in_force())
         names = [*small, "optimizers' updates"]
+        names += ["images stay channels last"] * switch.CHANNELS_LAST.is_set
     why = compiled.HOOKS.last_reason
     last = f"; the last update ran as Keras has it: {why}" if why else ""
     return f"{', '.join(names)} (in graphs on one {device} without XLA){last}"
