@@ -32,3 +32,11 @@ def test_a_step_under_xla_is_one_graph():
     found = stand_in.run(str(HERE / "measure.py"), *given, flags=stand_in.FAST_XLA)
     assert 1 <= found["mlp"]["launches"] <= 2, found
     assert len(found["compiled"]) == 1
+
+
+@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+def test_the_rests_of_an_epoch_compile_no_more_steps(mode):
+    given = "--model=mlp,cnn", f"--mode={mode}", "--fit", "--tfamp"
+    found = stand_in.run(str(HERE / "measure.py"), *given, "--xla")
+    assert len(found["compiled"]) == 4, found  # Two training steps, two of evaluation.
+    stand_in.run(str(HERE / "measure.py"), *given)  # Of any size, without XLA.

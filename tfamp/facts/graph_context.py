@@ -3,7 +3,9 @@
 Where a release lacks a private name, the answer is the one that turns a shortcut off.
 """
 
-from collections.abc import Callable, Container, Iterable
+import contextlib
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator
 
 import tensorflow as tf
 
@@ -30,6 +32,28 @@ def watched() -> bool:
     What watches them adds operations of its own, which XLA does not compile.
     """
     return bool(getattr(_context(), "op_callbacks", True))
+
+
+class _Now(threading.local):
+    is_for_a_rest = False
+
+
+_now = _Now()
+
+
+@contextlib.contextmanager
+def for_a_rest() -> Iterator[None]:
+    """Scopes a step on the rest of an epoch: too rare to compile anything for it."""
+    before, _now.is_for_a_rest = _now.is_for_a_rest, True
+    try:
+        yield
+    finally:
+        _now.is_for_a_rest = before
+
+
+def is_for_a_rest() -> bool:
+    """Whether a step on the rest of an epoch is traced, in `for_a_rest`."""
+    return _now.is_for_a_rest
 
 
 def has_started() -> bool:

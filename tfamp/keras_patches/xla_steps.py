@@ -30,7 +30,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfamp import errors
-from tfamp.facts import user_code
+from tfamp.facts import graph_context, user_code
 from tfamp.keras_patches import hooks
 
 # By the function's name, the words for a step.
@@ -173,7 +173,7 @@ class Steps:
         """
 
         def run(function, is_rest):
-            if is_rest and not self._gathers:
+            if is_rest:
                 return function(iter([batch]))  # Its size needs no copies to the host.
             exact = tf.nest.map_structure(tf.type_spec_from_value, batch)
             if self._gathers and self._first is None:
@@ -187,8 +187,11 @@ class Steps:
         rows, most = min(map(_rows, batches)), max(self._rows, default=0)
         is_rest = 0 < rows <= _REST * most and rows not in {*self._rows, self._last}
         self._last = rows
+        if is_rest and self._compiled is not self._plain and not self._refused:
+            with graph_context.for_a_rest():
+                return run(self._plain, True)
         if is_rest or self._refused:
-            return run(self._plain, is_rest)
+            return run(self._plain, False)
         self._rows.add(rows)
         return self._attempt(batches, run)
 

@@ -76,6 +76,7 @@ def _applies(args):
         and graph_context.one_device() == "GPU"
         and not graph_context.in_xla()
         and not graph_context.watched()
+        and not graph_context.is_for_a_rest()
         and not graph_context.deterministic()
     )
 

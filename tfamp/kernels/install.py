@@ -90,6 +90,7 @@ def _applies(x) -> bool:
         and x.dtype in _FORMATS.get(graph_context.one_device([x]), ())
         and not graph_context.in_xla()
         and not graph_context.watched()
+        and not graph_context.is_for_a_rest()
     )
 
 

@@ -157,6 +157,8 @@ def wanted(optimizer, variables: Sequence) -> bool:
     """Whether an update is to be compiled: on a GPU, while `enable` has it so."""
     if not HOOKS.in_force() or graph_context.one_device() != "GPU":
         return False
+    if graph_context.is_for_a_rest():
+        return False
     HOOKS.last_reason = reason_against(optimizer, variables)
     return not HOOKS.last_reason
 
