@@ -260,7 +260,8 @@ def _of_sizes(model):
     text = (
         "XLA compiles a step anew for each size of a batch: "
         "dataset.batch(n, drop_remainder=True) spares the last batch of `fit` and of "
-        "validation a compilation"
+        "validation a compilation (so does tfamp.enable(), if that batch has at most "
+        "three quarters of the rows)"
     )
     if any(None in shape for shape in sizes):
         text += (
