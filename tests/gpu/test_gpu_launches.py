@@ -11,9 +11,9 @@ HERE = pathlib.Path(__file__).parent
 # Launches and copies to the host of a step, in figures of `measure.py`: at most.
 # BERT has 2 layers; without XLA.
 BOUNDS = {
-    "mixed_bfloat16": {"mlp": (45, 3), "cnn": (60, 4), "bert": (150, 4)},
-    "mixed_float16": {"mlp": (55, 4), "cnn": (75, 5), "bert": (160, 5)},
-    "tf32": {"mlp": (45, 3), "cnn": (60, 4), "bert": (140, 4)},
+    "mixed_bfloat16": {"mlp": (45, 3), "cnn": (44, 4), "bert": (150, 4)},
+    "mixed_float16": {"mlp": (45, 4), "cnn": (44, 5), "bert": (160, 5)},
+    "tf32": {"mlp": (45, 3), "cnn": (40, 4), "bert": (140, 4)},
 }
 
 

@@ -173,7 +173,7 @@ class Steps:
         """
 
         def run(function, is_rest):
-            if is_rest:
+            if is_rest and not self._gathers:
                 return function(iter([batch]))  # Its size needs no copies to the host.
             exact = tf.nest.map_structure(tf.type_spec_from_value, batch)
             if self._gathers and self._first is None:

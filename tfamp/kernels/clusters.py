@@ -106,8 +106,10 @@ def _programs(operations) -> dict[int, list]:
     number, now = {}, 0  # That of an operator, and whether it is small.
     order, early = _Order(), set()
     for op in operations:
-        before = [*(x.op for x in op.inputs), *op.control_inputs, *order.before(op)]
         small = programs.is_small(op)
+        # A constant is in each program, whatever it was ordered behind.
+        inputs = [x for x in op.inputs if not small or programs.constant(x) is None]
+        before = [*(x.op for x in inputs), *op.control_inputs, *order.before(op)]
         known = [number[x] for x in before if x in number]
         least = max((n + (small and not is_small) for n, is_small in known), default=0)
         if small and not programs.is_view(op):
