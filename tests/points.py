@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.training import backup, base_config, tasks
+from tfamp.resume import backup
+from tfamp.training import base_config, tasks
 
 
 def make_config(**settings):

@@ -36,8 +36,6 @@ from tfamp.loss_scaling.growth_schedules import (
 from tfamp.loss_scaling.load_model import load_model
 from tfamp.loss_scaling.monitor import LossScaleMonitor
 from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
-from tfamp.memory_saving.account import MemoryReport, memory
-from tfamp.memory_saving.low_bit import low_bit
 from tfamp.numerics.compare import compare_precision
 from tfamp.numerics.monitor import NumericsMonitor
 from tfamp.numerics.results import PrecisionComparison, PrecisionSearch
@@ -54,7 +52,10 @@ from tfamp.precision.conversion import ConversionError, set_precision, set_remat
 from tfamp.precision.described import LayerPrecision, describe_layers
 from tfamp.precision.overrides import OverrideError
 from tfamp.precision.policy import policy_scope
+from tfamp.resume.backup import BackupAndRestore
 from tfamp.serving.export import export, export_float32
+from tfamp.storage.account import MemoryReport, memory
+from tfamp.storage.low_bit import low_bit
 
 __version__ = "0.2.0"
 
@@ -112,7 +113,6 @@ __all__ = [
 
 
 _ABOVE = {
-    "BackupAndRestore": "tfamp.training.backup",
     "benchmark_model": "tfamp.benchmark",
     "find_batch_size": "tfamp.training.batch_size",
     "fit_memory": "tfamp.training.memory_plans",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfamp.memory_saving import codes
+from tfamp.storage import codes
 
 CODES = {"signed": codes.SIGNED, "unsigned": codes.UNSIGNED, "16": codes.BFLOAT16}
 

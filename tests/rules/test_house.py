@@ -15,8 +15,9 @@ FLOORS = (
     {"facts"},
     {"inspect", "keras_patches"},
     {"updates"},
-    {"precision", "loss_scaling", "graph_rewrite", "kernels", "memory_saving"},
+    {"precision", "loss_scaling", "graph_rewrite", "kernels", "storage"},
     {"serving", "numerics", "diagnostics"},
+    {"resume"},
     {""},  # tfamp itself: the public names.
     {"training"},
     {"recipes"},
@@ -28,7 +29,7 @@ BESIDE = {
     ("precision", "loss_scaling"),
     ("precision", "graph_rewrite"),
     ("precision", "kernels"),
-    ("precision", "memory_saving"),
+    ("precision", "storage"),
 }
 OWNERS = {
     "enable_tensor_float_32_execution": "tfamp/precision/policy.py",

@@ -10,8 +10,8 @@ from matplotlib import colors
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
-from tfamp.memory_saving import account
 from tfamp.numerics import plots as numerics_plots
+from tfamp.storage import account
 from tfamp.training import plots, rehearsal
 
 # Step, loss scale, growth interval, steps skipped so far.

@@ -20,12 +20,8 @@ import workers
 import tfamp
 from tfamp.facts import hardware
 from tfamp.precision import policy
-from tfamp.training import (
-    backup,
-    callbacks,
-    run_files,
-    train_and_evaluate,
-)
+from tfamp.resume import backup
+from tfamp.training import callbacks, run_files, train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -14,8 +14,8 @@ from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import launches as counts
 from tfamp.inspect import model_inputs, structure
 from tfamp.kernels import bias_gradient
-from tfamp.memory_saving import recomputed
 from tfamp.precision import described, model_hooks, policy
+from tfamp.storage import recomputed
 from tfamp.updates import compiled
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfamp.inspect import model_inputs, structure, traces
-from tfamp.memory_saving import quantized
+from tfamp.inspect import model_inputs, quantized, structure, traces
 from tfamp.precision import overrides, plan, rules
 
 _KINDS = keras.layers

@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfamp.facts import hardware, names
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import compiling, hooks
-from tfamp.memory_saving import low_bit
 from tfamp.precision import model_hooks
+from tfamp.storage import low_bit
 
 _UNINITIALIZED = "tensorflow.python.ops.resource_variable_ops:UninitializedVariable"
 _SMALL = 4096  # Elements of a variable that may have its memory.

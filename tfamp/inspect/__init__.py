@@ -1,1 +1,1 @@
-"""How a model is looked into: its layers, inputs, traces and recorded calls."""
+"""How a model is looked into: layers, inputs, traces, calls, quantized layers."""

@@ -29,7 +29,7 @@ def overwrites_with_gradient(variable) -> bool:
 def native(variables: Sequence) -> list[tf.Variable]:
     """Returns the TensorFlow variables of Keras variables: one or more of each."""
     found = []
-    for v in variables:  # Those of `tfamp.memory_saving.stored` have `natives`.
+    for v in variables:  # Those of `tfamp.storage.stored` have `natives`.
         plain = v.value if isinstance(v, keras.Variable) else v
         found += getattr(v, "natives", (plain,))
     return found

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tfamp.facts import formats, hardware, modes
 from tfamp.graph_rewrite import switch
-from tfamp.inspect import calls, structure
-from tfamp.memory_saving import quantized
+from tfamp.inspect import calls, quantized, structure
 from tfamp.numerics import results, statistics
 from tfamp.precision import assigned, conversion, described, promotion
 

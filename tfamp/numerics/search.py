@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tfamp.facts import formats, modes
 from tfamp.graph_rewrite import switch
-from tfamp.inspect import calls, structure
-from tfamp.memory_saving import quantized
+from tfamp.inspect import calls, quantized, structure
 from tfamp.numerics import compare, results, statistics
 from tfamp.precision import assigned, conversion, plan, policy, promotion, settings
 from tfamp.precision import overrides as overriding

@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfamp.facts import formats, modes
-from tfamp.inspect import structure
+from tfamp.inspect import quantized, structure
 from tfamp.kernels import bias_gradient
-from tfamp.memory_saving import quantized, recomputed
 from tfamp.precision import plan, policy, promotion
+from tfamp.storage import recomputed
 
 # What models of Keras and KerasHub make of themselves when they are first traced.
 _TRACED = ("train_function", "test_function", "predict_function", "generate_function")

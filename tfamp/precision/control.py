@@ -13,9 +13,9 @@ from tfamp.graph_rewrite import switch
 from tfamp.keras_patches import replicas
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import train_steps
-from tfamp.memory_saving import remat as rematerialization
 from tfamp.precision import model_hooks, policy, promotion, settings
 from tfamp.precision.status import Status, describe
+from tfamp.storage import remat as rematerialization
 from tfamp.updates import compiled
 
 

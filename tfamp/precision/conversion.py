@@ -8,10 +8,10 @@ from absl import logging
 
 from tfamp import errors
 from tfamp.facts import formats, modes
-from tfamp.inspect import structure
-from tfamp.memory_saving import quantized, recomputed
+from tfamp.inspect import quantized, structure
 from tfamp.precision import assigned, described, model_hooks, plan, rules
 from tfamp.precision import overrides as overriding
+from tfamp.storage import recomputed
 
 
 class ConversionError(errors.TfampError, RuntimeError):

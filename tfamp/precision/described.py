@@ -9,9 +9,9 @@ import keras
 
 from tfamp import errors
 from tfamp.facts import formats
-from tfamp.inspect import structure
-from tfamp.memory_saving import quantized, recomputed
+from tfamp.inspect import quantized, structure
 from tfamp.precision import plan, rules
+from tfamp.storage import recomputed
 
 
 class LayerPrecision(NamedTuple):

@@ -24,13 +24,13 @@ from tfamp import errors
 from tfamp.facts import formats, names, user_code
 from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
-from tfamp.inspect import model_inputs, structure, traces
+from tfamp.inspect import model_inputs, quantized, structure, traces
 from tfamp.keras_patches import compiling, hooks, places, xla_steps
 from tfamp.kernels import clusters
 from tfamp.loss_scaling import large_inputs, optimizer, train_steps
-from tfamp.memory_saving import low_bit, quantized
 from tfamp.precision import assigned, described, plan, policy, promotion, rules
 from tfamp.precision.settings import Settings
+from tfamp.storage import low_bit
 
 # In a `tf.function`, AutoGraph would rewrite what it calls, from the source on disk.
 _NOT_CONVERTED = tf.autograph.experimental.do_not_convert

@@ -25,8 +25,7 @@ import keras
 
 from tfamp import errors
 from tfamp.facts import modes
-from tfamp.inspect import structure
-from tfamp.memory_saving import quantized
+from tfamp.inspect import quantized, structure
 from tfamp.precision import overrides as overriding
 from tfamp.precision import rules
 

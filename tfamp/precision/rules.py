@@ -28,8 +28,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.facts import formats, hardware
-from tfamp.inspect import model_inputs, structure, traces
-from tfamp.memory_saving import quantized
+from tfamp.inspect import model_inputs, quantized, structure, traces
 
 OUTPUT = "computes an output of the model, which stays in float32"
 PASSES_OUTPUT = "passes on an output of the model, which stays in float32"

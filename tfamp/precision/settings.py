@@ -9,8 +9,8 @@ from tfamp import errors
 from tfamp.facts import hardware, modes, user_code, xla_cache
 from tfamp.graph_rewrite import choice, switch
 from tfamp.loss_scaling import rule
-from tfamp.memory_saving import low_bit
 from tfamp.precision import overrides as overriding
+from tfamp.storage import low_bit
 
 _ON_UNSUPPORTED = ("raise", "warn")
 _FLOAT32_MODES = ("float32", "tf32")

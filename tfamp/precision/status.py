@@ -16,8 +16,8 @@ from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule
-from tfamp.memory_saving import remat
 from tfamp.precision import policy, promotion, rules, settings
+from tfamp.storage import remat
 from tfamp.updates import compiled
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from tfamp import errors
 from tfamp.facts import formats, modes
-from tfamp.inspect import structure
-from tfamp.memory_saving import quantized, stored
+from tfamp.inspect import quantized, structure
 from tfamp.precision import assigned, conversion, promotion
 from tfamp.serving import litert, onnx_file, report, staging, writing
+from tfamp.storage import stored
 
 _PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 _FORMATS = ("tf_saved_model", "litert", "onnx")

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.facts import versions
-from tfamp.inspect import model_inputs, structure
-from tfamp.memory_saving import quantized
+from tfamp.inspect import model_inputs, quantized, structure
 from tfamp.precision import described
 from tfamp.serving import writing
 

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.facts import names
-from tfamp.inspect import model_inputs, structure
-from tfamp.memory_saving import quantized
+from tfamp.inspect import model_inputs, quantized, structure
 from tfamp.serving import onnx_graph, report, writing
 
 _PACKAGES = ("onnx", "onnxruntime", "tf2onnx")

@@ -8,8 +8,8 @@ from ml_collections import config_dict
 
 from tfamp import checks
 from tfamp.loss_scaling import growth_schedules, rule
-from tfamp.memory_saving import low_bit
 from tfamp.precision import settings as precision_settings
+from tfamp.storage import low_bit
 from tfamp.training import optimizers
 
 STRATEGIES = ("none", "mirrored", "multi_worker_mirrored")

@@ -14,7 +14,7 @@ from ml_collections import config_dict
 from tfamp import checks, errors, functions, tables
 from tfamp.facts import hardware
 from tfamp.inspect import structure
-from tfamp.memory_saving import account
+from tfamp.storage import account
 from tfamp.training import batch_size as batch_sizes
 from tfamp.training import batch_trials, processes
 

@@ -21,7 +21,8 @@ from tfamp import checks
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.precision import control, settings
-from tfamp.training import backup, callbacks, compare, results, run_files, verdict
+from tfamp.resume import backup
+from tfamp.training import callbacks, compare, results, run_files, verdict
 
 
 def compare_modes(

@@ -12,8 +12,8 @@ from tfamp import checks, errors, functions, tables
 from tfamp.diagnostics import audit
 from tfamp.facts import hardware
 from tfamp.facts import modes as known
-from tfamp.memory_saving import account
 from tfamp.numerics import compare, search
+from tfamp.storage import account
 from tfamp.training import batch_size as batch_sizes
 from tfamp.training import batch_trials, plots, processes
 

@@ -9,8 +9,9 @@ from typing import Any
 import keras
 
 from tfamp import errors
+from tfamp.resume import backup
 from tfamp.serving import export as serving
-from tfamp.training import backup, run_files, tasks, trainer
+from tfamp.training import run_files, tasks, trainer
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _LINES = (".jsonl", ".ndjson")

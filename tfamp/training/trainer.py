@@ -17,8 +17,8 @@ from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.numerics import monitor
 from tfamp.precision import control
+from tfamp.resume import backup
 from tfamp.training import (
-    backup,
     base_config,
     callbacks,
     distribution,

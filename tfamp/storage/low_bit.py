@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfamp.facts import graph_context, names
 from tfamp.keras_patches import keras_optimizers
-from tfamp.memory_saving import codes, stored
+from tfamp.storage import codes, stored
 
 STATES = ("float32", "bfloat16", "8bit")
 MIN_SIZE = 4096  # Of smaller variables slots stay float32.

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfamp.facts import graph_context
-from tfamp.memory_saving import codes
+from tfamp.storage import codes
 
 _PIECE = 2**18  # Elements that are packed at once; what that takes is several times it.
 

@@ -11,13 +11,11 @@ from typing import Any
 import keras
 
 from tfamp import checks, errors
-from tfamp.facts import names
-from tfamp.training import backup_files, replay
-from tfamp.training.backup_files import Backup, Position
+from tfamp.resume import files, replay, variables
+from tfamp.resume.files import Backup, Position
 
 _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 _STOPPED = 128 + signal.SIGTERM  # Exit status of a process that SIGTERM ended.
-_GLOBAL = "keras.src.backend.common.global_state:get_global_attribute"
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -101,7 +99,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         Raises:
           RunError: If no file can be read.
         """
-        self._found = backup_files.read(folder, last)
+        self._found = files.read(folder, last)
         return self.position
 
     def restore_model(self) -> None:
@@ -116,26 +114,21 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _save(self, position):
         facts = {"position": position, "began": self._began}
         facts["kinds"] = {
-            kind: [_facts_of(v) for v in variables]
-            for kind, variables in self._variables().items()
+            kind: list(map(variables.facts_of, found))
+            for kind, found in self._variables().items()
         }
         facts["also"] = self.also.state() if self.also else None
-        backup_files.write(self.folder, Backup(position, facts, self._arrays()))
+        files.write(self.folder, Backup(position, facts, self._arrays()))
         self._saved = position
 
     # ---- State ----
 
     def _variables(self):
-        model = self.model
-        found = {"model": list(model.variables), "metrics": model.metrics_variables}
-        for index, each in enumerate(_optimizers(model)):
-            found[f"optimizer{index}"] = list(each.variables)
-        shared = names.resolve(_GLOBAL, lambda name: None)("global_seed_generator")
-        return {**found, "seed": [shared.state]} if shared else found
+        return variables.of_training(self.model)
 
     def _lack(self, facts, kind):
         """Returns how variables differ from those of a backup, as text; "" if not."""
-        here = [_facts_of(v) for v in self._variables().get(kind, ())]
+        here = [variables.facts_of(v) for v in self._variables().get(kind, ())]
         there = facts["kinds"].get(kind, [])
         if [x[1:] for x in here] == [x[1:] for x in there]:  # Names may go on.
             return ""
@@ -154,15 +147,15 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _arrays(self):
         return {
-            f"{name}/{index}/{part}": _plain(value.numpy())
-            for name, variables in self._variables().items()
-            for index, variable in enumerate(variables)
-            for part, value in enumerate(_parts(variable))
+            f"{name}/{index}/{part}": variables.plain(value.numpy())
+            for name, found in self._variables().items()
+            for index, variable in enumerate(found)
+            for part, value in enumerate(variables.parts(variable))
         }
 
     def _parts(self):
         every = self._variables().values()
-        return [part for each in every for v in each for part in _parts(v)]
+        return [part for each in every for v in each for part in variables.parts(v)]
 
     def _arrays_by_part(self):
         return {id(part): part.numpy() for part in self._parts()}
@@ -171,19 +164,19 @@ class BackupAndRestore(keras.callbacks.Callback):
         found = self._variables()
         for name in kinds:
             for index, variable in enumerate(found.get(name, ())):
-                for part, target in enumerate(_parts(variable)):
+                for part, target in enumerate(variables.parts(variable)):
                     # Of more replicas than there were: as the first one.
                     key = f"{name}/{index}/{part}"
                     value = arrays.get(key, arrays.get(f"{name}/{index}/0"))
                     if value is not None:
-                        target.assign(_typed(value, target))
+                        target.assign(variables.typed(value, target))
 
     # ---- Keras calls these ----
 
     def on_train_begin(self, logs=None):
         """Restores the newest backup and installs the signal handlers."""
         self._began, self._saved, self._signal, self._fresh = None, None, 0, True
-        backup_files.delete(self.folder, torn=True)
+        files.delete(self.folder, torn=True)
         if self.replay:
             self.find(self.folder)
         if self._found:
@@ -251,9 +244,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_test_begin(self, logs=None):
         """Keeps the training metrics, which validation resets."""
         if self._epoch is not None:
-            variables = self.model.metrics_variables
             self._metrics = [
-                [part.numpy() for part in _parts(each)] for each in variables
+                [part.numpy() for part in variables.parts(each)]
+                for each in self.model.metrics_variables
             ]
 
     def on_test_batch_end(self, batch, logs=None):
@@ -263,7 +256,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         for each, values in zip(
             self.model.metrics_variables, self._metrics, strict=True
         ):
-            for part, value in zip(_parts(each), values, strict=True):
+            for part, value in zip(variables.parts(each), values, strict=True):
                 part.assign(value)
         self._stop_if_asked(Position(self._epoch, self._calls))
 
@@ -279,7 +272,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._listen_no_more()
         self.model._initial_epoch = None
         if self.delete_checkpoint:
-            backup_files.delete(self.folder)
+            files.delete(self.folder)
 
     # ---- Signals ----
 
@@ -323,31 +316,3 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not step:
             return f"epoch {position.epoch}"
         return f"step {step} of epoch {position.epoch + 1}"
-
-
-def _optimizers(model):
-    """The model's optimizer, and those that a `train_step` of its own has."""
-    held = [model.optimizer, *vars(model).values()]
-    found = [each for each in held if isinstance(each, keras.optimizers.Optimizer)]
-    return list({id(each): each for each in found}.values())
-
-
-def _parts(variable):
-    """The variable of each replica of this process."""
-    value = variable.value
-    return getattr(value, "values", (value,))
-
-
-def _facts_of(variable):
-    return [variable.path, list(variable.shape), variable.dtype]
-
-
-def _plain(array):
-    """Bits of a format that NumPy's files do not know."""
-    known = array.dtype.kind in "biufc"
-    return array if known else array.view(f"u{array.dtype.itemsize}")
-
-
-def _typed(array, variable):
-    kind = variable.dtype.as_numpy_dtype
-    return array if array.dtype == kind else array.view(kind)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfamp.memory_saving import remat
+from tfamp.storage import remat
 
 
 class _Mark(NamedTuple):

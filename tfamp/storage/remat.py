@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfamp.facts import graph_context, names
 from tfamp.inspect import calls, traces
 from tfamp.keras_patches import hooks, places
-from tfamp.memory_saving import stored
+from tfamp.storage import stored
 
 # What `Layer.__call__` sets around `call`.
 _CONTEXT, _AUTOCAST = "current_call_ctx", "autocast_scope"

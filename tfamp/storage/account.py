@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfamp import tables
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
-from tfamp.memory_saving import buffers
+from tfamp.storage import buffers
 
 KINDS = (
     *("weights", "gradients", "optimizer", "activations", "inputs", "temporaries"),

@@ -1,1 +1,0 @@
-"""What a training step holds: activations that are computed again instead."""

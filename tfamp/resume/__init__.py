@@ -1,0 +1,1 @@
+"""Training that resumes at the step where it was stopped."""

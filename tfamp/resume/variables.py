@@ -1,0 +1,44 @@
+"""The variables that a training is resumed from, and their values in NumPy's files."""
+
+from typing import Any
+
+import keras
+
+from tfamp.facts import names
+
+_GLOBAL = "keras.src.backend.common.global_state:get_global_attribute"
+
+
+def of_training(model: keras.Model) -> dict[str, list[Any]]:
+    """Returns a training's variables by what they belong to, as files name it."""
+    found = {"model": list(model.variables), "metrics": model.metrics_variables}
+    # The model's optimizer, and those that a `train_step` of its own has.
+    held = [model.optimizer, *vars(model).values()]
+    kept = [each for each in held if isinstance(each, keras.optimizers.Optimizer)]
+    for index, each in enumerate({id(each): each for each in kept}.values()):
+        found[f"optimizer{index}"] = list(each.variables)
+    shared = names.resolve(_GLOBAL, lambda name: None)("global_seed_generator")
+    return {**found, "seed": [shared.state]} if shared else found
+
+
+def parts(variable):
+    """Returns the variable of each replica of this process."""
+    value = variable.value
+    return getattr(value, "values", (value,))
+
+
+def facts_of(variable) -> list[Any]:
+    """Returns what tells a variable from another: path, shape and dtype."""
+    return [variable.path, list(variable.shape), variable.dtype]
+
+
+def plain(array):
+    """Returns the bits of a format that NumPy's files do not know."""
+    known = array.dtype.kind in "biufc"
+    return array if known else array.view(f"u{array.dtype.itemsize}")
+
+
+def typed(array, variable):
+    """Returns what `plain` was made of, in the format of a TensorFlow variable."""
+    kind = variable.dtype.as_numpy_dtype
+    return array if array.dtype == kind else array.view(kind)
