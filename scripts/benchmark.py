@@ -10,8 +10,8 @@ Needs no download. An interrupted run resumes with the same command.
 
 import quiet_start  # Before all that imports TensorFlow.
 
-from tfamp.benchmark import app
+from tfamp.commands import benchmark
 
 if __name__ == "__main__":
-    app.define_flags(f"{quiet_start.CONFIGS}/benchmark/quick.py")
-    app.run()
+    benchmark.define_flags(f"{quiet_start.CONFIGS}/benchmark/quick.py")
+    benchmark.run()

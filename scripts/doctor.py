@@ -10,7 +10,7 @@ Nothing is trained, and no data are read: a batch has random content.
 
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.training import doctor
+from tfamp.commands import doctor
 
 if __name__ == "__main__":
     doctor.define_flags()

@@ -7,8 +7,8 @@ python scripts/formats.py --value=1e-7 --value=70000,-0.1,nan
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 from absl import flags
 
+from tfamp.commands import app
 from tfamp.facts import formats
-from tfamp.training import app
 
 
 def main(argv):

@@ -10,9 +10,8 @@ docs/own_task.md. Where tfamp is installed, `tfamp train` is the same command.
 
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.benchmark import jobs
-from tfamp.training import app
+from tfamp.commands import train
 
 if __name__ == "__main__":
-    app.define_flags(None, jobs)
-    app.run()
+    train.define_flags(None)
+    train.run()

@@ -14,21 +14,20 @@ time steps on random tokens of full length and need no data.
 import quiet_start  # Before all that imports TensorFlow.
 from absl import flags
 
-from tfamp.benchmark import jobs
-from tfamp.training import app
+from tfamp.commands import train
 
 
 def main(argv):
     """Puts the preset into the configuration and runs the job."""
-    del argv  # Unused: `app` refuses arguments that are no flags.
+    del argv  # Unused: `train` refuses arguments that are no flags.
     if flags.FLAGS.preset:
         config = flags.FLAGS.config
         # Of `--tiny`, too, which has no preset by itself.
         config.model.preset = config.tiny.model.preset = flags.FLAGS.preset
-    app.run_flags()
+    train.run_flags()
 
 
 if __name__ == "__main__":
-    app.define_flags(f"{quiet_start.CONFIGS}/bert/docstrings.py", jobs)
+    train.define_flags(f"{quiet_start.CONFIGS}/bert/docstrings.py")
     flags.DEFINE_string("preset", "", "Pretrained weights for the encoder.")
-    app.run(main)
+    train.run(main)

@@ -9,9 +9,8 @@ python scripts/train_cnn.py --find_batch_size --memory_limit_mb=1500
 
 import quiet_start  # Before all that imports TensorFlow.
 
-from tfamp.benchmark import jobs
-from tfamp.training import app
+from tfamp.commands import train
 
 if __name__ == "__main__":
-    app.define_flags(f"{quiet_start.CONFIGS}/cnn/digits.py", jobs)
-    app.run()
+    train.define_flags(f"{quiet_start.CONFIGS}/cnn/digits.py")
+    train.run()

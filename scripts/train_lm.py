@@ -11,9 +11,8 @@ python scripts/train_lm.py --job=train_benchmark --benchmark_batch_sizes=32,128
 
 import quiet_start  # Before all that imports TensorFlow.
 
-from tfamp.benchmark import jobs
-from tfamp.training import app
+from tfamp.commands import train
 
 if __name__ == "__main__":
-    app.define_flags(f"{quiet_start.CONFIGS}/lm/docstrings.py", jobs)
-    app.run()
+    train.define_flags(f"{quiet_start.CONFIGS}/lm/docstrings.py")
+    train.run()

@@ -9,9 +9,8 @@ python scripts/train_tabular.py --job=train_benchmark --benchmark_batch_sizes=12
 
 import quiet_start  # Before all that imports TensorFlow.
 
-from tfamp.benchmark import jobs
-from tfamp.training import app
+from tfamp.commands import train
 
 if __name__ == "__main__":
-    app.define_flags(f"{quiet_start.CONFIGS}/tabular/diabetes.py", jobs)
-    app.run()
+    train.define_flags(f"{quiet_start.CONFIGS}/tabular/diabetes.py")
+    train.run()

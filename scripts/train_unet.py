@@ -8,9 +8,8 @@ python scripts/train_unet.py --job=train_benchmark --benchmark_batch_sizes=8,32
 
 import quiet_start  # Before all that imports TensorFlow.
 
-from tfamp.benchmark import jobs
-from tfamp.training import app
+from tfamp.commands import train
 
 if __name__ == "__main__":
-    app.define_flags(f"{quiet_start.CONFIGS}/unet/digits_on_photographs.py", jobs)
-    app.run()
+    train.define_flags(f"{quiet_start.CONFIGS}/unet/digits_on_photographs.py")
+    train.run()

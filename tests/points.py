@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfamp.resume import backup
-from tfamp.training import base_config, tasks
+from tfamp.runs import base_config, tasks
 
 
 def make_config(**settings):

@@ -133,7 +133,7 @@ def _server() -> Any:
 
 def _serve():
     sys.path.insert(1, str(TESTS.parent))
-    for module in ("tfamp.training.app", "tfamp.benchmark.jobs", "keras_hub"):
+    for module in ("tfamp.commands.app", "tfamp.commands.benchmark_jobs", "keras_hub"):
         with contextlib.suppress(ImportError):  # An extra that is not installed.
             importlib.import_module(module)
     for line in sys.stdin:

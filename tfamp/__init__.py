@@ -113,10 +113,10 @@ __all__ = [
 
 
 _ABOVE = {
-    "benchmark_model": "tfamp.benchmark",
-    "find_batch_size": "tfamp.training.batch_size",
-    "fit_memory": "tfamp.training.memory_plans",
-    "rehearse": "tfamp.training.rehearsal",
+    "benchmark_model": "tfamp.measuring.runner",
+    "find_batch_size": "tfamp.measuring.batch_size",
+    "fit_memory": "tfamp.measuring.memory_plans",
+    "rehearse": "tfamp.measuring.rehearsal",
 }
 
 

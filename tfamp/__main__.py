@@ -57,13 +57,11 @@ def _find_config(command, name):
 
 
 def _run_script(name):
-    from tfamp.benchmark import app as benchmark  # Of the extras.
-    from tfamp.benchmark import jobs
-    from tfamp.training import app, doctor
+    from tfamp.commands import benchmark, doctor, train  # Of the extras.
 
     if name == "train":
-        app.define_flags(None, jobs)
-        app.run()
+        train.define_flags(None)
+        train.run()
     elif name == "doctor":
         doctor.define_flags()
         doctor.run()

@@ -50,16 +50,17 @@ def name_of(function: str | Callable[..., Any]) -> str:
 
 
 def _module_exists(name):
-    _see_this_folder()
+    _see_this_folder(name)
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
 
 
-def _see_this_folder():
+def _see_this_folder(module):
     """A script's own folder stands on the path, and the user's need not."""
-    if os.getcwd() not in sys.path:
+    own = module.partition(".")[0] == __package__  # Found from everywhere.
+    if not own and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
@@ -71,7 +72,7 @@ def find(name: str) -> Callable[..., Any]:
     """
     module, _, function = name.rpartition(":")
     if not module.endswith(".py"):
-        _see_this_folder()
+        _see_this_folder(module)
         return getattr(importlib.import_module(module), function)
     sys.path.insert(0, os.path.dirname(module))  # For what stands beside it.
     spec = importlib.util.spec_from_file_location(pathlib.Path(module).stem, module)

@@ -15,7 +15,7 @@ import time
 import keras
 
 import tfamp
-from tfamp.training import tasks
+from tfamp.runs import tasks
 
 RECIPES = {
     "bert": ("configs/bert/tweets.py", "tiny", "tweets"),

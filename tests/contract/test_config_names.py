@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.py"))
 READERS = sorted(
     path
-    for folder in ("recipes", "training", "benchmark")
-    for path in (ROOT / "tfamp" / folder).glob("*.py")
+    for folder in ("recipes", "runs", "measuring", "commands")
+    for path in (ROOT / "tfamp" / folder).rglob("*.py")
 )
 MADE = {
     "cnn": [images.get_config()],

@@ -12,7 +12,8 @@ import tfamp.benchmark
 import tfamp.training
 
 MODULES = (tfamp, tfamp.benchmark, tfamp.training)
-RECIPES = importlib.import_module("tfamp.recipes").TASKS
+NAMES = ("images", "language_model", "question_answering", "segmentation")
+RECIPES = [f"tfamp.recipes.{x}" for x in (*NAMES, "tabular", "text_classification")]
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module in MODULES
@@ -20,7 +21,7 @@ PUBLIC = {
 }
 PUBLIC |= {
     f"{path}.{name}": getattr(importlib.import_module(path), name)
-    for path in RECIPES.values()
+    for path in RECIPES
     for name in ("get_config", "create", "synthetic")
 }
 PARTS = "Args|Attributes|Returns|Yields|Raises|Example|References"

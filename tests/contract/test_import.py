@@ -58,7 +58,7 @@ hardware.detect_support()
 print("RESULT" + json.dumps({
     "before": before, "after": after, "added": added, "configurable": configurable,
     "configurable after detect_support": can_configure(),
-    "above": [n for n in sys.modules if re.match("tfamp.(training|benchmark)", n)],
+    "above": [n for n in sys.modules if re.match("tfamp.(runs|measuring)", n)],
 }))
 """
 

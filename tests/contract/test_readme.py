@@ -46,7 +46,7 @@ COMMANDS = [  # Each once, in whatever pages it stands.
 NOT_RUN = {
     "tfamp train --config=my_task.py --find_batch_size": "fills the host's memory",
     "--preset=bert_base_en_uncased": "downloads weights",
-    "--manual_dir=SST-2": "GLUE's files; tests/training/test_text_data.py makes such",
+    "--manual_dir=SST-2": "GLUE's files; tests/recipes/test_text_data.py makes such",
     "--manual_dir=SQUAD": "SQuAD's files; XQuAD's, of the same format, are used",
     "cat > models/batching.config": "Docker; see the test of the requests",
     "curl ": "a server; see the test of the requests",
@@ -110,7 +110,7 @@ def test_each_block_has_a_language_that_is_tested_here():
 
 
 def test_recipes_for_schedulers_start_workers_that_know_their_places(tmp_path):
-    """With a stand-in for `tfamp`; tests/training/test_distribution.py trains so."""
+    """With a stand-in for `tfamp`; tests/runs/test_distribution.py trains so."""
     fake = tmp_path / "tfamp"
     fake.write_text('#!/bin/sh\necho "$TF_CONFIG"; echo "$@"; exit 143\n')
     fake.chmod(0o755)

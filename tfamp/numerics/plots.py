@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 _COLORS = ("#2a6f97", "#e07a5f", "#81b29a")
 _HATCHES = ("", "//", "..")  # Apart without color, too.
@@ -23,6 +22,8 @@ def errors(
     Returns:
       A matplotlib figure.
     """
+    from matplotlib.figure import Figure
+
     height = 0.8 / len(bars)
     figure = Figure(figsize=(9, 1.5 + 0.35 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -57,6 +58,8 @@ def frontier(
     Returns:
       A matplotlib figure.
     """
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     finite = [x for _, x, _ in choices if x and np.isfinite(x)]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.recipes import data, images_data
-from tfamp.training import base_config, pipeline, tasks
+from tfamp.runs import base_config, pipeline, tasks
 
 _AUGMENTATIONS = ("none", "crop_flip")
 _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
@@ -20,7 +20,7 @@ def get_config() -> config_dict.ConfigDict:
     config = base_config.get_config()
     config.update(
         {
-            "task": "image_classification",
+            "task": f"{__name__}:create",
             "optimizer": {"schedule": "cosine"},
             "data": {
                 "augment": "none",  # Or "crop_flip".

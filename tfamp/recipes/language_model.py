@@ -18,8 +18,9 @@ from ml_collections import config_dict
 
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.numerics import compare
-from tfamp.recipes import data, language_data, presets
-from tfamp.training import base_config, pipeline, run_files, tasks
+from tfamp.recipes import data, presets
+from tfamp.recipes.texts import language_data
+from tfamp.runs import base_config, pipeline, run_files, tasks
 
 _LOGITS = "logits"
 _ELEMENTS = 2**24  # Logits whose gradients are counted: 64 MiB of float32.
@@ -34,7 +35,7 @@ def get_config(source: str) -> config_dict.ConfigDict:
     config = base_config.get_config()
     config.update(
         {
-            "task": "language_model",
+            "task": f"{__name__}:create",
             "batch_size": 128,
             "eval_batch_size": 128,
             "validation_fraction": 0.05,

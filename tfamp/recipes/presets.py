@@ -17,7 +17,7 @@ from ml_collections import config_dict
 
 from tfamp import errors
 from tfamp.recipes import data
-from tfamp.training import base_config, tasks
+from tfamp.runs import base_config, tasks
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CHUNK = 10_000  # Texts at a time.

@@ -15,8 +15,9 @@ import keras
 from ml_collections import config_dict
 
 from tfamp.recipes import data as data_sets
-from tfamp.recipes import presets, squad_data, squad_windows, text_data
-from tfamp.training import pipeline, run_files, tasks
+from tfamp.recipes import presets
+from tfamp.recipes.texts import squad_data, squad_windows, text_data
+from tfamp.runs import pipeline, run_files, tasks
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +38,7 @@ def get_config(data: str = "squad") -> config_dict.ConfigDict:
     config = presets.get_config()
     config.update(
         {
-            "task": "question_answering",
+            "task": f"{__name__}:create",
             # Position accuracy also counts windows without the answer: it selects
             # poorly.
             "validation_fraction": 0.0,

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp.recipes import data, segmentation_data, segmentation_scores
-from tfamp.training import base_config, plots, tasks
+from tfamp.runs import base_config, plots, tasks
 
 _SHOWN = 6  # Test images in the grid.
 
@@ -19,7 +19,7 @@ def get_config() -> config_dict.ConfigDict:
     config = base_config.get_config()
     config.update(
         {
-            "task": "segmentation",
+            "task": f"{__name__}:create",
             "batch_size": 16,
             "eval_batch_size": 16,  # Whole images: their activations take memory.
             "optimizer": {"schedule": "cosine"},

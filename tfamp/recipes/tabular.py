@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from tfamp.recipes import data, tabular_data
-from tfamp.training import base_config, pipeline, plots, tasks
+from tfamp.runs import base_config, pipeline, plots, tasks
 
 LOSSES = {
     "mean_squared_error": keras.losses.MeanSquaredError,
@@ -33,7 +33,7 @@ def get_config() -> config_dict.ConfigDict:
     config = base_config.get_config()
     config.update(
         {
-            "task": "tabular_regression",
+            "task": f"{__name__}:create",
             "epochs": 10,
             "batch_size": 128,
             "eval_batch_size": 4096,

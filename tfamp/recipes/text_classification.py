@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp.recipes import data, presets, text_data
-from tfamp.training import results, run_files, tasks
+from tfamp.recipes import data, presets
+from tfamp.recipes.texts import text_data
+from tfamp.runs import results, run_files, tasks
 
 if TYPE_CHECKING:
     import pandas
@@ -33,7 +34,7 @@ def get_config(data: str = "docstrings") -> config_dict.ConfigDict:
     config = presets.get_config()
     config.update(
         {
-            "task": "text_classification",
+            "task": f"{__name__}:create",
             "model": {
                 # What the classifier reads: "cls", BERT's pooled first token; "mean",
                 # the mean of the last hidden states over all tokens but padding, for

@@ -1,0 +1,128 @@
+"""The benchmark jobs of the training scripts: which cells, and NVIDIA's tables."""
+
+import pytest
+
+from tfamp.commands import benchmark_jobs
+from tfamp.measuring import cells, report
+from tfamp.recipes import images, text_classification
+
+MACHINE = {"machine": "a CPU", "versions": {}, "date": "2026-11-22"}
+
+
+def make_config():
+    config = images.get_config()
+    config.name, config.data.name, config.data.image_size = "tiny", "digits", 8
+    config.precision.mode = "mixed_bfloat16"
+    return config
+
+
+def make_texts():
+    config = text_classification.get_config()
+    config.name, config.data.sequence_length = "texts", 16
+    config.model.update(config.tiny.model)
+    return config
+
+
+def plan(config, **fields):
+    return [
+        cell[2:]
+        for cell in benchmark_jobs.plan(
+            config, benchmark_jobs.Settings("train", **fields)
+        )
+    ]
+
+
+def test_cells_by_default_are_those_of_the_configuration():
+    config = make_config()
+    config.float32.batch_size = 24
+    assert plan(config) == [
+        ("float32", 24, None, "auto"),
+        ("mixed_bfloat16", 32, None, "auto"),
+    ]
+
+
+def test_cells_are_all_combinations_with_the_modes_next_to_each_other():
+    found = plan(
+        make_texts(),
+        modes=("float32", "mixed_float16"),
+        batch_sizes=(8, 16),
+        sequence_lengths=(16, 32),
+        jit=("off", "on"),
+    )
+    assert found[:2] == [("float32", 8, 16, "off"), ("mixed_float16", 8, 16, "off")]
+    assert len(found) == len(set(found)) == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"modes": ("fp16",)}, "some of 'float32'"),
+        ({"jit": ("maybe",)}, "some of 'auto'"),
+        ({"batch_sizes": (0,)}, "at least 1"),
+        ({"sequence_lengths": (8,)}, "Only texts have a sequence length"),
+        ({"steps": 0}, "steps must be at least 1"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        plan(make_config(), **fields)
+
+
+def test_model_that_no_cell_could_build_is_refused_before_any_work():
+    config = make_config()
+    config.data.name = "unheard_of"
+    with pytest.raises(ValueError, match="unheard_of"):
+        plan(config)
+
+
+def test_folder_does_not_depend_on_what_no_cell_uses():
+    one, other = make_config(), make_config()
+    other.epochs, other.data_dir = 7, "/elsewhere"
+    few = benchmark_jobs.Settings("train")
+    many = few._replace(batch_sizes=(8,), modes=("tf32",), repeats=5)
+    assert benchmark_jobs.identity(one, few) == benchmark_jobs.identity(other, many)
+    assert benchmark_jobs.identity(one, few) != benchmark_jobs.identity(
+        one, few._replace(steps=7)
+    )
+
+
+# ---- The tables ----
+
+
+def figures(seconds, **changes):
+    fields = {"examples": 8, "first_step_seconds": 1.5, "skipped_steps": None}
+    fields |= {"loss_scale": None, "host_bytes": 2**30, "device_bytes": None}
+    fields |= {"xla": False, "tensor_float_32": False, "note": "", "unit": "images"}
+    fields |= {"description": "net", "parameters": 7, "outputs": None}
+    return {"seconds": seconds, "losses": [2.0] * len(seconds), **fields, **changes}
+
+
+def test_tables_are_laid_out_as_the_published_ones():
+    settings = benchmark_jobs.Settings(
+        "train", modes=("float32", "tf32", "mixed_bfloat16")
+    )
+    measured = {
+        cells.Cell("tiny", "tfamp", mode, size): dict.fromkeys(range(3), each)
+        for mode, size, each in (
+            ("float32", 8, figures([0.1] * 3)),
+            ("tf32", 8, figures([0.08] * 3)),
+            ("mixed_bfloat16", 16, figures([0.1] * 9 + [0.2], examples=16)),
+        )
+    }
+    config = benchmark_jobs._benchmark(make_config(), settings)
+    base, tf32, mixed = benchmark_jobs.published(
+        report.make(config, measured, {}, (), MACHINE, ())
+    )
+    assert mixed["batch size (mode, TF32)"] == "16, 8" and mixed["GPU/CPU"] == "a CPU"
+    assert mixed["throughput mode (images/s)"] == "160.00"
+    assert mixed["throughput TF32 (images/s)"] == "100.00"
+    assert mixed["speed-up"] == "1.60x (1.60 to 1.60)"
+    assert base["speed-up"] == "0.80x (0.80 to 0.80)" and tf32["error"] == "the base"
+    assert "throughput FP32 (images/s)" not in mixed
+    assert mixed["error"] == "not compared"  # Batches of other sizes.
+    assert mixed["latency average (ms)"] == "110.0"
+    assert mixed["latency 90 % (ms)"] == "110.0"
+    assert mixed["latency 100 % (ms)"] == "200.0"
+    assert base["error"] == "+0.00 % (+0.00 to +0.00), equal"
+    assert "sequence length" not in tf32

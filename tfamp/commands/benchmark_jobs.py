@@ -1,0 +1,217 @@
+"""`--job=train_benchmark` and `inference_benchmark` of the training scripts.
+
+The harness of every benchmark, over batch sizes, lengths, modes and XLA of one training
+configuration; tables in the layout of NVIDIA's DeepLearningExamples.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from absl import flags, logging
+
+from tfamp import tables
+from tfamp.measuring import cells, report, runner, statistics
+from tfamp.runs import base_config, compare, run_files
+
+# Value of --job -> job of a benchmark.
+JOBS = {"train_benchmark": "train", "inference_benchmark": "inference"}
+_TINY = {"steps": 2, "warmup": 1, "repeats": 1}
+_PREFIX = "benchmark_"
+# Fields of a configuration that no cell depends on.
+_UNUSED = (
+    *("data_dir", "manual_dir", "epochs", "eval_batch_size"),
+    *("validation_fraction", "limit_examples"),
+)
+
+
+class Settings(NamedTuple):
+    """What a job measures; each is a flag (see `define`), cells all combinations."""
+
+    job: str
+    batch_sizes: tuple[int, ...] = ()
+    sequence_lengths: tuple[int, ...] = ()
+    modes: tuple[str, ...] = ()
+    jit: tuple[str, ...] = ()
+    steps: int = 20
+    warmup: int = 5
+    repeats: int = 3
+
+
+FLAGS = tuple(_PREFIX + name for name in Settings._fields[1:])
+
+
+def define() -> None:
+    """Defines the flags; each is a field of `Settings`."""
+    defaults = Settings._field_defaults
+    for name, text in (
+        (
+            "batch_sizes",
+            "Batch sizes; default: the configuration's, with float32's if set.",
+        ),
+        ("sequence_lengths", "Sequence lengths; default: the configuration's."),
+        ("modes", "Modes; default: float32, TF32 if supported, the configuration's."),
+        ("jit", "XLA: auto, on, off; default: as the configuration says."),
+    ):
+        flags.DEFINE_list(_PREFIX + name, [], text)
+    for name, text in (
+        ("steps", "Timed steps per process; whole windows if gradients accumulate."),
+        ("warmup", "Untimed steps before the timed ones, including the first."),
+        ("repeats", "Processes per cell, interleaved."),
+    ):
+        flags.DEFINE_integer(_PREFIX + name, defaults[name], text, lower_bound=1)
+
+
+def settings(job: str, tiny: bool = False) -> Settings:
+    """Returns what the flags ask for.
+
+    Args:
+      job: Value of --job.
+      tiny: Whether a run of seconds is wanted; numbers that were given still count.
+
+    Raises:
+      ValueError: If a flag makes no sense.
+    """
+    found = {name: flags.FLAGS[_PREFIX + name] for name in Settings._fields[1:]}
+    values: dict[str, Any] = {name: flag.value for name, flag in found.items()}
+    if tiny:
+        values |= {k: v for k, v in _TINY.items() if not found[k].present}
+    for name in ("modes", "jit"):
+        values[name] = tuple(values[name])
+    for name in ("batch_sizes", "sequence_lengths"):
+        try:
+            values[name] = tuple(map(int, values[name]))
+        except ValueError as error:
+            raise ValueError(
+                f"--{_PREFIX}{name} must be integers separated by commas. Received: "
+                f"{','.join(values[name])!r}."
+            ) from error
+    return Settings(JOBS[job], **values)
+
+
+def _benchmark(config, settings):
+    """The configuration of the benchmark that a job is."""
+    config = base_config.settle_rewrite(config)
+    defaults = base_config.get_config()
+    with config.unlocked():
+        config.update({name: defaults[name] for name in _UNUSED})
+    precision, own = config.precision, config.data.get("sequence_length")
+    mixed, _ = compare.mixed_mode(precision.mode, precision.graph_rewrite)
+    if precision.graph_rewrite:
+        mixed = mixed.replace("mixed", "rewrite")
+    asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
+    if settings.sequence_lengths and not own:
+        raise ValueError(
+            "Only texts have a sequence length. Received: sequence lengths "
+            f"{settings.sequence_lengths} for config.task={config.task!r}."
+        )
+    made, task = cells.get_config(), cells.get_task(config)
+    task.update(
+        {
+            "modes": settings.modes or (*cells.plain_modes(), mixed),
+            "jit": settings.jit or (asked,),
+            "frameworks": ("tfamp",),
+            "batch_sizes": settings.batch_sizes,
+            "sequence_lengths": settings.sequence_lengths or ((own,) if own else ()),
+        }
+    )
+    made.update(
+        {
+            "name": f"{config.name}-{settings.job}-benchmark",
+            "job": settings.job,
+            "seed": config.seed,
+            **{name: getattr(settings, name) for name in _TINY},
+            "tasks": {config.name: task},
+        }
+    )
+    return made
+
+
+def identity(config, settings: Settings):
+    """Returns the configuration of a job's folder: what its cells share.
+
+    Args:
+      config: The configuration of the model.
+      settings: What to measure; more cells and more repeats go on from those there are.
+    """
+    return cells.identity(_benchmark(config, settings))
+
+
+def plan(config, settings: Settings) -> list[cells.Cell]:
+    """Returns the cells.
+
+    Args:
+      config: The configuration of the model.
+      settings: What to measure.
+
+    Raises:
+      DataError: If the preset is missing or malformed.
+      ValueError: If a setting is invalid, or a mode is unknown.
+    """
+    made = _benchmark(config, settings)
+    planned = cells.plan(made)
+    runner.check(made, planned)
+    return planned
+
+
+def run(
+    config,
+    workdir: str | os.PathLike,
+    settings: Settings,
+    say: Callable[[str], object] = logging.info,
+) -> str:
+    """Measures every cell and writes `report.md`, `report.html` and `benchmark.json`.
+
+    Args:
+      config: The configuration; its data are not used.
+      workdir: The benchmark's folder.
+      settings: What to measure.
+      say: Function called with a line on each process.
+
+    Returns:
+      The text of `report.md`.
+
+    Raises:
+      DataError, ValueError: As `runner.run`.
+      RunError: As there, and if every cell failed.
+    """
+    made = runner.run(_benchmark(config, settings), workdir, say)
+    made.check(workdir)
+    table = tables.of_dicts(published(made))
+    text = f"{made.to_markdown()}\n## In NVIDIA's layout\n\n{table}\n"
+    run_files.write_text(pathlib.Path(workdir, "report.md"), text)
+    return text
+
+
+def published(made: report.Report) -> list[dict[str, str]]:
+    """Returns the cells that have figures, as texts by column in NVIDIA's layout.
+
+    Args:
+      made: The report.
+    """
+    known = {row.cell: row for row in made.rows if not row.failed}
+    return report.told([_line(r, known.get(r.base), made) for r in known.values()])
+
+
+def _line(row, base, made):
+    unit = made.tasks[row.cell.task]["unit"]
+    sizes = row.cell.batch_size, base.cell.batch_size if base else "-"
+    own = base.cell.mode if base else ""
+    rates = {
+        name: f"{base.rate:.2f}" if own == mode else "-"
+        for name, mode in (("FP32", "float32"), ("TF32", "tf32"))
+    }
+    name = "TF32" if made.base == "tf32" else "FP32"
+    return {
+        "GPU/CPU": made.machine["machine"],
+        "sequence length": str(row.cell.sequence_length or "-"),
+        f"batch size (mode, {name})": ", ".join(map(str, sizes)),
+        "mode": row.cell.mode,
+        "XLA": "on" if row.xla else "off",
+        f"throughput mode ({unit}/s)": f"{row.rate:.2f}",
+        **{f"throughput {name} ({unit}/s)": rate for name, rate in rates.items()},
+        **{f"latency {name} (ms)": f"{x:.1f}" for name, x in row.latency_ms.items()},
+        "speed-up": statistics.times(row.speed_up),
+        "error": row.error,
+    }

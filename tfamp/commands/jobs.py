@@ -1,0 +1,142 @@
+"""The jobs of the training scripts: what each does, and what a person reads of it."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tfamp.commands import app, benchmark_jobs
+from tfamp.measuring import batch_size, training_steps
+from tfamp.runs import compare, distribution, plots, tasks, trained, trainer
+
+
+class Job(NamedTuple):
+    """What `--job` names.
+
+    Attributes:
+      run: Function of the configuration, the folder, and what else was requested;
+        returns a summary to print.
+      check: Function of the configuration and what else was requested; raises what is
+        wrong with settings or data, so that nothing is deleted for such a command.
+      identity: Function of the same; returns the configuration of the job's folder.
+    """
+
+    run: Callable[[Any, pathlib.Path, Any], str]
+    check: Callable[[Any, Any], object]
+    identity: Callable[[Any, Any], Any] = lambda config, asked: config
+
+
+def _compare(config, workdir, seeds):
+    compared = compare.compare(config, workdir, seeds, report=app.say)
+    exported = workdir / compared.export["path"]
+    written = [workdir / "report.md", workdir / plots.COMPARISON]
+    return (
+        f"{compared.to_text()}\n"
+        f"exported in float32, reloaded and verified: {exported}\n"
+        f"report and figure: {', '.join(str(p) for p in written if p.exists())}"
+    )
+
+
+def _check_comparison(config, seeds):
+    compare.plan(config, seeds)
+    _check_run(config)
+
+
+def _train(config, workdir, _):
+    result = trainer.train_and_evaluate(config, workdir, report=app.say)
+    if distribution.is_chief(distribution.create(config)):
+        plots.write_timeline(workdir, config.name, result.mode, result.seed)
+    rows = {
+        "data": result.description,
+        "mode": f"{result.variant}: {result.reason}",
+        "graph rewrite": result.graph_rewrite or None,
+        "seed": result.seed,
+        "batch size": result.batch_size,
+        "steps/s": result.steps_per_second,
+        "skipped steps": result.skipped_steps,
+        "final loss scale": result.loss_scale,
+        "final training loss": result.final_loss,
+        f"validation {result.score_name}": result.best_validation_score,
+        "test loss": result.test_loss,
+        **{f"test {name}": score for name, score in result.scores.items()},
+        "files": workdir,
+    }
+    return _listed(rows)
+
+
+def _listed(rows):
+    """Returns names and values as lines, without what has no value."""
+    width = max(map(len, rows))
+    return "\n".join(
+        f"{name:<{width}}  {_shown(value)}"
+        for name, value in rows.items()
+        if value is not None
+    )
+
+
+def _shown(value):
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _check_run(config, _=None):
+    strategy = distribution.create(config)
+    with trainer.enabled(config.precision):
+        task = tasks.from_config(config)
+        with distribution.scope(strategy):
+            trainer.build(task, config)
+
+
+def _evaluate(config, folder, asked):
+    found = trained.evaluate(config, folder)
+    scores = {f"test {name}": score for name, score in found["scores"].items()}
+    rows = {"weights": found["weights"], "test loss": found["test_loss"], **scores}
+    return _listed({**rows, "files": folder / "evaluation.json"})
+
+
+def _predict(config, folder, asked):
+    if not asked.input:
+        raise ValueError(
+            "--job=predict needs rows to predict. Received: no --input. "
+            "Expected: --input=FILE."
+        )
+    suffix = pathlib.Path(asked.input).suffix
+    target = pathlib.Path(asked.output or folder / f"predicted{suffix}")
+    count, weights = trained.predict(config, folder, asked.input, target)
+    return _listed({"weights": weights, "rows": count, "files": target})
+
+
+def _export(config, folder, asked):
+    path = pathlib.Path(asked.output or folder / "export").absolute()
+    return str(trained.export(config, folder.absolute(), asked.precision, path))
+
+
+def _find_batch_size(config, workdir, asked):
+    asked = {**asked._asdict(), "workdir": workdir, "report": app.say}
+    found = batch_size.find_batch_size(config, **asked)
+    return f"{found.to_text()}\nfiles: {workdir}"
+
+
+def _benchmark(config, workdir, asked):
+    return f"{benchmark_jobs.run(config, workdir, asked, app.say)}\nfiles: {workdir}"
+
+
+JOBS = {
+    "compare": Job(_compare, _check_comparison),
+    "train": Job(_train, _check_run),
+}
+# Of a run that is there, trained to its end or stopped.
+ON_RUNS = {
+    name: Job(run, lambda config, asked: None)
+    for name, run in (
+        ("evaluate", _evaluate),
+        ("predict", _predict),
+        ("export", _export),
+    )
+}
+# That of --find_batch_size.
+SEARCH = Job(
+    _find_batch_size,
+    batch_size.plan,
+    lambda config, asked: training_steps.identity(config, asked.steps),
+)
+# Those that time steps, a training or an inference benchmark.
+TIMED = Job(_benchmark, benchmark_jobs.plan, benchmark_jobs.identity)

@@ -1,0 +1,221 @@
+"""The command line of the training scripts: flags, and the job that they name."""
+
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from absl import flags
+from ml_collections import config_flags
+
+from tfamp import functions
+from tfamp.commands import app, benchmark_jobs, jobs
+from tfamp.measuring import batch_size, processes, training_steps
+from tfamp.runs import base_config, distribution, run_files
+
+_TINY = 16  # Largest batch of a run of seconds.
+# What goes with --find_batch_size.
+_OF_SEARCH = ("memory_limit_mb", "max_batch_size", "effective_batch")
+
+
+def define_flags(default_config: str | None) -> None:
+    """Defines the flags of a training script.
+
+    Args:
+      default_config: Path of the default configuration; must work offline. None: the
+        command line must name one.
+    """
+    app.define_config(default_config)
+    flags.DEFINE_string(
+        "workdir", None, "Folder of the run; default: runs/NAME-HASH of the settings."
+    )
+    flags.DEFINE_string("data_dir", "", "Folder of prepared (TFDS) or local data.")
+    flags.DEFINE_string("manual_dir", "", "Folder of a TFDS data set's original files.")
+    flags.DEFINE_enum(
+        "job",
+        "compare",
+        [*jobs.JOBS, *jobs.ON_RUNS, *benchmark_jobs.JOBS],
+        "compare: train in float32 and the mixed mode; train: in one mode; evaluate, "
+        "predict and export: use the model that a run in --workdir has trained; "
+        "train_benchmark and inference_benchmark: time steps on synthetic data.",
+    )
+    flags.DEFINE_string(
+        "input", "", "Rows for --job=predict: a .csv, .tsv or .jsonl file."
+    )
+    flags.DEFINE_string(
+        "output", "", "Result of --job=predict and export; default: in --workdir."
+    )
+    flags.DEFINE_string(
+        "precision", "float32", "Compute dtype of the SavedModel of --job=export."
+    )
+    flags.DEFINE_integer("seeds", 1, "Number of seeds to compare over.", lower_bound=1)
+    flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
+    flags.DEFINE_bool("overwrite", False, "Delete the run in --workdir first.")
+    flags.DEFINE_integer(
+        "numerics",
+        None,
+        "Steps between measurements by tfamp.NumericsMonitor of underflow and "
+        "overflow in 16 bits; written to the folder `numerics` of each run.",
+        lower_bound=1,
+    )
+    benchmark_jobs.define()
+    _define_search()
+    app.show_in_help(__name__, benchmark_jobs.__name__)
+
+
+def _define_search():
+    """Defines --find_batch_size, and what goes with it."""
+    flags.DEFINE_bool(
+        "find_batch_size",
+        False,
+        "Find the largest batch size that fits into memory, in float32 and in the "
+        "mixed mode, instead of running a job. Each trial is a separate process.",
+    )
+    flags.DEFINE_integer(
+        "memory_limit_mb",
+        None,
+        "Memory limit in MiB: of the first GPU, or of the process without a GPU. "
+        "Default: all GPU memory, or most of the available host memory.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "max_batch_size",
+        batch_size.Settings().max_batch_size,
+        "Largest batch size to try.",
+        lower_bound=training_steps.MULTIPLE,
+    )
+    flags.DEFINE_integer(
+        "effective_batch",
+        None,
+        "Examples per weight update: find the largest micro-batch that fits, and how "
+        "many of them to accumulate.",
+        lower_bound=1,
+    )
+
+
+def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
+    """Parses the flags, runs the job, and exits with 1 and one line on an error.
+
+    Args:
+      main: Function of the command line; default: `run_flags`.
+    """
+    app.run(main or (lambda argv: run_flags()))
+
+
+def run_flags() -> None:
+    """Runs the job that the flags describe and prints what it returns."""
+    values = flags.FLAGS
+    job, asked = _find_job(values)
+    if job in jobs.ON_RUNS.values():  # The run's own settings count.
+        folder = values.workdir or app.default_workdir(_resolve(values), "train")
+        folder = pathlib.Path(folder)
+        print(job.run(_settings_of(values, folder), folder, asked))
+        return
+    config = _resolve(values)
+    strategy = distribution.create(config)  # Before anything uses TensorFlow.
+    named = job.identity(config, asked)
+    workdir = pathlib.Path(values.workdir or app.default_workdir(named, values.job))
+    if values.overwrite:
+        # A model under a strategy is built by all workers, or waits for the others.
+        if any(distribution.exchange(strategy, int(workdir.exists()))):
+            job.check(config, asked)
+            distribution.wait(strategy)
+            if distribution.is_chief(strategy):
+                run_files.delete_run(workdir)
+        distribution.wait(strategy)
+    app.say(f"working directory: {workdir}")
+    text = job.run(config, workdir, asked)
+    if distribution.is_chief(strategy):
+        print(text)
+
+
+def _resolve(values):
+    """Returns the configuration with all that the flags say."""
+    config = values.config
+    if config is None:
+        expected = "--config=FILE, or a name as in `tfamp train cnn/digits`"
+        if values.job in jobs.ON_RUNS:
+            expected += ", or --workdir=FOLDER of a run"
+        raise ValueError(
+            f"No configuration. Received: no --config. Expected: {expected}."
+        )
+    config.task = functions.name_of(config.task)  # A file by its whole path.
+    if values.tiny:
+        config = base_config.apply_tiny(config)
+        config.update_from_flattened_dict(_given())  # Flags win.
+    with config.unlocked():
+        # Part of the run's identity, wherever it resumes.
+        config.data_dir = _absolute(values.data_dir)
+        config.manual_dir = _absolute(values.manual_dir)
+    if config.manual_dir and not tf.io.gfile.isdir(config.manual_dir):
+        raise ValueError(f"No such folder: --manual_dir={config.manual_dir}.")
+    if values.numerics is not None:
+        config.precision.numerics = values.numerics
+    base_config.validate(config)
+    return config
+
+
+def _given():
+    """Returns what the command line sets in the configuration; {} without one."""
+    flag = flags.FLAGS["config"]
+    return {} if flag.value is None else config_flags.get_override_values(flag)
+
+
+def _absolute(path):
+    """Returns a folder that means the same elsewhere, as gs://bucket does."""
+    return path if "://" in path else path and os.path.abspath(path)
+
+
+def _settings_of(values, folder):
+    """Returns the settings of the run in a folder.
+
+    Raises:
+      RunError: If the command line sets what would have been another training.
+    """
+    config = run_files.read_config(folder)
+    with config.unlocked(), config.ignore_type():
+        config.update_from_flattened_dict(_given())
+        run_files.open_folder(config, folder)
+        for name in ("data_dir", "manual_dir"):  # Data may have been moved.
+            config[name] = _absolute(values[name].value) or config[name]
+    return config
+
+
+def _find_job(values):
+    """Returns the job that the flags name, and what else they ask of it."""
+    search, name = values.find_batch_size, "" if values.find_batch_size else values.job
+    timed = benchmark_jobs.JOBS
+    for wanted, owner, others in (
+        (search, "--find_batch_size", _OF_SEARCH),
+        (name, "a command without --find_batch_size", ("job",)),
+        (name in timed, f"--job={' and --job='.join(timed)}", benchmark_jobs.FLAGS),
+        (name == "compare", "--job=compare", ("seeds",)),
+        (name == "predict", "--job=predict", ("input",)),
+        (name in ("predict", "export"), "--job=predict and --job=export", ("output",)),
+        (name == "export", "--job=export", ("precision",)),
+        (name not in jobs.ON_RUNS, "a job that trains or measures", ("overwrite",)),
+    ):
+        given = [f"--{other}" for other in others if flags.FLAGS[other].present]
+        if given and not wanted:
+            given = ", ".join(given)
+            raise ValueError(f"{given} belongs to {owner}. Received: {given}.")
+    if search:
+        return jobs.SEARCH, _search_settings(values.tiny)
+    if name in timed:
+        return jobs.TIMED, benchmark_jobs.settings(name, values.tiny)
+    return (
+        (jobs.ON_RUNS[name], values)
+        if name in jobs.ON_RUNS
+        else (jobs.JOBS[name], values.seeds)
+    )
+
+
+def _search_settings(tiny):
+    """What the flags ask of the search; a largest batch that was given counts."""
+    limit, largest, whole = (flags.FLAGS[name] for name in _OF_SEARCH)
+    small = tiny and not largest.present
+    return batch_size.Settings(
+        limit=limit.value and limit.value * processes.MIB,
+        effective_batch=whole.value,
+        max_batch_size=_TINY if small else largest.value,
+    )

@@ -1,0 +1,162 @@
+"""Time to accuracy: seconds of training until the validation score is at a target.
+
+A faster step is worth nothing if more steps are needed. So each mode trains from the
+same seeds, on the same data in the same order, and the time is taken until the
+validation score first reaches the target.
+"""
+
+import pathlib
+import statistics as numbers
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import config_dict
+
+from tfamp.measuring import cells, statistics
+from tfamp.runs import compare, run_files, trainer
+
+_MARGIN = 1e-6  # A score is a float32; it may miss the target by its rounding.
+_SHARE = 0.5  # Of the seeds; a ratio of fewer says more of luck than of the mode.
+
+
+class Run(NamedTuple):
+    """One run.
+
+    Attributes:
+      points: (seconds, validation score) after each epoch.
+      reached: Seconds to the target; None if it was missed.
+      test_score: Of the selected weights.
+      failed: Why there is nothing; "" if there is.
+    """
+
+    points: tuple[tuple[float, float], ...] = ()
+    reached: float | None = None
+    test_score: float | None = None
+    failed: str = ""
+
+
+class Row(NamedTuple):
+    """A mode's runs over all seeds.
+
+    Attributes:
+      task, mode, target: What was trained up to which score.
+      seeds, reached: How many runs there were, and how many reached it.
+      seconds: Median of the time to the target; None if none did.
+      ratio: The base's time over this mode's, of the seeds that reached it in both.
+      test_score: Mean over the runs.
+      points: {seed: (seconds, score) after each epoch}.
+      failed: Why the first run that failed did; "" if none.
+      base: The first of `cells.BASES` that was run to the target; "" if none was.
+    """
+
+    task: str
+    mode: str
+    target: float
+    seeds: int
+    reached: int
+    seconds: float | None
+    ratio: statistics.Estimate | None
+    test_score: float | None
+    points: dict[int, tuple[tuple[float, float], ...]]
+    failed: str = ""
+    base: str = ""
+
+
+def plan(config) -> dict[tuple[str, str, int], config_dict.ConfigDict]:
+    """Returns the runs in the order to make them: {(task, mode, seed): configuration}.
+
+    All modes of a seed come before the next seed, and each seed begins with another:
+    an interrupted benchmark has whole pairs, and no mode is always the first.
+
+    Args:
+      config: The configuration of the benchmark.
+
+    Raises:
+      ValueError: If a mode is not supported on this host.
+    """
+    runs = {}
+    for name, each in config.time_to_accuracy.items():
+        chosen, _ = compare.mixed_mode(each.config.precision.mode)
+        modes = each.modes or (*cells.plain_modes(), chosen)
+        for number in range(each.seeds):
+            seed, first = each.config.seed + number, number % len(modes)
+            for mode in (*modes[first:], *modes[:first]):
+                runs[name, mode, seed] = cells.with_mode(each.config, mode, seed)
+    return runs
+
+
+def train(plain: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Makes one run in this process; returns its score over time.
+
+    Args:
+      plain: The run's configuration as dicts.
+      folder: The run's folder.
+    """
+    config = config_dict.ConfigDict(plain)
+    result = trainer.train_and_evaluate(config, folder)
+    rows = run_files.read_metrics(pathlib.Path(folder), "epoch")
+    name = next(name for name in result.scores if f"val_{name}" in rows[0])
+    return {
+        "points": [(row["seconds"], row[f"val_{name}"]) for row in rows],
+        "metric": name,
+        "lower": name in result.errors,
+        "test_score": result.scores[name],
+    }
+
+
+def read(found: Mapping[str, Any], target: float) -> Run:
+    """Returns a run, and when it reached the target.
+
+    Args:
+      found: From `train`.
+      target: The score to reach.
+    """
+    sign = -1 if found["lower"] else 1
+    points = tuple((seconds, score) for seconds, score in found["points"])
+    reached = (
+        seconds
+        for seconds, score in points
+        if score is not None and sign * (score - target) >= -_MARGIN * target
+    )
+    return Run(points, next(reached, None), found["test_score"])
+
+
+def summarize(
+    task: str, runs: Mapping[str, Mapping[int, Run]], target: float
+) -> list[Row]:
+    """Returns a row for each mode.
+
+    Seeds that did not reach the target in both are left out of the ratio. They are the
+    slow ones, and a mode that loses them looks faster than it is: `reached` counts
+    those left, and there is no ratio if less than half of the seeds are left.
+
+    Args:
+      task: Name of the task.
+      runs: {mode: {seed: run}}.
+      target: The score to reach.
+
+    References:
+      Coleman et al., "DAWNBench: An End-to-End Deep Learning Benchmark and
+      Competition", NIPS ML Systems Workshop, 2017.
+    """
+    times = {
+        mode: {seed: run.reached for seed, run in own.items() if run.reached}
+        for mode, own in runs.items()
+    }
+    rows, base = [], next((mode for mode in cells.BASES if times.get(mode)), "")
+    for mode, own in runs.items():
+        ratio = statistics.ratio(times[mode], times.get(base, {}))
+        enough = ratio is not None and ratio.repeats >= _SHARE * len(own)
+        scores = [run.test_score for run in own.values() if run.test_score is not None]
+        rows.append(
+            Row(
+                *(task, mode, target, len(own), len(times[mode])),
+                seconds=numbers.median(times[mode].values()) if times[mode] else None,
+                ratio=ratio if enough and mode != base else None,
+                test_score=numbers.fmean(scores) if scores else None,
+                points={seed: run.points for seed, run in own.items()},
+                failed=next((run.failed for run in own.values() if run.failed), ""),
+                base=base,
+            )
+        )
+    return rows

@@ -1,0 +1,295 @@
+"""Finds the largest batch size of each precision mode that fits into memory.
+
+Each trial is a separate process that takes training steps: it may run out of memory,
+be ended by Linux or crash, and nothing of that reaches the process that asks.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from absl import logging
+from ml_collections import config_dict
+
+from tfamp import checks, errors, tables
+from tfamp.diagnostics import doctor
+from tfamp.measuring import processes, training_steps, trials, workloads
+from tfamp.runs import run_files
+
+SCHEMA_VERSION = 3
+_MULTIPLE = training_steps.MULTIPLE
+TOLERANCE = 0.03  # Two runs of a process differ by as much.
+
+
+class Settings(NamedTuple):
+    """Arguments of `find_batch_size`; see there. `limit` is in bytes."""
+
+    modes: tuple[str, ...] = ()
+    limit: int | None = None
+    effective_batch: int | None = None
+    max_batch_size: int = 2**16
+    steps: int = 2
+
+
+class BatchSizes(NamedTuple):
+    """The largest batch sizes as plain data.
+
+    Attributes:
+      name: Name of the configuration or function.
+      unit: What a batch holds: "sequences", "images", "rows", "examples".
+      limit: The memory that the batch must fit into, as text.
+      sizes: A dict for each mode, float32 first if it was searched: mode; batch_size
+        (the largest that fits); accumulation_steps (batches of one update of the
+        weights); failing (the smallest found not to fit; None if the largest allowed
+        fits); ratio (over float32's; None without); peak_bytes (of batch_size); trials
+        (dicts of batch_size, peak_bytes and reason).
+      notes: Lines on the model, the mode and the machine.
+    """
+
+    name: str
+    unit: str
+    limit: str
+    sizes: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what `batch_sizes.json` holds."""
+        return {"schema_version": SCHEMA_VERSION, **self._asdict()}
+
+    def to_text(self) -> str:
+        """Returns the table and the notes."""
+        rows = [
+            {
+                "mode": size["mode"],
+                f"largest batch ({self.unit})": str(size["batch_size"]),
+                "accumulation steps": str(size["accumulation_steps"]),
+                "does not fit": str(size["failing"] or "-"),
+                "over float32": f"{size['ratio']:.2f}" if size["ratio"] else "-",
+                "peak memory": processes.mib(size["peak_bytes"]),
+                "trials": str(len(size["trials"])),
+            }
+            for size in self.sizes
+        ]
+        notes = [f"- {note}" for note in (self.limit, *self.notes)]
+        return "\n".join([tables.of_dicts(rows), "", *notes])
+
+    __str__ = to_text
+
+    def to_markdown(self) -> str:
+        """Returns `report.md`."""
+        return f"# {self.name}: largest batch size\n\n{self.to_text()}\n"
+
+
+def find_batch_size(
+    workload: str | Callable[..., Any] | config_dict.ConfigDict,
+    limit: str | int | None = None,
+    *,
+    modes: Sequence[str] | None = None,
+    effective_batch: int | None = None,
+    max_batch_size: int = Settings._field_defaults["max_batch_size"],
+    steps: int = Settings._field_defaults["steps"],
+    workdir: str | os.PathLike | None = None,
+    report: Callable[[str], object] = logging.info,
+) -> BatchSizes:
+    """Finds the largest batch size of each mode whose training steps fit into memory.
+
+    Batch sizes are multiples of 8, for Tensor Cores. They are doubled until one does
+    not fit, then bisected. Steps are those of `fit` on one device, with loss scaling
+    and XLA as the model is compiled. A trial does not fit if its process exceeds the
+    limit of host memory, is ended by Linux, or cannot allocate.
+
+    ```python
+    def build(batch_size):
+        model = keras.Sequential([keras.layers.Dense(1024), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        data = tf.data.Dataset.from_tensors((tf.zeros((256,)), tf.zeros((1,))))
+        return model, data.repeat().batch(batch_size)
+
+    print(tfamp.find_batch_size("my_script:build", limit="2GiB"))
+    ```
+
+    Args:
+      workload: A function with an argument `batch_size` that returns a compiled model
+        and a dataset of batches, or its name, "module:function" or "file.py:function".
+        Or a configuration from `configs/`, for which synthetic batches are made.
+      limit: Memory limit of a process, "2GiB" or a number of bytes. It applies to the
+        first GPU, or without a GPU to host memory, programs included. None: all memory
+        of the GPU, or 80 % of the available host memory.
+      modes: Precision modes; None: float32 and the mixed mode for this hardware.
+      effective_batch: Examples of one update of the weights. The result is then the
+        largest divisor that fits, with `gradient_accumulation_steps` for the rest.
+      max_batch_size: Largest batch size to try.
+      steps: Updates of the weights in a trial.
+      workdir: Folder for `batch_sizes.json`, `report.md` and the trials, which a second
+        call on the same machine does not repeat. None: nothing is kept.
+      report: Function called with a line on each trial.
+
+    Returns:
+      A `BatchSizes`; `print` shows its table.
+
+    Raises:
+      DataError: If the preset is missing or malformed.
+      RunError: If not even the smallest fits, if a trial fails for another reason than
+        memory, or if the folder cannot be written or holds anything but this search.
+      ValueError: If a setting is invalid, or there is no such function.
+    """
+    asked = Settings(
+        *(tuple(modes or ()), processes.parse_size(limit), effective_batch),
+        *(max_batch_size, steps),
+    )
+    workload = workloads.named(workload)
+    modes = plan(workload, asked)
+    shared = training_steps.identity(workload, asked.steps)
+    with run_files.benchmark_folder(shared, workdir) as folder:
+        memory, words = processes.limits(asked.limit)
+        machine = doctor.describe()
+        made = _Search(shared, asked, memory, trials.Trials(folder, machine), report)
+        for mode in modes:
+            made.search(mode)
+        rule = (
+            f"divisors of {effective_batch}, bisected"
+            if effective_batch
+            else f"multiples of {_MULTIPLE} (Tensor Cores), doubled, then bisected to "
+            f"{_MULTIPLE} or {TOLERANCE:.0%}"
+        )
+        notes = [
+            made.figures["description"],
+            "" if asked.modes else training_steps.mixed_mode(shared)[1],
+            f"a batch fits if a separate process takes {asked.steps} training steps of "
+            f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
+            "a margin",
+            f"{machine.device}; TensorFlow {machine.facts['tensorflow']}",
+        ]
+        found = BatchSizes(
+            name=shared.name,
+            unit=made.figures["unit"],
+            limit=words,
+            sizes=tuple(made.sizes),
+            notes=tuple(filter(None, notes)),
+        )
+        run_files.write_text(folder / "report.md", found.to_markdown())
+        text = json.dumps(found.to_dict(), indent=2)
+        run_files.write_text(folder / "batch_sizes.json", text)
+    return found
+
+
+def plan(workload: config_dict.ConfigDict, asked: Settings) -> tuple[str, ...]:
+    """Returns the modes that are searched.
+
+    Args:
+      workload: As for `training_steps.identity`.
+      asked: What to search for.
+
+    Raises:
+      DataError: If the preset is missing or malformed.
+      ValueError: If a setting is invalid.
+    """
+    checks.check_count("max_batch_size", asked.max_batch_size, smallest=_MULTIPLE)
+    checks.check_count("steps", asked.steps)
+    if asked.effective_batch is not None:
+        checks.check_count("effective_batch", asked.effective_batch)
+    processes.limits(asked.limit)
+    modes = asked.modes or ("float32", training_steps.mixed_mode(workload)[0])
+    training_steps.check(workload, modes)
+    return modes
+
+
+def search(
+    fits: Callable[[int], bool], sizes: Sequence[int], start: int, tolerance: float
+) -> tuple[int, int | None]:
+    """Searches for the largest batch size that fits: doubles its place, then bisects.
+
+    Args:
+      fits: Whether a batch size fits; that of a larger one implies a smaller one's.
+      sizes: Those that may be tried, ascending.
+      start: Place of the first that is tried; of the last one if there are fewer.
+      tolerance: Share of a size by which the next larger one need not be distinguished.
+
+    Returns:
+      (the largest that fits, 0 if none does; the smallest that was found not to fit,
+      None if the largest allowed fits).
+    """
+    low, high, place = -1, len(sizes), min(start, len(sizes) - 1)
+    while high - low > 1:
+        low, high = (place, high) if fits(sizes[place]) else (low, place)
+        if high == len(sizes):
+            place = min(2 * place + 1, high - 1)
+            continue
+        place = (low + high) // 2
+        if low >= 0 and sizes[high] - sizes[low] <= tolerance * sizes[low]:
+            break
+    return sizes[low] if low >= 0 else 0, sizes[high] if high < len(sizes) else None
+
+
+class _Search:
+    """The searches of one call.
+
+    Attributes:
+      sizes: What was found; see `BatchSizes`.
+      figures: Of the last trial that fitted; see `training_steps.train`.
+    """
+
+    def __init__(self, workload, asked, memory, kept, report):
+        self.workload, self.asked, self.memory = workload, asked, memory
+        self.kept, self.report = kept, report
+        self.sizes, self.figures = [], {}
+
+    def search(self, mode):
+        """Searches for one mode; the other modes' size is a good start."""
+        tried: list[dict[str, Any]] = []
+
+        def fits(size):
+            tried.append(self._try(mode, size))
+            return not tried[-1]["reason"]
+
+        if whole := self.asked.effective_batch:
+            sizes = [size for size in range(1, whole + 1) if whole % size == 0]
+            largest, failing = search(fits, sizes, len(sizes), 0.0)
+        else:
+            sizes = range(_MULTIPLE, self.asked.max_batch_size + 1, _MULTIPLE)
+            start = max((each["batch_size"] for each in self.sizes), default=_MULTIPLE)
+            largest, failing = search(fits, sizes, start // _MULTIPLE - 1, TOLERANCE)
+        if not largest:
+            raise errors.RunError(
+                f"Even the smallest batch size tried, {failing}, does not fit in "
+                f"{mode}. Received: {tried[-1]['reason']}. Expected more memory or a "
+                "smaller model."
+            )
+        base = next((each for each in self.sizes if each["mode"] == "float32"), None)
+        comparable = base and base["failing"] and failing
+        peaks = {trial["batch_size"]: trial["peak_bytes"] for trial in tried}
+        self.sizes.append(
+            {
+                "mode": mode,
+                "batch_size": largest,
+                "accumulation_steps": self._accumulation(largest),
+                "failing": failing,
+                "ratio": largest / base["batch_size"] if comparable else None,
+                "peak_bytes": peaks[largest],
+                "trials": tried,
+            }
+        )
+
+    def _accumulation(self, size):
+        if whole := self.asked.effective_batch:
+            return whole // size
+        optimizer = self.workload.get("optimizer")
+        return optimizer.accumulation_steps if optimizer else 1
+
+    def _try(self, mode, size):
+        """Takes the steps of one batch size, and reports it."""
+        asked = {"mode": mode}, size, self._accumulation(size)
+        asked = training_steps.variant(self.workload, *asked)
+        outcome = training_steps.take(self.kept, asked, self.asked.steps, self.memory)
+        found = outcome.value
+        peak, reason = found["peak_bytes"], found["lack"]
+        # There may have been more of it; and a peak can be too short to be seen.
+        for kind, most in self.memory._asdict().items():
+            if most and not reason and (found[f"{kind}_bytes"] or 0) > most:
+                reason = processes.over(found[f"{kind}_bytes"], most)
+        told = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
+        before = " (tried before)" if outcome.before else ""
+        self.report(f"{mode}, batch {size}{before}: {told}")
+        self.figures = self.figures if reason else found
+        return {"batch_size": size, "peak_bytes": peak, "reason": reason}

@@ -1,0 +1,188 @@
+"""Measures one cell, in the process that was started for it."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from ml_collections import config_dict
+
+from tfamp.measuring import cells, processes, workloads
+from tfamp.precision import control, policy
+from tfamp.runs import tasks, trainer
+
+# Outputs kept to tell the modes apart: enough for an error, small in a file.
+_KEPT = 1024
+
+
+def measure(
+    plain: Mapping[str, Any],
+    cell: cells.Cell,
+    job: str,
+    seed: int,
+    steps: int,
+    warmup: int,
+) -> dict[str, Any]:
+    """Times the steps of `fit` or `predict`, their results read back.
+
+    Args:
+      plain: The cell's task as dicts; see `cells.get_task`.
+      cell: The cell.
+      job: "train" or "inference".
+      seed: Of the first weights and, for a configuration, of the batches.
+      steps: Steps that are timed, each of them a whole window of accumulation.
+      warmup: Steps before them, the first one included.
+
+    Returns:
+      Plain data:
+        seconds: of each timed step;
+        examples: of a step;
+        first_step_seconds: of the first step, tracing and compilation included;
+        losses: of all steps; None where not finite;
+        outputs: of inference, up to 1024 numbers of the first timed step;
+        skipped_steps, loss_scale: None without loss scaling;
+        host_bytes: peak memory of the process, less what it held before the model;
+        device_bytes: the same of the first GPU; None without;
+        xla, tensor_float_32, note: what was in force;
+        unit, description, parameters.
+    """
+    task, before = config_dict.ConfigDict(plain), processes.peak_host()
+    with _in_force(task, cell, seed) as note:
+        keras.utils.set_random_seed(seed)
+        count = warmup + steps
+        workload = _workload(task, cell, job, seed, count)
+        model = workload.model
+        window = _window(model) if job == "train" else 1
+        watch = _Stopwatch()
+        quiet = {"verbose": 0, "callbacks": [watch]}
+        if job == "train":
+            every = count * window
+            model.fit(workload.batches, steps_per_epoch=every, shuffle=False, **quiet)
+        else:
+            model.predict(workload.batches, steps=count, **quiet)
+        told, tf32 = note(), policy.read().tensor_float_32
+    return {
+        **_figures(watch, window, warmup),
+        "examples": workload.examples * window,
+        **_scaling(model, count),
+        "host_bytes": processes.peak_host() - before,
+        "device_bytes": processes.peak_device(),
+        "xla": bool(model.jit_compile),
+        "tensor_float_32": tf32,
+        "note": told,
+        "unit": workload.unit,
+        "description": workload.description,
+        "parameters": model.count_params(),
+    }
+
+
+def _figures(watch, window, warmup):
+    """What the stopwatch saw, of whole windows."""
+    seconds, losses = (
+        [sum(each[i : i + window]) for i in range(0, len(each), window)]
+        for each in (watch.seconds, watch.losses)
+    )
+    return {
+        "seconds": seconds[warmup:],
+        "first_step_seconds": seconds[0],
+        "losses": [loss / window if math.isfinite(loss) else None for loss in losses],
+        "outputs": watch.outputs[warmup] if watch.outputs else None,
+    }
+
+
+@contextlib.contextmanager
+def _in_force(task, cell, seed) -> Iterator[Any]:
+    """The cell's precision; yields a function that describes it after the steps."""
+    mode, rewrite = cells.VARIANTS[cell.mode]
+    if cell.framework == "keras":
+        with policy.policy_scope(mode):
+            yield lambda: "plain Keras: its policy set by hand, its own loss scaling"
+        return
+    with contextlib.ExitStack() as stack:
+        if task.config is not None:
+            config = cells.config_of(task, cell, seed)
+            stack.enter_context(trainer.enabled(config.precision))
+        else:
+            asked = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
+            # In every mode, so that what differs is precision.
+            stack.enter_context(control.enabled(mode, fused_kernels=True, **asked))
+
+        def note():
+            status = control.status()
+            kernels = status.fused_kernels
+            fused = "" if kernels == "off" else f"fused kernels: {kernels}"
+            told = [status.reason, status.graph_rewrite if rewrite else "", fused]
+            return "; ".join(filter(None, told))
+
+        yield note
+
+
+def _workload(task, cell, job, seed, steps) -> workloads.Workload:
+    """The model, compiled, and its batches."""
+    if task.config is None:
+        sizes = {
+            name: getattr(cell, name) for name in ("batch_size", "sequence_length")
+        }
+        asked = {name: size for name, size in sizes.items() if size is not None}
+        arguments = {**task.arguments.to_dict(), **asked}
+        return workloads.from_function(task.function, arguments, cell.jit)
+    config = cells.config_of(task, cell, seed)
+    if job == "train":
+        return workloads.from_config(config, steps)
+    source = tasks.synthetic(config)
+    model = source.build_model()  # Without the optimizer's memory.
+    jit = config.jit_compile
+    model.compile(jit_compile="auto" if jit is None else jit)
+    return workloads.Workload(
+        model, source.batches, source.unit, source.description, cell.batch_size
+    )
+
+
+def _window(model):
+    """Batches of an update of the weights: only a whole window of them has one."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return optimizer.gradient_accumulation_steps or 1
+
+
+class _Stopwatch(keras.callbacks.Callback):
+    """Times each batch; Keras has read its logs before, so that a GPU is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.losses, self.outputs, self._start = [], [], [], 0.0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.reset_metrics()  # The loss is a running mean: of this step alone.
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        loss = float((logs or {})["loss"])
+        self.seconds.append(time.perf_counter() - self._start)
+        self.losses.append(loss)
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        self._start = time.perf_counter()
+
+    def on_predict_batch_end(self, batch, logs=None):
+        found = [np.ravel(x) for x in keras.tree.flatten((logs or {})["outputs"])]
+        self.seconds.append(time.perf_counter() - self._start)
+        kept = np.concatenate(found)[:_KEPT].astype("float64")
+        self.outputs.append([x if math.isfinite(x) else None for x in kept.tolist()])
+
+
+def _scaling(model, steps):
+    """Skipped steps and the loss scale; Keras' own loss scaling counts no steps."""
+    optimizer = model.optimizer
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return {"skipped_steps": None, "loss_scale": None}
+    counted = getattr(optimizer, "skipped_steps", None)
+    if counted is not None:
+        skipped = int(counted)
+    else:
+        inner = optimizer.inner_optimizer
+        window = inner.gradient_accumulation_steps
+        skipped = None if window else steps - int(inner.iterations)
+    return {"skipped_steps": skipped, "loss_scale": float(optimizer.dynamic_scale)}

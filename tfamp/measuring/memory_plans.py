@@ -1,0 +1,364 @@
+"""Finds what makes a model's training fit into memory, at the least cost."""
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+from absl import logging
+from ml_collections import config_dict
+
+from tfamp import checks, errors, tables
+from tfamp.diagnostics import doctor
+from tfamp.facts import hardware
+from tfamp.inspect import structure
+from tfamp.measuring import processes, training_steps, trials, workloads
+from tfamp.runs import run_files
+from tfamp.storage import account
+
+# What an option must free to be kept in the next ones, of all that float32 holds: each
+# brings programs of its own.
+_FREES = 0.01
+
+
+class MemoryPlan(NamedTuple):
+    """What makes a training step fit, as plain data; `print` it.
+
+    Attributes:
+      name: Name of the configuration or function.
+      limit: The memory that a step must fit into, as text.
+      options: A dict for each option, in the order in which they were tried; each has
+        those before it that free enough: option (what is new); keywords (of `enable`);
+        batch_size (of one part); accumulation_steps (parts of one update of the
+        weights); predicted_bytes; measured_bytes and time_ratio (over float32's), None
+        where no step was taken; exceeded, whether a trial was ended by the limit.
+      chosen: The option that fits; None if none does.
+      notes: Lines on the machine, and on what is short.
+    """
+
+    name: str
+    limit: str
+    options: tuple[dict[str, Any], ...]
+    chosen: dict[str, Any] | None
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"schema_version": 1, **self._asdict()}
+
+    def to_text(self) -> str:
+        """Returns the table, the choice and the notes."""
+        rows = []
+        for each in self.options:
+            measured, ratio = each["measured_bytes"], each["time_ratio"]
+            none = "over the limit" if each["exceeded"] else "-"
+            rows.append(
+                {
+                    "option": each["option"],
+                    "predicted": processes.mib(each["predicted_bytes"]),
+                    "measured": processes.mib(measured) if measured else none,
+                    "time over float32": f"{ratio:.2f}" if ratio else "-",
+                    "chosen": "yes" if each is self.chosen else "",
+                }
+            )
+        lines = [tables.of_dicts(rows), "", *(f"- {x}" for x in self._lines())]
+        return "\n".join(lines)
+
+    __str__ = to_text
+
+    def _lines(self):
+        yield f"limit: {self.limit}"
+        if self.chosen is not None:
+            given = {k: v for k, v in self.chosen["keywords"].items() if k != "mode"}
+            texts = [json.dumps(self.chosen["keywords"]["mode"])]
+            texts += [f"{key}={json.dumps(value)}" for key, value in given.items()]
+            parts, size = self.chosen["accumulation_steps"], self.chosen["batch_size"]
+            how = f"  # Batches of {size}"
+            how += f", gradient_accumulation_steps={parts}" if parts > 1 else ""
+            yield f"`tfamp.enable({', '.join(texts)}){how}`"
+        yield from self.notes
+
+
+def fit_memory(
+    workload: str | Callable[..., Any] | config_dict.ConfigDict,
+    limit: str | int | None = None,
+    *,
+    batch_size: int | None = None,
+    steps: int = 3,
+    workdir: str | os.PathLike | None = None,
+    report: Callable[[str], object] = logging.info,
+) -> MemoryPlan:
+    """Finds the cheapest settings with which a training step fits into memory.
+
+    These measures are added in order until a step fits: the 16-bit mode for this
+    hardware (with attention in linear memory), recomputing half of the blocks in the
+    backward pass, recomputing all of them, optimizer slots in bfloat16, slots in 8
+    bits, gradient accumulation over parts of the batch, and weights in bfloat16. One
+    that frees less than 1 % of what float32 holds is left out of the next plans, and
+    one that the optimizer refuses is not tried. If nothing fits, accumulation alone is
+    tried in both modes, since other measures bring programs of their own.
+
+    `tfamp.memory` predicts the memory of each. Both modes, and plans that are predicted
+    to fit, are measured in separate processes; a plan's ends if it exceeds the limit.
+
+    Args:
+      workload: As in `find_batch_size`: a function with an argument `batch_size` that
+        returns a compiled model and a dataset of batches, or its name; or a
+        configuration.
+      limit: As in `find_batch_size`: "2GiB" or a number of bytes, programs included.
+      batch_size: Examples of an update of the weights; None: the configuration's.
+      steps: Updates that are measured.
+      workdir: Folder for the trials, which a second call on the same machine does not
+        repeat. None: nothing is kept.
+      report: Function called with a line on each measurement.
+
+    Returns:
+      A `MemoryPlan`; `print` shows its table, and keywords of `enable` to paste.
+
+    Raises:
+      RunError: If a trial fails for another reason than memory, or if the folder cannot
+        be written or holds anything but such trials of this workload.
+      ValueError: If a setting is invalid, or there is no such function.
+
+    Example:
+      print(tfamp.fit_memory("my_script:build", limit="2GiB", batch_size=64))
+    """
+    workload = workloads.named(workload)
+    size = workload.get("batch_size") if batch_size is None else batch_size
+    checks.check_count("batch_size", size)
+    checks.check_count("steps", steps)
+    memory, words = processes.limits(processes.parse_size(limit))
+    mixed, _ = training_steps.mixed_mode(workload)
+    training_steps.check(workload, ("float32", mixed))
+    shared = training_steps.identity(workload, steps)
+    with run_files.benchmark_folder(shared, workdir) as folder:
+        kept = trials.Trials(folder, doctor.describe())
+        made = _Plans(shared, size, mixed, kept, steps, memory, report)
+        made.make()
+    return MemoryPlan(
+        shared.name, words, tuple(made.options), made.chosen, tuple(made.notes())
+    )
+
+
+class _Plans:
+    """The options of one call, and the first that fits.
+
+    Attributes:
+      options: Those of `MemoryPlan`.
+      chosen: The one that fits; None if none does.
+    """
+
+    def __init__(self, workload, size, mixed, kept, steps, memory, report):
+        self.workload, self.size, self.mixed = workload, size, mixed
+        self.kept, self.steps, self.report = kept, steps, report
+        self.memory, (self.free, _) = memory, processes.limits(None)
+        gpu = any(device.kind == "GPU" for device in hardware.read_devices())
+        self.most = (memory.device or math.inf) if gpu else memory.host
+        self.options, self.chosen = [], None
+        self.others: dict[str, float] = {}  # Mode -> what a step in it held besides.
+        self.seconds: dict[str, float] = {}
+
+    def make(self):
+        """Measures both modes, then what is predicted to fit, until one does."""
+        modes = [
+            _option(mode, {"mode": mode}, self.size, 1)
+            for mode in ("float32", self.mixed)
+        ]
+        self.chosen = next((x for x in modes if self._fits(x, self.free)), None)
+        held = modes[0]["measured_bytes"]
+        options = self._predict(_predict, self.size, self.mixed, held)
+        self.others = _others(modes, options)
+        self.options = [*modes, *options[2:]]
+        self._choose(options[2:])
+        if self.chosen is None and min(self.others.values()) < self.most:
+            tried = [_given(each) for each in self.options]
+            parts = self._predict(_predict_parts, self.size, self.mixed)
+            parts = [each for each in parts if _given(each) not in tried]
+            self.options += parts
+            self._choose(parts)
+        for each in self.options:
+            if {"float32", each["option"]} <= self.seconds.keys():
+                ratio = self.seconds[each["option"]] / self.seconds["float32"]
+                each["time_ratio"] = ratio
+
+    def _choose(self, options):
+        for each in options:
+            each["predicted_bytes"] += self.others[each["keywords"]["mode"]]
+        likely = (each for each in options if each["predicted_bytes"] <= self.most)
+        self.chosen = self.chosen or next(filter(self._fits, likely), None)
+
+    def _fits(self, option, memory=None):
+        asked = training_steps.variant(self.workload, *_given(option))
+        given = self.kept, asked, self.steps, memory or self.memory
+        outcome = training_steps.take(*given)
+        found = outcome.value
+        if found["lack"]:
+            option["exceeded"] = True
+        else:
+            option["measured_bytes"] = found["peak_bytes"]
+            self.seconds[option["option"]] = found["seconds"]
+        before = " (tried before)" if outcome.before else ""
+        told = found["lack"] or processes.mib(option["measured_bytes"])
+        self.report(f"{option['option']}{before}: {told}")
+        return not found["lack"] and option["measured_bytes"] <= self.most
+
+    def _predict(self, function, *given):
+        def work():
+            done = processes.call(function, self.workload, *given)
+            return done._replace(value={"options": done.value})
+
+        name = f"{function.__name__.removeprefix('_')}-batch{self.size}"
+        own = trials.fingerprint(self.workload.get("function", ""))
+        outcome = self.kept.take(name, work, given=list(given), function=own)
+        if outcome.failure:
+            raise errors.RunError(f"A prediction failed. Received: {outcome.failure}")
+        return outcome.value["options"]
+
+    def notes(self):
+        """Lines on the figures, and on what is short."""
+        more = ", plus what else a measured step in that mode held"
+        yield f"predicted: by `tfamp.memory`{more if any(self.others.values()) else ''}"
+        if self.chosen is None:
+            yield f"nothing fits: {_short(self.options, self.most)}"
+
+
+def _others(modes, predicted):
+    """Returns what a step in each mode held besides: programs, and libraries' own.
+
+    Predicts the modes, too. One that was not measured is taken to hold what the one
+    before it does.
+    """
+    others, extra = {}, 0
+    for each, made in zip(modes, predicted, strict=False):
+        if held := each["measured_bytes"]:
+            extra = held - made["predicted_bytes"]
+        each["predicted_bytes"] = made["predicted_bytes"] + extra
+        others[each["option"]] = extra
+    return others
+
+
+def _short(options, most):
+    """Returns what is short with the option that holds least, as text."""
+    least = min(options, key=_held)
+    known = "holds" if least["measured_bytes"] else "is predicted to hold"
+    text = f"{least['option']!r} {known} {processes.mib(_held(least))}"
+    if _held(least) > most:
+        return f"{text}, {processes.mib(_held(least) - most)} more than available"
+    return f"{text}, and exceeded the limit when it was tried"
+
+
+def _held(option):
+    return option["measured_bytes"] or option["predicted_bytes"]
+
+
+def _option(option, keywords, size, count):
+    """Returns an option of a `MemoryPlan`, not yet predicted."""
+    return {
+        "option": option,
+        "keywords": keywords,
+        "batch_size": size // count,
+        "accumulation_steps": count,
+        "predicted_bytes": 0,
+        "measured_bytes": None,
+        "time_ratio": None,
+        "exceeded": False,
+    }
+
+
+def _given(option):
+    """Returns what a trial is given of an option."""
+    return tuple(option[x] for x in ("keywords", "batch_size", "accumulation_steps"))
+
+
+def _predict_bytes(workload, option):
+    """Predicts an option in this process; returns its model's blocks, too."""
+    keras.utils.clear_session()  # Names of layers are counted.
+    asked = training_steps.variant(workload, *_given(option))
+    with training_steps.built(asked, 1) as made:
+        held, own = account.measured(made.model, next(iter(made.batches)))
+        option["predicted_bytes"] = held.total
+        return option, _blocks(made.model, own)
+
+
+def _predict(workload, size, mixed, held):
+    """Returns float32 and the options after it, in a process of its own.
+
+    Args:
+      workload: As `training_steps.identity` returns it.
+      size: Examples of an update of the weights.
+      mixed: The 16-bit mode.
+      held: What a step in float32 holds in all, in bytes; None if it is not known.
+    """
+    options, kept = [], ({}, 1)
+    least, frees = math.inf, 0.0
+
+    def add(option, count=None, **more):
+        nonlocal kept, least
+        keywords, count = {**kept[0], **more}, count or kept[1]
+        made, blocks = _predict_bytes(workload, _option(option, keywords, size, count))
+        options.append(made)
+        if made["predicted_bytes"] <= least - frees:
+            kept, least = (keywords, count), made["predicted_bytes"]
+        return blocks
+
+    add("float32", mode="float32")
+    frees = _FREES * (held or least)
+    blocks = add(mixed, mode=mixed)
+    for several in sorted({len(blocks) // 2, len(blocks)} - {0}):
+        numbered = (re.sub(r"\d+$", r"\\d+", path) for path in blocks)
+        whole = several == len(blocks)
+        again = [*dict.fromkeys(numbered if whole else blocks[:several])]
+        add(f"remat of {several} of {len(blocks)} blocks", remat=again)
+    refused = contextlib.suppress(ValueError)  # By the optimizer.
+    for state in ("bfloat16", "8bit"):
+        with refused:
+            add(f"slots of {state}", optimizer_state=state)
+    for parts in _parts(size):
+        add(f"{parts} parts of a batch", parts)
+    if mixed == "mixed_bfloat16":
+        with refused:
+            add("weights of bfloat16", mode=mixed, weights="bfloat16")
+    return options
+
+
+def _predict_parts(workload, size, mixed):
+    """Returns the options of accumulation alone, in a process of its own."""
+    return [
+        _predict_bytes(
+            workload, _option(f"{mode}, {count} parts", {"mode": mode}, size, count)
+        )[0]
+        for mode in (mixed, "float32")
+        for count in _parts(size)
+    ]
+
+
+def _parts(size):
+    return [count for count in (2, 4, 8, 16) if size % count == 0]
+
+
+def _blocks(model, own):
+    """Returns patterns of layers with others in them, each of at most half of it all.
+
+    Args:
+      model: A model.
+      own: Layer -> its activations.
+    """
+
+    def share(layer):
+        return sum(own.get(place.layer, 0) for place in structure.walk(layer))
+
+    places = {id(place.layer): place for place in structure.walk(model)}
+    found, queue = [], structure.children(model)
+    while queue:
+        layer = queue.pop(0)
+        if not (inner := structure.children(layer)):
+            continue
+        if 0 < share(layer) <= sum(own.values()) / 2:
+            found.append(re.escape(places[id(layer)].path))
+        else:
+            queue += inner
+    return found

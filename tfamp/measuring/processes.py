@@ -1,0 +1,353 @@
+"""Fresh processes: forked off a server that has the imports, under a limit of memory.
+
+What measures must find no memory, switch or traced function of another: a process for
+each call. The server imports TensorFlow and never starts it, so that what is forked off
+is as new as a fresh interpreter, without the seconds of its imports.
+
+A process is held to its limit by its resident memory, as a container is by Linux.
+`RLIMIT_DATA` and `RLIMIT_AS` would not do: where an allocation fails, TensorFlow 2.21
+often crashes on a CPU with nothing said.
+"""
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pathlib
+import re
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfamp import checks, errors
+from tfamp.facts import hardware, switches, xla_flags
+
+MIB = 2**20
+TIME_LIMIT = 3600  # Seconds; compilation can take many minutes.
+# Of what the host has available: the rest is for what others take meanwhile.
+SHARE = 0.8
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DUMP = 300  # Seconds.
+_PAUSE = 0.005  # Seconds; between two looks a step can take some tens of MiB.
+_KILLED = "killed (SIGKILL), as Linux does with a process when memory runs out"
+# How a process' last words tell that memory ran out, and what of them is shown.
+_SIGNS = (
+    r"^killed \(SIGKILL\).*",
+    r"OOM when allocating tensor.*? by allocator \w+",
+    r"Out of memory while trying to allocate [\d.]+ ?\w+",  # XLA.
+    # A full disk, or too many files, are errors of the same name.
+    r"^ResourceExhaustedError: (?!.*(No space left|Too many open files|quota)).*",
+    r"RESOURCE_EXHAUSTED.*",
+    # 1 is `dnnl_out_of_memory` of oneDNN's `dnnl_status_t`.
+    r"received an exception: ?Status: ?1\b[^\[]*",
+    r"std::bad_alloc",
+    r"^\w*MemoryError\b.*",  # Python's, NumPy's, and that of `_watch`.
+    r"CUDA_ERROR_OUT_OF_MEMORY.*",
+    r"Dst tensor is not initialized.*",  # A copy to a GPU without room for it.
+    r"failed to allocate the scratch space.*",  # cuDNN's.
+    r"Failed to allocate \d+ bytes.*",
+    r"(CUDNN|CUBLAS)_STATUS_ALLOC_FAILED.*",
+)
+# What a crash prints below its reason.
+_FRAME = re.compile(r"\s*($|@|\*\*\*|PC:)")
+
+
+class Memory(NamedTuple):
+    """What a process may hold.
+
+    Attributes:
+      host: Bytes of resident memory, programs included; None: no limit.
+      device: Bytes of the first GPU; None: all, or there is none.
+    """
+
+    host: int | None = None
+    device: int | None = None
+
+
+class Outcome(NamedTuple):
+    """How a call ended.
+
+    Attributes:
+      value: What the function returned; None where it failed.
+      failure: Why it failed, in a line; "" if it did not.
+      before: Whether it was not called now, and a file had the value; see `trials`.
+    """
+
+    value: Any
+    failure: str = ""
+    before: bool = False
+
+    @property
+    def lack(self) -> str:
+        """The part of `failure` that reports a lack of memory; "" if none does."""
+        for sign in _SIGNS:
+            if found := re.search(sign, self.failure):
+                return found.group().strip()[:200]
+        return ""
+
+
+def call(
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout: float = TIME_LIMIT,
+    memory: Memory = Memory(),  # noqa: B008 (immutable)
+    preload: Sequence[str] = (),
+) -> Outcome:
+    """Calls a function in a separate process, which ends with this one.
+
+    Args:
+      function: Of a module; what it returns, and its arguments, can be pickled.
+      *arguments: Its arguments.
+      timeout: Seconds.
+      memory: What the process may hold.
+      preload: Modules that the server imports beside the function's, if they are
+        installed; those of the first call count.
+
+    Returns:
+      An `Outcome`: whatever happens in the process is no error here.
+
+    Raises:
+      RuntimeError: In a process of `call` itself.
+    """
+    if multiprocessing.parent_process() is not None:
+        raise RuntimeError(
+            "This process was started to measure something, and would start others "
+            'endlessly. Put the call below `if __name__ == "__main__":`.'
+        )
+    context = _context((__name__, function.__module__, *preload))
+    # It calls `enable` itself, or is to be stock Keras.
+    environment = one_gpu(os.environ) | xla_flags.users()
+    with tempfile.TemporaryDirectory() as folder:
+        words = pathlib.Path(folder, "words")
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_serve,
+            args=(sender, words, memory, environment, function, arguments),
+        )
+        try:
+            with _without_main():
+                process.start()
+            sender.close()
+            ended = receiver.poll(timeout)
+            with contextlib.suppress(EOFError):
+                if ended:
+                    return Outcome(*receiver.recv())
+            # A crash may write its memory to a disk first.
+            process.join(_DUMP if ended else 0)
+            if process.exitcode is None:
+                return Outcome(None, f"ended after {timeout:.0f} s without a result")
+            text = words.read_text(errors="replace") if words.exists() else ""
+            return Outcome(None, reason(process.exitcode, text))
+        finally:
+            receiver.close()
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def _context(preload):
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")  # Windows.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    return context
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Has `multiprocessing` not run the user's script again in the new process."""
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
+
+
+def one_gpu(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns what a process of `call` has in its environment besides.
+
+    One GPU, the first of those that are visible here, of which it takes what it needs:
+    TensorFlow would reserve the memory of all.
+
+    Args:
+      environment: That of this process; what it says of memory holds.
+    """
+    return {
+        _VISIBLE: environment.get(_VISIBLE, "0").split(",")[0],
+        switches.GROWTH: environment.get(switches.GROWTH, "true"),
+    }
+
+
+def _serve(sender, words, memory, environment, function, arguments):
+    """Calls the function and sends what came of it."""
+    switches.set_environ(environment)  # TensorFlow has not looked for GPUs yet.
+    with contextlib.suppress(OSError, ValueError):  # Nobody would read it.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    file = os.open(words, os.O_WRONLY | os.O_CREAT)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    with contextlib.suppress(OSError):
+        # Where memory runs out Linux is to end this process, not the one that waits.
+        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+    gpus = tf.config.list_physical_devices("GPU")
+    if memory.device is not None and gpus:
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory.device // MIB)
+        tf.config.set_logical_device_configuration(gpus[0], [limit])
+    threading.Thread(target=_watch, args=(memory.host,), daemon=True).start()
+    try:
+        sender.send((function(*arguments), ""))
+    except Exception as error:  # Whatever it is becomes the reason.
+        sender.send((None, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+    # At once: TensorFlow 2.21's XLA, out of memory, crashes where it is taken down.
+    os._exit(0)
+
+
+def _watch(limit):
+    """Ends this process when the one that asked ends, or where it exceeds its limit."""
+    import psutil
+
+    parent = multiprocessing.parent_process()
+    own, waiting = psutil.Process(), [parent.sentinel] if parent else []
+    while not multiprocessing.connection.wait(waiting, _PAUSE if limit else None):
+        held = own.memory_info().rss
+        if limit and held > limit:
+            # Not through `sys.stderr`, which another thread may have locked.
+            os.write(2, f"\nMemoryError: {over(held, limit)}\n".encode())
+            break
+    os._exit(1)  # At once: the next allocation is on its way.
+
+
+def over(held: int, limit: int) -> str:
+    """Returns the message for a process that exceeds its limit, both in bytes."""
+    return f"{mib(held)} resident, the limit is {mib(limit)}"
+
+
+def mib(count: float) -> str:
+    """Returns a number of bytes in MiB as text."""
+    return f"{count / MIB:,.0f} MiB"
+
+
+def reason(code: int, words: str) -> str:
+    """Returns why a process ended without figures, in a line.
+
+    Args:
+      code: Its exit code; below 0 the number of a signal.
+      words: What it wrote to standard error.
+    """
+    lines = [line for line in words.splitlines() if not _FRAME.match(line)]
+    last = lines[-1].strip() if lines else "no reason was reported"
+    if code >= 0:
+        return last
+    name = signal.Signals(-code).name
+    return _KILLED if name == "SIGKILL" else f"ended by {name}: {last}"
+
+
+# ---- Memory ----
+
+
+def available() -> int:
+    """Returns how many bytes a process may still take without harm to others.
+
+    The least of what the host has available, and what the control group of this process
+    (a container's, say) has left, files in memory that can be dropped not counted.
+    """
+    import psutil
+
+    return min([psutil.virtual_memory().available, *_left_to_group()])
+
+
+def _left_to_group(root=pathlib.Path("/sys/fs/cgroup")) -> list[int]:
+    """What a container leaves; psutil 7 knows the host alone."""
+    try:
+        limit, used = (
+            int((root / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        stat = dict(map(str.split, (root / "memory.stat").read_text().splitlines()))
+    except (OSError, ValueError):  # No container, or a limit of "max".
+        return []
+    return [max(0, limit - used + int(stat["inactive_file"]))]
+
+
+def parse_size(size: str | int | None) -> int | None:
+    """Returns bytes: of "2GiB", "800 MiB", "1.5GB", or of a number.
+
+    Raises:
+      ValueError: If it is none of these.
+    """
+    if size is None or checks.is_integer(size) and size > 0:
+        return size
+    units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+    units |= {f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?i?)b?", str(size).lower())
+    if not found or found[2] not in units or not float(found[1]):
+        raise ValueError(
+            f"`limit` must be an amount of memory. Received: limit={size!r}. Expected "
+            "for example '2GiB', '800MiB', or a number of bytes."
+        )
+    return int(float(found[1]) * units[found[2]])
+
+
+def limits(asked: int | None) -> tuple[Memory, str]:
+    """Returns what a process may hold on this host, and the limit as text.
+
+    Args:
+      asked: Of a process, in bytes: of the first GPU where there is one, else of the
+        host. None: all of the GPU, or `SHARE` of what the host has available.
+
+    Raises:
+      RunError: If a limit of the shell makes allocations fail.
+      ValueError: If that is more than the host can spare.
+    """
+    _check_allocations()
+    spare = available()
+    share = int(SHARE * spare)
+    shared = f"{SHARE:.0%} of the {mib(spare)} available at the start"
+    text = f"{mib(asked)}, as requested" if asked else ""
+    if any(device.kind == "GPU" for device in hardware.read_devices()):
+        return Memory(share, asked), f"memory of the GPU: {text or 'all'}"
+    if asked and asked > share:
+        raise ValueError(
+            "The limit is more than this host can spare. Received: a limit of "
+            f"{mib(asked)}. Expected at most {mib(share)}, {shared}."
+        )
+    text = text or f"{mib(share)}, {shared}"
+    return Memory(asked or share), f"memory of the CPU: {text}"
+
+
+def _check_allocations():
+    kinds = {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}
+    for flag, kind in kinds.items():
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            raise errors.RunError(
+                "TensorFlow crashes at this limit without an error message. Received: "
+                f"`ulimit {flag} {limit // 1024}`. Expected `ulimit {flag} unlimited`, "
+                "and tfamp's own limit instead."
+            )
+
+
+def peak_host() -> int:
+    """Returns the peak resident memory of this process, in bytes.
+
+    `getrusage` would not do: Linux starts it from what the parent process had.
+    """
+    status = pathlib.Path("/proc/self/status")
+    found = status.exists() and re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
+    if found:
+        return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_device() -> int | None:
+    """Returns the peak memory that TensorFlow took of the first GPU, in bytes."""
+    if not tf.config.list_physical_devices("GPU"):
+        return None
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"]

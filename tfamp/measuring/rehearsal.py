@@ -1,0 +1,291 @@
+"""`rehearse`: what a mode would do on another device, before that is rented."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+from absl import logging
+from ml_collections import config_dict
+
+from tfamp import checks, errors, tables
+from tfamp.diagnostics import audit, doctor
+from tfamp.facts import hardware
+from tfamp.facts import modes as known
+from tfamp.measuring import processes, training_steps, trials, workloads
+from tfamp.numerics import compare, search
+from tfamp.runs import plots, run_files
+from tfamp.storage import account
+
+MEASURED, EMULATED, COMPUTED = "measured", "emulated", "computed"
+_MODES = ("mixed_bfloat16", "mixed_float16", "float8")
+_WORST, _SEED = 3, 0
+_ABOVE = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 3}
+_ABOVE |= {"fontsize": "small"}
+
+
+class Rehearsal(NamedTuple):
+    """How a model behaves in several modes, and how a device supports them; `print` it.
+
+    Attributes:
+      name: Name of the configuration or function.
+      device: The device's name.
+      batch_size: Examples in a batch.
+      steps: Training steps that were taken in each mode.
+      modes: A dict for each mode, float32 first: mode; format (the one that decides its
+        speed); fast (whether the device has it in hardware) and why; how ("measured" if
+        this host computes in that format natively, else "emulated"); losses of the
+        steps; skipped_steps; output_error (of the model, against float32) and worst
+        (paths of the layers that make the largest errors themselves); overrides (that
+        `search_precision` found); memory (bytes of a step by kind); formats (share of
+        the multiplications by format); fast_share; failures ({part: message}).
+      notes: Lines on how the figures came about.
+    """
+
+    name: str
+    device: str
+    batch_size: int
+    steps: int
+    modes: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"schema_version": 1, **self._asdict()}
+
+    def to_markdown(self) -> str:
+        """Returns a page: the table, what to paste, and the notes."""
+        rows = [self._row(each) for each in self.modes]
+        lines = [f"# {self.name} rehearsed for {self.device}", ""]
+        lines += [tables.of_dicts(rows), ""]
+        for each in self.modes:
+            lines += [f"- {text}" for text in self._advice(each)]
+        return "\n".join([*lines, *(f"- {note}" for note in self.notes)])
+
+    __str__ = to_markdown
+
+    def _row(self, each):
+        def cell(key, text, how):
+            value = each.get(key)
+            return "-" if value is None else f"{text(value)} ({how})"
+
+        how = each["how"]
+        size = cell("memory", lambda x: processes.mib(sum(x.values())), COMPUTED)
+        return {
+            "mode": each["mode"],
+            f"loss after {self.steps} steps": cell(
+                "losses", lambda x: f"{x[-1]:.4g}", how
+            ),
+            "skipped": cell("skipped_steps", str, how),
+            "error of outputs": cell("output_error", tables.number, how),
+            "layers to keep": cell("overrides", lambda x: str(len(x)), how),
+            "memory of a step": size,
+            "fast multiplications": cell("fast_share", "{:.0%}".format, COMPUTED),
+        }
+
+    def _advice(self, each):
+        for part, message in each["failures"].items():
+            yield f"{each['mode']}: {part} failed: {message}"
+        if each is self.modes[0]:
+            return
+        if each["format"] not in each.get("formats", each["format"]):
+            yield f"{each['mode']}: no layer computes in {each['format']}."
+        speed = "fast there" if each["fast"] else "not fast there"
+        yield f"{each['mode']}: {each['format']} is {speed}: {each['reason']}."
+        if each.get("worst"):
+            yield f"{each['mode']}: largest errors in {', '.join(each['worst'])}."
+        if (found := each.get("overrides")) is not None:
+            more = f", overrides={found!r}" if found else ""
+            yield f"{each['mode']}: `tfamp.enable({each['mode']!r}{more})`"
+
+    def figure(self) -> Any:
+        """Returns a matplotlib figure: losses, errors, memory and shares of formats."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11, 7), layout="constrained")
+        losses, errors_, memory, shares = figure.subplots(2, 2).flat
+        names = [each["mode"] for each in self.modes]
+        for each, line in zip(self.modes, plots.STYLES, strict=False):
+            label = f"{each['mode']} ({each['how']})"
+            losses.plot(each.get("losses") or [], linestyle=line, label=label)
+        losses.set(xlabel="step", ylabel="loss")
+        losses.legend(**_ABOVE)
+        found = [each.get("output_error") or 0.0 for each in self.modes]
+        drawn = errors_.barh(names, found, color="gray")
+        errors_.bar_label(drawn, [tables.number(x) for x in found], padding=3)
+        errors_.set_xlabel("error of outputs against float32")
+        errors_.locator_params(axis="x", nbins=5)
+        _stack(memory, names, [x.get("memory") or {} for x in self.modes], 2**20)
+        memory.set_xlabel(f"MiB of a step ({COMPUTED})")
+        _stack(shares, names, [x.get("formats") or {} for x in self.modes], 0.01)
+        shares.set_xlabel(f"% of the multiplications by format ({COMPUTED})")
+        for axes in (errors_, memory, shares):
+            axes.invert_yaxis()
+            axes.margins(x=0.25)
+        figure.suptitle(f"{self.name} for {self.device}")
+        return figure
+
+
+def _stack(axes, names, parts, unit):
+    """Draws bars of several parts; the parts have the same gray in each."""
+    kinds = dict.fromkeys(kind for each in parts for kind in each)
+    left = [0.0] * len(names)
+    for number, kind in enumerate(kinds):
+        widths = [each.get(kind, 0) / unit for each in parts]
+        gray = f"{0.25 + 0.65 * number / max(1, len(kinds) - 1):.2f}"
+        axes.barh(names, widths, left=left, color=gray, edgecolor="black", label=kind)
+        left = [x + y for x, y in zip(left, widths, strict=True)]
+    axes.legend(**_ABOVE)
+
+
+def rehearse(
+    workload: str | Callable[..., Any] | config_dict.ConfigDict,
+    batch_size: int | None = None,
+    *,
+    device: str | hardware.DeviceDescription = "h100",
+    modes: str | Sequence[str] = _MODES,
+    steps: int = 20,
+    seconds: float = 60.0,
+    report: Callable[[str], object] = logging.info,
+) -> Rehearsal:
+    """Tries modes for another device here: do they run, are they right, do they fit.
+
+    Each mode trains some steps in its own process, with the plan that `enable` would
+    have on that device. What this host does not compute natively is emulated: its
+    numbers are those of the format, its time is not, so that no times are reported.
+    Then `compare_precision`, `search_precision`, `memory` and `audit` look at the
+    trained model.
+
+    Args:
+      workload: As of `find_batch_size`: a function with an argument `batch_size` that
+        returns a compiled model and a dataset of batches, or its name; or a
+        configuration.
+      batch_size: Examples in a batch; None: the configuration's.
+      device: A key of the table of devices, such as "h100", or a `DeviceDescription`.
+      modes: Modes to try beside float32, or one.
+      steps: Training steps in each mode.
+      seconds: Time of `search_precision` in each mode.
+      report: Function that is called with a line about each mode.
+
+    Returns:
+      A `Rehearsal`; `print` shows its page.
+
+    Raises:
+      RunError: If the model and its batches cannot be made in float32.
+      ValueError: If a setting makes no sense, or there is no such function or device.
+
+    Example:
+      print(tfamp.rehearse("my_script:build", 32, device="h100"))
+    """
+    found = hardware.find_device(device)
+    checks.check_count("steps", steps)
+    checks.check_real("seconds", seconds)
+    tried = "float32", *([modes] if isinstance(modes, str) else modes)
+    names = dict.fromkeys(known.get_mode(x).name for x in tried)
+    workload = workloads.named(workload)
+    size = workload.get("batch_size") if batch_size is None else batch_size
+    checks.check_count("batch_size", size)
+    shared = training_steps.identity(workload, steps)
+    rows = []
+    with run_files.benchmark_folder(shared, None) as folder:
+        kept = trials.Trials(folder, doctor.describe())
+        for mode in names:
+            given = shared, mode, size, steps, seconds, found
+            rows.append({**_support(mode, found), **_take(kept, given, bool(rows))})
+            failed = ", ".join(rows[-1]["failures"])
+            report(f"{mode}: {f'{failed} failed' if failed else 'done'}")
+    notes = (
+        f"{MEASURED}: computed in that format by this host; {EMULATED}: the numbers of "
+        f"the format, by other hardware; {COMPUTED}: from a trace and the device's "
+        "table. Times are not predicted.",
+        f"memory of a step: by `tfamp.memory` for {size} examples; a device's programs "
+        "and libraries come on top.",
+    )
+    return Rehearsal(shared.name, found.label, size, steps, tuple(rows), notes)
+
+
+def _support(mode, device):
+    """Returns the fields of a mode that need no model."""
+    fastest = known.get_mode(mode).fastest_format
+    here = hardware.format_support(fastest, hardware.read_devices())
+    there = hardware.describe_support(device)[fastest]
+    native = here.fast or fastest == "float32"
+    return {
+        **{"mode": mode, "format": fastest, "fast": there.fast},
+        **{"reason": there.reason, "how": MEASURED if native else EMULATED},
+    }
+
+
+def _take(kept, given, optional):
+    """Returns the other fields, of a process of its own; float32's must not fail."""
+    _, mode, *_, seconds, _ = given
+    timeout = processes.TIME_LIMIT + seconds
+    done = kept.take(
+        f"rehearse-{mode}", lambda: processes.call(_rehearse, *given, timeout=timeout)
+    )
+    if done.failure and not (optional or done.lack):
+        raise errors.RunError(f"float32 cannot be tried. Received: {done.failure}")
+    return done.value or {"failures": {"training": done.failure}}
+
+
+def _rehearse(workload, mode, size, steps, seconds, device):
+    """Returns the fields of a mode that need its model, in a process of its own."""
+    asked = training_steps.variant(workload, {"mode": mode}, size)
+    row: dict[str, Any] = {"failures": {}}
+    keras.utils.set_random_seed(_SEED)  # The same weights in each mode.
+    with contextlib.ExitStack() as scope:
+        scope.enter_context(hardware.simulated(device))
+        made = scope.enter_context(training_steps.built(asked, 4 * steps))
+        batches = [*made.batches.take(4)]
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(batches[0])
+        pairs = [keras.utils.unpack_x_y_sample_weight(each)[:2] for each in batches]
+
+        def train():
+            fit = {"epochs": steps, "steps_per_epoch": 1, "shuffle": False}
+            found = made.model.fit(made.batches, **fit, verbose=0)
+            row["losses"] = [float(loss) for loss in found.history["loss"]]
+            row["skipped_steps"] = _skipped(made.model.optimizer)
+
+        def hold():
+            held = account.memory(made.model, batches[0])
+            row["memory"] = {kind: getattr(held, kind) for kind in account.KINDS}
+
+        def multiply():
+            found = audit.audit(made.model, inputs=x, device=device)
+            support = hardware.describe_support(device)
+            row["formats"] = found.formats
+            fast = [n for name, n in found.formats.items() if support[name].fast]
+            row["fast_share"] = sum(fast)
+
+        def compare_with_float32():
+            given = {} if y is None else {"targets": y}
+            found = compare.compare_precision(made.model, x, mode, **given)
+            ordered = sorted(found.rows, key=lambda each: -each.local_error)
+            row["output_error"] = found.rows[-1].accumulated_error
+            row["worst"] = [each.name for each in ordered[:_WORST]]
+
+        def find_overrides():
+            given = pairs if y is not None else [inputs for inputs, _ in pairs]
+            loss = made.model.loss if y is not None else None
+            found = search.search_precision(
+                *(made.model, given, mode), seconds=seconds, loss=loss
+            )
+            row["overrides"] = dict(found.overrides)
+
+        parts = [("training", train), ("memory", hold), ("the audit", multiply)]
+        if mode != "float32":
+            parts += [("the comparison", compare_with_float32)]
+            parts += [("the search", find_overrides)]
+        for name, part in parts:
+            try:
+                part()
+            except Exception as error:  # Code of the user's model may raise anything.
+                row["failures"][name] = f"{type(error).__name__}: {error}".split("\n")[
+                    0
+                ]
+    return row
+
+
+def _skipped(optimizer):
+    skipped = getattr(optimizer, "skipped_steps", None)
+    return None if skipped is None else int(keras.ops.convert_to_numpy(skipped))

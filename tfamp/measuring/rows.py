@@ -1,0 +1,160 @@
+"""A row of a benchmark: what came of one cell over its repeats, beside the base."""
+
+import statistics as numbers
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfamp.measuring import cells, statistics
+
+PERCENTILES = (50, 90, 95, 99, 100)
+
+
+class Row(NamedTuple):
+    """What came of one cell over its repeats.
+
+    Attributes:
+      cell: The cell.
+      failed: Why there is nothing else; "" if there is.
+      repeats: How many processes measured it.
+      examples: In a step.
+      step_ms: Lower quartile, median and upper quartile of all timed steps.
+      latency_ms: Of the same: "average" and percentiles, "90 %" for one.
+      rate: Examples a second: of the median step (of inference: of all timed steps
+        together, as NVIDIA's DeepLearningExamples count), median over the repeats.
+      first_step_seconds: Tracing and compilation included; median.
+      host_bytes, device_bytes: Peak memory, the largest of the repeats.
+      loss: Mean over the timed steps of all repeats; None for inference.
+      skipped_steps, loss_scale: None without loss scaling.
+      xla, tensor_float_32, note: What was in force.
+      speed_up: Rate over that of the base, repeat by repeat; None without.
+      loss_difference: Relative, from the base over equal steps of equal seeds; None
+        where batches have other sizes, or a loss is not finite.
+      output_error: Inference: largest difference of an output from the base's, relative
+        to the largest output.
+      base: The cell that it is compared with, of `cells.BASES`; None without.
+    """
+
+    cell: cells.Cell
+    failed: str = ""
+    repeats: int = 0
+    examples: int | None = None
+    step_ms: tuple[float, float, float] | None = None
+    latency_ms: dict[str, float] | None = None
+    rate: float | None = None
+    first_step_seconds: float | None = None
+    host_bytes: int | None = None
+    device_bytes: int | None = None
+    loss: float | None = None
+    skipped_steps: int | None = None
+    loss_scale: float | None = None
+    xla: bool | None = None
+    tensor_float_32: bool | None = None
+    note: str = ""
+    speed_up: statistics.Estimate | None = None
+    loss_difference: statistics.Estimate | None = None
+    output_error: float | None = None
+    base: cells.Cell | None = None
+
+    @property
+    def memory(self) -> int | None:
+        """Peak memory in bytes: of the GPU, if there is one."""
+        return self.host_bytes if self.device_bytes is None else self.device_bytes
+
+    @property
+    def is_base(self) -> bool:
+        """Whether others are compared with it."""
+        return self.base == self.cell
+
+    @property
+    def error(self) -> str:
+        """The error column's text: never nothing beside a speed-up."""
+        if self.is_base:
+            return "the base"
+        if self.output_error is not None:
+            return f"{self.output_error:.2g} of the largest output"
+        if self.loss is None:
+            return "not finite" if self.repeats else "-"
+        found = self.loss_difference
+        if found is None:
+            return "no float32" if self.base is None else "not compared"
+        kind = "" if found.low is None else f", {statistics.judge(found)}"
+        return statistics.percent(found) + kind
+
+
+def make(
+    cell: cells.Cell,
+    known: Mapping[cells.Cell, Mapping[int, Mapping[str, Any]]],
+    config: Any,
+) -> Row:
+    """Returns the row of a cell.
+
+    Args:
+      cell: The cell.
+      known: {cell: {repeat: figures}} of all that have figures.
+      config: The configuration of the benchmark.
+    """
+    found = known[cell]
+    figures = list(found.values())
+    every = np.concatenate([each["seconds"] for each in figures]) * 1e3
+    rates, losses = _rates(found, config.job), _losses(found)
+    whole = bool(losses) and len(losses) == len(found)
+    row = Row(
+        cell,
+        repeats=len(found),
+        examples=figures[0]["examples"],
+        step_ms=tuple(np.percentile(every, (25, 50, 75)).tolist()),
+        latency_ms={"average": float(every.mean())}
+        | {f"{p} %": float(np.percentile(every, p)) for p in PERCENTILES},
+        rate=numbers.median(rates.values()),
+        first_step_seconds=numbers.median(x["first_step_seconds"] for x in figures),
+        host_bytes=_largest(figures, "host_bytes"),
+        device_bytes=_largest(figures, "device_bytes"),
+        loss=numbers.fmean(losses.values()) if whole else None,
+        skipped_steps=_largest(figures, "skipped_steps"),
+        loss_scale=figures[-1]["loss_scale"],
+        xla=figures[0]["xla"],
+        tensor_float_32=figures[0]["tensor_float_32"],
+        note=figures[0]["note"],
+    )
+    if base := cells.base(known, cell, config):
+        over = statistics.ratio(_rates(known[base], config.job), rates)
+        row = row._replace(speed_up=over, base=base)
+    if base and base.batch_size == cell.batch_size:
+        row = row._replace(output_error=_output_error(known[base], found))
+        if whole:
+            apart = statistics.difference(_losses(known[base]), losses)
+            row = row._replace(loss_difference=apart)
+    return row
+
+
+def _rates(found, job):
+    """{repeat: examples a second}."""
+    middle = numbers.fmean if job == "inference" else numbers.median
+    return {k: f["examples"] / middle(f["seconds"]) for k, f in found.items()}
+
+
+def _losses(found):
+    """{repeat: mean loss of the timed steps} of those that are finite throughout."""
+    losses = {k: f["losses"][-len(f["seconds"]) :] for k, f in found.items()}
+    return {
+        k: numbers.fmean(each)
+        for k, each in losses.items()
+        if each and None not in each and None not in found[k]["losses"]
+    }
+
+
+def _output_error(base, found):
+    repeat = min(base.keys() & found.keys(), default=None)
+    if repeat is None:
+        return None
+    expected, outputs = (each[repeat].get("outputs") for each in (base, found))
+    if not expected or not outputs or None in (*expected, *outputs):
+        return None
+    difference = np.abs(np.subtract(outputs, expected)).max()
+    return float(difference / max(np.abs(expected).max(), np.finfo("float32").tiny))
+
+
+def _largest(figures, name):
+    return max((each[name] for each in figures if each[name] is not None), default=None)

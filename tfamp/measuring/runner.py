@@ -1,0 +1,344 @@
+"""Runs the cells of a benchmark, each in a fresh process, and resumes.
+
+The repeats are interleaved: every cell once, then every cell again, so that a machine
+that is busy for a while slows all modes and not one.
+"""
+
+import datetime
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from tfamp import errors
+from tfamp.diagnostics import doctor
+from tfamp.facts import hardware
+from tfamp.measuring import (
+    accuracy,
+    cells,
+    measure,
+    processes,
+    report,
+    torch_peer,
+    trials,
+    workloads,
+)
+from tfamp.measuring.torch_peer import exchange
+from tfamp.runs import run_files
+
+
+def benchmark_model(
+    workload: str | Callable[..., Any],
+    modes: tuple[str, ...] | None = None,
+    *,
+    frameworks: tuple[str, ...] = ("tfamp", "keras"),
+    batch_sizes: tuple[int, ...] = (),
+    repeats: int = 3,
+    steps: int = 20,
+    warmup: int = 10,
+    memory_limit_mb: int | None = None,
+    workdir: str | os.PathLike | None = None,
+    say: Callable[[str], object] = logging.info,
+) -> report.Report:
+    """Measures which precision mode is fastest for a model on this host, and its cost.
+
+    Each cell (mode, batch size) is measured in a fresh process, under
+    `tfamp.enable(mode)`, by the step of `fit`. It yields time, examples a second, peak
+    memory, and the loss over the same number of steps from the same seed. A cell that
+    fails is a row with the reason.
+
+    Args:
+      workload: A function at the top level of a file, or its name: "module:function" or
+        "file.py:function". It returns a compiled Keras model and a `tf.data.Dataset` of
+        batches, and is called in each process. Layers that it creates with an explicit
+        dtype keep it.
+      modes: Precision modes; "rewrite_bfloat16" and "rewrite_float16" for the graph
+        rewrite. None: float32 and those that are fast on this host.
+      frameworks: "tfamp", and "keras" for plain Keras with its dtype policy.
+      batch_sizes: Passed to the function as `batch_size`. Empty: called without.
+      repeats: Processes of each cell; a single one gives no interval.
+      steps: Timed steps of each process.
+      warmup: Steps before them, including the first.
+      memory_limit_mb: Limit of a process in MiB, of GPU memory if there is a GPU, else
+        of host memory.
+      workdir: Folder for `report.html`, `report.md`, `benchmark.json` and the
+        measurements, which a second call does not repeat. None: nothing is kept.
+      say: Function called with a line on each process.
+
+    Returns:
+      A `report.Report`; `print` it.
+
+    Raises:
+      RunError: If the folder cannot be written or holds anything but this benchmark.
+      ValueError: If there is no such function, or a setting is invalid.
+
+    Example:
+      print(tfamp.benchmark_model("my_script:build"))
+    """
+    config = cells.get_config()
+    task = cells.get_task(workload)
+    task.modes, task.frameworks = tuple(modes or ()), tuple(frameworks)
+    task.batch_sizes = tuple(batch_sizes)
+    config.name = name = task.function.rpartition(":")[2]
+    config.tasks[name] = task
+    config.repeats, config.steps, config.warmup = repeats, steps, warmup
+    config.memory_limit_mb = memory_limit_mb
+    return run(config, workdir, say)
+
+
+def run(
+    config,
+    workdir: str | os.PathLike | None,
+    say: Callable[[str], object] = logging.info,
+    command: str = "",
+) -> report.Report:
+    """Measures what is missing, and writes the report.
+
+    What a cell's process measured stays in `cells/`, and is not measured again on the
+    same machine with the same versions and switches. A cell that fails is a row with
+    its reason; the next call tries it again.
+
+    Args:
+      config: The configuration, see `cells.get_config`.
+      workdir: The benchmark's folder; None: nothing is kept.
+      say: Function called with a line on each process.
+      command: The command that a user gave, for the report.
+
+    Returns:
+      A `report.Report`.
+
+    Raises:
+      DataError: If a preset is missing or malformed.
+      RunError: If the folder cannot be written or holds anything but this benchmark.
+      ValueError: If a setting is invalid.
+    """
+    planned = cells.plan(config)
+    runs = accuracy.plan(config)
+    versions, no_torch = _find_torch(config, planned)
+    if no_torch:
+        say(f"without PyTorch: {no_torch}")
+        planned = [cell for cell in planned if cell.framework != "torch"]
+    check(config, planned)
+    shared = cells.identity(config)
+    with run_files.benchmark_folder(shared, workdir) as folder:
+        described = doctor.describe()
+        harness = _Harness(config, folder, described, versions, say)
+        harness.total = config.repeats * len(planned) + len(runs)
+        names = ("Python", "tfamp", "tensorflow", "keras")
+        known = {name: described.facts[name] for name in names}
+        made = report.make(
+            config,
+            *harness.measure(planned),
+            harness.train(runs),
+            {
+                "date": datetime.date.today().isoformat(),
+                "command": command,
+                "commit": _commit(),
+                "machine": described.device,
+                "platform": platform.platform(),
+                "cpu_cores": _cores(),
+                "process_environment": _gpu_environment(),
+                "versions": {**known, **versions},
+            },
+            [f"without PyTorch: {no_torch}"] if no_torch else [],
+        )
+        made.write(folder)
+    return made
+
+
+def _commit():
+    """The commit of this package's checkout; "" where there is none."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=pathlib.Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _gpu_environment():
+    """What the cells' processes have in their environment; "" without a GPU."""
+    if all(device.kind != "GPU" for device in hardware.read_devices()):
+        return ""
+    asked = processes.one_gpu(os.environ)
+    return " ".join(f"{name}={value}" for name, value in asked.items())
+
+
+def _find_torch(config, planned):
+    """Returns PyTorch's versions, and why its cells are left out."""
+    if not any(cell.framework == "torch" for cell in planned):
+        return {}, ""
+    python = config.torch_python or sys.executable
+    versions, why = torch_peer.versions(python)
+    if why and config.torch_python:
+        raise errors.RunError(
+            "The interpreter cannot import PyTorch and transformers. Received: "
+            f"config.torch_python={python!r}: {why}. Leave it empty to measure without "
+            "PyTorch."
+        )
+    return versions, why
+
+
+def check(config, planned) -> None:
+    """Raises what is wrong with a training configuration before anything is timed.
+
+    Args:
+      config: The configuration of the benchmark.
+      planned: Its cells.
+    """
+    first: dict[Any, Any] = {}
+    for cell in planned:
+        task = config.tasks[cell.task]
+        if task.config is not None:
+            made = cells.config_of(task, cell, config.seed)
+            first.setdefault((cell.task, cell.sequence_length), made)
+    if first:
+        workloads.check(first.values())
+
+
+class _Harness:
+    """The trials of one benchmark."""
+
+    def __init__(self, config, folder, described, versions, say):
+        self.config, self.folder, self.say = config, folder, say
+        self.kept, self.peers = trials.Trials(folder, described), versions
+        limit = config.memory_limit_mb
+        self.memory = (
+            processes.limits(limit * processes.MIB)[0] if limit else processes.Memory()
+        )
+        parts = (*config.tasks.values(), *config.time_to_accuracy.values())
+        self.preload = workloads.preload(
+            part.config for part in parts if part.config is not None
+        )
+        self.total, self._number, self._seconds = 0, 0, []
+
+    def measure(self, planned) -> tuple[dict, dict]:
+        """Returns {cell: {repeat: figures}} and {cell: why it failed}."""
+        measured: dict[cells.Cell, dict[int, Any]] = {cell: {} for cell in planned}
+        failures: dict[cells.Cell, str] = {}
+        for repeat in range(self.config.repeats):
+            # Each repeat begins elsewhere: no cell is always the first one.
+            start = repeat * len(planned) // self.config.repeats
+            for cell in (*planned[start:], *planned[:start]):
+                if cell in failures:
+                    self._number += 1
+                    continue
+                figures, why = self._cell(cell, repeat)
+                if figures is None:
+                    failures[cell] = why
+                else:
+                    measured[cell][repeat] = figures
+        return measured, failures
+
+    def _cell(self, cell, repeat):
+        task = self.config.tasks[cell.task]
+        plain, seed = workloads.plain_config(task), self.config.seed + repeat
+        counts = self.config.steps, self.config.warmup
+        torch = cell.framework == "torch"
+
+        def work():
+            if torch:
+                return self._torch(plain, cell, seed, *counts)
+            job = self.config.job
+            return self._call(measure.measure, plain, cell, job, seed, *counts)
+
+        return self._take(
+            f"{self.config.job}-{cell.key}-repeat{repeat}",
+            f"{cell.label}, repeat {repeat + 1}",
+            work,
+            peers=self.peers if torch else {},
+            # It may have changed: its file is part of what was measured.
+            function=trials.fingerprint(task.function),
+        )
+
+    def _call(self, function, *arguments, limited=True):
+        return processes.call(
+            function,
+            *arguments,
+            timeout=self.config.time_limit,
+            memory=self.memory if limited else processes.Memory(),
+            preload=(measure.__name__, accuracy.__name__, *self.preload),
+        )
+
+    def _torch(self, plain, cell, seed, steps, warmup):
+        """The twin in PyTorch, after Keras has written its weights and batches."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "exchange.safetensors")
+            asked = (str(file), plain, cell, seed, warmup + steps)
+            written = self._call(exchange.write, *asked)
+            if written.failure:
+                return written
+            request = {"mode": cell.mode, "exchange": str(file)}
+            request |= {"steps": steps, "warmup": warmup, "threads": _cores()}
+            python = self.config.torch_python or sys.executable
+            return torch_peer.call(python, request, self.config.time_limit)
+
+    def train(self, runs) -> list[accuracy.Row]:
+        """Makes the runs up to an accuracy that there are not; returns their rows."""
+        made: dict[str, dict[str, dict[int, accuracy.Run]]] = {}
+        for (task, mode, seed), config in runs.items():
+            folder = self.folder / "accuracy" / task / mode / f"seed{seed}"
+
+            def work(config=config, folder=folder):
+                # A killed one would add the seconds of two tracings.
+                run_files.delete_run(folder)
+                plain = workloads.plain_config(config)
+                return self._call(accuracy.train, plain, str(folder), limited=False)
+
+            name = f"accuracy-{task}-{mode}-seed{seed}"
+            label = f"{task}: {mode}, time to accuracy, seed {seed}"
+            found, why = self._take(name, label, work)
+            target = self.config.time_to_accuracy[task].target
+            run = accuracy.read(found, target) if found else accuracy.Run(failed=why)
+            made.setdefault(task, {}).setdefault(mode, {})[seed] = run
+        return [
+            row
+            for task, modes in made.items()
+            for row in accuracy.summarize(
+                task, modes, self.config.time_to_accuracy[task].target
+            )
+        ]
+
+    def _take(self, name, label, work, **held) -> tuple[Any, str]:
+        """Returns (figures, "") of a trial, or (None, why it failed)."""
+        self._number += 1
+
+        def begin(before):
+            done = " (measured before)" if before else self._left()
+            self.say(f"{self._number} of {self.total}: {label}{done}")
+
+        start = time.monotonic()
+        outcome = self.kept.take(name, work, begin=begin, **held)
+        if not outcome.before:
+            self._seconds.append(time.monotonic() - start)
+        if outcome.failure:
+            self.say(f"  failed: {outcome.lack or outcome.failure}")
+        return outcome.value, outcome.lack or outcome.failure
+
+    def _left(self):
+        """How long the rest will take, going by what was measured so far."""
+        if not self._seconds:
+            return ""
+        each = sum(self._seconds) / len(self._seconds)
+        minutes = each * (self.total - self._number + 1) / 60
+        return f" (about {max(1, round(minutes))} min left)"
+
+
+def _cores():
+    """Those that this process may use, as TensorFlow counts them: a container's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()

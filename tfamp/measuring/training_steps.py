@@ -1,0 +1,211 @@
+"""A trial of training steps: what a batch size, or a plan for memory, holds at most."""
+
+import contextlib
+import hashlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import config_dict
+
+from tfamp import errors
+from tfamp.measuring import processes, trials, workloads
+from tfamp.precision import control
+from tfamp.runs import base_config, compare, trainer
+
+# Tensor Cores work on multiples of 8; batches between them would gain nothing.
+MULTIPLE = 8
+
+
+class Variant(NamedTuple):
+    """How a workload is trained.
+
+    Attributes:
+      what: Its configuration as dicts, with all that follows; or a function's name.
+      keywords: Of `enable`: "mode", and others.
+      batch_size: Examples of a batch; the function is called with it.
+      accumulation_steps: Batches of an update of the weights.
+    """
+
+    what: dict[str, Any] | str
+    keywords: dict[str, Any]
+    batch_size: int
+    accumulation_steps: int
+
+    @property
+    def key(self) -> str:
+        """The variant as the name of its trial's file."""
+        more = {k: v for k, v in self.keywords.items() if k != "mode"}
+        digest = hashlib.sha256(json.dumps(more, sort_keys=True).encode()).hexdigest()
+        name = f"train-{self.keywords['mode']}-batch{self.batch_size}"
+        name += f"-accumulated{self.accumulation_steps}"
+        return f"{name}-{digest[:8]}" if more else name
+
+
+def variant(workload, keywords: dict[str, Any], size: int, count: int = 1) -> Variant:
+    """Returns a variant of a workload.
+
+    Args:
+      workload: As `identity` returns it.
+      keywords, size, count: The variant's keywords, batch size and accumulation steps.
+    """
+    if "function" in workload:
+        return Variant(workload.function, keywords, size, count)
+    config = config_of(workload, keywords["mode"], size)
+    config.precision.update(keywords)
+    config.optimizer.accumulation_steps = count
+    return Variant(config.to_dict(), keywords, size, count)
+
+
+def config_of(config, mode: str, batch_size: int) -> config_dict.ConfigDict:
+    """Returns a configuration in another mode and with another batch size."""
+    scaling = config.precision.loss_scale.enabled
+    one = compare.config_of(config, mode, config.seed, scaling)
+    one.batch_size = batch_size
+    return one
+
+
+def identity(workload: config_dict.ConfigDict, steps: int) -> config_dict.ConfigDict:
+    """Returns the configuration of a job's folder; it names what its trials share.
+
+    Args:
+      workload: The configuration of the model, or {"function": its name}.
+      steps: Of a trial; other modes, limits and batches go on from there.
+    """
+    if "function" in workload:
+        one = workload.copy_and_resolve_references()
+        one.name = workload.function.rpartition(":")[2]
+    else:
+        one = base_config.settle_rewrite(workload)
+        with one.unlocked():
+            one.batch_size = base_config.get_config().batch_size  # It has no use here.
+            one.float32.batch_size = None
+            one.name = f"{workload.name}-batch-size"
+    with one.unlocked():
+        one.benchmark = {"job": "find_batch_size", "steps": steps}
+    return one
+
+
+def mixed_mode(workload: config_dict.ConfigDict) -> tuple[str, str]:
+    """Returns the mode that is tried beside float32, and a note on the choice."""
+    if "function" in workload:
+        return compare.mixed_mode("auto")
+    precision = base_config.settle_rewrite(workload).precision
+    return compare.mixed_mode(precision.mode, precision.graph_rewrite)
+
+
+def check(workload: config_dict.ConfigDict, modes: Sequence[str]) -> None:
+    """Raises what is wrong with a configuration, in any of the modes."""
+    if "function" not in workload:
+        workloads.validate(workload)
+        workloads.check(config_of(workload, mode, MULTIPLE) for mode in modes)
+
+
+# ---- A trial ----
+
+
+def take(
+    kept: trials.Trials, asked: Variant, steps: int, memory: processes.Memory
+) -> processes.Outcome:
+    """Takes training steps in a fresh process, unless that was done before.
+
+    Args:
+      kept: The job's trials.
+      asked: What is trained.
+      steps: Updates of the weights.
+      memory: What the process may hold.
+
+    Returns:
+      An `Outcome` with the figures of `train`, and "lack": the process' words if it
+      ran out of memory, and then there are no others; else "".
+
+    Raises:
+      RunError: If it fails for another reason.
+    """
+
+    def work():
+        done = processes.call(train, asked, steps, memory=memory)
+        if done.failure and not done.lack:
+            return done
+        figures = done.value or {"peak_bytes": None}
+        return processes.Outcome({**figures, "lack": done.lack, "limits": list(memory)})
+
+    def usable(figures):
+        # A lack of memory says nothing where there was less of it.
+        both = memory, figures.get("limits", memory)
+        now, then = ([each or math.inf for each in limits] for limits in both)
+        return not (figures["lack"] and now > then)
+
+    function = trials.fingerprint(asked.what if isinstance(asked.what, str) else "")
+    outcome = kept.take(asked.key, work, usable=usable, function=function)
+    if outcome.failure:
+        raise errors.RunError(
+            "A trial failed for another reason than memory: "
+            f"{asked.keywords['mode']}, batch {asked.batch_size}. Received: "
+            f"{outcome.failure}"
+        )
+    return outcome
+
+
+def train(asked: Variant, steps: int) -> dict[str, Any]:
+    """Takes training steps in this process.
+
+    Args:
+      asked: What is trained.
+      steps: Updates of the weights.
+
+    Returns:
+      Its peaks in bytes ("peak_bytes" of the GPU, where there is one), "seconds" of an
+      update after the first, the unit and the model's description.
+
+    Raises:
+      TypeError: If the function returns anything but a compiled model and batches of
+        that size.
+    """
+    with built(asked, steps) as made:
+        fit = {"steps_per_epoch": asked.accumulation_steps}
+        seconds = []
+        for _ in range(steps):
+            begun = time.perf_counter()
+            made.model.fit(made.batches, **fit, shuffle=False, verbose=0)
+            seconds.append(time.perf_counter() - begun)
+    host, device = processes.peak_host(), processes.peak_device()
+    return {
+        "host_bytes": host,
+        "device_bytes": device,
+        "peak_bytes": host if device is None else device,
+        "seconds": statistics.median(seconds[1:] or seconds),
+        "unit": made.unit,
+        "description": f"{made.description}; {made.model.count_params():,} parameters",
+    }
+
+
+@contextlib.contextmanager
+def built(asked: Variant, steps: int) -> Iterator[workloads.Workload]:
+    """Scopes the precision of a trial, and yields its model and batches.
+
+    Args:
+      asked: What is trained.
+      steps: Updates of the weights that there will be.
+    """
+    if not isinstance(asked.what, str):
+        config = config_dict.ConfigDict(asked.what)
+        with trainer.enabled(config.precision):
+            yield workloads.from_config(config, steps)
+        return
+    with control.enabled(**asked.keywords):
+        size, count = asked[2:]
+        made = workloads.from_function(asked.what, {"batch_size": size}, "auto")
+        if made.examples != size:
+            raise TypeError(
+                f"{asked.what} must return batches of the requested size. "
+                f"Received: {made.examples} examples for batch_size={size}."
+            )
+        if count > 1:
+            optimizer = made.model.optimizer
+            optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+            optimizer.gradient_accumulation_steps = count
+        yield made

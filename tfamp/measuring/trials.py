@@ -1,0 +1,100 @@
+"""Trials: what a fresh process has measured is kept in a file, and not measured again.
+
+Figures hold on one machine, with one set of versions, and for one text of a user's
+function.
+"""
+
+import hashlib
+import importlib.util
+import json
+import pathlib
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from tfamp.diagnostics import doctor
+from tfamp.measuring import processes
+from tfamp.runs import run_files
+
+_SCHEMA_VERSION = 2
+# Facts that are the calling process' own; what is measured sets them for itself.
+_OWN_FACTS = ("TF32 flag", "dtype policy", "graph rewrite")
+
+
+class Trials:
+    """The trials of one job.
+
+    Args:
+      folder: The job's folder, with `cells/`.
+      machine: The machine that they are made on.
+    """
+
+    def __init__(self, folder: pathlib.Path, machine: doctor.MachineReport):
+        self._folder, self._place = folder / "cells", place(machine)
+
+    def take(
+        self,
+        name: str,
+        work: Callable[[], processes.Outcome],
+        *,
+        begin: Callable[[bool], object] = lambda before: None,
+        usable: Callable[[dict[str, Any]], bool] = lambda figures: True,
+        **held: Any,
+    ) -> processes.Outcome:
+        """Returns the outcome of a trial: what its file holds, or else what work does.
+
+        Args:
+          name: Name of its file: what is measured, and how.
+          work: Makes the trial, in a fresh process. Its figures are kept, as JSON; a
+            failure is not, and is tried again by the next call.
+          begin: Function called first; it is told whether there are figures.
+          usable: Function of the figures of a file; whether they count now.
+          **held: What they hold for besides this machine.
+        """
+        file, identity = self._folder / f"{name}.json", self._place | held
+        figures = _read(file, identity)
+        before = figures is not None and usable(figures)
+        begin(before)
+        if before:
+            return processes.Outcome(figures, before=True)
+        outcome = work()
+        if not outcome.failure:
+            text = json.dumps({"identity": identity, **outcome.value})
+            run_files.write_text(file, text)
+        return outcome
+
+
+def place(machine: doctor.MachineReport) -> dict[str, Any]:
+    """Returns what figures hold for: the device, versions and switches of a report."""
+    plain = machine.to_dict()
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "device": plain["device"],
+        "platform": platform.platform(),
+        "facts": {k: v for k, v in plain["facts"].items() if k not in _OWN_FACTS},
+        "switches": {each["name"]: each["requested"] for each in plain["switches"]},
+    }
+
+
+def fingerprint(function: str) -> str:
+    """Returns a digest of the file of a user's function; "" for a configuration.
+
+    Args:
+      function: As `functions.name_of` returns it, or "".
+    """
+    module = function.rpartition(":")[0]
+    if not module:
+        return ""
+    spec = None if module.endswith(".py") else importlib.util.find_spec(module)
+    file = pathlib.Path(spec.origin or "" if spec else module)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def _read(file, identity):
+    """The figures of a file; None where they hold for something else."""
+    try:
+        figures = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    same = isinstance(figures, dict) and figures.pop("identity", None) == identity
+    return figures if same else None

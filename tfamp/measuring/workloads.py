@@ -1,0 +1,169 @@
+"""What is timed: a configuration's compiled model and random batches, or a user's.
+
+A user's function returns a compiled Keras model and a `tf.data.Dataset` of its batches.
+It is called in a fresh process, with a precision in force.
+"""
+
+import builtins
+import inspect
+import os
+import pathlib
+import runpy
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from ml_collections import config_dict
+
+from tfamp import errors, functions
+from tfamp.measuring import processes
+from tfamp.runs import base_config, tasks, trainer
+
+
+class Workload(NamedTuple):
+    """A model and its batches.
+
+    Attributes:
+      model: Compiled.
+      batches: Endless dataset of batches.
+      unit: What a batch holds: "images", "sequences", "rows", "examples".
+      description: One line on the model and its input.
+      examples: In a batch.
+    """
+
+    model: keras.Model
+    batches: tf.data.Dataset
+    unit: str
+    description: str
+    examples: int
+
+
+def load(path: str | os.PathLike, beside: str | os.PathLike = ""):
+    """Returns the configuration of a file.
+
+    Args:
+      path: A file with a function `get_config`.
+      beside: A file whose folder `path` is relative to, such as `__file__`.
+    """
+    file = pathlib.Path(beside).parent / path
+    return runpy.run_path(str(file))["get_config"]()
+
+
+def named(workload: str | Callable | config_dict.ConfigDict) -> config_dict.ConfigDict:
+    """Returns a configuration as it is, and a function as {"function": its name}.
+
+    Raises:
+      ValueError: If there is no such function.
+    """
+    if isinstance(workload, config_dict.ConfigDict):
+        return workload
+    return config_dict.ConfigDict({"function": functions.name_of(workload)})
+
+
+def plain_config(config: config_dict.ConfigDict) -> dict[str, Any]:
+    """Returns a configuration as dicts that a process can be given."""
+    return config.copy_and_resolve_references().to_dict()
+
+
+def from_function(name: str, arguments: dict[str, Any], jit: str) -> Workload:
+    """Calls a user's function.
+
+    Args:
+      name: From `functions.name_of`.
+      arguments: Its keywords.
+      jit: "auto" for XLA as the model was compiled, "on" or "off".
+
+    Raises:
+      TypeError: If it returns anything but a compiled model and a dataset of batches,
+        or has no such keyword.
+    """
+    function = functions.find(name)
+    unknown = arguments.keys() - inspect.signature(function).parameters.keys()
+    if unknown:
+        raise TypeError(
+            f"{name} has no argument {', '.join(sorted(unknown))}, which would give "
+            f"it other batches. Received: {arguments}."
+        )
+    made = function(**arguments)
+    kinds = keras.Model, tf.data.Dataset
+    made = made if isinstance(made, tuple) else (made,)
+    if len(made) != 2 or not all(map(isinstance, made, kinds)) or not made[0].compiled:
+        names = [type(each).__name__ for each in made]
+        compiled = getattr(made[0], "compiled", False)
+        raise TypeError(
+            f"{name} must return a compiled keras.Model and a tf.data.Dataset of "
+            f"batches. Received: {', '.join(names)}, compiled: {compiled}."
+        )
+    model, batches = made
+    if jit != "auto":
+        model.jit_compile = jit == "on"
+    shapes = [each.shape for each in tf.nest.flatten(next(iter(batches)))]
+    text = f"{model.name} of {name}, a batch of {', '.join(map(str, shapes))}"
+    return Workload(model, batches.repeat(), "examples", text, shapes[0][0])
+
+
+def from_config(config: config_dict.ConfigDict, steps: int) -> Workload:
+    """Returns a configuration's model and batches, as a run trains them.
+
+    Args:
+      config: The resolved configuration; its precision is in force.
+      steps: Updates of the weights that there will be.
+    """
+    source = tasks.synthetic(config)
+    batches = steps * config.optimizer.accumulation_steps
+    model = compile_model(source, config, batches)
+    return Workload(
+        model, source.batches, source.unit, source.description, config.batch_size
+    )
+
+
+def validate(config: config_dict.ConfigDict) -> None:
+    """Raises ValueError if a setting makes no sense where one device is measured."""
+    base_config.validate(config)
+    if config.strategy != "none":
+        raise ValueError(
+            "Benchmarks measure one device. Received: "
+            f"config.strategy={config.strategy!r}. Expected 'none'."
+        )
+
+
+def check(configs: Iterable[config_dict.ConfigDict]) -> None:
+    """Raises what `tasks.synthetic` would, in a process: none starts here.
+
+    Args:
+      configs: Resolved configurations.
+    """
+    plain = [config.to_dict() for config in configs]
+    failure = processes.call(_create, plain, preload=preload(plain)).failure
+    if failure:
+        name, _, text = failure.partition(": ")
+        kind: Any = getattr(errors, name, getattr(builtins, name, errors.RunError))
+        raise kind(text)
+
+
+def _create(plain):
+    for each in plain:
+        tasks.synthetic(config_dict.ConfigDict(each))
+
+
+def preload(configs: Iterable[Any]) -> tuple[str, ...]:
+    """Returns modules that processes of these configurations share."""
+    presets = any("preset" in config["model"] for config in configs)
+    return (trainer.__name__, *(("keras_hub",) if presets else ()))
+
+
+def compile_model(
+    source: tasks.Synthetic, config: config_dict.ConfigDict, batches: int
+) -> keras.Model:
+    """Returns the model, compiled as a run does, under the precision in force.
+
+    Args:
+      source: From `tasks.synthetic`.
+      config: Its seed, optimizer and `jit_compile` count.
+      batches: How many there will be, for the learning-rate schedule.
+    """
+    keras.utils.set_random_seed(config.seed)
+    model = source.build_model()
+    trainer.compile_model(model, config, batches, source.loss, source.metrics())
+    return model

@@ -1,0 +1,1 @@
+"""The data of recipes for texts: tables, docstrings, passages and questions."""

@@ -1,0 +1,345 @@
+"""One training run in one precision mode, for every task, over Keras `fit`."""
+
+import contextlib
+import functools
+import gc
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+import keras
+from absl import logging
+
+from tfamp.facts import modes, switches
+from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.loss_scaling import monitor as loss_scale_monitor
+from tfamp.loss_scaling import optimizer
+from tfamp.numerics import monitor
+from tfamp.precision import control
+from tfamp.resume import backup
+from tfamp.runs import (
+    base_config,
+    callbacks,
+    distribution,
+    optimizers,
+    pipeline,
+    results,
+    run_files,
+    tasks,
+)
+
+
+def train_and_evaluate(
+    config,
+    workdir,
+    task: tasks.Task | None = None,
+    report: Callable[[str], object] = logging.info,
+) -> results.RunResult:
+    """Trains a task, selects the best checkpoint, and scores it once on the test split.
+
+    A killed run resumes after its last whole epoch; one that received SIGTERM, SIGUSR1
+    or Ctrl-C resumes at the step. The losses are those of an uninterrupted run. A
+    finished run returns its result at once. It resumes if the configuration has more
+    epochs and a constant learning rate.
+
+    It writes `config.yaml`, `environment.json`, `metrics.jsonl`, TensorBoard events,
+    `best.weights.h5`, `model.keras` and `result.json`. The global dtype policy and
+    TF32 flag are restored at the end.
+
+    Under `config.strategy` the replicas share each batch. The losses equal those of one
+    replica up to rounding, unless the model has dropout or batch normalization: each
+    replica draws its own random numbers and normalizes its own part of the batch. In a
+    cluster every worker calls this with the same arguments; all return the result, and
+    the chief writes the files.
+
+    Args:
+      config: Configuration from `configs/`; `config.precision.mode` is the mode.
+      workdir: Folder of the run.
+      task: The task of this configuration, if it is already created. Default: it is
+        created.
+      report: Function called with lines on the start, and on progress if no terminal
+        shows Keras' progress bar.
+
+    Returns:
+      A `RunResult`.
+
+    Raises:
+      RunError: If the folder cannot be written, or holds another run or unreadable
+        files.
+      DataError: If the data are missing or malformed.
+      ValueError: If a setting is invalid.
+    """
+    base_config.validate(config)
+    config = base_config.settle_rewrite(config)
+    strategy = distribution.create(config)
+    shared = run_files.open_folder(config, workdir)
+    chief = distribution.is_chief(strategy)
+    with run_files.locked(shared) if chief else contextlib.nullcontext():
+        done = results.is_finished(config, shared)
+        distribution.check_same(strategy, "finished runs", int(done))
+        if done:
+            return results.read_result(shared)
+        task = task or tasks.from_config(config)
+        with (
+            enabled(config.precision),
+            distribution.worker_folder(strategy, shared) as folder,
+        ):
+            result = _Run(config, shared, folder, task, strategy, report).execute()
+    gc.collect()  # Models are reference cycles; the next run wants their memory.
+    return result
+
+
+@contextlib.contextmanager
+def enabled(settings):
+    """Scopes tfamp and TensorFlow's kernels as a run has them.
+
+    Args:
+      settings: The `precision` part of a configuration.
+    """
+    scaling = base_config.loss_scale_keywords(settings.loss_scale)
+    names = "deterministic", "cudnn_autotune", "float16_accumulation"
+    with (
+        switches.scope(**{name: settings[name] for name in names}),
+        control.enabled(
+            settings.mode,
+            overrides=dict(settings.overrides),
+            graph_rewrite=settings.graph_rewrite,
+            fused_kernels=settings.fused_kernels,
+            loss_scale=scaling if settings.loss_scale.enabled else False,
+            sum_embedding_gradients=True,
+            remat=settings.remat,
+            optimizer_state=settings.optimizer_state,
+            weights=settings.weights,
+        ),
+    ):
+        yield
+
+
+class _Run:
+    """The steps of a run over one task."""
+
+    def __init__(self, config, shared, folder, task: tasks.Task, strategy, report):
+        self.config, self.shared, self.folder = config, shared, folder
+        self.task = task
+        self.strategy, self.chief = strategy, distribution.is_chief(strategy)
+        self.report = report if self.chief else lambda line: None
+        self.steps = pipeline.steps_per_epoch(task.train, config.batch_size)
+        self.best = folder / "best.weights.h5"
+        self.bar = sys.stdout.isatty()
+        lines = callbacks.ProgressLines(self.report, self.steps, config.epochs)
+        self.progress = [] if self.bar else [lines]
+
+    def execute(self) -> results.RunResult:
+        config, status = self.config, control.status()
+        keras.utils.set_random_seed(config.seed)
+        with distribution.scope(self.strategy):
+            model, self.metric = build(self.task, config)
+        if self.strategy is not None:
+            distribution.prepare(self.strategy, model, self.task)
+        # Only now: a pattern that matches no layer leaves the folder free.
+        # A run that goes on to more epochs is no longer finished.
+        (self.folder / "result.json").unlink(missing_ok=True)
+        run_files.write_config(config, self.folder)
+        run_files.write_assets(self.task.assets, self.folder)
+        described = distribution.describe(self.strategy)
+        asked, size = config.steps_per_execution, model.steps_per_execution
+        run_files.write_environment(
+            self.folder,
+            status,
+            {
+                "strategy": config.strategy,
+                **described,
+                "bytes_per_pack": {
+                    "requested": config.bytes_per_pack,
+                    "effective": distribution.bytes_per_pack(self.strategy),
+                },
+            },
+            steps_per_execution={"requested": asked, "effective": size},
+        )
+        saved = self._open_backup(model)
+        first, done = position = saved.position
+        run_files.keep_metrics(self.folder, first, saved.state.get("step", 0))
+        start = f"resumed after {saved.told(position)}" if first + done else "start"
+        self.report(
+            f"{start}: {config.epochs - first} of {config.epochs} epochs, {self.steps} "
+            f"steps each{_told_call(asked, size)}"
+        )
+        self._fit(model, first, saved)
+        if self.best.exists():  # None without validation or with a loss of no number.
+            model.load_weights(self.best)
+        given = model, self.task, config, self.folder, self.metric, self.progress
+        scores = score(*given)
+        model.save(self.folder / "model.keras")
+        return self._result(status, *scores)
+
+    def _open_backup(self, model):
+        """Returns the run's backup, read at a step that all workers have saved."""
+        main = self.shared / "backup"
+        # Each worker's own: replicas differ in what dropout draws, say.
+        index = distribution.worker_index(self.strategy)
+        own = main if self.chief else self.shared / f"backup-worker{index}"
+        saved = backup.BackupAndRestore(own, delete_checkpoint=False)
+        saved.set_model(model)
+        saved.replay, saved.say = False, self.report
+        exchange = functools.partial(distribution.exchange, self.strategy)
+        saved.agree = lambda number: max(exchange(number))
+        source = own if own.exists() else main  # There were fewer workers.
+        places = self.steps + 1  # Of an epoch: a stop in its validation is one.
+        found = saved.find(source)
+        least = min(exchange(found.epoch * places + found.calls))
+        found = saved.find(source, backup.Position(*divmod(least, places)))
+        here = found.epoch * places + found.calls
+        distribution.check_same(self.strategy, "finished steps", here)
+        return saved
+
+    def _fit(self, model, first, saved):
+        config, task = self.config, self.task
+        validation = task.validation and pipeline.evaluation_batches(
+            self._cached(task.validation), config.eval_batch_size
+        )
+        batches = functools.partial(
+            pipeline.training_batches,
+            self._cached(task.train),
+            batch_size=config.batch_size,
+            seed=config.seed,
+            first_epoch=first,
+            last_epoch=max(config.epochs, first + 1),
+            augment=task.augment,
+        )
+        model.fit(
+            distribution.share_out(self.strategy, batches),
+            steps_per_epoch=self.steps,
+            initial_epoch=first,
+            epochs=config.epochs,
+            validation_data=validation,
+            # Last the backup: what it stores includes the other files.
+            callbacks=[*self._callbacks(model.optimizer, saved), saved],
+            shuffle=False,  # The pipeline has shuffled.
+            verbose=(1 if self.bar else 2) if self.chief else 0,
+        )
+
+    def _cached(self, dataset):
+        return dataset.cache() if self.config.data.cache else dataset
+
+    def _callbacks(self, made, saved):
+        every = max(1, self.steps * self.config.epochs // callbacks.CURVE_POINTS)
+        found = [callbacks.EpochSeeds(self.steps), callbacks.ReplicaStatistics()]
+        if isinstance(made, optimizer.LossScaleOptimizer):
+            found.append(loss_scale_monitor.LossScaleMonitor(every=every))
+        if watched := self.config.precision.numerics:
+            folder = self.folder / "numerics"
+            found.append(monitor.NumericsMonitor(watched, log_dir=folder))
+        metrics = self.folder / "metrics.jsonl"
+        saved.also = callbacks.Recorder(metrics, self.steps, every)
+        found += [saved.also, *self.progress]
+        if self.task.validation is not None:
+            before = run_files.read_metrics(self.folder, "epoch")
+            lower = self.metric in self.task.errors
+            found.append(callbacks.BestWeights(self.best, self.metric, before, lower))
+        if importlib.util.find_spec("tensorboard") is None:
+            logging.warning('No TensorBoard events: pip install "tfamp[plot]".')
+        else:
+            events = self.folder / "tensorboard"
+            found.append(keras.callbacks.TensorBoard(events, write_graph=False))
+        return found
+
+    def _result(self, status, loss, scores) -> results.RunResult:
+        rewrite = graph_rewrite.active()
+        mode = f"mixed_{rewrite.dtype}" if rewrite else status.effective
+        scaled = self.config.precision.loss_scale.enabled
+        epochs = run_files.read_metrics(self.folder, "epoch")
+        validation = [row.get(f"val_{self.metric}") for row in epochs]
+        best = min if self.metric in self.task.errors else max
+        return results.finish(
+            self.folder,
+            scores,
+            mode=mode,
+            seed=self.config.seed,
+            test_loss=loss,
+            best_validation_score=best(
+                (v for v in validation if v is not None), default=None
+            ),
+            description=self.task.description,
+            reason=status.reason,
+            graph_rewrite=control.status().graph_rewrite if rewrite else "",
+            errors=sorted(self.task.errors & scores.keys()),
+            loss_scaling=scaled or not modes.get_mode(mode).needs_loss_scale,
+            batch_size=self.config.batch_size,
+        )
+
+
+def score(
+    model: keras.Model,
+    task: tasks.Task,
+    config,
+    folder: pathlib.Path,
+    metric: str,
+    progress: Sequence[keras.callbacks.Callback] = (),
+) -> tuple[float | None, dict[str, float | None]]:
+    """Scores a compiled model on a task's test split.
+
+    Args:
+      model: From `build`.
+      task: Its task, which may write into `folder`.
+      config: Its configuration.
+      folder: The run's folder.
+      metric: Name of the task's first metric.
+      progress: Callbacks that report on a long evaluation.
+
+    Returns:
+      (loss, scores by name, the task's score first); None where not finite.
+    """
+    test = pipeline.evaluation_batches(task.test, config.eval_batch_size)
+    scores = model.evaluate(test, verbose=0, return_dict=True, callbacks=[*progress])
+    loss = scores.pop("loss")
+    own = task.score(model, folder) if task.score else {}
+    first = own or {metric: scores[metric]}
+    scores = {**first, **scores, **own}
+    number = results.json_number
+    return number(loss), {name: number(value) for name, value in scores.items()}
+
+
+def _told_call(asked, size):
+    """The note on calls of several steps; empty for calls of one."""
+    if asked == size == 1:
+        return ""
+    why = f": they do not divide by {asked}" if asked > size else ""
+    return f", {size} in a call{why}"
+
+
+def build(task: tasks.Task, config) -> tuple[keras.Model, str]:
+    """Returns a task's model, compiled for a run, and the name of its first metric."""
+    model, metrics = task.build_model(), task.metrics()
+    steps = pipeline.steps_per_epoch(task.train, config.batch_size)
+    size = pipeline.steps_per_call(steps, config.steps_per_execution)
+    total = steps * config.epochs
+    compile_model(model, config, total, task.loss, metrics, steps_per_execution=size)
+    return model, metrics[0].name
+
+
+def compile_model(
+    model, config, total_batches: int, loss, metrics, steps_per_execution: int = 1
+) -> None:
+    """Compiles a model as the runs do; the benchmarks time the same step.
+
+    Args:
+      model: A built model; changed in place.
+      config: Its `optimizer`, `precision.finite_guard` and `jit_compile` count.
+      total_batches: Batches of the whole run, for the learning-rate schedule.
+      loss: A Keras loss.
+      metrics: Keras metrics.
+      steps_per_execution: As in Keras' `compile`; the benchmarks time single steps.
+    """
+    made = optimizers.create(config.optimizer, total_batches)
+    if config.precision.finite_guard and not optimizer.needs_loss_scale(model):
+        made = optimizer.wrap_optimizer(made, initial_scale=1.0, dynamic=False)
+    jit = "auto" if config.jit_compile is None else config.jit_compile
+    model.compile(
+        made,
+        loss=loss,
+        metrics=metrics,
+        jit_compile=jit,
+        steps_per_execution=steps_per_execution,
+    )
+    model.optimizer.build(model.trainable_variables)
