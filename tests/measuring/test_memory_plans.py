@@ -79,7 +79,8 @@ def stand_in(monkeypatch):
             ]  # Both modes are measured without the limit.
             return processes.Outcome(None, f"MemoryError: {size}")
         seconds = len(asked.keywords)
-        return processes.Outcome({"peak_bytes": size, "seconds": seconds})
+        figures = {"host_bytes": size, "device_bytes": None, "peak_bytes": size}
+        return processes.Outcome({**figures, "seconds": seconds})
 
     monkeypatch.setattr(processes, "call", call)
     return held
@@ -139,6 +140,16 @@ def test_the_first_that_fits_is_chosen(file, stand_in, limit, held, chosen, meas
         assert found.chosen["time_ratio"] > 0
 
 
+def test_trials_in_a_folder_are_not_made_again(file, tmp_path, monkeypatch, stand_in):
+    first, second = [], []
+    given = {"batch_size": 64, "workdir": tmp_path / "plan"}
+    found = tfamp.fit_memory(f"{file}:build", "780MiB", **given, report=first.append)
+    lines = [line.replace(":", " (tried before):", 1) for line in first]
+    monkeypatch.setattr(processes, "call", None)  # Nothing is started.
+    again = tfamp.fit_memory(f"{file}:build", "780MiB", **given, report=second.append)
+    assert (again, second) == (found, lines)
+
+
 def test_what_a_mode_brings_is_part_of_all_options_in_it(file, monkeypatch, stand_in):
     own = processes.call
 
@@ -146,6 +157,7 @@ def test_what_a_mode_brings_is_part_of_all_options_in_it(file, monkeypatch, stan
         done = own(function, asked, *given, memory=memory)
         if function is training_steps.train and asked.keywords == MIXED:
             done.value["peak_bytes"] += 150 * MIB
+            done.value["host_bytes"] += 150 * MIB
         return done
 
     monkeypatch.setattr(processes, "call", call)

@@ -117,7 +117,7 @@ def test_failures_are_told_and_the_next_call_works(how, told, lack):
 
 
 def test_a_process_ends_with_the_program_that_asked():
-    code = "import time; from tfamp.training import processes as p"
+    code = "import time; from tfamp.measuring import processes as p"
     program = subprocess.Popen(
         [sys.executable, "-c", f"{code}; p.call(time.sleep, 300)"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

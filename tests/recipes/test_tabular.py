@@ -10,8 +10,8 @@ import tensorflow as tf
 from sklearn import metrics
 
 import tfamp
-from tfamp.recipes import tabular, tabular_data
-from tfamp.runs import compare, plots, run_files, trained
+from tfamp.recipes import figures, tabular, tabular_data
+from tfamp.runs import compare, run_files, trained
 
 EFFECTS = {"a": 0.0, "b": 1.5, "c": 3.0, "": 2.0}  # Of a shop on the log of its sales.
 
@@ -253,7 +253,7 @@ def test_synthetic_batches_fit_the_model_of_the_data(config):
 @pytest.mark.parametrize("ordered", [True, False])
 def test_figure_shows_every_row_and_the_last_ones_over_time(ordered):
     target, predicted = np.arange(500.0), np.arange(500.0) + 1
-    figure = plots.regression_figure("sold", "sold", target, predicted, ordered)
+    figure = figures.regression_figure("sold", "sold", target, predicted, ordered)
     points, *lines = figure.axes
     assert points.collections[0].get_offsets().shape == (500, 2)
     assert points.get_xlabel() == "true sold" and len(lines) == int(ordered)

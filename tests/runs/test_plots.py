@@ -12,6 +12,7 @@ from matplotlib.image import imread
 
 from tfamp.measuring import rehearsal
 from tfamp.numerics import plots as numerics_plots
+from tfamp.recipes import figures
 from tfamp.runs import plots
 from tfamp.storage import account
 
@@ -163,7 +164,7 @@ FIGURES = {
         {(mode, 0): make_rows() for mode in MODES},
         {(mode, 0): [{"epoch": 1, "val_perplexity": 9.0}] for mode in MODES},
     ),
-    "regression": lambda: plots.regression_figure("a", "b", [1.0, 2], [2.0, 1], True),
+    "regression": lambda: figures.regression_figure("a", "b", [1.0, 2], [2.0, 1], True),
     "errors": lambda: numerics_plots.errors(
         ["x", "y"], {what: [0.1, 0.2] for what in "abc"}, "a"
     ),
@@ -217,10 +218,10 @@ NO_MATH = "cost_$_per_$"  # Not to be parsed, which would fail.
     "make",
     [
         lambda: plots.runs_figure(NO_MATH, {RUN: make_rows()}, {}),
-        lambda: plots.masks_figure(
+        lambda: figures.masks_figure(
             NO_MATH, np.zeros((1, 4, 4, 3), "uint8"), *np.zeros((2, 1, 4, 4), int), 2
         ),
-        lambda: plots.regression_figure(NO_MATH, NO_MATH, [1.0], [2.0], True),
+        lambda: figures.regression_figure(NO_MATH, NO_MATH, [1.0], [2.0], True),
     ],
     ids=["runs", "masks", "regression"],
 )
@@ -233,7 +234,7 @@ def test_names_are_drawn_as_they_are(make):
 @pytest.mark.parametrize("far", [np.inf, np.nan, 1e308])
 def test_predictions_out_of_sight_leave_the_others_visible(far):
     target, predicted = np.arange(1.0, 5.0), np.array([2.0, far, 3.0, 8.0])
-    figure = plots.regression_figure("sold", "sold", target, predicted, True)
+    figure = figures.regression_figure("sold", "sold", target, predicted, True)
     FigureCanvasAgg(figure).draw()
     assert figure.axes[0].get_ylim() == pytest.approx((0.8, 10.0))
 

@@ -16,6 +16,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfamp.facts import graph_context
@@ -233,3 +234,60 @@ def _accumulators_apart(original):
 HOOKS = hooks.HookGroup(
     _backend_apply_gradients=_summing_once, build=_accumulators_apart
 )
+
+
+# Keras 3.15 builds the metrics and the loss from the first batch of a dataset that it
+# has distributed, and averages that batch over the replicas: an error if their parts
+# are not of one size, and always over several workers. Guarded by
+# tests/upstream/test_keras_contract.py.
+_BUILD = "_maybe_symbolic_build"
+
+
+def prepare_fit(strategy: tf.distribute.Strategy, model, example, workers: int) -> None:
+    """Does beforehand what Keras' `fit` and `evaluate` fail to do over replicas.
+
+    Gradients are summed before they are clipped. The metrics and the loss are built
+    from an example of this process. Over several workers each result of a step gets a
+    dimension, over which Keras 3.15 averages the replicas' results; it fails to average
+    scalars.
+
+    Args:
+      strategy: The strategy.
+      model: A compiled model; changed in place.
+      example: A batch of one example.
+      workers: How many processes there are.
+    """
+    _sum_gradients_first(model.optimizer)
+    with strategy.scope():
+        getattr(model, _BUILD)(data_batch=example)
+    setattr(model, _BUILD, lambda iterator=None, data_batch=None: None)
+    if workers > 1:
+        for name in ("train_step", "test_step"):
+            setattr(model, name, _with_dimension(getattr(model, name)))
+
+
+def _with_dimension(step):
+    def wrapped(data):
+        return keras.tree.map_structure(lambda v: tf.reshape(v, [1]), step(data))
+
+    return wrapped
+
+
+def _sum_gradients_first(optimizer):
+    """Makes the optimizer clip the gradient of the whole batch.
+
+    Keras 3.15 clips each replica's gradient before they are summed; each is of a
+    part of the batch and has been divided by the number of replicas. With the sum
+    first, the number of replicas does not change the training.
+    """
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaled or accumulates(optimizer):
+        return  # Sums first by itself.
+    apply = optimizer.apply
+
+    def sum_and_apply(grads, trainable_variables):
+        summed = sum_gradients(list(grads), trainable_variables)
+        with keras_optimizers.without_gradient_reduction(optimizer):
+            return apply(summed, trainable_variables)
+
+    optimizer.apply = sum_and_apply

@@ -240,7 +240,7 @@ class _Search:
         tried: list[dict[str, Any]] = []
 
         def fits(size):
-            tried.append(self._try(mode, size))
+            tried.append({"batch_size": size, **self._try(mode, size)})
             return not tried[-1]["reason"]
 
         if whole := self.asked.effective_batch:
@@ -278,18 +278,10 @@ class _Search:
         return optimizer.accumulation_steps if optimizer else 1
 
     def _try(self, mode, size):
-        """Takes the steps of one batch size, and reports it."""
-        asked = {"mode": mode}, size, self._accumulation(size)
-        asked = training_steps.variant(self.workload, *asked)
-        outcome = training_steps.take(self.kept, asked, self.asked.steps, self.memory)
-        found = outcome.value
-        peak, reason = found["peak_bytes"], found["lack"]
-        # There may have been more of it; and a peak can be too short to be seen.
-        for kind, most in self.memory._asdict().items():
-            if most and not reason and (found[f"{kind}_bytes"] or 0) > most:
-                reason = processes.over(found[f"{kind}_bytes"], most)
-        told = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
-        before = " (tried before)" if outcome.before else ""
-        self.report(f"{mode}, batch {size}{before}: {told}")
-        self.figures = self.figures if reason else found
-        return {"batch_size": size, "peak_bytes": peak, "reason": reason}
+        """Takes the steps of one batch size."""
+        given = {"mode": mode}, size, self._accumulation(size)
+        asked = training_steps.variant(self.workload, *given)
+        given = self.kept, asked, self.asked.steps, self.memory, self.report
+        found = training_steps.take(*given, label=f"{mode}, batch {size}")
+        self.figures = self.figures if found["reason"] else found
+        return {name: found[name] for name in ("peak_bytes", "reason")}

@@ -12,7 +12,7 @@ from ml_collections import config_dict
 
 from tfamp.measuring import cells, processes, workloads
 from tfamp.precision import control, policy
-from tfamp.runs import tasks, trainer
+from tfamp.runs import trainer
 
 # Outputs kept to tell the modes apart: enough for an error, small in a file.
 _KEPT = 1024
@@ -101,22 +101,21 @@ def _in_force(task, cell, seed) -> Iterator[Any]:
         with policy.policy_scope(mode):
             yield lambda: "plain Keras: its policy set by hand, its own loss scaling"
         return
-    with contextlib.ExitStack() as stack:
-        if task.config is not None:
-            config = cells.config_of(task, cell, seed)
-            stack.enter_context(trainer.enabled(config.precision))
-        else:
-            asked = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
-            # In every mode, so that what differs is precision.
-            stack.enter_context(control.enabled(mode, fused_kernels=True, **asked))
+    if task.config is not None:
+        scope = trainer.enabled(cells.config_of(task, cell, seed).precision)
+    else:
+        asked = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
+        # In every mode, so that what differs is precision.
+        scope = control.enabled(mode, fused_kernels=True, **asked)
 
-        def note():
-            status = control.status()
-            kernels = status.fused_kernels
-            fused = "" if kernels == "off" else f"fused kernels: {kernels}"
-            told = [status.reason, status.graph_rewrite if rewrite else "", fused]
-            return "; ".join(filter(None, told))
+    def note():
+        status = control.status()
+        kernels = status.fused_kernels
+        fused = "" if kernels == "off" else f"fused kernels: {kernels}"
+        told = [status.reason, status.graph_rewrite if rewrite else "", fused]
+        return "; ".join(filter(None, told))
 
+    with scope:
         yield note
 
 
@@ -129,16 +128,7 @@ def _workload(task, cell, job, seed, steps) -> workloads.Workload:
         asked = {name: size for name, size in sizes.items() if size is not None}
         arguments = {**task.arguments.to_dict(), **asked}
         return workloads.from_function(task.function, arguments, cell.jit)
-    config = cells.config_of(task, cell, seed)
-    if job == "train":
-        return workloads.from_config(config, steps)
-    source = tasks.synthetic(config)
-    model = source.build_model()  # Without the optimizer's memory.
-    jit = config.jit_compile
-    model.compile(jit_compile="auto" if jit is None else jit)
-    return workloads.Workload(
-        model, source.batches, source.unit, source.description, cell.batch_size
-    )
+    return workloads.from_config(cells.config_of(task, cell, seed), steps, job)
 
 
 def _window(model):

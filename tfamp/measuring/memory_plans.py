@@ -191,20 +191,16 @@ class _Plans:
         likely = (each for each in options if each["predicted_bytes"] <= self.most)
         self.chosen = self.chosen or next(filter(self._fits, likely), None)
 
-    def _fits(self, option, memory=None):
+    def _fits(self, option, room=None):
         asked = training_steps.variant(self.workload, *_given(option))
-        given = self.kept, asked, self.steps, memory or self.memory
-        outcome = training_steps.take(*given)
-        found = outcome.value
+        given = self.kept, asked, self.steps, self.memory, self.report
+        found = training_steps.take(*given, label=option["option"], room=room)
         if found["lack"]:
             option["exceeded"] = True
         else:
             option["measured_bytes"] = found["peak_bytes"]
             self.seconds[option["option"]] = found["seconds"]
-        before = " (tried before)" if outcome.before else ""
-        told = found["lack"] or processes.mib(option["measured_bytes"])
-        self.report(f"{option['option']}{before}: {told}")
-        return not found["lack"] and option["measured_bytes"] <= self.most
+        return not found["reason"]
 
     def _predict(self, function, *given):
         def work():

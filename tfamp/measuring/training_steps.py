@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import config_dict
@@ -108,46 +108,66 @@ def check(workload: config_dict.ConfigDict, modes: Sequence[str]) -> None:
 
 
 def take(
-    kept: trials.Trials, asked: Variant, steps: int, memory: processes.Memory
-) -> processes.Outcome:
+    kept: trials.Trials,
+    asked: Variant,
+    steps: int,
+    memory: processes.Memory,
+    report: Callable[[str], object],
+    label: str,
+    room: processes.Memory | None = None,
+) -> dict[str, Any]:
     """Takes training steps in a fresh process, unless that was done before.
 
     Args:
       kept: The job's trials.
       asked: What is trained.
       steps: Updates of the weights.
-      memory: What the process may hold.
+      memory: What they must fit into.
+      report: Function called with a line on what came of it.
+      label: What the line calls it.
+      room: What the process may hold; None: `memory`.
 
     Returns:
-      An `Outcome` with the figures of `train`, and "lack": the process' words if it
-      ran out of memory, and then there are no others; else "".
+      The figures of `train`, and "reason": why it does not fit into the memory, "" if
+      it does. A process that ran out of memory, as its words in "lack" tell, has no
+      other figures, and "peak_bytes" is None.
 
     Raises:
       RunError: If it fails for another reason.
     """
 
+    room = room or memory
+
     def work():
-        done = processes.call(train, asked, steps, memory=memory)
+        done = processes.call(train, asked, steps, memory=room)
         if done.failure and not done.lack:
             return done
-        figures = done.value or {"peak_bytes": None}
-        return processes.Outcome({**figures, "lack": done.lack, "limits": list(memory)})
+        found = {"lack": done.lack, "limits": list(room)}
+        return processes.Outcome((done.value or {"peak_bytes": None}) | found)
 
-    def usable(figures):
+    def usable(found):
         # A lack of memory says nothing where there was less of it.
-        both = memory, figures.get("limits", memory)
+        both = room, found.get("limits", room)
         now, then = ([each or math.inf for each in limits] for limits in both)
-        return not (figures["lack"] and now > then)
+        return not (found["lack"] and now > then)
 
     function = trials.fingerprint(asked.what if isinstance(asked.what, str) else "")
     outcome = kept.take(asked.key, work, usable=usable, function=function)
     if outcome.failure:
         raise errors.RunError(
-            "A trial failed for another reason than memory: "
-            f"{asked.keywords['mode']}, batch {asked.batch_size}. Received: "
+            f"A trial failed for another reason than memory: {label}. Received: "
             f"{outcome.failure}"
         )
-    return outcome
+    found = outcome.value
+    reason = found["lack"]
+    # There may have been more of it; and a peak can be too short to be seen.
+    for kind, most in memory._asdict().items():
+        if most and not reason and (found[f"{kind}_bytes"] or 0) > most:
+            reason = processes.over(found[f"{kind}_bytes"], most)
+    before = " (tried before)" if outcome.before else ""
+    peak = reason or f"fits: {processes.mib(found['peak_bytes'])}"
+    report(f"{label}{before}: {'does not fit: ' * bool(reason)}{peak}")
+    return {**found, "reason": reason}
 
 
 def train(asked: Variant, steps: int) -> dict[str, Any]:

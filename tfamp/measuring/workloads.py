@@ -103,16 +103,26 @@ def from_function(name: str, arguments: dict[str, Any], jit: str) -> Workload:
     return Workload(model, batches.repeat(), "examples", text, shapes[0][0])
 
 
-def from_config(config: config_dict.ConfigDict, steps: int) -> Workload:
-    """Returns a configuration's model and batches, as a run trains them.
+def from_config(
+    config: config_dict.ConfigDict, steps: int, job: str = "train"
+) -> Workload:
+    """Returns a configuration's model and batches, as a run has them.
 
     Args:
       config: The resolved configuration; its precision is in force.
       steps: Updates of the weights that there will be.
+      job: "train"; "inference" for a model without the optimizer's memory.
     """
     source = tasks.synthetic(config)
-    batches = steps * config.optimizer.accumulation_steps
-    model = compile_model(source, config, batches)
+    if job == "train":
+        keras.utils.set_random_seed(config.seed)
+    model = source.build_model()
+    if job == "train":
+        batches = steps * config.optimizer.accumulation_steps
+        trainer.compile_model(model, config, batches, source.loss, source.metrics())
+    else:
+        jit = config.jit_compile
+        model.compile(jit_compile="auto" if jit is None else jit)
     return Workload(
         model, source.batches, source.unit, source.description, config.batch_size
     )
@@ -151,19 +161,3 @@ def preload(configs: Iterable[Any]) -> tuple[str, ...]:
     """Returns modules that processes of these configurations share."""
     presets = any("preset" in config["model"] for config in configs)
     return (trainer.__name__, *(("keras_hub",) if presets else ()))
-
-
-def compile_model(
-    source: tasks.Synthetic, config: config_dict.ConfigDict, batches: int
-) -> keras.Model:
-    """Returns the model, compiled as a run does, under the precision in force.
-
-    Args:
-      source: From `tasks.synthetic`.
-      config: Its seed, optimizer and `jit_compile` count.
-      batches: How many there will be, for the learning-rate schedule.
-    """
-    keras.utils.set_random_seed(config.seed)
-    model = source.build_model()
-    trainer.compile_model(model, config, batches, source.loss, source.metrics())
-    return model

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp.recipes import data, segmentation_data, segmentation_scores
+from tfamp.recipes import data, figures, segmentation_data, segmentation_scores
 from tfamp.runs import base_config, plots, tasks
 
 _SHOWN = 6  # Test images in the grid.
@@ -189,8 +189,8 @@ def _score(config, test, model, folder: pathlib.Path):
     size = min(config.eval_batch_size, _SHOWN)
     probabilities = model.predict(images, batch_size=size, verbose=0)
     plots.write(
-        folder / plots.PREDICTIONS,
-        plots.masks_figure,
+        folder / figures.PREDICTIONS,
+        figures.masks_figure,
         config.name,
         images.numpy(),
         masks.numpy()[..., 0],

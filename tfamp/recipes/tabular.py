@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from ml_collections import config_dict
 
-from tfamp.recipes import data, tabular_data
+from tfamp.recipes import data, figures, tabular_data
 from tfamp.runs import base_config, pipeline, plots, tasks
 
 LOSSES = {
@@ -338,8 +338,8 @@ def _score(config, splits, encoder, model, folder: pathlib.Path):
     predicted = _amounts(config, encoder, splits.test, model)
     scores = {"rmsle": rmsle(target, predicted), "rmspe": rmspe(target, predicted)}
     plots.write(
-        folder / plots.PREDICTIONS,
-        plots.regression_figure,
+        folder / figures.PREDICTIONS,
+        figures.regression_figure,
         f"{config.name}: test split, RMSLE {scores['rmsle']:.3f}",
         config.data.target_column,
         target,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.facts import xla_cache
-from tfamp.keras_patches import keras_optimizers, replicas
+from tfamp.keras_patches import replicas
 from tfamp.runs import pipeline
 
 _TF_CONFIG = (
@@ -259,58 +259,14 @@ def worker_folder(
             ) from e
 
 
-# Keras 3.15 builds the metrics and the loss from the first batch of a dataset that it
-# has distributed, and averages that batch over the replicas: an error if their parts
-# are not of one size, and always over several workers. Guarded by
-# tests/upstream/test_keras_contract.py.
-_BUILD = "_maybe_symbolic_build"
-
-
 def prepare(strategy: tf.distribute.Strategy, model: keras.Model, task) -> None:
     """Does beforehand what Keras' `fit` and `evaluate` fail to do over replicas.
-
-    Gradients are summed before they are clipped. The metrics and the loss are built
-    from an example of this process. Over several workers each result of a step gets a
-    dimension, over which Keras 3.15 averages the replicas' results; it fails to average
-    scalars.
 
     Args:
       strategy: The run's strategy.
       model: A compiled model; changed in place.
       task: The run's `tasks.Task`.
     """
-    _sum_gradients_first(model.optimizer)
-    with strategy.scope():
-        example = pipeline.augmented(task.train, task.augment).batch(1)
-        getattr(model, _BUILD)(data_batch=next(iter(example)))
-    setattr(model, _BUILD, lambda iterator=None, data_batch=None: None)
-    if describe(strategy)["workers"] > 1:
-        for name in ("train_step", "test_step"):
-            setattr(model, name, _with_dimension(getattr(model, name)))
-
-
-def _with_dimension(step):
-    def wrapped(data):
-        return keras.tree.map_structure(lambda v: tf.reshape(v, [1]), step(data))
-
-    return wrapped
-
-
-def _sum_gradients_first(optimizer):
-    """Makes the optimizer clip the gradient of the whole batch.
-
-    Keras 3.15 clips each replica's gradient before they are summed; each is of a
-    part of the batch and has been divided by the number of replicas. With the sum
-    first, the number of replicas does not change the training.
-    """
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scaled or replicas.accumulates(optimizer):
-        return  # Sums first by itself.
-    apply = optimizer.apply
-
-    def sum_and_apply(grads, trainable_variables):
-        summed = replicas.sum_gradients(list(grads), trainable_variables)
-        with keras_optimizers.without_gradient_reduction(optimizer):
-            return apply(summed, trainable_variables)
-
-    optimizer.apply = sum_and_apply
+    example = pipeline.augmented(task.train, task.augment).batch(1)
+    workers = describe(strategy)["workers"]
+    replicas.prepare_fit(strategy, model, next(iter(example)), workers)

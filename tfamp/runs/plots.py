@@ -11,15 +11,12 @@ from tfamp.runs import run_files
 
 TIMELINE = "timeline.png"
 COMPARISON = "comparison.png"
-PREDICTIONS = "predictions.png"
 # Okabe and Ito's colors, apart with any color vision: one for each mode that there is.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))
 _MARKERS = "os^DvP"  # And without color.
 _WINDOW = 9  # Points of the loss curve that the bold line averages over.
 _ROOM = 1.6  # Above and below the curves of the loss scale: at least one power of 2.
-_LAST_ROWS = 336  # Of a test split, drawn over time; two weeks of hours.
-_FAR = 1e100  # Amounts from here on are not drawn: Matplotlib's axes overflow.
 
 
 # ---- Files ----
@@ -79,7 +76,8 @@ def write(path: pathlib.Path, draw: Callable, *arguments) -> None:
         draw(*arguments).savefig(new, dpi=120)
 
 
-def _figure(title, size):
+def empty_figure(title: str, size: tuple[float, float]):
+    """Returns an empty `Figure` of a size in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -110,13 +108,13 @@ def runs_figure(title: str, curves: dict, epochs: dict):
         if any("loss_scale" in row for row in rows)
     }
     heights = (5, 5, 3) if scaled else (5,)
-    figure = _figure(title, (8, 1.2 + 0.5 * sum(heights)))
+    figure = empty_figure(title, (8, 1.2 + 0.5 * sum(heights)))
     grid = figure.subplots(
         len(heights), 1, height_ratios=heights, sharex=True, squeeze=False
     )
     losses, *scales = grid.flat
     modes = dict.fromkeys(mode for mode, _ in curves)
-    colors = dict(zip(modes, _COLORS, strict=False))
+    colors = dict(zip(modes, COLORS, strict=False))
     _draw_losses(losses, curves, epochs, colors)
     if scaled:
         _draw_scaling(*scales, scaled, colors)
@@ -204,75 +202,3 @@ def _draw_scaling(scale, interval, curves, colors):
     # Outside: no corner is free in every run.
     handles = scale.get_legend_handles_labels()
     scale.figure.legend(*handles, loc="outside lower center", ncols=2)
-
-
-# ---- Predictions ----
-
-
-def masks_figure(name: str, images, truths, predictions, classes: int):
-    """Draws rows of an image, its true classes and the predicted ones.
-
-    Args:
-      name: Title.
-      images: uint8 [examples, height, width, 3]; each is shown with its contrast
-        stretched to the full range.
-      truths: Classes, integers [examples, height, width].
-      predictions: The same.
-      classes: Number of classes.
-
-    Returns:
-      A `Figure`.
-    """
-    figure = _figure(f"{name}: test images", (6.6, 2.2 * len(images) + 0.6))
-    grid = figure.subplots(len(images), 3, squeeze=False)
-    titles = ("input (contrast stretched)", "truth", "prediction")
-    for axes, title in zip(grid[0], titles, strict=True):
-        axes.set_title(title, fontsize="medium")
-    style = {"cmap": "gray" if classes == 2 else "viridis", "interpolation": "nearest"}
-    for axes, image, *masks in zip(grid, images, truths, predictions, strict=True):
-        low, high = float(image.min()), float(image.max())
-        axes[0].imshow((image - low) / max(high - low, 1))
-        for each, mask in zip(axes[1:], masks, strict=True):
-            each.imshow(mask, vmin=0, vmax=classes - 1, **style)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    return figure
-
-
-def regression_figure(title: str, name: str, target, predicted, ordered: bool):
-    """Draws predicted amounts against the true ones.
-
-    Args:
-      title: Title.
-      name: What the amounts are.
-      target: Amounts of at least 0, [rows].
-      predicted: The same; what is not finite is not drawn.
-      ordered: Whether the rows are in the order of time.
-
-    Returns:
-      A `Figure`: a point for each row, both axes of log(1 + amount); if there is an
-      order, both over the last rows beside it.
-    """
-    predicted = [v if abs(v) < _FAR else math.nan for v in predicted]
-    near = [v for v in (*target, *predicted) if abs(v) < _FAR]
-    figure = _figure(title, (11 if ordered else 5, 4.8))
-    points, *lines = figure.subplots(1, 2 if ordered else 1, squeeze=False).flat
-    points.scatter(target, predicted, s=6, alpha=0.3, color=_COLORS[0], linewidths=0)
-    ends = [min(near, default=0.0), max(near, default=0.0)]
-    points.plot(ends, ends, color="black", linewidth=0.8, label="equal")
-    points.set_xscale("symlog", linthresh=1)
-    points.set_yscale("symlog", linthresh=1)
-    limits = ends[0] * 0.8, ends[1] * 1.25 or 1.0
-    points.set(xlim=limits, ylim=limits)
-    points.set_xlabel(f"true {name}", parse_math=False)
-    points.set_ylabel(f"predicted {name}", parse_math=False)
-    for axes in lines:
-        places = range(len(target))[-_LAST_ROWS:]
-        axes.plot(places, target[-_LAST_ROWS:], color="black", label="true")
-        axes.plot(places, predicted[-_LAST_ROWS:], color=_COLORS[1], label="predicted")
-        axes.set(xlabel="test row", title=f"The last {len(places)} rows")
-        axes.set_ylabel(name, parse_math=False)
-    for axes in (points, *lines):
-        axes.legend()
-        axes.grid(alpha=0.3)
-    return figure
