@@ -13,7 +13,6 @@ from absl import logging
 from ml_collections import config_dict
 
 from tfamp import checks, errors, tables
-from tfamp.diagnostics import doctor
 from tfamp.measuring import processes, training_steps, trials, workloads
 from tfamp.runs import run_files
 
@@ -143,8 +142,9 @@ def find_batch_size(
     shared = training_steps.identity(workload, asked.steps)
     with run_files.benchmark_folder(shared, workdir) as folder:
         memory, words = processes.limits(asked.limit)
-        machine = doctor.describe()
-        made = _Search(shared, asked, memory, trials.Trials(folder, machine), report)
+        kept = trials.Trials(folder, shared.get("function", ""))
+        taken = training_steps.StepTrials(shared, kept, steps, memory, report)
+        made = _Search(taken, asked)
         for mode in modes:
             made.search(mode)
         rule = (
@@ -159,7 +159,7 @@ def find_batch_size(
             f"a batch fits if a separate process takes {asked.steps} training steps of "
             f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
             "a margin",
-            f"{machine.device}; TensorFlow {machine.facts['tensorflow']}",
+            f"{kept.machine.device}; TensorFlow {kept.machine.facts['tensorflow']}",
         ]
         found = BatchSizes(
             name=shared.name,
@@ -230,9 +230,8 @@ class _Search:
       figures: Of the last trial that fitted; see `training_steps.train`.
     """
 
-    def __init__(self, workload, asked, memory, kept, report):
-        self.workload, self.asked, self.memory = workload, asked, memory
-        self.kept, self.report = kept, report
+    def __init__(self, taken, asked):
+        self.trials, self.asked = taken, asked
         self.sizes, self.figures = [], {}
 
     def search(self, mode):
@@ -274,14 +273,12 @@ class _Search:
     def _accumulation(self, size):
         if whole := self.asked.effective_batch:
             return whole // size
-        optimizer = self.workload.get("optimizer")
+        optimizer = self.trials.workload.get("optimizer")
         return optimizer.accumulation_steps if optimizer else 1
 
     def _try(self, mode, size):
         """Takes the steps of one batch size."""
         given = {"mode": mode}, size, self._accumulation(size)
-        asked = training_steps.variant(self.workload, *given)
-        given = self.kept, asked, self.asked.steps, self.memory, self.report
-        found = training_steps.take(*given, label=f"{mode}, batch {size}")
+        found = self.trials.take(*given, label=f"{mode}, batch {size}")
         self.figures = self.figures if found["reason"] else found
         return {name: found[name] for name in ("peak_bytes", "reason")}

@@ -224,18 +224,17 @@ def _cells(config, name, task, batch_size, length) -> Iterator[Cell]:
     """The cells of one shape: float32 first."""
     asked = task.modes or default_modes(task.slow_modes)
     for framework in task.frameworks:
-        rewrites = framework == "tfamp"
-        known = [mode for mode in asked if rewrites or VARIANTS[mode][1] is None]
-        if framework == "torch":
-            if config.job != "train" or not exchange.has_twin(task.config):
-                continue
-        for jit in task.jit if framework != "torch" else ("off",):
-            for mode in known:
-                own = batch_size or _own_batch_size(task.config, mode)
-                yield Cell(name, framework, mode, own, length, jit)
-        for mode in task.xla if framework == "tfamp" else ():
+        ours = framework == "tfamp"
+        known = [mode for mode in asked if ours or VARIANTS[mode][1] is None]
+        trained = config.job == "train"
+        if framework == "torch" and not (trained and exchange.has_twin(task.config)):
+            continue
+        asked_jit = task.jit if framework != "torch" else ("off",)
+        pairs = [(mode, jit) for jit in asked_jit for mode in known]
+        pairs += [(mode, "on") for mode in task.xla if ours]
+        for mode, jit in pairs:
             own = batch_size or _own_batch_size(task.config, mode)
-            yield Cell(name, framework, mode, own, length, "on")
+            yield Cell(name, framework, mode, own, length, jit)
 
 
 def _own_batch_size(config, mode):
@@ -293,7 +292,7 @@ def with_mode(config, variant: str, seed: int) -> config_dict.ConfigDict:
     one.precision.graph_rewrite = rewrite is not None
     if rewrite:
         one.precision.overrides = ()  # A rewrite knows no layers.
-    return compare.config_of(one, mode, seed, one.precision.loss_scale.enabled)
+    return compare.config_of(one, mode, seed)
 
 
 def config_of(task: Any, cell: Cell, seed: int) -> config_dict.ConfigDict:

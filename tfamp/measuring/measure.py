@@ -67,7 +67,7 @@ def measure(
     return {
         **_figures(watch, window, warmup),
         "examples": workload.examples * window,
-        **_scaling(model, count),
+        **scaling(model, count),
         "host_bytes": processes.peak_host() - before,
         "device_bytes": processes.peak_device(),
         "xla": bool(model.jit_compile),
@@ -122,11 +122,9 @@ def _in_force(task, cell, seed) -> Iterator[Any]:
 def _workload(task, cell, job, seed, steps) -> workloads.Workload:
     """The model, compiled, and its batches."""
     if task.config is None:
-        sizes = {
-            name: getattr(cell, name) for name in ("batch_size", "sequence_length")
-        }
-        asked = {name: size for name, size in sizes.items() if size is not None}
-        arguments = {**task.arguments.to_dict(), **asked}
+        names = "batch_size", "sequence_length"
+        sizes = {name: size for name in names if (size := getattr(cell, name))}
+        arguments = {**task.arguments.to_dict(), **sizes}
         return workloads.from_function(task.function, arguments, cell.jit)
     return workloads.from_config(cells.config_of(task, cell, seed), steps, job)
 
@@ -163,8 +161,13 @@ class _Stopwatch(keras.callbacks.Callback):
         self.outputs.append([x if math.isfinite(x) else None for x in kept.tolist()])
 
 
-def _scaling(model, steps):
-    """Skipped steps and the loss scale; Keras' own loss scaling counts no steps."""
+def scaling(model: keras.Model, steps: int) -> dict[str, Any]:
+    """Returns "skipped_steps" and "loss_scale"; None without loss scaling.
+
+    Args:
+      model: A trained model.
+      steps: How many it was trained for; Keras' own loss scaling counts none.
+    """
     optimizer = model.optimizer
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return {"skipped_steps": None, "loss_scale": None}

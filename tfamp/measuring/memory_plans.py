@@ -13,7 +13,6 @@ from absl import logging
 from ml_collections import config_dict
 
 from tfamp import checks, errors, tables
-from tfamp.diagnostics import doctor
 from tfamp.facts import hardware
 from tfamp.inspect import structure
 from tfamp.measuring import processes, training_steps, trials, workloads
@@ -136,8 +135,9 @@ def fit_memory(
     training_steps.check(workload, ("float32", mixed))
     shared = training_steps.identity(workload, steps)
     with run_files.benchmark_folder(shared, workdir) as folder:
-        kept = trials.Trials(folder, doctor.describe())
-        made = _Plans(shared, size, mixed, kept, steps, memory, report)
+        kept = trials.Trials(folder, shared.get("function", ""))
+        taken = training_steps.StepTrials(shared, kept, steps, memory, report)
+        made = _Plans(taken, size, mixed)
         made.make()
     return MemoryPlan(
         shared.name, words, tuple(made.options), made.chosen, tuple(made.notes())
@@ -152,12 +152,12 @@ class _Plans:
       chosen: The one that fits; None if none does.
     """
 
-    def __init__(self, workload, size, mixed, kept, steps, memory, report):
-        self.workload, self.size, self.mixed = workload, size, mixed
-        self.kept, self.steps, self.report = kept, steps, report
-        self.memory, (self.free, _) = memory, processes.limits(None)
+    def __init__(self, taken, size, mixed):
+        self.trials, self.size, self.mixed = taken, size, mixed
+        self.free, _ = processes.limits(None)
         gpu = any(device.kind == "GPU" for device in hardware.read_devices())
-        self.most = (memory.device or math.inf) if gpu else memory.host
+        host, device = self.trials.memory
+        self.most = (device or math.inf) if gpu else host
         self.options, self.chosen = [], None
         self.others: dict[str, float] = {}  # Mode -> what a step in it held besides.
         self.seconds: dict[str, float] = {}
@@ -192,9 +192,7 @@ class _Plans:
         self.chosen = self.chosen or next(filter(self._fits, likely), None)
 
     def _fits(self, option, room=None):
-        asked = training_steps.variant(self.workload, *_given(option))
-        given = self.kept, asked, self.steps, self.memory, self.report
-        found = training_steps.take(*given, label=option["option"], room=room)
+        found = self.trials.take(*_given(option), label=option["option"], room=room)
         if found["lack"]:
             option["exceeded"] = True
         else:
@@ -203,13 +201,14 @@ class _Plans:
         return not found["reason"]
 
     def _predict(self, function, *given):
+        workload, kept, *_ = self.trials
+
         def work():
-            done = processes.call(function, self.workload, *given)
+            done = processes.call(function, workload, *given)
             return done._replace(value={"options": done.value})
 
         name = f"{function.__name__.removeprefix('_')}-batch{self.size}"
-        own = trials.fingerprint(self.workload.get("function", ""))
-        outcome = self.kept.take(name, work, given=list(given), function=own)
+        outcome = kept.take(name, work, given=list(given))
         if outcome.failure:
             raise errors.RunError(f"A prediction failed. Received: {outcome.failure}")
         return outcome.value["options"]

@@ -9,10 +9,10 @@ from absl import logging
 from ml_collections import config_dict
 
 from tfamp import checks, errors, tables
-from tfamp.diagnostics import audit, doctor
+from tfamp.diagnostics import audit
 from tfamp.facts import hardware
 from tfamp.facts import modes as known
-from tfamp.measuring import processes, training_steps, trials, workloads
+from tfamp.measuring import measure, processes, training_steps, trials, workloads
 from tfamp.numerics import compare, search
 from tfamp.runs import plots, run_files
 from tfamp.storage import account
@@ -188,7 +188,7 @@ def rehearse(
     shared = training_steps.identity(workload, steps)
     rows = []
     with run_files.benchmark_folder(shared, None) as folder:
-        kept = trials.Trials(folder, doctor.describe())
+        kept = trials.Trials(folder, shared.get("function", ""))
         for mode in names:
             given = shared, mode, size, steps, seconds, found
             rows.append({**_support(mode, found), **_take(kept, given, bool(rows))})
@@ -219,10 +219,11 @@ def _support(mode, device):
 def _take(kept, given, optional):
     """Returns the other fields, of a process of its own; float32's must not fail."""
     _, mode, *_, seconds, _ = given
-    timeout = processes.TIME_LIMIT + seconds
-    done = kept.take(
-        f"rehearse-{mode}", lambda: processes.call(_rehearse, *given, timeout=timeout)
-    )
+
+    def work():
+        return processes.call(_rehearse, *given, timeout=processes.TIME_LIMIT + seconds)
+
+    done = kept.take(f"rehearse-{mode}", work)
     if done.failure and not (optional or done.lack):
         raise errors.RunError(f"float32 cannot be tried. Received: {done.failure}")
     return done.value or {"failures": {"training": done.failure}}
@@ -244,7 +245,7 @@ def _rehearse(workload, mode, size, steps, seconds, device):
             fit = {"epochs": steps, "steps_per_epoch": 1, "shuffle": False}
             found = made.model.fit(made.batches, **fit, verbose=0)
             row["losses"] = [float(loss) for loss in found.history["loss"]]
-            row["skipped_steps"] = _skipped(made.model.optimizer)
+            row["skipped_steps"] = measure.scaling(made.model, steps)["skipped_steps"]
 
         def hold():
             held = account.memory(made.model, batches[0])
@@ -284,8 +285,3 @@ def _rehearse(workload, mode, size, steps, seconds, device):
                     0
                 ]
     return row
-
-
-def _skipped(optimizer):
-    skipped = getattr(optimizer, "skipped_steps", None)
-    return None if skipped is None else int(keras.ops.convert_to_numpy(skipped))

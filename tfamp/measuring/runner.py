@@ -18,7 +18,6 @@ from typing import Any
 from absl import logging
 
 from tfamp import errors
-from tfamp.diagnostics import doctor
 from tfamp.facts import hardware
 from tfamp.measuring import (
     accuracy,
@@ -128,11 +127,11 @@ def run(
     check(config, planned)
     shared = cells.identity(config)
     with run_files.benchmark_folder(shared, workdir) as folder:
-        described = doctor.describe()
-        harness = _Harness(config, folder, described, versions, say)
+        harness = _Harness(config, folder, versions, say)
         harness.total = config.repeats * len(planned) + len(runs)
         names = ("Python", "tfamp", "tensorflow", "keras")
-        known = {name: described.facts[name] for name in names}
+        machine = harness.kept.machine
+        known = {name: machine.facts[name] for name in names}
         made = report.make(
             config,
             *harness.measure(planned),
@@ -141,7 +140,7 @@ def run(
                 "date": datetime.date.today().isoformat(),
                 "command": command,
                 "commit": _commit(),
-                "machine": described.device,
+                "machine": machine.device,
                 "platform": platform.platform(),
                 "cpu_cores": _cores(),
                 "process_environment": _gpu_environment(),
@@ -212,9 +211,9 @@ def check(config, planned) -> None:
 class _Harness:
     """The trials of one benchmark."""
 
-    def __init__(self, config, folder, described, versions, say):
+    def __init__(self, config, folder, versions, say):
         self.config, self.folder, self.say = config, folder, say
-        self.kept, self.peers = trials.Trials(folder, described), versions
+        self.kept, self.peers = trials.Trials(folder), versions
         limit = config.memory_limit_mb
         self.memory = (
             processes.limits(limit * processes.MIB)[0] if limit else processes.Memory()

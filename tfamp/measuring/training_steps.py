@@ -62,8 +62,7 @@ def variant(workload, keywords: dict[str, Any], size: int, count: int = 1) -> Va
 
 def config_of(config, mode: str, batch_size: int) -> config_dict.ConfigDict:
     """Returns a configuration in another mode and with another batch size."""
-    scaling = config.precision.loss_scale.enabled
-    one = compare.config_of(config, mode, config.seed, scaling)
+    one = compare.config_of(config, mode, config.seed)
     one.batch_size = batch_size
     return one
 
@@ -107,67 +106,83 @@ def check(workload: config_dict.ConfigDict, modes: Sequence[str]) -> None:
 # ---- A trial ----
 
 
-def take(
-    kept: trials.Trials,
-    asked: Variant,
-    steps: int,
-    memory: processes.Memory,
-    report: Callable[[str], object],
-    label: str,
-    room: processes.Memory | None = None,
-) -> dict[str, Any]:
-    """Takes training steps in a fresh process, unless that was done before.
+class StepTrials(NamedTuple):
+    """Trials of one workload's training steps.
 
-    Args:
-      kept: The job's trials.
-      asked: What is trained.
-      steps: Updates of the weights.
+    Attributes:
+      workload: As `identity` returns it.
+      kept: The trials that there are.
+      steps: Updates of the weights in a trial.
       memory: What they must fit into.
-      report: Function called with a line on what came of it.
-      label: What the line calls it.
-      room: What the process may hold; None: `memory`.
-
-    Returns:
-      The figures of `train`, and "reason": why it does not fit into the memory, "" if
-      it does. A process that ran out of memory, as its words in "lack" tell, has no
-      other figures, and "peak_bytes" is None.
-
-    Raises:
-      RunError: If it fails for another reason.
+      report: Function called with a line on what came of each.
     """
 
-    room = room or memory
+    workload: config_dict.ConfigDict
+    kept: trials.Trials
+    steps: int
+    memory: processes.Memory
+    report: Callable[[str], object]
 
-    def work():
-        done = processes.call(train, asked, steps, memory=room)
-        if done.failure and not done.lack:
-            return done
-        found = {"lack": done.lack, "limits": list(room)}
-        return processes.Outcome((done.value or {"peak_bytes": None}) | found)
+    def take(
+        self,
+        keywords: dict[str, Any],
+        size: int,
+        count: int,
+        label: str,
+        room: processes.Memory | None = None,
+    ) -> dict[str, Any]:
+        """Takes the steps in a fresh process, unless that was done before.
 
-    def usable(found):
-        # A lack of memory says nothing where there was less of it.
-        both = room, found.get("limits", room)
-        now, then = ([each or math.inf for each in limits] for limits in both)
-        return not (found["lack"] and now > then)
+        Args:
+          keywords, size, count: As of `variant`.
+          label: What the line on the trial calls it.
+          room: What the process may hold; None: `memory`.
 
-    function = trials.fingerprint(asked.what if isinstance(asked.what, str) else "")
-    outcome = kept.take(asked.key, work, usable=usable, function=function)
-    if outcome.failure:
-        raise errors.RunError(
-            f"A trial failed for another reason than memory: {label}. Received: "
-            f"{outcome.failure}"
-        )
-    found = outcome.value
-    reason = found["lack"]
-    # There may have been more of it; and a peak can be too short to be seen.
-    for kind, most in memory._asdict().items():
-        if most and not reason and (found[f"{kind}_bytes"] or 0) > most:
-            reason = processes.over(found[f"{kind}_bytes"], most)
-    before = " (tried before)" if outcome.before else ""
-    peak = reason or f"fits: {processes.mib(found['peak_bytes'])}"
-    report(f"{label}{before}: {'does not fit: ' * bool(reason)}{peak}")
-    return {**found, "reason": reason}
+        Returns:
+          The figures of `train`, and "reason": why it does not fit into the memory, ""
+          if it does. A process that ran out of memory, as its words in "lack" tell, has
+          no other figures, and "peak_bytes" is None.
+
+        Raises:
+          RunError: If it fails for another reason.
+        """
+        asked, room = variant(self.workload, keywords, size, count), room or self.memory
+
+        def work():
+            done = processes.call(train, asked, self.steps, memory=room)
+            if done.failure and not done.lack:
+                return done
+            found = {"lack": done.lack, "limits": list(room)}
+            return processes.Outcome((done.value or {"peak_bytes": None}) | found)
+
+        def usable(found):
+            # A lack of memory says nothing where there was less of it.
+            both = room, found.get("limits", room)
+            now, then = ([each or math.inf for each in limits] for limits in both)
+            return not (found["lack"] and now > then)
+
+        outcome = self.kept.take(asked.key, work, usable=usable)
+        if outcome.failure:
+            raise errors.RunError(
+                f"A trial failed for another reason than memory: {label}. Received: "
+                f"{outcome.failure}"
+            )
+        found, reason = outcome.value, self._reason(outcome.value)
+        peak = found["peak_bytes"]
+        told = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
+        before = " (tried before)" if outcome.before else ""
+        self.report(f"{label}{before}: {told}")
+        return {**found, "reason": reason}
+
+    def _reason(self, found):
+        """Why figures do not fit into the memory; "" if they do."""
+        if found["lack"]:
+            return found["lack"]
+        # There may have been more of it; and a peak can be too short to be seen.
+        for kind, most in self.memory._asdict().items():
+            if most and (held := found[f"{kind}_bytes"] or 0) > most:
+                return processes.over(held, most)
+        return ""
 
 
 def train(asked: Variant, steps: int) -> dict[str, Any]:

@@ -26,11 +26,18 @@ class Trials:
 
     Args:
       folder: The job's folder, with `cells/`.
+      function: Name of the user's function that all of them measure, "" for a
+        configuration; None: each trial says its own.
+
+    Attributes:
       machine: The machine that they are made on.
     """
 
-    def __init__(self, folder: pathlib.Path, machine: doctor.MachineReport):
-        self._folder, self._place = folder / "cells", place(machine)
+    def __init__(self, folder: pathlib.Path, function: str | None = None):
+        self.machine = doctor.describe()
+        self._folder, self._held = folder / "cells", place(self.machine)
+        if function is not None:
+            self._held["function"] = fingerprint(function)
 
     def take(
         self,
@@ -49,9 +56,9 @@ class Trials:
             failure is not, and is tried again by the next call.
           begin: Function called first; it is told whether there are figures.
           usable: Function of the figures of a file; whether they count now.
-          **held: What they hold for besides this machine.
+          **held: What its figures hold for besides.
         """
-        file, identity = self._folder / f"{name}.json", self._place | held
+        file, identity = self._folder / f"{name}.json", self._held | held
         figures = _read(file, identity)
         before = figures is not None and usable(figures)
         begin(before)
@@ -59,8 +66,8 @@ class Trials:
             return processes.Outcome(figures, before=True)
         outcome = work()
         if not outcome.failure:
-            text = json.dumps({"identity": identity, **outcome.value})
-            run_files.write_text(file, text)
+            figures = {"identity": identity, **outcome.value}
+            run_files.write_text(file, json.dumps(figures))
         return outcome
 
 

@@ -173,7 +173,7 @@ def plan(config, seeds: int = 1) -> tuple[dict[tuple[Variant, int], Any], str]:
     return configs, note
 
 
-def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
+def config_of(config, mode: str, seed: int, loss_scaling: bool | None = None):
     """Returns the configuration of one run: a copy with this mode and seed.
 
     Args:
@@ -181,11 +181,13 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool = True):
       mode: The run's mode. "float32" and "tf32" have neither overrides nor a rewrite,
         nothing is stored in fewer bits, and they have what `config.float32` says.
       seed: The run's seed.
-      loss_scaling: Whether loss scaling is allowed where the mode needs it.
+      loss_scaling: Whether loss scaling is allowed where the mode needs it; None: as
+        the configuration says.
     """
     one = config.copy_and_resolve_references()
     one.precision.mode, one.seed = mode, seed
-    one.precision.loss_scale.enabled = loss_scaling
+    if loss_scaling is not None:
+        one.precision.loss_scale.enabled = loss_scaling
     if one.precision.fused_kernels is None:  # So that what differs is precision.
         one.precision.fused_kernels = True
     own = one.float32.to_dict()
