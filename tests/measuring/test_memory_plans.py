@@ -208,10 +208,10 @@ def test_what_frees_nothing_is_left_out_of_the_next_options(tmp_path):
 
 
 def test_a_plan_is_measured_in_processes(file):
-    found = tfamp.fit_memory(f"{file}:build", "3GiB", batch_size=1024, steps=1)
+    found = tfamp.fit_memory(f"{file}:build", "3GiB", batch_size=4096, steps=1)
     assert found.chosen["option"] == "float32"
-    limit = found.chosen["measured_bytes"] - 8 * MIB
-    found = tfamp.fit_memory(f"{file}:build", limit, batch_size=1024, steps=1)
+    limit = found.chosen["measured_bytes"] - 24 * MIB  # It differs by 11 MiB.
+    found = tfamp.fit_memory(f"{file}:build", limit, batch_size=4096, steps=1)
     assert found.chosen["option"] == "mixed_bfloat16"
     assert found.chosen["measured_bytes"] <= limit
 
