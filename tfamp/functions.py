@@ -69,11 +69,21 @@ def find(name: str) -> Callable[..., Any]:
 
     Args:
       name: The name.
+
+    Raises:
+      ValueError: If its file has no such function.
     """
     module, _, function = name.rpartition(":")
+    found = getattr(_load(module), function, None)
+    if found is None:
+        raise ValueError(f"Function not found. Received: {name!r}. {_EXPECTED}")
+    return found
+
+
+def _load(module):
     if not module.endswith(".py"):
         _see_this_folder(module)
-        return getattr(importlib.import_module(module), function)
+        return importlib.import_module(module)
     sys.path.insert(0, os.path.dirname(module))  # For what stands beside it.
     spec = importlib.util.spec_from_file_location(pathlib.Path(module).stem, module)
     if spec is None or spec.loader is None:
@@ -81,4 +91,4 @@ def find(name: str) -> Callable[..., Any]:
     found = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, found)
     spec.loader.exec_module(found)
-    return getattr(found, function)
+    return found

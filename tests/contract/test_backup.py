@@ -116,6 +116,35 @@ def test_a_fit_that_was_killed_ends_as_one_that_was_not(data, tmp_path):
         tfamp.disable()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer_state": "8bit"},
+        {"optimizer_state": "bfloat16"},
+        {"weights": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_what_is_stored_in_fewer_bits_is_restored(settings, tmp_path):
+    def make():
+        dense = [keras.layers.Dense(1024, "relu"), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((6,)), *dense])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01), loss)
+        return model
+
+    tfamp.enable("mixed_bfloat16", on_unsupported="warn", **settings)
+    try:
+        whole = train("arrays", make=make)
+        stopped = tfamp.BackupAndRestore(tmp_path, save_freq=1), Stop(19, kill)
+        with pytest.raises(Killed):
+            train("arrays", *stopped, make=make)
+        backup = tfamp.BackupAndRestore(tmp_path, save_freq=1)
+        assert_same(train("arrays", backup, make=make), whole)
+    finally:
+        tfamp.disable()
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_saved_every_few_steps_and_with_several_in_one_call(size, tmp_path):
     make = lambda: build(steps_per_execution=size)  # noqa: E731

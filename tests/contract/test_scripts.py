@@ -1,6 +1,7 @@
 """The scripts' command line: errors in one line, exit code 1, nothing left behind."""
 
 import pathlib
+import re
 
 import helpers
 import pytest
@@ -61,6 +62,11 @@ def test_bad_input_is_one_line_and_exit_code_1(command, folder):
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
     assert BAD[command] in line
     assert (folder / "kept/.tfamp-comparison").exists()  # Nothing was deleted.
+
+
+@pytest.mark.parametrize("script", ["train", "train_bert", "benchmark", "doctor"])
+def test_help_has_the_configuration(script, folder):
+    assert re.search(r"^ +--config\b", run(folder, script, "--help").stdout, re.M)
 
 
 def test_verbosity_shows_the_traceback(folder):

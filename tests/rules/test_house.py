@@ -23,7 +23,8 @@ FLOORS = (
     {"serving", "numerics", "diagnostics"},
     {"resume"},
     {"runs"},
-    {"measuring", "recipes"},
+    {"recipes"},
+    {"measuring"},
     {"", "training", "benchmark"},  # The public names: `tfamp` itself, and two more.
     {"commands"},
     {"scripts", "configs", "__main__"},
@@ -62,11 +63,9 @@ def floor_of(folder):
 def imports_of(path):
     """Yields (module, whether at the top of the file).
 
-    Where modules are imported by name, each string that is such a name is an import.
+    A string that is the name of a module, or of a function in one, is an import.
     """
-    source = path.read_text()
-    by_name = re.search(r"\b(importlib|forkserver_preload|functions\.find)\b", source)
-    tree = ast.parse(source)
+    tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -76,8 +75,9 @@ def imports_of(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             names = [node.module]
-        elif by_name and isinstance(node, ast.Constant):
-            names = re.findall(r"\A(tfamp(?:\.\w+)+)(?::\w+)?\Z", str(node.value))
+        elif isinstance(node, ast.Constant):
+            found = re.findall(r"\A(tfamp(?:\.\w+)+)(?::\w+)?\Z", str(node.value))
+            names = [name for name in found if folder_of(name) in set().union(*FLOORS)]
         for name in names:
             yield name, node in tree.body
 

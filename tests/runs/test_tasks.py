@@ -1,9 +1,11 @@
 """Tasks by name: recipes and custom ones alike, with data and without."""
 
+import json
 import sys
 
 import points
 import pytest
+import yaml
 
 from tfamp.recipes import images
 from tfamp.runs import run_files, tasks
@@ -51,7 +53,7 @@ from tfamp.runs import tasks
 def create(config):
     raise AssertionError("it reads data")
 
-def synthetic(config) -> tasks.Synthetic:
+def synthetic(config) -> "tasks.Synthetic":
     task = points.create(config)
     return tasks.Synthetic(
         task.build_model, task.train.batch(2), "made", task.loss, task.metrics, "points"
@@ -62,18 +64,25 @@ def synthetic(config) -> tasks.Synthetic:
     assert tasks.synthetic(config).unit == "points"
 
 
-@pytest.mark.parametrize("name", ["chess", "image_classification", "no_module:f"])
+@pytest.mark.parametrize("name", ["chess", "image_classification", "no_module:f", ""])
 def test_a_name_that_is_no_function_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name}.*Expected 'module:function'"):
+    words = f"tfamp.recipes.images:create.*config.task={name!r}.*'module:function'"
+    with pytest.raises(ValueError, match=words):
         tasks.from_config(points.make_config(task=name))
+    with pytest.raises(ValueError, match="'tfamp.recipes.images:creat'"):
+        tasks.from_config(points.make_config(task="tfamp.recipes.images:creat"))
 
 
-def test_names_of_before_are_mapped_where_they_name_a_task():
-    run = {"task": "segmentation", "precision": {}, "data": {"task": "segmentation"}}
-    new = run_files.rename_tasks({"tasks": {"task": {"config": run}}})
-    found = new["tasks"]["task"]["config"]
-    assert found["task"] == "tfamp.recipes.segmentation:create"
-    assert found["data"] == run["data"]
-    assert run_files.rename_tasks(found, old=True) == run
-    own = {"task": "points:create", "precision": {}}
-    assert run_files.rename_tasks(own) == run_files.rename_tasks(own, old=True) == own
+def test_names_of_before_are_mapped_where_they_name_a_task(tmp_path):
+    config = images.get_config()
+    config.update({"data": {"task": "segmentation"}})
+    run = config.to_dict() | {"task": "image_classification"}
+    many = {"task": {"config": run}, "precision": {}, "optimizer": {}}
+    written = {"tasks": many, "data": {"task": ["a"]}}
+    written = json.loads(json.dumps(written))  # Lists, no tuples.
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(written))
+    found = run_files.read_config(tmp_path)
+    assert found.tasks.task.config.task == "tfamp.recipes.images:create"
+    assert found.tasks.task.config.data.task == "segmentation"
+    plain = run_files.plain_config(found)
+    assert run_files.with_old_names(plain) == written

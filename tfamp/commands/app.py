@@ -135,7 +135,7 @@ def default_workdir(config, job: str = "compare") -> pathlib.Path:
       config: The configuration of the job's folder.
       job: One of `jobs.JOBS`. "train" has its own folder: runs/NAME-train-HASH.
     """
-    settings = run_files.rename_tasks(run_files.plain_config(config), old=True)
+    settings = run_files.with_old_names(run_files.plain_config(config))
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     name = f"{config.name}-train" if job == "train" else config.name
     return pathlib.Path("runs", f"{name}-{digest.hexdigest()[:8]}")

@@ -19,6 +19,7 @@ def define_flags() -> None:
     app.define_config(None)
     flags.DEFINE_string("simulate", None, "Report on another device, such as a100.")
     flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
+    app.show_in_help(__name__, app.__name__)
 
 
 def run() -> None:

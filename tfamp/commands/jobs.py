@@ -16,12 +16,13 @@ class Job(NamedTuple):
       run: Function of the configuration, the folder, and what else was requested;
         returns a summary to print.
       check: Function of the configuration and what else was requested; raises what is
-        wrong with settings or data, so that nothing is deleted for such a command.
+        wrong with settings or data, so that nothing is deleted for such a command. Jobs
+        on a run that is there delete nothing.
       identity: Function of the same; returns the configuration of the job's folder.
     """
 
     run: Callable[[Any, pathlib.Path, Any], str]
-    check: Callable[[Any, Any], object]
+    check: Callable[[Any, Any], object] = lambda config, asked: None
     identity: Callable[[Any, Any], Any] = lambda config, asked: config
 
 
@@ -110,8 +111,8 @@ def _export(config, folder, asked):
 
 
 def _find_batch_size(config, workdir, asked):
-    asked = {**asked._asdict(), "workdir": workdir, "report": app.say}
-    found = batch_size.find_batch_size(config, **asked)
+    given = {"workdir": workdir, "report": app.say}
+    found = batch_size.find_batch_size(config, **asked, **given)
     return f"{found.to_text()}\nfiles: {workdir}"
 
 
@@ -125,7 +126,7 @@ JOBS = {
 }
 # Of a run that is there, trained to its end or stopped.
 ON_RUNS = {
-    name: Job(run, lambda config, asked: None)
+    name: Job(run)
     for name, run in (
         ("evaluate", _evaluate),
         ("predict", _predict),
@@ -135,8 +136,8 @@ ON_RUNS = {
 # That of --find_batch_size.
 SEARCH = Job(
     _find_batch_size,
-    batch_size.plan,
-    lambda config, asked: training_steps.identity(config, asked.steps),
+    lambda config, asked: batch_size.plan(config, **asked),
+    lambda config, asked: training_steps.identity(config, batch_size.STEPS),
 )
 # Those that time steps, a training or an inference benchmark.
 TIMED = Job(_benchmark, benchmark_jobs.plan, benchmark_jobs.identity)

@@ -8,10 +8,9 @@ import tensorflow as tf
 from absl import flags
 from ml_collections import config_flags
 
-from tfamp import functions
 from tfamp.commands import app, benchmark_jobs, jobs
 from tfamp.measuring import batch_size, processes, training_steps
-from tfamp.runs import base_config, distribution, run_files
+from tfamp.runs import base_config, distribution, run_files, tasks
 
 _TINY = 16  # Largest batch of a run of seconds.
 # What goes with --find_batch_size.
@@ -60,7 +59,7 @@ def define_flags(default_config: str | None) -> None:
     )
     benchmark_jobs.define()
     _define_search()
-    app.show_in_help(__name__, benchmark_jobs.__name__)
+    app.show_in_help(__name__, app.__name__, benchmark_jobs.__name__)
 
 
 def _define_search():
@@ -80,7 +79,7 @@ def _define_search():
     )
     flags.DEFINE_integer(
         "max_batch_size",
-        batch_size.Settings().max_batch_size,
+        batch_size.MAX_BATCH_SIZE,
         "Largest batch size to try.",
         lower_bound=training_steps.MULTIPLE,
     )
@@ -139,7 +138,7 @@ def _resolve(values):
         raise ValueError(
             f"No configuration. Received: no --config. Expected: {expected}."
         )
-    config.task = functions.name_of(config.task)  # A file by its whole path.
+    config.task = tasks.name_of(config)  # A file by its whole path.
     if values.tiny:
         config = base_config.apply_tiny(config)
         config.update_from_flattened_dict(_given())  # Flags win.
@@ -211,11 +210,11 @@ def _find_job(values):
 
 
 def _search_settings(tiny):
-    """What the flags ask of the search; a largest batch that was given counts."""
+    """Keywords of the search; a largest batch that was given counts."""
     limit, largest, whole = (flags.FLAGS[name] for name in _OF_SEARCH)
     small = tiny and not largest.present
-    return batch_size.Settings(
-        limit=limit.value and limit.value * processes.MIB,
-        effective_batch=whole.value,
-        max_batch_size=_TINY if small else largest.value,
-    )
+    return {
+        "limit": limit.value and limit.value * processes.MIB,
+        "effective_batch": whole.value,
+        "max_batch_size": _TINY if small else largest.value,
+    }

@@ -19,16 +19,7 @@ from tfamp.runs import run_files
 SCHEMA_VERSION = 3
 _MULTIPLE = training_steps.MULTIPLE
 TOLERANCE = 0.03  # Two runs of a process differ by as much.
-
-
-class Settings(NamedTuple):
-    """Arguments of `find_batch_size`; see there. `limit` is in bytes."""
-
-    modes: tuple[str, ...] = ()
-    limit: int | None = None
-    effective_batch: int | None = None
-    max_batch_size: int = 2**16
-    steps: int = 2
+MAX_BATCH_SIZE, STEPS = 2**16, 2
 
 
 class BatchSizes(NamedTuple):
@@ -86,8 +77,8 @@ def find_batch_size(
     *,
     modes: Sequence[str] | None = None,
     effective_batch: int | None = None,
-    max_batch_size: int = Settings._field_defaults["max_batch_size"],
-    steps: int = Settings._field_defaults["steps"],
+    max_batch_size: int = MAX_BATCH_SIZE,
+    steps: int = STEPS,
     workdir: str | os.PathLike | None = None,
     report: Callable[[str], object] = logging.info,
 ) -> BatchSizes:
@@ -133,19 +124,16 @@ def find_batch_size(
         memory, or if the folder cannot be written or holds anything but this search.
       ValueError: If a setting is invalid, or there is no such function.
     """
-    asked = Settings(
-        *(tuple(modes or ()), processes.parse_size(limit), effective_batch),
-        *(max_batch_size, steps),
-    )
     workload = workloads.named(workload)
-    modes = plan(workload, asked)
-    shared = training_steps.identity(workload, asked.steps)
+    given = {"effective_batch": effective_batch, "max_batch_size": max_batch_size}
+    tried = plan(workload, limit, modes=modes, steps=steps, **given)
+    shared = training_steps.identity(workload, steps)
     with run_files.benchmark_folder(shared, workdir) as folder:
-        memory, words = processes.limits(asked.limit)
+        memory, words = processes.limits(processes.parse_size(limit))
         kept = trials.Trials(folder, shared.get("function", ""))
         taken = training_steps.StepTrials(shared, kept, steps, memory, report)
-        made = _Search(taken, asked)
-        for mode in modes:
+        made = _Search(taken, **given)
+        for mode in tried:
             made.search(mode)
         rule = (
             f"divisors of {effective_batch}, bisected"
@@ -155,8 +143,8 @@ def find_batch_size(
         )
         notes = [
             made.figures["description"],
-            "" if asked.modes else training_steps.mixed_mode(shared)[1],
-            f"a batch fits if a separate process takes {asked.steps} training steps of "
+            "" if modes else training_steps.mixed_mode(shared)[1],
+            f"a batch fits if a separate process takes {steps} training steps of "
             f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
             "a margin",
             f"{kept.machine.device}; TensorFlow {kept.machine.facts['tensorflow']}",
@@ -174,25 +162,29 @@ def find_batch_size(
     return found
 
 
-def plan(workload: config_dict.ConfigDict, asked: Settings) -> tuple[str, ...]:
-    """Returns the modes that are searched.
-
-    Args:
-      workload: As for `training_steps.identity`.
-      asked: What to search for.
+def plan(
+    workload: config_dict.ConfigDict,
+    limit: str | int | None = None,
+    *,
+    modes: Sequence[str] | None = None,
+    effective_batch: int | None = None,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    steps: int = STEPS,
+) -> tuple[str, ...]:
+    """Returns the modes that are searched; the arguments are of `find_batch_size`.
 
     Raises:
       DataError: If the preset is missing or malformed.
       ValueError: If a setting is invalid.
     """
-    checks.check_count("max_batch_size", asked.max_batch_size, smallest=_MULTIPLE)
-    checks.check_count("steps", asked.steps)
-    if asked.effective_batch is not None:
-        checks.check_count("effective_batch", asked.effective_batch)
-    processes.limits(asked.limit)
-    modes = asked.modes or ("float32", training_steps.mixed_mode(workload)[0])
-    training_steps.check(workload, modes)
-    return modes
+    checks.check_count("max_batch_size", max_batch_size, smallest=_MULTIPLE)
+    checks.check_count("steps", steps)
+    if effective_batch is not None:
+        checks.check_count("effective_batch", effective_batch)
+    processes.limits(processes.parse_size(limit))
+    tried = tuple(modes or ("float32", training_steps.mixed_mode(workload)[0]))
+    training_steps.check(workload, tried)
+    return tried
 
 
 def search(
@@ -230,8 +222,9 @@ class _Search:
       figures: Of the last trial that fitted; see `training_steps.train`.
     """
 
-    def __init__(self, taken, asked):
-        self.trials, self.asked = taken, asked
+    def __init__(self, taken, effective_batch, max_batch_size):
+        self.trials, self.max_batch_size = taken, max_batch_size
+        self.effective_batch = effective_batch
         self.sizes, self.figures = [], {}
 
     def search(self, mode):
@@ -242,11 +235,11 @@ class _Search:
             tried.append({"batch_size": size, **self._try(mode, size)})
             return not tried[-1]["reason"]
 
-        if whole := self.asked.effective_batch:
+        if whole := self.effective_batch:
             sizes = [size for size in range(1, whole + 1) if whole % size == 0]
             largest, failing = search(fits, sizes, len(sizes), 0.0)
         else:
-            sizes = range(_MULTIPLE, self.asked.max_batch_size + 1, _MULTIPLE)
+            sizes = range(_MULTIPLE, self.max_batch_size + 1, _MULTIPLE)
             start = max((each["batch_size"] for each in self.sizes), default=_MULTIPLE)
             largest, failing = search(fits, sizes, start // _MULTIPLE - 1, TOLERANCE)
         if not largest:
@@ -271,7 +264,7 @@ class _Search:
         )
 
     def _accumulation(self, size):
-        if whole := self.asked.effective_batch:
+        if whole := self.effective_batch:
             return whole // size
         optimizer = self.trials.workload.get("optimizer")
         return optimizer.accumulation_steps if optimizer else 1

@@ -111,8 +111,8 @@ def fit_memory(
       limit: As in `find_batch_size`: "2GiB" or a number of bytes, programs included.
       batch_size: Examples of an update of the weights; None: the configuration's.
       steps: Updates that are measured.
-      workdir: Folder for the trials, which a second call on the same machine does not
-        repeat. None: nothing is kept.
+      workdir: Folder for the trials, which a second call on the same machine with as
+        many steps does not repeat. None: nothing is kept.
       report: Function called with a line on each measurement.
 
     Returns:
@@ -159,7 +159,7 @@ class _Plans:
         host, device = self.trials.memory
         self.most = (device or math.inf) if gpu else host
         self.options, self.chosen = [], None
-        self.others: dict[str, float] = {}  # Mode -> what a step in it held besides.
+        self.overheads: dict[str, float] = {}  # Mode -> what a step in it held besides.
         self.seconds: dict[str, float] = {}
 
     def make(self):
@@ -171,10 +171,10 @@ class _Plans:
         self.chosen = next((x for x in modes if self._fits(x, self.free)), None)
         held = modes[0]["measured_bytes"]
         options = self._predict(_predict, self.size, self.mixed, held)
-        self.others = _others(modes, options)
+        self.overheads = _overheads(modes, options)
         self.options = [*modes, *options[2:]]
         self._choose(options[2:])
-        if self.chosen is None and min(self.others.values()) < self.most:
+        if self.chosen is None and min(self.overheads.values()) < self.most:
             tried = [_given(each) for each in self.options]
             parts = self._predict(_predict_parts, self.size, self.mixed)
             parts = [each for each in parts if _given(each) not in tried]
@@ -187,7 +187,7 @@ class _Plans:
 
     def _choose(self, options):
         for each in options:
-            each["predicted_bytes"] += self.others[each["keywords"]["mode"]]
+            each["predicted_bytes"] += self.overheads[each["keywords"]["mode"]]
         likely = (each for each in options if each["predicted_bytes"] <= self.most)
         self.chosen = self.chosen or next(filter(self._fits, likely), None)
 
@@ -216,24 +216,25 @@ class _Plans:
     def notes(self):
         """Lines on the figures, and on what is short."""
         more = ", plus what else a measured step in that mode held"
-        yield f"predicted: by `tfamp.memory`{more if any(self.others.values()) else ''}"
+        more = more if any(self.overheads.values()) else ""
+        yield f"predicted: by `tfamp.memory`{more}"
         if self.chosen is None:
             yield f"nothing fits: {_short(self.options, self.most)}"
 
 
-def _others(modes, predicted):
+def _overheads(modes, predicted):
     """Returns what a step in each mode held besides: programs, and libraries' own.
 
     Predicts the modes, too. One that was not measured is taken to hold what the one
     before it does.
     """
-    others, extra = {}, 0
+    overheads, extra = {}, 0
     for each, made in zip(modes, predicted, strict=False):
         if held := each["measured_bytes"]:
             extra = held - made["predicted_bytes"]
         each["predicted_bytes"] = made["predicted_bytes"] + extra
-        others[each["option"]] = extra
-    return others
+        overheads[each["option"]] = extra
+    return overheads
 
 
 def _short(options, most):

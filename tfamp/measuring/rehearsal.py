@@ -1,6 +1,7 @@
 """`rehearse`: what a mode would do on another device, before that is rented."""
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -146,6 +147,7 @@ def rehearse(
     modes: str | Sequence[str] = _MODES,
     steps: int = 20,
     seconds: float = 60.0,
+    workdir: str | os.PathLike | None = None,
     report: Callable[[str], object] = logging.info,
 ) -> Rehearsal:
     """Tries modes for another device here: do they run, are they right, do they fit.
@@ -165,13 +167,16 @@ def rehearse(
       modes: Modes to try beside float32, or one.
       steps: Training steps in each mode.
       seconds: Time of `search_precision` in each mode.
+      workdir: Folder for what the modes showed, which a second call on the same machine
+        with as many steps does not repeat. None: nothing is kept.
       report: Function that is called with a line about each mode.
 
     Returns:
       A `Rehearsal`; `print` shows its page.
 
     Raises:
-      RunError: If the model and its batches cannot be made in float32.
+      RunError: If the model and its batches cannot be made in float32, or if the folder
+        cannot be written or holds anything but trials of this workload.
       ValueError: If a setting makes no sense, or there is no such function or device.
 
     Example:
@@ -187,7 +192,7 @@ def rehearse(
     checks.check_count("batch_size", size)
     shared = training_steps.identity(workload, steps)
     rows = []
-    with run_files.benchmark_folder(shared, None) as folder:
+    with run_files.benchmark_folder(shared, workdir) as folder:
         kept = trials.Trials(folder, shared.get("function", ""))
         for mode in names:
             given = shared, mode, size, steps, seconds, found
@@ -218,12 +223,13 @@ def _support(mode, device):
 
 def _take(kept, given, optional):
     """Returns the other fields, of a process of its own; float32's must not fail."""
-    _, mode, *_, seconds, _ = given
-
-    def work():
-        return processes.call(_rehearse, *given, timeout=processes.TIME_LIMIT + seconds)
-
-    done = kept.take(f"rehearse-{mode}", work)
+    _, mode, size, _, seconds, device = given
+    limit = processes.TIME_LIMIT + seconds
+    done = kept.take(
+        f"rehearse-{mode}-batch{size}",
+        lambda: processes.call(_rehearse, *given, timeout=limit),
+        rehearsed=[device.label, f"{device.compute_capability}", seconds],
+    )
     if done.failure and not (optional or done.lack):
         raise errors.RunError(f"float32 cannot be tried. Received: {done.failure}")
     return done.value or {"failures": {"training": done.failure}}

@@ -244,7 +244,8 @@ class _Harness:
 
     def _cell(self, cell, repeat):
         task = self.config.tasks[cell.task]
-        plain, seed = workloads.plain_config(task), self.config.seed + repeat
+        plain = task.copy_and_resolve_references().to_dict()
+        seed = self.config.seed + repeat
         counts = self.config.steps, self.config.warmup
         torch = cell.framework == "torch"
 
@@ -294,8 +295,9 @@ class _Harness:
             def work(config=config, folder=folder):
                 # A killed one would add the seconds of two tracings.
                 run_files.delete_run(folder)
-                plain = workloads.plain_config(config)
-                return self._call(accuracy.train, plain, str(folder), limited=False)
+                return self._call(
+                    accuracy.train, config.to_dict(), str(folder), limited=False
+                )
 
             name = f"accuracy-{task}-{mode}-seed{seed}"
             label = f"{task}: {mode}, time to accuracy, seed {seed}"

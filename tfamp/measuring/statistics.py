@@ -63,9 +63,10 @@ def difference(
       other: The same of what is compared.
 
     Returns:
-      None if no repeat is in both.
+      None if no repeat is in both, or the base's losses are 0.
     """
-    return _estimate([other[k] / base[k] - 1 for k in base.keys() & other.keys()])
+    both = [k for k in base.keys() & other.keys() if base[k]]
+    return _estimate([other[k] / base[k] - 1 for k in both])
 
 
 def _estimate(values):
@@ -77,14 +78,8 @@ def _estimate(values):
     return Estimate(mean, *(verdict.interval(values) or (mean, mean)), count)
 
 
-def judge(found: Estimate | None) -> str:
-    """Returns what a difference of losses means, in a word or two.
-
-    Args:
-      found: From `difference`; None where there is none.
-    """
-    if found is None:
-        return "not compared"
+def judge(found: Estimate) -> str:
+    """Returns what a difference of losses means, in a word or two."""
     if all(x is None or abs(x) < _EQUAL for x in found[:3]):
         return "equal"
     if found.low is None or found.high is None:

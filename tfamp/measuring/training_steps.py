@@ -83,7 +83,7 @@ def identity(workload: config_dict.ConfigDict, steps: int) -> config_dict.Config
             one.batch_size = base_config.get_config().batch_size  # It has no use here.
             one.float32.batch_size = None
             one.name = f"{workload.name}-batch-size"
-    with one.unlocked():
+    with one.unlocked():  # Of `fit_memory` as well: the trials are the same.
         one.benchmark = {"job": "find_batch_size", "steps": steps}
     return one
 
@@ -157,9 +157,9 @@ class StepTrials(NamedTuple):
 
         def usable(found):
             # A lack of memory says nothing where there was less of it.
-            both = room, found.get("limits", room)
-            now, then = ([each or math.inf for each in limits] for limits in both)
-            return not (found["lack"] and now > then)
+            pairs = zip(room, found.get("limits", room), strict=True)
+            more = any((now or math.inf) > (then or math.inf) for now, then in pairs)
+            return not (found["lack"] and more)
 
         outcome = self.kept.take(asked.key, work, usable=usable)
         if outcome.failure:

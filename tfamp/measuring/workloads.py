@@ -61,11 +61,6 @@ def named(workload: str | Callable | config_dict.ConfigDict) -> config_dict.Conf
     return config_dict.ConfigDict({"function": functions.name_of(workload)})
 
 
-def plain_config(config: config_dict.ConfigDict) -> dict[str, Any]:
-    """Returns a configuration as dicts that a process can be given."""
-    return config.copy_and_resolve_references().to_dict()
-
-
 def from_function(name: str, arguments: dict[str, Any], jit: str) -> Workload:
     """Calls a user's function.
 

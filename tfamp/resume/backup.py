@@ -115,7 +115,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         facts = {"position": position, "began": self._began}
         facts["kinds"] = {
             kind: list(map(variables.facts_of, found))
-            for kind, found in self._variables().items()
+            for kind, found in variables.of_training(self.model).items()
         }
         facts["also"] = self.also.state() if self.also else None
         files.write(self.folder, Backup(position, facts, self._arrays()))
@@ -123,12 +123,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     # ---- State ----
 
-    def _variables(self):
-        return variables.of_training(self.model)
-
     def _lack(self, facts, kind):
         """Returns how variables differ from those of a backup, as text; "" if not."""
-        here = [variables.facts_of(v) for v in self._variables().get(kind, ())]
+        found = variables.of_training(self.model).get(kind, ())
+        here = [variables.facts_of(v) for v in found]
         there = facts["kinds"].get(kind, [])
         if [x[1:] for x in here] == [x[1:] for x in there]:  # Names may go on.
             return ""
@@ -148,20 +146,20 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _arrays(self):
         return {
             f"{name}/{index}/{part}": variables.plain(value.numpy())
-            for name, found in self._variables().items()
+            for name, found in variables.of_training(self.model).items()
             for index, variable in enumerate(found)
             for part, value in enumerate(variables.parts(variable))
         }
 
     def _parts(self):
-        every = self._variables().values()
+        every = variables.of_training(self.model).values()
         return [part for each in every for v in each for part in variables.parts(v)]
 
     def _arrays_by_part(self):
         return {id(part): part.numpy() for part in self._parts()}
 
     def _assign(self, arrays, kinds):
-        found = self._variables()
+        found = variables.of_training(self.model)
         for name in kinds:
             for index, variable in enumerate(found.get(name, ())):
                 for part, target in enumerate(variables.parts(variable)):

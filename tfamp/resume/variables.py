@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfamp.facts import names
 
@@ -22,9 +23,13 @@ def of_training(model: keras.Model) -> dict[str, list[Any]]:
 
 
 def parts(variable):
-    """Returns the variable of each replica of this process."""
+    """Returns the variable of each replica of this process.
+
+    One that is stored in fewer bits is read, saved and assigned as a whole, in float32.
+    """
     value = variable.value
-    return getattr(value, "values", (value,))
+    own = value if hasattr(value, "assign") else variable
+    return getattr(value, "values", (own,))
 
 
 def facts_of(variable) -> list[Any]:
@@ -39,6 +44,6 @@ def plain(array):
 
 
 def typed(array, variable):
-    """Returns what `plain` was made of, in the format of a TensorFlow variable."""
-    kind = variable.dtype.as_numpy_dtype
+    """Returns what `plain` was made of, in the format of a variable."""
+    kind = tf.as_dtype(variable.dtype).as_numpy_dtype
     return array if array.dtype == kind else array.view(kind)

@@ -97,8 +97,9 @@ def compare(
       config: The configuration; `config.precision.mode` is the mixed mode.
       workdir: Folder; the runs go to `MODE/seedN` inside, those without loss scaling to
         `MODE_unscaled/seedN`.
-      seeds: How many seeds, from `config.seed` on. report: Function called with a line
-      on each run before it starts, and of its progress.
+      seeds: How many seeds, from `config.seed` on.
+      report: Function called with a line on each run before it starts, and of its
+        progress.
 
     Returns:
       A `verdict.Comparison`.

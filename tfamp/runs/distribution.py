@@ -90,7 +90,7 @@ def _join_cluster(bytes_per_pack):
         raise errors.RunError(
             "config.strategy='multi_worker_mirrored' must be set up before anything "
             "else in the process uses TensorFlow. Call "
-            "`tfamp.runs.distribution.create(config)` at the start of the program. "
+            "`tfamp.training.distribution.create(config)` at the start of the program. "
             f"Received: {e}"
         ) from e
 

@@ -92,7 +92,7 @@ def write_config(config: config_dict.ConfigDict, folder: pathlib.Path) -> None:
 
 
 # What tasks were called in `config.yaml` up to version 0.2 -> their recipe.
-_OLD_TASKS = {
+_RECIPES = {
     "image_classification": "images",
     "language_model": "language_model",
     "question_answering": "question_answering",
@@ -100,23 +100,26 @@ _OLD_TASKS = {
     "tabular_regression": "tabular",
     "text_classification": "text_classification",
 }
+_NEW_NAMES = {old: f"tfamp.recipes.{name}:create" for old, name in _RECIPES.items()}
+_OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
 
 
-def rename_tasks(settings: Any, old: bool = False) -> Any:
-    """Returns settings with the tasks' names of today.
+def with_old_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns plain settings with the names that tasks had up to version 0.2.
 
-    Args:
-      settings: Plain settings of a run, or of a benchmark, which has some of several.
-      old: Whether they get the names up to version 0.2 instead. Folders are named by
-        those, so that a command finds the folder that it has always had.
+    Folders are named by those, so that a command finds the folder it has always had.
     """
+    return _renamed(settings, _OLD_NAMES)
+
+
+def _renamed(settings, names):
+    """Names tasks anew: of a run, or of each run that a benchmark's settings hold."""
     if not isinstance(settings, dict):
         return settings
-    found = {name: rename_tasks(each, old) for name, each in settings.items()}
-    if "task" in found and "precision" in found:  # A run's.
-        names = {k: f"tfamp.recipes.{v}:create" for k, v in _OLD_TASKS.items()}
-        names = {v: k for k, v in names.items()} if old else names
-        found["task"] = names.get(found["task"], found["task"])
+    found = {name: _renamed(each, names) for name, each in settings.items()}
+    if isinstance(task := found.get("task"), str):
+        if {"precision", "optimizer"} <= found.keys():  # A run's.
+            found["task"] = names.get(task, task)
     return found
 
 
@@ -171,7 +174,7 @@ def read_config(folder: pathlib.Path) -> config_dict.ConfigDict:
 
 
 def _read_settings(file):
-    return rename_tasks(yaml.safe_load(file.read_text()))
+    return _renamed(yaml.safe_load(file.read_text()), _NEW_NAMES)
 
 
 def _tuples(value):

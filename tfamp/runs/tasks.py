@@ -116,7 +116,9 @@ def synthetic(config: config_dict.ConfigDict) -> Synthetic:
     """
     function = _find(config)
     beside = getattr(function, "__globals__", {}).get("synthetic")
-    if getattr(beside, "__annotations__", {}).get("return") is Synthetic:
+    returned = getattr(beside, "__annotations__", {}).get("return")
+    # It may be a text; and a user may have another function of that name.
+    if getattr(returned, "__name__", f"{returned}").endswith("Synthetic"):
         return beside(config)
     task = _create(function, config)
     # Repeated: a search for the largest batch may ask for more than there is.
@@ -132,8 +134,24 @@ def synthetic(config: config_dict.ConfigDict) -> Synthetic:
     )
 
 
+def name_of(config: config_dict.ConfigDict) -> str:
+    """Returns `config.task` as `functions.name_of` does.
+
+    Raises:
+      ValueError: If it names no function.
+    """
+    try:
+        return functions.name_of(config.task)
+    except ValueError as error:
+        raise ValueError(
+            f"config.task must name a function that returns a tfamp.training.Task, as "
+            "'tfamp.recipes.images:create' does. Received: "
+            f"config.task={config.task!r}. {error}"
+        ) from error
+
+
 def _find(config):
-    return functions.find(functions.name_of(config.task))
+    return functions.find(name_of(config))
 
 
 def _create(function, config):
