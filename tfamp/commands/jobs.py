@@ -68,14 +68,10 @@ def _listed(rows):
     """Returns names and values as lines, without what has no value."""
     width = max(map(len, rows))
     return "\n".join(
-        f"{name:<{width}}  {_shown(value)}"
-        for name, value in rows.items()
-        if value is not None
+        f"{name:<{width}}  " + (f"{x:.4f}" if isinstance(x, float) else f"{x}")
+        for name, x in rows.items()
+        if x is not None
     )
-
-
-def _shown(value):
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _check_run(config, _=None):

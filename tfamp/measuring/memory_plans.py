@@ -216,8 +216,7 @@ class _Plans:
     def notes(self):
         """Lines on the figures, and on what is short."""
         more = ", plus what else a measured step in that mode held"
-        more = more if any(self.overheads.values()) else ""
-        yield f"predicted: by `tfamp.memory`{more}"
+        yield "predicted: by `tfamp.memory`" + more * any(self.overheads.values())
         if self.chosen is None:
             yield f"nothing fits: {_short(self.options, self.most)}"
 

@@ -340,6 +340,5 @@ class _Harness:
 
 def _cores():
     """Those that this process may use, as TensorFlow counts them: a container's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    some = getattr(os, "sched_getaffinity", None)  # Linux alone has it.
+    return len(some(0)) if some else os.cpu_count()
