@@ -80,10 +80,12 @@ def test_modes_are_tried_for_a_device_that_is_not_here(script):
     assert keras.config.dtype_policy().name == "float32"
 
 
-def test_a_mode_that_fails_is_told_beside_those_that_work(script):
-    found = tfamp.rehearse(
-        *(f"{script}:fails", 16), steps=2, seconds=5.0, modes=("mixed_float16",)
-    )
+def test_a_mode_that_fails_is_told_beside_those_that_work(script, tmp_path):
+    told = []
+    given = {"steps": 2, "seconds": 5.0, "modes": ("mixed_float16",)}
+    given |= {"workdir": tmp_path / "kept", "report": told.append}
+    found, again = (tfamp.rehearse(f"{script}:fails", 16, **given) for _ in range(2))
+    assert again == found and all("(tried before)" in line for line in told[2:])
     wide, half = found.modes
     assert not wide["failures"] and "knows no float16" in half["failures"]["training"]
     assert "knows no float16" in str(found)
@@ -95,7 +97,7 @@ def test_what_fails_in_float32_too_is_told(script):
     page = str(tfamp.rehearse(f"{script}:without_loss", **asked))
     assert "- float32: training failed: ValueError: No loss to compute" in page
     assert "- float8: no layer computes in float8." in page
-    with pytest.raises(tfamp.RunError, match="no attribute 'missing'"):
+    with pytest.raises(tfamp.RunError, match="script.py:missing'"):
         tfamp.rehearse(f"{script}:missing", **asked)
 
 

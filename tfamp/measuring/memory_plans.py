@@ -169,8 +169,9 @@ class _Plans:
             for mode in ("float32", self.mixed)
         ]
         self.chosen = next((x for x in modes if self._fits(x, self.free)), None)
-        held = modes[0]["measured_bytes"]
-        options = self._predict(_predict, self.size, self.mixed, held)
+        options = self._predict(
+            _predict, self.size, self.mixed, modes[0]["measured_bytes"]
+        )
         self.overheads = _overheads(modes, options)
         self.options = [*modes, *options[2:]]
         self._choose(options[2:])

@@ -196,9 +196,11 @@ def rehearse(
         kept = trials.Trials(folder, shared.get("function", ""))
         for mode in names:
             given = shared, mode, size, steps, seconds, found
-            rows.append({**_support(mode, found), **_take(kept, given, bool(rows))})
+            done = _take(kept, given, bool(rows))
+            rows.append({**_support(mode, found), **done.value})
             failed = ", ".join(rows[-1]["failures"])
-            report(f"{mode}: {f'{failed} failed' if failed else 'done'}")
+            before = " (tried before)" if done.before else ""
+            report(f"{mode}{before}: {f'{failed} failed' if failed else 'done'}")
     notes = (
         f"{MEASURED}: computed in that format by this host; {EMULATED}: the numbers of "
         f"the format, by other hardware; {COMPUTED}: from a trace and the device's "
@@ -214,15 +216,15 @@ def _support(mode, device):
     fastest = known.get_mode(mode).fastest_format
     here = hardware.format_support(fastest, hardware.read_devices())
     there = hardware.describe_support(device)[fastest]
-    native = here.fast or fastest == "float32"
     return {
         **{"mode": mode, "format": fastest, "fast": there.fast},
-        **{"reason": there.reason, "how": MEASURED if native else EMULATED},
+        "reason": there.reason,
+        "how": MEASURED if here.fast or fastest == "float32" else EMULATED,
     }
 
 
 def _take(kept, given, optional):
-    """Returns the other fields, of a process of its own; float32's must not fail."""
+    """Returns an `Outcome` with the other fields; float32 must not fail."""
     _, mode, size, _, seconds, device = given
     limit = processes.TIME_LIMIT + seconds
     done = kept.take(
@@ -232,7 +234,7 @@ def _take(kept, given, optional):
     )
     if done.failure and not (optional or done.lack):
         raise errors.RunError(f"float32 cannot be tried. Received: {done.failure}")
-    return done.value or {"failures": {"training": done.failure}}
+    return done._replace(value=done.value or {"failures": {"training": done.failure}})
 
 
 def _rehearse(workload, mode, size, steps, seconds, device):
