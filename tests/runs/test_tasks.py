@@ -66,7 +66,7 @@ def synthetic(config) -> "tasks.Synthetic":
 
 @pytest.mark.parametrize("name", ["chess", "image_classification", "no_module:f", ""])
 def test_a_name_that_is_no_function_is_refused(name):
-    words = f"tfamp.recipes.images:create.*config.task={name!r}.*'module:function'"
+    words = f"config.task: .*Received: {name!r}.*'module:function'.*images:create"
     with pytest.raises(ValueError, match=words):
         tasks.from_config(points.make_config(task=name))
     with pytest.raises(ValueError, match="'tfamp.recipes.images:creat'"):

@@ -230,6 +230,7 @@ def _take(kept, given, optional):
     done = kept.take(
         f"rehearse-{mode}-batch{size}",
         lambda: processes.call(_rehearse, *given, timeout=limit),
+        usable=lambda row: not row["failures"],  # What failed is tried again.
         rehearsed=[device.label, f"{device.compute_capability}", seconds],
     )
     if done.failure and not (optional or done.lack):

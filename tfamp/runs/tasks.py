@@ -144,9 +144,7 @@ def name_of(config: config_dict.ConfigDict) -> str:
         return functions.name_of(config.task)
     except ValueError as error:
         raise ValueError(
-            f"config.task must name a function that returns a tfamp.training.Task, as "
-            "'tfamp.recipes.images:create' does. Received: "
-            f"config.task={config.task!r}. {error}"
+            f"config.task: {error} A recipe's is 'tfamp.recipes.images:create', say."
         ) from error
 
 
