@@ -116,40 +116,72 @@ def call(
     Raises:
       RuntimeError: In a process of `call` itself.
     """
-    if multiprocessing.parent_process() is not None:
-        raise RuntimeError(
-            "This process was started to measure something, and would start others "
-            'endlessly. Put the call below `if __name__ == "__main__":`.'
-        )
-    context = _context((__name__, function.__module__, *preload))
-    # It calls `enable` itself, or is to be stock Keras.
-    environment = one_gpu(os.environ) | xla_flags.users()
-    with tempfile.TemporaryDirectory() as folder:
-        words = pathlib.Path(folder, "words")
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(
+    with Process(function, *arguments, memory=memory, preload=preload) as process:
+        return process.result(timeout)
+
+
+class Process:
+    """A separate process in which a function is called; it ends with the context.
+
+    A generator has a result for each value that it yields, and None at its end. It
+    stops there until `proceed`: so several processes can be prepared at once, and
+    measure in turns.
+
+    Args:
+      function, *arguments, memory, preload: As of `call`.
+
+    Raises:
+      RuntimeError: In such a process itself.
+    """
+
+    def __init__(self, function, *arguments, memory=Memory(), preload=()):  # noqa: B008
+        if multiprocessing.parent_process() is not None:
+            raise RuntimeError(
+                "This process was started to measure something, and would start others "
+                'endlessly. Put the call below `if __name__ == "__main__":`.'
+            )
+        context = _context((__name__, function.__module__, *preload))
+        # It calls `enable` itself, or is to be stock Keras.
+        environment = one_gpu(os.environ) | xla_flags.users()
+        self._folder = tempfile.TemporaryDirectory()
+        self._words = pathlib.Path(self._folder.name, "words")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(
             target=_serve,
-            args=(sender, words, memory, environment, function, arguments),
+            args=(other, self._words, memory, environment, function, arguments),
         )
-        try:
-            with _without_main():
-                process.start()
-            sender.close()
-            ended = receiver.poll(timeout)
-            with contextlib.suppress(EOFError):
-                if ended:
-                    return Outcome(*receiver.recv())
-            # A crash may write its memory to a disk first.
-            process.join(_DUMP if ended else 0)
-            if process.exitcode is None:
-                return Outcome(None, f"ended after {timeout:.0f} s without a result")
-            text = words.read_text(errors="replace") if words.exists() else ""
-            return Outcome(None, reason(process.exitcode, text))
-        finally:
-            receiver.close()
-            if process.pid is not None:
-                process.kill()
-                process.join()
+        with _without_main():
+            self._process.start()
+        other.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._pipe.close()
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._folder.cleanup()
+
+    def result(self, timeout: float) -> Outcome:
+        """Waits for the next result, so many seconds; a process that fails ends."""
+        ended = self._pipe.poll(max(0, timeout))
+        with contextlib.suppress(EOFError, ConnectionError):
+            if ended:
+                return Outcome(*self._pipe.recv())
+        # A crash may write its memory to a disk first.
+        self._process.join(_DUMP if ended else 0)
+        if self._process.exitcode is None:
+            return Outcome(None, f"ended after {timeout:.0f} s without a result")
+        words = self._words
+        text = words.read_text(errors="replace") if words.exists() else ""
+        return Outcome(None, reason(self._process.exitcode, text))
+
+    def proceed(self) -> None:
+        """Has a generator go on to its next value."""
+        with contextlib.suppress(OSError):  # It has ended: `result` says why.
+            self._pipe.send(None)
 
 
 def _context(preload):
@@ -186,8 +218,8 @@ def one_gpu(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _serve(sender, words, memory, environment, function, arguments):
-    """Calls the function and sends what came of it."""
+def _serve(pipe, words, memory, environment, function, arguments):
+    """Calls the function and sends what came of it, each value of a generator."""
     switches.set_environ(environment)  # TensorFlow has not looked for GPUs yet.
     with contextlib.suppress(OSError, ValueError):  # Nobody would read it.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -203,9 +235,18 @@ def _serve(sender, words, memory, environment, function, arguments):
         tf.config.set_logical_device_configuration(gpus[0], [limit])
     threading.Thread(target=_watch, args=(memory.host,), daemon=True).start()
     try:
-        sender.send((function(*arguments), ""))
+        value = function(*arguments)
+        if not isinstance(value, types.GeneratorType):
+            pipe.send((value, ""))
+        else:
+            for each in value:
+                pipe.send((each, ""))
+                pipe.recv()
+            pipe.send((None, ""))
+    except EOFError:  # The one that asked wants no more.
+        pass
     except Exception as error:  # Whatever it is becomes the reason.
-        sender.send((None, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        pipe.send((None, f"{type(error).__name__}: {' '.join(str(error).split())}"))
     # At once: TensorFlow 2.21's XLA, out of memory, crashes where it is taken down.
     os._exit(0)
 

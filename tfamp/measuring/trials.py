@@ -58,17 +58,40 @@ class Trials:
           usable: Function of the figures of a file; whether they count now.
           **held: What its figures hold for besides.
         """
-        file, identity = self._folder / f"{name}.json", self._held | held
-        figures = _read(file, identity)
+        figures = self.read(name, **held)
         before = figures is not None and usable(figures)
         begin(before)
         if before:
             return processes.Outcome(figures, before=True)
         outcome = work()
         if not outcome.failure:
-            figures = {"identity": identity, **outcome.value}
-            run_files.write_text(file, json.dumps(figures))
+            self.write(name, outcome.value, **held)
         return outcome
+
+    def read(self, name: str, **held: Any) -> dict[str, Any] | None:
+        """Returns a trial's figures; None where there are none that hold here.
+
+        Args:
+          name, **held: As of `take`.
+        """
+        try:
+            figures = json.loads((self._folder / f"{name}.json").read_text())
+        except (OSError, ValueError):
+            return None
+        same = isinstance(figures, dict) and figures.pop("identity", None) == (
+            self._held | held
+        )
+        return figures if same else None
+
+    def write(self, name: str, figures: dict[str, Any], **held: Any) -> None:
+        """Keeps a trial's figures.
+
+        Args:
+          name, **held: As of `take`.
+          figures: Can be written as JSON.
+        """
+        told = {"identity": self._held | held, **figures}
+        run_files.write_text(self._folder / f"{name}.json", json.dumps(told))
 
 
 def place(machine: doctor.MachineReport) -> dict[str, Any]:
@@ -95,13 +118,3 @@ def fingerprint(function: str) -> str:
     spec = None if module.endswith(".py") else importlib.util.find_spec(module)
     file = pathlib.Path(spec.origin or "" if spec else module)
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-def _read(file, identity):
-    """The figures of a file; None where they hold for something else."""
-    try:
-        figures = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    same = isinstance(figures, dict) and figures.pop("identity", None) == identity
-    return figures if same else None

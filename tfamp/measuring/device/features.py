@@ -1,0 +1,45 @@
+"""What else has code of its own on a GPU: float8 and the graph rewrite."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfamp.precision import control
+
+layers = keras.layers
+
+
+def train(mode: str, keywords: dict[str, Any], xla: bool, tiny: bool) -> dict[str, Any]:
+    """Trains a network of dense layers with `enable`'s keywords.
+
+    Args:
+      mode: As of `enable`.
+      keywords: Others.
+      xla: Whether XLA compiles the step.
+      tiny: Whether it is small.
+
+    Returns:
+      Plain data: losses, of 20 steps; seconds of the last ones; status, of `enable`.
+    """
+    width, rows = (32, 64) if tiny else (2048, 4096)
+    with control.enabled(mode, on_unsupported="warn", **keywords):
+        keras.utils.set_random_seed(0)
+        hidden = [layers.Dense(width, "gelu") for _ in range(4)]
+        model = keras.Sequential([keras.Input((width,)), *hidden, layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, jit_compile=xla)
+        draw = np.random.default_rng(0)
+        x = draw.normal(size=(rows, width)).astype("float32")
+        watch = _Losses()
+        model.fit(x, x[:, :10].argmax(1), rows, epochs=20, verbose=0, callbacks=[watch])
+        return {"losses": watch.losses, "status": str(control.status())}
+
+
+class _Losses(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.losses.append(float((logs or {})["loss"]))

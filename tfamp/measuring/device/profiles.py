@@ -1,0 +1,67 @@
+"""What TensorFlow's profiler saw a GPU do: kernels by time, and how long it waited."""
+
+import collections
+import pathlib
+from typing import Any
+
+_MOST = 15  # Kernels that are kept.
+_NAME = 120  # Characters of a kernel's name.
+
+
+def read(folder: pathlib.Path, steps: int) -> dict[str, Any] | None:
+    """Returns the figures of a profile; None where it saw no GPU.
+
+    Args:
+      folder: Of `tf.profiler.experimental.start`.
+      steps: How many there were.
+
+    Returns:
+      Plain data: milliseconds, from the first thing that the GPU did to the last;
+      waiting, the share of that in which it did nothing; launches, of a step; kernels,
+      those that took most: [name, ms of a step, times a step].
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    for file in folder.rglob("*.xplane.pb"):
+        space = xplane_pb2.XSpace()
+        space.ParseFromString(file.read_bytes())
+        for plane in space.planes:
+            if plane.name.startswith("/device:GPU") and (found := _events(plane)):
+                return _summary(found, steps)
+    return None
+
+
+def _events(plane):
+    """[(name, begin, end)] in picoseconds, of all streams, in order."""
+    return sorted(
+        (
+            (plane.event_metadata[event.metadata_id].name, begin, begin + length)
+            for line in plane.lines
+            if line.name.startswith("Stream")
+            for event in line.events
+            if (length := event.duration_ps) >= 0
+            and (begin := 1000 * line.timestamp_ns + event.offset_ps) >= 0
+        ),
+        key=lambda each: each[1],
+    )
+
+
+def _summary(events, steps):
+    busy, until = 0, events[0][1]
+    spent: collections.Counter[str] = collections.Counter()
+    times: collections.Counter[str] = collections.Counter()
+    for name, begin, end in events:
+        busy += max(0, end - max(begin, until))
+        until = max(until, end)
+        spent[name[:_NAME]] += end - begin
+        times[name[:_NAME]] += 1
+    whole = until - events[0][1]
+    return {
+        "milliseconds": whole / 1e9,
+        "waiting": 1 - busy / whole if whole else 0.0,
+        "launches": len(events) / steps,
+        "kernels": [
+            [name, ps / 1e9 / steps, times[name] / steps]
+            for name, ps in spent.most_common(_MOST)
+        ],
+    }

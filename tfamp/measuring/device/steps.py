@@ -1,0 +1,108 @@
+"""Training steps of one model in one mode: prepared at once, timed in turns."""
+
+import contextlib
+import pathlib
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfamp.measuring import processes
+from tfamp.measuring.device import networks, profiles
+from tfamp.precision import control, policy
+
+WARMUP = 4
+
+
+def steps(
+    name: str,
+    side: str,
+    mode: str,
+    jits: tuple[bool, ...],
+    sizes: networks.Sizes,
+    rounds: int,
+    count: int,
+) -> Iterator[dict[str, Any]]:
+    """Yields figures of one model, which is built once for all variants.
+
+    For each choice of XLA: what its first steps cost; the seconds of each round; and a
+    profile of three steps.
+
+    Args:
+      name: Of `networks.NAMES`.
+      side: "tfamp"; "keras" for stock Keras, with the policy of the mode.
+      mode: A precision mode.
+      jits: The choices of XLA, in order.
+      sizes: Of the model.
+      rounds: How often it is timed.
+      count: Steps of a round.
+    """
+    start = time.perf_counter()
+    with _in_force(side, mode):
+        keras.utils.set_random_seed(0)
+        model, batches = networks.build(name, sizes)
+        for jit in jits:
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            optimizer = networks.optimizer(name)
+            model.compile(optimizer, loss, jit_compile=jit)
+            if tf.config.list_physical_devices("GPU"):
+                tf.config.experimental.reset_memory_stats("GPU:0")
+
+            def fit(steps, model=model):
+                watch = _Watch()
+                model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[watch])
+                return watch
+
+            watch = fit(WARMUP)
+            yield {
+                "build_seconds": watch.begun - start,
+                "first_step_seconds": watch.seconds[0],
+                "device_bytes": processes.peak_device(),
+                "status": str(control.status()) if side == "tfamp" else "",
+            }
+            for _ in range(rounds):
+                # The first two begin a new epoch, and start the data.
+                watch = fit(count + 2)
+                yield {"seconds": watch.seconds[2:], "loss": watch.losses[-1]}
+            yield _profiled(lambda: fit(3))
+            start = time.perf_counter()
+
+
+def _profiled(run):
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        try:
+            run()
+        finally:
+            tf.profiler.experimental.stop()
+        return {"profile": profiles.read(pathlib.Path(folder), 3)}
+
+
+@contextlib.contextmanager
+def _in_force(side, mode):
+    if side == "tfamp":
+        with control.enabled(mode, on_unsupported="warn"):
+            yield
+        return
+    tf.config.experimental.enable_tensor_float_32_execution(mode != "float32")
+    with policy.policy_scope("float32" if mode == "tf32" else mode):
+        yield
+
+
+class _Watch(keras.callbacks.Callback):
+    """Seconds and losses of each step; Keras has read the loss: the device is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.losses, self.begun = [], [], 0.0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._start = time.perf_counter()
+        self.begun = self.begun or self._start
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(float((logs or {})["loss"]))
+        self.seconds.append(time.perf_counter() - self._start)
