@@ -5,10 +5,11 @@
     tfamp train --config=my_config.py --job=train
     tfamp benchmark --workload=my_script:build
     tfamp doctor --simulate=a100
+    tfamp gpu-report
 
 `status` calls `tfamp.enable()` and prints its status. The others are
-scripts/train.py, benchmark.py and doctor.py, with their flags (`tfamp train --help`). A
-name such as cnn/digits is a configuration that comes with tfamp.
+scripts/train.py, benchmark.py, doctor.py and gpu_plan.py, with their flags (`tfamp
+train --help`). A name such as cnn/digits is a configuration that comes with tfamp.
 """
 
 import pathlib
@@ -24,7 +25,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name == "status":
         print(tfamp.enable())
-    elif name in ("train", "benchmark", "doctor"):
+    elif name in ("train", "benchmark", "doctor", "gpu-report"):
         # As a script's, so that --help and errors speak of this command.
         sys.argv[:2] = [f"tfamp {name}"]
         sys.modules["__main__"].__doc__ = __doc__  # What --help begins with.
@@ -57,7 +58,7 @@ def _find_config(command, name):
 
 
 def _run_script(name):
-    from tfamp.commands import benchmark, doctor, train  # Of the extras.
+    from tfamp.commands import benchmark, doctor, gpu_report, train  # Of the extras.
 
     if name == "train":
         train.define_flags(None)
@@ -65,6 +66,9 @@ def _run_script(name):
     elif name == "doctor":
         doctor.define_flags()
         doctor.run()
+    elif name == "gpu-report":
+        gpu_report.define_flags()
+        gpu_report.run()
     else:
         benchmark.define_flags(str(_CONFIGS / "benchmark/quick.py"))
         benchmark.run()

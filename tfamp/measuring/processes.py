@@ -123,9 +123,9 @@ def call(
 class Process:
     """A separate process in which a function is called; it ends with the context.
 
-    A generator has a result for each value that it yields, and None at its end. It
-    stops there until `proceed`: so several processes can be prepared at once, and
-    measure in turns.
+    A function has one result, and a generator one for each value that it yields; after
+    each it stops until `proceed`, and the last is None. So several processes can be
+    prepared at once, and measure in turns.
 
     Args:
       function, *arguments, memory, preload: As of `call`.
@@ -179,7 +179,7 @@ class Process:
         return Outcome(None, reason(self._process.exitcode, text))
 
     def proceed(self) -> None:
-        """Has a generator go on to its next value."""
+        """Has it go on to its next result."""
         with contextlib.suppress(OSError):  # It has ended: `result` says why.
             self._pipe.send(None)
 
@@ -237,12 +237,11 @@ def _serve(pipe, words, memory, environment, function, arguments):
     try:
         value = function(*arguments)
         if not isinstance(value, types.GeneratorType):
-            pipe.send((value, ""))
-        else:
-            for each in value:
-                pipe.send((each, ""))
-                pipe.recv()
-            pipe.send((None, ""))
+            value = iter([value])
+        for each in value:
+            pipe.send((each, ""))
+            pipe.recv()
+        pipe.send((None, ""))
     except EOFError:  # The one that asked wants no more.
         pass
     except Exception as error:  # Whatever it is becomes the reason.

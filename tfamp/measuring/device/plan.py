@@ -1,514 +1,279 @@
-"""The parts of the plan for a GPU, most wanted first, within minutes.
+"""Runs the plan for a GPU: the parts in order, each figure in a file when it is known.
 
-What is timed runs alone: its processes are prepared side by side and then measure in
-turns. The rest runs side by side, as many as the machine has room for. Each figure is in
-a file when it is known; a second call, on another day, measures what is missing.
+What is timed has the device for itself: its processes are prepared side by side, since
+that is the work of CPU cores, and measure in turns. The rest runs side by side, as far
+as the machine has room. A process that hangs or dies ends alone. The next call, on
+another day, measures what is missing; each device has a folder of its own.
 """
 
 import concurrent.futures
-import json
+import contextlib
 import os
 import pathlib
-import shlex
-import subprocess
-import sys
-import tempfile
+import re
+import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import tensorflow as tf
+from tensorflow.python.client import device_lib
 
 from tfamp.facts import hardware
-from tfamp.measuring import accuracy, cells, processes, trials, workloads
-from tfamp.measuring.device import features, networks, numerics, peaks, steps
-from tfamp.runs import base_config
+from tfamp.measuring import cells, processes, trials
+from tfamp.measuring.device import page, parts
+from tfamp.measuring.device.parts import Asked, Group, Job, Variant
 
-PARTS = (
-    *("time", "numerics", "memory", "tests", "accuracy"),
-    *("float8", "rewrite", "fit_memory"),
+_PREPARES = (
+    0.6  # Of the seconds left to a group: a variant that needs more is left out.
 )
-ROUNDS, COUNT = 3, 10
-_TORCH = pathlib.Path(__file__).with_name("torch_steps.py")
-_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-_PREPARES = 0.6  # Of the seconds that are left to a variant.
-_HELD = 6 * 2**30  # Bytes of a GPU that a process may hold beside others.
 _LEAST = 15  # Seconds; with less left nothing is begun.
+_SILENCE = 15  # Seconds, until a line says what is running.
+_HELD = 6 * 2**30  # Bytes of a GPU that a process may hold beside others.
 
 
-class Asked(NamedTuple):
-    """What a call is asked for.
-
-    Attributes:
-      parts: Of `PARTS`.
-      minutes: Of all.
-      tiny: Whether models are small, as a check.
-      torch_python: Command of an interpreter with PyTorch; "": this one.
-    """
-
-    parts: tuple[str, ...] = PARTS
-    minutes: float = 12.0
-    tiny: bool = False
-    torch_python: str = ""
-
-
-class Job(NamedTuple):
-    """What one process measures, beside others.
-
-    Attributes:
-      part, name: Of what.
-      limit: Seconds.
-      start: Function that starts it; the result has `result`, `proceed` and is a
-        context.
-      many: Whether it yields figures until it ends, each with a "name".
-    """
-
-    part: str
-    name: str
-    limit: float
-    start: Callable[[], Any]
-    many: bool = False
-
-
-class Plan:
-    """One call: it keeps figures, and says what comes of each process.
+def run(
+    folder: pathlib.Path,
+    asked_parts: tuple[str, ...],
+    minutes: float,
+    tiny: bool,
+    torch_python: str,
+    command: str,
+    say: Callable[[str], object],
+) -> pathlib.Path:
+    """Measures what is missing, and writes the page.
 
     Args:
-      folder: For the figures; one for each device, beside each other.
-      asked: What to measure.
-      say: Function called with a line on each.
-    """
+      folder: Each device has a folder in it.
+      asked_parts, minutes, tiny, torch_python: As of `Asked`.
+      command: That of the user, for the page.
+      say: Function called with a line on each process.
 
-    def __init__(self, folder: pathlib.Path, asked: Asked, say: Callable[[str], Any]):
-        self.asked, self.say = asked, say
-        label = hardware.device_label(hardware.read_devices())
-        name = "".join(x if x.isalnum() else "-" for x in label).strip("-").lower()
-        self.folder = folder / (f"{name}-tiny" if asked.tiny else name)
-        (self.folder / "cells").mkdir(parents=True, exist_ok=True)
-        self.kept = trials.Trials(self.folder)
-        self.start = time.monotonic()
+    Returns:
+      The device's folder, with `report.md`, `report.json` and `steps.png`.
+
+    Raises:
+      ValueError: If there is no such part.
+    """
+    if unknown := set(asked_parts) - set(parts.PARTS):
+        raise ValueError(
+            f"Unknown parts. Received: {', '.join(sorted(unknown))}. Expected some of "
+            f"{', '.join(parts.PARTS)}."
+        )
+    known = cells.default_modes(slow=True)
+    plain = "tf32" if "tf32" in known else "float32"
+    mixed = [mode for mode in cells.default_modes() if mode.startswith("mixed")]
+    asked = Asked(
+        tuple(asked_parts) or tuple(parts.PARTS),
+        minutes,
+        tiny,
+        torch_python,
+        (plain, *mixed),
+        processes.call(_device_memory, timeout=120).value,
+    )
+    label = hardware.device_label(hardware.read_devices())
+    name = re.sub(r"\W+", "-", f"{label} tiny" if tiny else label).strip("-").lower()
+    made = _Plan(folder / name, asked, say)
+    made.run()
+    page.write(made.folder, made.kept.machine, asked, made.failures, command)
+    return made.folder
+
+
+def _device_memory():
+    """Bytes of the first GPU, which only a process that takes the GPU can ask for."""
+    found = device_lib.list_local_devices()
+    return next(
+        (each.memory_limit for each in found if each.device_type == "GPU"), None
+    )
+
+
+class _Plan:
+    """One call; see `run`."""
+
+    def __init__(self, folder, asked: Asked, say):
+        self.folder, self.asked, self._print = folder, asked, say
+        (folder / "cells").mkdir(parents=True, exist_ok=True)
+        self.kept = trials.Trials(folder)
+        self.end = time.monotonic() + 60 * asked.minutes
         self.failures: dict[str, str] = {}
-        self.sizes = networks.TINY if asked.tiny else networks.Sizes()
+        self._running: dict[str, float] = {}
+        self._said = time.monotonic()
 
     @property
     def left(self) -> float:
         """Seconds that are left."""
-        return 60 * self.asked.minutes - (time.monotonic() - self.start)
+        return self.end - time.monotonic()
 
-    def run(self) -> None:
-        """Measures what is missing of the parts that were asked for."""
-        if "time" in self.asked.parts:
-            for group in self._groups():
-                self._timed(*group)
-        jobs = [
-            job
-            for part in PARTS[1:]
-            if part in self.asked.parts
-            for job in getattr(self, f"_{part}_jobs")()
-            if self.kept.read(f"{part}-{job.name}-done") is None
-        ]
-        with concurrent.futures.ThreadPoolExecutor(_room()) as pool:
-            list(pool.map(self._beside, jobs))
+    def run(self):
+        """Measures the parts in order."""
+        ended = threading.Event()
+        speaker = threading.Thread(target=self._speak, args=(ended,), daemon=True)
+        speaker.start()
+        waiting: list[Job] = []
+        for part in (*filter(self.asked.parts.__contains__, parts.PARTS), ""):
+            every = [*parts.PARTS[part](self.asked)] if part else [None]
+            if isinstance(every[0] if every else None, Job):
+                waiting += every
+                continue
+            # Before a group, and at the end, what may run side by side has to be done.
+            with concurrent.futures.ThreadPoolExecutor(self._room()) as pool:
+                list(pool.map(self._beside, waiting))
+            waiting = []
+            for group in filter(None, every):
+                self._timed(group)
+        ended.set()
+        speaker.join()
+
+    def say(self, line):
+        """Prints a line, and when it was."""
+        self._said = time.monotonic()
+        self._print(f"[{max(0, self.left) / 60:4.1f} min left] {line}")
+
+    def _speak(self, ended):
+        while not ended.wait(1):
+            if time.monotonic() - self._said >= _SILENCE and self._running:
+                since = min(self._running.values())
+                names = ", ".join(self._running)
+                self.say(f"{time.monotonic() - since:.0f} s: {names}"[:200])
+
+    @contextlib.contextmanager
+    def _runs(self, label):
+        self._running[label] = time.monotonic()
+        self.say(label)
+        try:
+            yield
+        finally:
+            del self._running[label]
+
+    def _fails(self, label, why):
+        self.failures[label] = why
+        self.say(f"  {label}: {why[:300]}")
+
+    def _room(self):
+        """How many processes have room beside each other."""
+        cores = len(os.sched_getaffinity(0)) * 3 // 4
+        memory = self.asked.memory
+        return max(1, min(cores, memory // _HELD) if memory else cores)
 
     # ---- What is timed ----
 
-    def _groups(self) -> Iterator[tuple[str, list[Any], float]]:
-        """Model, its variants (side, mode, choices of XLA), and seconds at most."""
-        ours = "mixed_bfloat16", "tf32", "mixed_float16"
-        for name in networks.NAMES:
-            torch = [("torch", mode, (False, True)) for mode in ours[:2]]
-            yield (
-                name,
-                [*(("tfamp", mode, (False, True)) for mode in ours), *torch],
-                200,
-            )
-            stock = [("keras", mode, (False,)) for mode in ours]
-            yield name, [("tfamp", ours[0], (False,)), *stock], 120
-        # Keras' default on a GPU. By itself: it may compile for many minutes.
-        yield "bert_base", [("keras", ours[0], (True,))], 150
-
-    def _timed(self, name, variants, limit):
-        """Prepares all variants at once, then times them in turns."""
-        beside = ",".join(dict.fromkeys(side for side, *_ in variants))
-        missing = [
-            each
-            for each in variants
-            if any(
-                self._time_of(name, beside, *each[:2], jit) is None for jit in each[2]
-            )
-        ]
+    def _timed(self, group: Group):
+        """Times what is missing of a group, and its base with it."""
+        missing = [each for each in group.variants if not self._whole(group, each)]
         if not missing:
             return
+        chosen = dict.fromkeys((group.variants[0], *missing))
+        label = f"{group.part}: {group.model}, {group.name}"
         if self.left < _LEAST:
-            return self._fail("time", f"{name} {beside}", "no time left")
-        end = time.monotonic() + min(limit, self.left)
-        self.say(f"time: {name}, {beside} ({self.left / 60:.1f} min left)")
-        running = {}
-        for side, mode, jits in variants:
-            if side == "torch":
-                running |= {
-                    (side, mode, jit): _Torch(
-                        self.asked.torch_python, name, self.sizes, mode, jit
-                    )
-                    for jit in jits
-                }
-            else:
-                running[side, mode, None] = processes.Process(
-                    *(steps.steps, name, side, mode, jits, self.sizes, ROUNDS, COUNT),
-                    preload=(steps.__name__,),
-                )
-        try:
-            for number in range(max(len(jits) for *_, jits in variants)):
+            return self._fails(label, "no time left")
+        end = time.monotonic() + min(group.limit, self.left)
+        with self._runs(label):
+            # A small GPU has no room for several of them.
+            for some in (
+                [[each] for each in chosen] if self.asked.small else [[*chosen]]
+            ):
+                self._in_turns(group, some, end)
+
+    def _in_turns(self, group, variants, end):
+        with contextlib.ExitStack() as scope:
+            running = {
+                each: scope.enter_context(parts.start(group, each, self.asked))
+                for each in variants
+            }
+            base: list[Any] = []
+            for number in range(max(len(each.compiled) for each in variants)):
                 stage = {
-                    (
-                        *key[:2],
-                        dict((x[:2], x[2]) for x in variants)[key[:2]][number]
-                        if key[2] is None
-                        else key[2],
-                    ): process
-                    for key, process in running.items()
-                    if key[2] is None or number == 0
+                    each: process
+                    for each, process in running.items()
+                    if len(each.compiled) > number
                 }
-                stage = {k: p for k, p in stage.items()}
-                self._turns(name, beside, stage, end, number)
-        finally:
-            for process in running.values():
-                process.__exit__()
+                if number:
+                    for process in stage.values():
+                        process.proceed()
+                turns = _Turns(self, group, number, stage, end, base)
+                turns.take()
+                running = {k: p for k, p in running.items() if k in turns.figures}
 
-    def _turns(self, name, beside, stage, end, number):
-        """One variant of each process: prepared, then rounds in turns, then profiled."""
-        figures: dict[Any, dict[str, Any]] = {}
-
-        # Those that are not prepared by then are left out: the others are timed.
-        ready = time.monotonic() + _PREPARES * (end - time.monotonic())
-
-        def take(key, process, go):
-            if go:
-                process.proceed()
-            outcome = process.result((end if go else ready) - time.monotonic())
-            label = f"{name}, {' '.join(key[:2])}{', XLA or compiled' * key[2]}"
-            if outcome.failure:
-                figures.pop(key, None)
-                self._fail("time", label, outcome.failure)
-                process.__exit__()
-                return
-            found = dict(outcome.value)
-            held = figures.setdefault(key, {"seconds": []})
-            held["seconds"].append(found.pop("seconds")) if "seconds" in found else None
-            held |= found
-            self.kept.write(self._time_name(name, beside, *key), held)
-
-        if number:
-            for process in stage.values():
-                process.proceed()
-        for key, process in stage.items():
-            take(key, process, False)
-            if key in figures:
-                first = figures[key]["first_step_seconds"]
-                self.say(
-                    f"  {' '.join(key[:2])}, XLA {key[2]}: first step {first:.1f} s"
-                )
-        for _ in range(ROUNDS):
-            for key in list(figures):
-                take(key, stage[key], True)
-        for key in list(figures):
-            if key[0] != "torch":
-                take(key, stage[key], True)
-
-    def _time_name(self, name, beside, side, mode, jit):
-        kind = "xla" if jit else "plain"
-        return f"time-{name}-beside-{beside.replace(',', '-')}-{side}-{mode}-{kind}"
-
-    def _time_of(self, name, beside, side, mode, jit):
-        found = self.kept.read(self._time_name(name, beside, side, mode, jit))
-        whole = found and len(found["seconds"]) == ROUNDS
-        return found if whole and ("profile" in found or side == "torch") else None
+    def _whole(self, group, variant):
+        found = [
+            self.kept.read(figure_name(group, variant, compiled))
+            for compiled in variant.compiled
+        ]
+        return all(each and len(each["seconds"]) == parts.ROUNDS for each in found)
 
     # ---- What runs beside others ----
 
-    def _beside(self, job):
-        label = f"{job.part}: {job.name}"
+    def _beside(self, job: Job):
+        name, label = f"{job.part}-{job.name}", f"{job.part}: {job.name}"
+        if self.kept.read(f"{name}-done") is not None:
+            return
         if self.left < _LEAST:
-            return self._fail(job.part, job.name, "no time left")
-        self.say(f"{label} ({self.left / 60:.1f} min left)")
-        begun, end = time.monotonic(), time.monotonic() + min(job.limit, self.left)
-        number = 0
-        with job.start() as process:
-            while True:
+            return self._fails(label, "no time left")
+        end = time.monotonic() + min(job.limit, self.left)
+        with self._runs(label), job.start() as process:
+            for number in range(10**6):
                 outcome = process.result(end - time.monotonic())
                 if outcome.failure:
-                    return self._fail(job.part, job.name, outcome.failure)
-                if outcome.value is None:  # Of `many`: all is done.
+                    return self._fails(label, outcome.lack or outcome.failure)
+                if outcome.value is None:  # The end of a generator.
                     break
-                self.kept.write(f"{job.part}-{job.name}-{number}", outcome.value)
-                number += 1
-                if not job.many:
-                    break
+                self.kept.write(f"{name}-{number:03d}", outcome.value)
                 process.proceed()
-        seconds = time.monotonic() - begun
-        self.kept.write(f"{job.part}-{job.name}-done", {"seconds": seconds})
-        self.say(f"{label}: done in {seconds:.0f} s")
+            self.kept.write(f"{name}-done", {})
 
-    def _fail(self, part, name, why):
-        self.failures[f"{part}: {name}"] = why
-        self.say(f"{part}: {name}: {why[:300]}")
-        path = self.folder / "failures.json"
-        path.write_text(json.dumps(self.failures, indent=1))
 
-    def _numerics_jobs(self):
-        yield _job(
-            "numerics", "layers", 150, numerics.check, self.asked.tiny, many=True
-        )
+class _Turns:
+    """One variant of each process: prepared, timed in turns, and profiled."""
 
-    def _memory_jobs(self):
-        limit_of_0 = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "0"}
-        no_tuning = {"TF_CUDNN_USE_AUTOTUNE": "0"}
-        recipes = {
-            "bert/docstrings": 64,
-            "lm/docstrings": 64,
-            "cnn/cifar10_resnet": 512,
-            "cnn/digits": 512,
-            "unet/digits_on_photographs": 64,
-            "tabular/bike_sharing": 512,
-        }
-        for recipe, size in recipes.items():
-            for mode in ("mixed_bfloat16", "tf32"):
-                for jit in (False, True):
-                    yield self._memory_job(recipe, size, mode, jit)
-        for recipe in ("cnn/cifar10_resnet", "unet/digits_on_photographs"):
-            for what, environment in (("limit 0", limit_of_0), ("untuned", no_tuning)):
-                yield self._memory_job(
-                    recipe, recipes[recipe], "tf32", False, what, environment
-                )
-        blocks = {"remat": ["transformer_layer_.*"]}
-        for recipe, what, keywords in (
-            ("bert/docstrings", "remat", blocks),
-            ("lm/docstrings", "slots 8bit", {"optimizer_state": "8bit"}),
-            ("lm/docstrings", "slots bfloat16", {"optimizer_state": "bfloat16"}),
-        ):
-            for jit in (False, True):
-                yield self._memory_job(
-                    recipe, 64, "mixed_bfloat16", jit, what, {}, keywords
-                )
+    def __init__(self, plan, group, number, stage, end, base):
+        self.plan, self.group, self.number, self.stage = plan, group, number, stage
+        self.end, self.base = end, base
+        self.figures: dict[Variant, dict[str, Any]] = {}
 
-    def _memory_job(
-        self, recipe, size, mode, jit, what="", environment=None, keywords=None
-    ):
-        config = workloads.load(_CONFIGS / f"{recipe}.py")
-        if self.asked.tiny:
-            config, size = base_config.apply_tiny(config), 8
-        one = cells.with_mode(config, mode, 0)
-        one.batch_size, one.jit_compile = size, jit
-        one.precision.update(keywords or {})
-        name = "-".join([recipe.replace("/", "."), mode, "xla" if jit else "plain"])
-        name += f"-{what.replace(' ', '')}" if what else ""
-        asked = one.to_dict(), environment or {}
-        return _job("memory", name, 150, peaks.measure, *asked)
+    def take(self):
+        """Takes all figures, each of which is in a file then."""
+        left = self.end - time.monotonic()
+        ready = time.monotonic() + _PREPARES * left
+        for each in self.stage:
+            self._next(each, ready)
+            if each in self.figures:
+                first = self.figures[each]["first_step_seconds"]
+                self.plan.say(f"  {self._label(each)}: first step {first:.1f} s")
+        for _ in range(parts.ROUNDS):
+            for each in [*self.figures]:
+                self.stage[each].proceed()
+                self._next(each, self.end)
+        for each in [*self.figures]:
+            if each.side != "torch" and self.plan.asked.memory:
+                self.stage[each].proceed()
+                self._next(each, self.end)
 
-    def _tests_jobs(self):
-        root = pathlib.Path(__file__).parents[3]
-        if not (root / "tests").is_dir():
+    def _next(self, variant, end):
+        outcome = self.stage[variant].result(end - time.monotonic())
+        if outcome.failure or outcome.value is None:
+            self.figures.pop(variant, None)
+            self.stage[variant].__exit__()
+            self.plan._fails(self._label(variant), outcome.lack or outcome.failure)
             return
-        first = "tests/rules/test_codes.py tests/rules/test_update.py tests/contract/test_low_bit.py"
-        more = "tests/contract/test_optimizer_properties.py tests/contract/test_attention.py tests/contract/test_remat.py"
-        for name, files in {"first": first, "second": more}.items():
-            command = [
-                *(
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    "-q",
-                    "-n",
-                    "0",
-                    "-p",
-                    "no:benchmark",
-                ),
-                *(
-                    "-p",
-                    "no:cacheprovider",
-                    "--tb=short",
-                    "--maxfail=8",
-                    *files.split(),
-                ),
-            ]
-            if self.asked.tiny:
-                command.append("--collect-only")
-            log = self.folder / f"tests-{name}.txt"
-            yield Job("tests", name, 240, lambda c=command, f=log: _Command(c, root, f))
+        held = self.figures.setdefault(variant, {"seconds": []})
+        found = dict(outcome.value)
+        if "seconds" in found:
+            held["seconds"].append(found.pop("seconds"))
+            if variant == self.group.variants[0] and not self.number:
+                self.base.append(held["seconds"][-1])
+        compiled = variant.compiled[self.number]
+        held |= found | {"base_seconds": self.base}
+        self.plan.kept.write(figure_name(self.group, variant, compiled), held)
 
-    def _accuracy_jobs(self):
-        recipes = (
-            ("cnn/digits",)
-            if not os.environ.get("TFAMP_SHARED_DATA")
-            else ("cnn/digits", "bert/sentences")
-        )
-        for seed in range(1 if self.asked.tiny else 5):
-            for recipe in recipes:
-                for mode in ("tf32", "mixed_bfloat16", "mixed_float16"):
-                    config = workloads.load(_CONFIGS / f"{recipe}.py")
-                    if self.asked.tiny:
-                        config = base_config.apply_tiny(config)
-                    one = cells.with_mode(config, mode, seed)
-                    if "sentences" in recipe:
-                        one.data_dir = str(
-                            pathlib.Path(
-                                os.environ["TFAMP_SHARED_DATA"], "uci_sentences"
-                            )
-                        )
-                    name = f"{recipe.replace('/', '.')}-{mode}-seed{seed}"
-                    folder = str(self.folder / "runs" / name)
-                    yield _job(
-                        "accuracy", name, 240, accuracy.train, one.to_dict(), folder
-                    )
-
-    def _float8_jobs(self):
-        yield _job(
-            "float8", "dense", 120, features.train, "float8", {}, True, self.asked.tiny
-        )
-        yield _job(
-            "float8",
-            "dense-bfloat16",
-            120,
-            features.train,
-            "mixed_bfloat16",
-            {},
-            True,
-            self.asked.tiny,
-        )
-
-    def _rewrite_jobs(self):
-        for mode in ("mixed_bfloat16", "mixed_float16"):
-            asked = {"graph_rewrite": True}
-            yield _job(
-                "rewrite",
-                mode,
-                120,
-                features.train,
-                mode,
-                asked,
-                False,
-                self.asked.tiny,
-            )
-
-    def _fit_memory_jobs(self):
-        code = (
-            "import tfamp, logging; from tfamp.measuring import workloads;"
-            f"c = workloads.load({str(_CONFIGS / 'lm/docstrings.py')!r});"
-            + (
-                "from tfamp.runs import base_config; c = base_config.apply_tiny(c);"
-                if self.asked.tiny
-                else ""
-            )
-            + f"print(tfamp.fit_memory(c, {None if self.asked.tiny else '60MiB'!r}, batch_size={8 if self.asked.tiny else 64}))"
-        )
-        log = self.folder / "fit_memory.txt"
-        root = pathlib.Path(__file__).parents[3]
-        yield Job(
-            "fit_memory",
-            "lm",
-            240,
-            lambda: _Command([sys.executable, "-c", code], root, log),
-        )
+    def _label(self, variant):
+        compiled = ", compiled" * variant.compiled[self.number]
+        return f"{self.group.model}, {variant.side} {variant.mode}{compiled}"
 
 
-def _job(part, name, limit, function, *arguments, many=False):
-    modules = steps.__name__, numerics.__name__, peaks.__name__, accuracy.__name__
-    return Job(
-        part,
-        name,
-        limit,
-        lambda: processes.Process(
-            function, *arguments, preload=(*modules, "keras_hub")
-        ),
-        many,
-    )
+def figure_name(group: Group, variant: Variant, compiled: bool) -> str:
+    """Returns the name of a variant's file.
 
-
-def _room():
-    """How many processes have room beside each other: cores, and memory of a GPU."""
-    cores = len(os.sched_getaffinity(0)) * 3 // 4
-    found = [d for d in hardware.read_devices() if d.kind == "GPU"]
-    memory = getattr(found[0], "memory_bytes", None) if found else None
-    return max(1, min(cores, memory // _HELD if memory else 8))
-
-
-class _Command:
-    """A command in a process of its own; its result is its exit code and last line."""
-
-    def __init__(self, command, cwd, log):
-        self._log, self._file = log, log.open("w")
-        environment = os.environ | processes.one_gpu(os.environ)
-        self._process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self._process.kill()
-        self._process.wait()
-        self._file.close()
-
-    def result(self, timeout):
-        try:
-            code = self._process.wait(max(0, timeout))
-        except subprocess.TimeoutExpired:
-            return processes.Outcome(None, f"ended after {timeout:.0f} s")
-        lines = self._log.read_text(errors="replace").strip().splitlines() or [""]
-        return processes.Outcome(
-            {"code": code, "last_line": lines[-1], "text": "\n".join(lines[-60:])}
-        )
-
-
-class _Torch:
-    """The peer, which prints figures and goes on after a line."""
-
-    def __init__(self, python, name, sizes, mode, compiled):
-        self._words = tempfile.TemporaryFile("w+")
-        command = [*(shlex.split(python) or [sys.executable]), str(_TORCH), name]
-        command += [json.dumps(sizes._asdict()), str(ROUNDS), str(COUNT), mode]
-        command.append("compiled" if compiled else "eager")
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words,
-            text=True,
-            env=os.environ | processes.one_gpu(os.environ),
-        )
-
-    def __exit__(self, *error):
-        self._process.kill()
-        self._process.wait()
-
-    def result(self, timeout):
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            done = pool.submit(self._read)
-            try:
-                found = done.result(max(0, timeout))
-            except concurrent.futures.TimeoutError:
-                self._process.kill()
-                return processes.Outcome(None, f"ended after {timeout:.0f} s")
-        if found is None:
-            self._words.seek(0)
-            code = self._process.wait()
-            return processes.Outcome(None, processes.reason(code, self._words.read()))
-        return processes.Outcome(found)
-
-    def _read(self):
-        for line in self._process.stdout:
-            if line.startswith("FIGURES "):
-                return json.loads(line.removeprefix("FIGURES "))
-        return None
-
-    def proceed(self):
-        try:
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-        except OSError:
-            pass
+    Args:
+      group, variant, compiled: What it is of.
+    """
+    words = group.part, group.model, group.name, variant.side, variant.mode
+    return "-".join([*words, "compiled" if compiled else "plain"])

@@ -28,8 +28,8 @@ def steps(
 ) -> Iterator[dict[str, Any]]:
     """Yields figures of one model, which is built once for all variants.
 
-    For each choice of XLA: what its first steps cost; the seconds of each round; and a
-    profile of three steps.
+    For each choice of XLA: what its first steps cost; the seconds of each round; and,
+    where there is a GPU, a profile of three steps.
 
     Args:
       name: Of `networks.NAMES`.
@@ -48,7 +48,7 @@ def steps(
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             optimizer = networks.optimizer(name)
             model.compile(optimizer, loss, jit_compile=jit)
-            if tf.config.list_physical_devices("GPU"):
+            if gpus := tf.config.list_physical_devices("GPU"):
                 tf.config.experimental.reset_memory_stats("GPU:0")
 
             def fit(steps, model=model):
@@ -67,7 +67,8 @@ def steps(
                 # The first two begin a new epoch, and start the data.
                 watch = fit(count + 2)
                 yield {"seconds": watch.seconds[2:], "loss": watch.losses[-1]}
-            yield _profiled(lambda: fit(3))
+            if gpus:
+                yield _profiled(lambda: fit(3))
             start = time.perf_counter()
 
 

@@ -1,0 +1,131 @@
+"""Processes that are commands: pytest, and the peer in PyTorch.
+
+Both have what `processes.Process` has: `result`, `proceed`, an end with the context.
+"""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from tfamp.facts import xla_flags
+from tfamp.measuring import processes
+
+_TORCH = pathlib.Path(__file__).with_name("torch_steps.py")
+_FIGURES = "FIGURES "  # Before a line of them.
+_LAST_LINES = 60
+_LOGGED = re.compile(r"[IWE]\d{4} |WARNING: All log messages")  # By TensorFlow.
+
+
+class Command:
+    """A command; its one result is its exit code and the last lines that it wrote.
+
+    Args:
+      command: Its words.
+      folder: Where it runs.
+    """
+
+    def __init__(self, command: Sequence[str], folder: pathlib.Path):
+        self._told = False
+        self._words = tempfile.TemporaryFile("w+", errors="replace")
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=self._output(),
+            stderr=self._words,
+            text=True,
+            env=_environment(),
+        )
+
+    def _output(self):
+        return self._words
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._process.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._words):
+            with contextlib.suppress(OSError):  # What nobody has read.
+                if file:
+                    file.close()
+
+    def proceed(self) -> None:
+        """Has it go on to the result after this, which is None."""
+        self._told = True
+
+    def result(self, timeout: float) -> processes.Outcome:
+        """Waits for the end, so many seconds."""
+        if self._told:
+            return processes.Outcome(None)
+        try:
+            code = self._process.wait(max(0, timeout))
+        except subprocess.TimeoutExpired:
+            return processes.Outcome(
+                None, f"ended after {timeout:.0f} s: {self._last()}"
+            )
+        return processes.Outcome({"code": code, "text": self._last(_LAST_LINES)})
+
+    def _last(self, count=1):
+        self._words.seek(0)
+        lines = self._words.read().strip().splitlines()
+        return "\n".join([x for x in lines if not _LOGGED.match(x)][-count:])
+
+
+class TorchSteps(Command):
+    """Steps of a model in PyTorch: figures as `steps.steps` yields them.
+
+    Args:
+      python: Command of an interpreter with PyTorch; "": this one.
+      arguments: Of `torch_steps.py`.
+    """
+
+    def __init__(self, python: str, arguments: Sequence[str]):
+        words = shlex.split(python) or [sys.executable]
+        super().__init__([*words, str(_TORCH), *arguments], _TORCH.parent)
+
+    def _output(self):
+        return subprocess.PIPE
+
+    def proceed(self) -> None:
+        """Has it go on to its next figures."""
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        except OSError:  # It has ended: `result` says why.
+            pass
+
+    def result(self, timeout: float) -> processes.Outcome:
+        """Waits for the next figures, so many seconds; None at the end."""
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            line = pool.submit(self._read)
+            try:
+                found = line.result(max(0, timeout))
+            except concurrent.futures.TimeoutError:
+                self._process.kill()
+                return processes.Outcome(None, f"ended after {timeout:.0f} s")
+        if found or self._process.wait() == 0:
+            return processes.Outcome(found)
+        why = processes.reason(self._process.returncode, self._last(_LAST_LINES))
+        return processes.Outcome(None, why)
+
+    def _read(self):
+        for line in self._process.stdout:
+            if line.startswith(_FIGURES):
+                return json.loads(line.removeprefix(_FIGURES))
+        return None
+
+
+def _environment():
+    # Another interpreter's TensorFlow or JAX may not know XLA's flags.
+    asked = {**os.environ, **processes.one_gpu(os.environ), **xla_flags.users()}
+    return {name: text for name, text in asked.items() if text is not None}

@@ -1,0 +1,247 @@
+"""The page of the plan for a GPU, its figures as JSON, and a picture."""
+
+import collections
+import datetime
+import json
+import pathlib
+import statistics
+
+from tfamp import tables
+from tfamp.diagnostics import doctor
+from tfamp.measuring import trials
+from tfamp.measuring.device import parts
+from tfamp.runs import run_files
+
+_GIB, _MIB = 2**30, 2**20
+_TINY = "Small models, as a check: no figure here describes the device."
+_KERNELS = 8  # That are shown of a profile.
+_LINES = 15  # The same of a text.
+
+
+def write(
+    folder: pathlib.Path,
+    machine: doctor.MachineReport,
+    asked: parts.Asked,
+    failures: dict[str, str],
+    command: str,
+) -> None:
+    """Writes `report.md`, `report.json` and `steps.png`.
+
+    Args:
+      folder: Of the device, with `cells/`.
+      machine: What the figures hold for.
+      asked: What the last call was asked for.
+      failures: Label -> why it is missing.
+      command: The last call's.
+    """
+    found = {
+        file.stem: {k: v for k, v in figures.items() if k != "identity"}
+        for file in sorted((folder / "cells").glob("*.json"))
+        if (figures := json.loads(file.read_text())) != {}
+    }
+    told = {name: each for name, each in found.items() if not name.endswith("-done")}
+    facts = {k: v for k, v in trials.place(machine)["facts"].items() if v}
+    content = {
+        "schema_version": 1,
+        "date": datetime.date.today().isoformat(),
+        "command": command,
+        "tiny": asked.tiny,
+        "device": machine.device,
+        "facts": facts,
+        "figures": told,
+        "missing": failures,
+    }
+    run_files.write_text(folder / "report.json", json.dumps(content) + "\n")
+    sections = {
+        "Steps": _steps(told),
+        "Where a step's time goes": _profiles(told),
+        "Numerics": _numerics(told),
+        "Memory": _memory(told),
+        "Tests": _texts(told, "tests"),
+        "Accuracy": _accuracy(told),
+        "float8 and the graph rewrite": _features(told),
+        "What fits into memory": _texts(told, "fit_memory"),
+        "Not measured": tables.of_dicts(
+            [{"what": what, "why": why[:300]} for what, why in failures.items()]
+        ),
+    }
+    lines = [f"# What {machine.device} shows", f"{content['date']}; `{command}`"]
+    lines += [_TINY] * asked.tiny
+    lines += [tables.of_dicts([{"fact": k, "value": v} for k, v in facts.items()])]
+    for title, text in sections.items():
+        lines += [f"## {title}", text] if text.strip() else []
+    if _draw(folder / "steps.png", told):
+        lines.insert(2 + asked.tiny, "![steps](steps.png)")
+    run_files.write_text(folder / "report.md", "\n\n".join(lines) + "\n")
+
+
+def _of(told, *prefixes):
+    return {k: v for k, v in told.items() if k.split("-")[0] in prefixes}
+
+
+def _timed(told):
+    """Yields model, group, variant and figures of what was timed."""
+    names = (name.split("-") for name in _of(told, "time", "stock_xla"))
+    # A group's base comes first.
+    for words in sorted(names, key=lambda x: (*x[:3], x[3] != "keras", x)):
+        _, model, group, side, mode, compiled = words
+        each = told["-".join(words)]
+        how = {"compiled": {"torch": ", compiled"}.get(side, ", XLA"), "plain": ""}
+        label = {"keras": "stock Keras", "torch": "PyTorch"}.get(side, side)
+        if each["seconds"]:
+            yield model, group, f"{label} {mode}{how[compiled]}", each
+
+
+def _ratio(each):
+    """Median over the rounds of the base's time over this one's."""
+    pairs = zip(each["base_seconds"], each["seconds"], strict=False)
+    ratios = [statistics.median(base) / statistics.median(own) for base, own in pairs]
+    return f"{statistics.median(ratios):.2f}" if ratios else "-"
+
+
+def _steps(told):
+    rows = []
+    for model, _, label, each in _timed(told):
+        seconds = [1000 * x for some in each["seconds"] for x in some]
+        peak, seen = each["device_bytes"], each.get("profile")
+        rows.append(
+            {
+                "model": model,
+                "step": label,
+                "ms (smallest to largest)": f"{statistics.median(seconds):.1f} "
+                f"({min(seconds):.1f} to {max(seconds):.1f})",
+                "speed-up": _ratio(each),
+                "first step, s": f"{each['first_step_seconds']:.0f}",
+                "peak, GiB": f"{peak / _GIB:.2f}" if peak else "-",
+                "launches": f"{seen['launches']:,.0f}" if seen else "-",
+                "waiting": f"{seen['waiting']:.0%}" if seen else "-",
+            }
+        )
+    if not rows:
+        return ""
+    sizes = "BERT-Base: 32 x 384 tokens, AdamW with clipping; ResNet-50: 128 images of "
+    sizes += "224 x 224, SGD (8 and 32 where the GPU has less than 40 GiB). "
+    return (
+        sizes + f"{parts.ROUNDS} rounds of {parts.COUNT} steps in turns; a speed-up is "
+        "over the first variant of its group, stock Keras without XLA in "
+        "TF32 or float32. Waiting: the share of a step in which the GPU has nothing to "
+        "do, by TensorFlow's profiler.\n\n" + tables.of_dicts(rows)
+    )
+
+
+def _profiles(told):
+    texts = []
+    for model, _, label, each in _timed(told):
+        if seen := each.get("profile"):
+            rows = [
+                {"kernel": name, "ms a step": f"{ms:.2f}", "times": f"{times:.0f}"}
+                for name, ms, times in seen["kernels"][:_KERNELS]
+            ]
+            head = f"{model}, {label}: {seen['milliseconds']:.1f} ms of three steps"
+            texts.append(f"{head}\n\n{tables.of_dicts(rows)}")
+    return "\n\n".join(texts)
+
+
+def _numerics(told):
+    rows = []
+    for each in _of(told, "numerics").values():
+        failed = each.get("failed")
+        error, most = each.get("error"), each.get("expected")
+        rows.append(
+            {
+                "layer": each["name"],
+                "mode": each["mode"] + ", XLA" * each["xla"],
+                "error": failed or f"{error:.2e}",
+                "of": each.get("of", ""),
+                "expected at most": "" if failed else f"{most:.2e}",
+                "": "" if not failed and error <= most else "**more**",
+            }
+        )
+    return tables.of_dicts(rows)
+
+
+def _memory(told):
+    rows = []
+    for name, each in _of(told, "memory").items():
+        _, recipe, mode, xla, *what, _ = name.split("-")
+        computed, peak = each["computed"]["total"], each["device_bytes"]
+        rows.append(
+            {
+                "recipe": recipe.replace(".", "/"),
+                "mode": f"{mode}{', XLA' * (xla == 'xla')}",
+                "with": " ".join(what).replace("_", " "),
+                "computed, MiB": f"{computed / _MIB:,.0f}",
+                "peak, MiB": f"{peak / _MIB:,.0f}" if peak else "-",
+                "ratio": f"{computed / peak:.2f}" if peak else "-",
+            }
+        )
+    return tables.of_dicts(rows)
+
+
+def _accuracy(told):
+    scores = collections.defaultdict(list)
+    for name, each in _of(told, "accuracy").items():
+        _, recipe, mode, *_ = name.split("-")
+        scores[recipe.replace(".", "/"), mode].append(each["test_score"])
+    return tables.of_dicts(
+        [
+            {
+                "recipe": recipe,
+                "mode": mode,
+                "test score": f"{statistics.mean(some):.4f}",
+                "deviation": f"{statistics.stdev(some):.4f}" if some[1:] else "-",
+                "seeds": str(len(some)),
+            }
+            for (recipe, mode), some in scores.items()
+        ]
+    )
+
+
+def _features(told):
+    return tables.of_dicts(
+        [
+            {
+                "what": name.rpartition("-")[0],
+                "first loss": f"{each['losses'][0]:.4f}",
+                "last loss": f"{each['losses'][-1]:.4f}",
+                "ms": f"{1000 * statistics.median(each['seconds'][2:]):.1f}",
+                "in force": each["in_force"],
+            }
+            for name, each in _of(told, "float8", "rewrite").items()
+        ]
+    )
+
+
+def _texts(told, part):
+    texts = []
+    for name, each in _of(told, part).items():
+        last = "\n".join(each["text"].splitlines()[-_LINES:])
+        title = name.split("-")[1]
+        texts.append(f"{title}: exit code {each['code']}\n\n```text\n{last}\n```")
+    return "\n\n".join(texts)
+
+
+def _draw(file, told):
+    """Draws the milliseconds of a step; returns whether there are any."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    models = collections.defaultdict(dict)
+    for model, _, label, each in _timed(told):
+        models[model][label] = 1000 * statistics.median(sum(each["seconds"], []))
+    if not models:
+        return False
+    count = sum(map(len, models.values()))
+    figure = Figure(figsize=(9, 1.5 + 0.3 * count), layout="constrained")
+    shapes = [len(each) for each in models.values()]
+    drawn = figure.subplots(len(models), 1, squeeze=False, height_ratios=shapes)
+    for axes, name in zip(drawn[:, 0], models, strict=True):
+        bars = axes.barh([*models[name]], [*models[name].values()], color="steelblue")
+        axes.bar_label(bars, fmt="%.1f", padding=3)
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.set_title(name)
+    drawn[-1, 0].set_xlabel("ms of a training step")
+    figure.savefig(file, dpi=120)
+    return True

@@ -1,0 +1,289 @@
+"""What the plan for a GPU measures: groups whose steps are timed, and other jobs."""
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from tfamp.measuring import accuracy, cells, processes, workloads
+from tfamp.measuring.device import (
+    features,
+    networks,
+    numerics,
+    outside,
+    peaks,
+    steps,
+)
+from tfamp.runs import base_config
+
+ROUNDS, COUNT = 3, 10  # Rounds of each variant, and steps of a round.
+_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+_CHECKOUT = pathlib.Path(__file__).parents[3]
+_SMALL = 40 * 2**30  # Bytes: BERT-Base in stock Keras takes 21 GiB with batches of 32.
+_RECIPES = {
+    "bert/docstrings": 64,
+    "lm/docstrings": 64,
+    "cnn/cifar10_resnet": 512,
+    "cnn/digits": 512,
+    "unet/digits_on_photographs": 64,
+    "tabular/bike_sharing": 512,
+}
+# What of the optimizer and of low bits failed once on a GPU; then what any device has.
+_TESTS = {
+    "low bits": (
+        "tests/contract/test_low_bit.py",
+        "tests/rules/test_codes.py",
+        "tests/rules/test_update.py",
+    ),
+    "loss scaling": ("tests/contract/test_optimizer_properties.py",),
+    "device": ("tests", "-m", "device or requires_gpu"),
+}
+
+
+class Asked(NamedTuple):
+    """What a call of the plan is asked for.
+
+    Attributes:
+      parts: Of `PARTS`.
+      minutes: Of all.
+      tiny: Whether models are small, as a check.
+      torch_python: Command of an interpreter with PyTorch; "": this one.
+      modes: Of the device, TF32 or float32 first.
+      memory: Of the GPU, in bytes; None without.
+    """
+
+    parts: tuple[str, ...]
+    minutes: float = 12.0
+    tiny: bool = False
+    torch_python: str = ""
+    modes: tuple[str, ...] = ("float32",)
+    memory: int | None = None
+
+    @property
+    def small(self) -> bool:
+        """Whether the GPU has room for one process, with smaller batches."""
+        return self.memory is not None and self.memory < _SMALL
+
+    @property
+    def sizes(self) -> networks.Sizes:
+        """Sizes of the models that are timed, which the memory has room for."""
+        if self.tiny:
+            return networks.TINY
+        return networks.Sizes(batch=8, images=32) if self.small else networks.Sizes()
+
+    @property
+    def mixed(self) -> tuple[str, ...]:
+        """The mixed modes of the device."""
+        return tuple(mode for mode in self.modes if mode.startswith("mixed"))
+
+
+class Variant(NamedTuple):
+    """A process whose steps are timed.
+
+    Attributes:
+      side: "tfamp", "keras" for stock Keras, or "torch".
+      mode: A precision mode.
+      compiled: Whether by XLA, or by `torch.compile`: what it is timed with, in order.
+    """
+
+    side: str
+    mode: str
+    compiled: tuple[bool, ...]
+
+
+class Group(NamedTuple):
+    """Variants of one model that are timed in turns; the first is the base of ratios.
+
+    Attributes:
+      part: Of `PARTS`.
+      model: Of `networks.NAMES`.
+      name: Of the group.
+      variants: Its processes.
+      limit: Seconds.
+    """
+
+    part: str
+    model: str
+    name: str
+    variants: tuple[Variant, ...]
+    limit: float
+
+
+class Job(NamedTuple):
+    """What a process measures beside others.
+
+    Attributes:
+      part: Of `PARTS`.
+      name: Of the job.
+      limit: Seconds.
+      start: Function that starts it; the result is as `processes.Process`.
+    """
+
+    part: str
+    name: str
+    limit: float
+    start: Callable[[], Any]
+
+
+def start(group: Group, variant: Variant, asked: Asked) -> Any:
+    """Starts the process of a variant.
+
+    Args:
+      group, variant, asked: What it is of.
+    """
+    sizes = asked.sizes
+    if variant.side == "torch":
+        given = json.dumps(sizes._asdict()), str(ROUNDS), str(COUNT)
+        arguments = group.model, variant.mode, *given
+        return outside.TorchSteps(asked.torch_python, arguments)
+    return processes.Process(
+        *(steps.steps, group.model, *variant, sizes, ROUNDS, COUNT),
+        preload=(steps.__name__,),
+    )
+
+
+# ---- Parts ----
+
+
+def _time(asked) -> Iterator[Group]:
+    """Our steps, PyTorch's and stock Keras', each beside Keras' default without XLA."""
+    plain, *_ = asked.modes
+    both = False, True
+    base = Variant("keras", plain, (False,))
+    for model in networks.NAMES:
+        ours = [Variant("tfamp", mode, both) for mode in (*asked.mixed, plain)]
+        peers = [Variant("torch", mode, both) for mode in (*asked.mixed[:1], plain)]
+        stock = [Variant("keras", mode, (False,)) for mode in asked.mixed]
+        yield Group("time", model, "tfamp", (base, *ours), 200)
+        yield Group("time", model, "torch", (base, *peers), 120)
+        yield Group("time", model, "keras", (base, *stock), 90)
+
+
+def _stock_xla(asked) -> Iterator[Group]:
+    """Keras' default on a GPU, which may compile for many minutes."""
+    for mode in (*asked.mixed[:1], asked.modes[0]):
+        variants = (Variant("keras", mode, (True,)),)
+        yield Group("stock_xla", "bert_base", "keras_xla", variants, 200)
+
+
+def _numerics(asked) -> Iterator[Job]:
+    yield _job("numerics", "layers", 200, numerics.check, asked.tiny)
+
+
+def _memory(asked) -> Iterator[Job]:
+    plain, mixed = asked.modes[0], (*asked.mixed, *asked.modes)[0]
+    for recipe in _RECIPES:
+        for mode in dict.fromkeys((mixed, plain)):
+            for xla in (False, True):
+                yield _peak(asked, recipe, mode, xla)
+    # Slots and blocks, and what cuDNN takes where it may not, and where it cannot try.
+    blocks = {"remat": ["transformer_layer_.*"]}
+    for xla in (False, True):
+        yield _peak(asked, "bert/docstrings", mixed, xla, "remat", blocks)
+        for bits in ("8bit", "bfloat16"):
+            slots = {"optimizer_state": bits}
+            yield _peak(asked, "lm/docstrings", mixed, xla, f"slots_{bits}", slots)
+    for what, name, value in (
+        ("no_workspace", "TF_CUDNN_WORKSPACE_LIMIT_IN_MB", "0"),
+        ("no_autotuning", "TF_CUDNN_USE_AUTOTUNE", "0"),
+    ):
+        for recipe in ("cnn/cifar10_resnet", "unet/digits_on_photographs"):
+            yield _peak(asked, recipe, plain, False, what, {}, {name: value})
+
+
+def _peak(asked, recipe, mode, xla, what="", keywords=None, environment=None):
+    one = _config(asked, recipe, mode, 0)
+    one.batch_size, one.jit_compile = one.batch_size, xla
+    if not asked.tiny:
+        one.batch_size = _RECIPES[recipe]
+    with one.unlocked():
+        one.precision.update(keywords or {})
+    words = recipe.replace("/", "."), mode, "xla" if xla else "plain", what
+    name = "-".join(filter(None, words))
+    return _job("memory", name, 150, peaks.measure, one.to_dict(), environment or {})
+
+
+def _tests(asked) -> Iterator[Job]:
+    """Those of the checkout; an installed package has none."""
+    for name, arguments in _TESTS.items() if (_CHECKOUT / "tests").is_dir() else ():
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=short"]
+        command += ["-p", "no:cacheprovider", "--maxfail=8", *arguments]
+        command += ["--collect-only", "-q"] * asked.tiny
+        start = lambda command=command: outside.Command(command, _CHECKOUT)  # noqa: E731
+        yield Job("tests", name, 300, start)
+
+
+def _accuracy(asked) -> Iterator[Job]:
+    """Five seeds in each mode: digits, and sentences where their data are."""
+    data = {"cnn/digits": ""}
+    if shared := os.environ.get("TFAMP_SHARED_DATA"):
+        data["bert/sentences"] = os.path.join(shared, "uci_sentences")
+    for seed in range(1 if asked.tiny else 5):
+        for recipe, folder in data.items():
+            for mode in asked.modes:
+                one = _config(asked, recipe, mode, seed)
+                one.data_dir = folder
+                name = f"{recipe.replace('/', '.')}-{mode}-seed{seed}"
+                yield _job("accuracy", name, 240, _train, one.to_dict())
+
+
+def _train(plain):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        return accuracy.train(plain, folder)
+
+
+def _float8(asked) -> Iterator[Job]:
+    for mode in ("float8", "mixed_bfloat16"):
+        given = mode, {}, True, asked.tiny
+        yield _job("float8", f"dense-{mode}", 120, features.train, *given)
+
+
+def _rewrite(asked) -> Iterator[Job]:
+    for mode in asked.mixed:
+        given = mode, {"graph_rewrite": True}, False, asked.tiny
+        yield _job("rewrite", f"dense-{mode}", 120, features.train, *given)
+
+
+def _fit_memory(asked) -> Iterator[Job]:
+    """A limit that float32 does not fit into."""
+    one = _config(asked, "bert/docstrings", asked.modes[0], 0)
+    size, limit = (8, "2GiB") if asked.tiny else (256, "600MiB")
+    code = (
+        "import sys, json, tfamp; from ml_collections import config_dict; "
+        "config = config_dict.ConfigDict(json.loads(sys.argv[1])); "
+        f"print(tfamp.fit_memory(config, {limit!r}, batch_size={size}))"
+    )
+    command = [sys.executable, "-c", code, json.dumps(one.to_dict())]
+    yield Job("fit_memory", "bert", 240, lambda: outside.Command(command, _CHECKOUT))
+
+
+# Part -> function of what is asked for; in order, most wanted first.
+PARTS: dict[str, Callable[[Asked], Iterator[Any]]] = {
+    "time": _time,
+    "numerics": _numerics,
+    "memory": _memory,
+    "tests": _tests,
+    "accuracy": _accuracy,
+    "float8": _float8,
+    "rewrite": _rewrite,
+    "fit_memory": _fit_memory,
+    "stock_xla": _stock_xla,
+}
+
+
+def _config(asked, recipe, mode, seed):
+    config = workloads.load(_CONFIGS / f"{recipe}.py")
+    return cells.with_mode(
+        base_config.apply_tiny(config) if asked.tiny else config, mode, seed
+    )
+
+
+def _job(part, name, limit, function, *arguments):
+    modules = steps, numerics, peaks, accuracy
+    preload = (*(module.__name__ for module in modules), "keras_hub")
+    call = lambda: processes.Process(function, *arguments, preload=preload)  # noqa: E731
+    return Job(part, name, limit, call)
