@@ -65,36 +65,36 @@ def cases(tiny: bool) -> dict[str, Any]:
     }
 
 
-def check(tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yields, for each case and mode, the errors of a layer's results and gradients.
+def check(name: str, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yields the errors of a layer's results and gradients, for each mode.
 
     Args:
+      name: A case of `cases`.
       tiny: As of `cases`.
 
     Yields:
       Plain data: name; mode; xla; error: the largest of ||x - exact|| / ||exact||, x
       being the output or a gradient; of: which; expected: what roundings explain.
     """
-    for name, (make, shape) in cases(tiny).items():
-        x = _numbers(1, shape, 0.0)
-        with tf.device("CPU:0"):
-            keras.utils.set_random_seed(0)
-            layer = make(dtype="float64")
-            layer.build(shape)
-            weights = [w.astype("float32") for w in layer.get_weights()]
-            exact = _results(layer, tf.constant(x), False)
-        for mode in MODES:
-            for xla in (False, True):
-                found = {"name": name, "mode": mode, "xla": xla}
-                try:
-                    errors = _errors(make, shape, weights, x, mode, xla, exact)
-                    worst = max(errors, key=lambda each: _order(errors[each]))
-                    bound = _MANY[mode] * _ROUNDING[mode]
-                    found |= {"error": errors[worst], "of": worst, "expected": bound}
-                except Exception as error:  # The next one may do.
-                    found["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
-                yield found
-    yield from _stored()
+    make, shape = cases(tiny)[name]
+    x = _numbers(1, shape, 0.0)
+    with tf.device("CPU:0"):
+        keras.utils.set_random_seed(0)
+        layer = make(dtype="float64")
+        layer.build(shape)
+        weights = [w.astype("float32") for w in layer.get_weights()]
+        exact = _results(layer, tf.constant(x), False)
+    for mode in MODES:
+        for xla in (False, True):
+            found = {"name": name, "mode": mode, "xla": xla}
+            try:
+                errors = _errors(make, shape, weights, x, mode, xla, exact)
+                worst = max(errors, key=lambda each: _order(errors[each]))
+                bound = _MANY[mode] * _ROUNDING[mode]
+                found |= {"error": errors[worst], "of": worst, "expected": bound}
+            except Exception as error:  # The next one may do.
+                found["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
+            yield found
 
 
 def _order(error):
@@ -152,8 +152,12 @@ def _slopes(shape):
     return tf.constant(_numbers(2, shape, 1.0))
 
 
-def _stored():
-    """Codes of 8 bits and bfloat16: the same bits as on the CPU."""
+def check_codes() -> Iterator[dict[str, Any]]:
+    """Yields whether codes of 8 bits and bfloat16 have the same bits as on the CPU.
+
+    Yields:
+      Plain data as of `check`; the error is the number of tensors that differ.
+    """
     x = np.random.default_rng(3).normal(size=5000).astype("float32")
     x[:6] = 0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30
     for name in ("SIGNED", "UNSIGNED", "BFLOAT16"):

@@ -61,18 +61,22 @@ def write(
         "Accuracy": _accuracy(told),
         "float8 and the graph rewrite": _features(told),
         "What fits into memory": _texts(told, "fit_memory"),
-        "Not measured": tables.of_dicts(
+        "Not measured": _table(
             [{"what": what, "why": why[:300]} for what, why in failures.items()]
         ),
     }
     lines = [f"# What {machine.device} shows", f"{content['date']}; `{command}`"]
     lines += [_TINY] * asked.tiny
-    lines += [tables.of_dicts([{"fact": k, "value": v} for k, v in facts.items()])]
+    lines += [_table([{"fact": k, "value": v} for k, v in facts.items()])]
     for title, text in sections.items():
         lines += [f"## {title}", text] if text.strip() else []
     if _draw(folder / "steps.png", told):
         lines.insert(2 + asked.tiny, "![steps](steps.png)")
     run_files.write_text(folder / "report.md", "\n\n".join(lines) + "\n")
+
+
+def _table(rows):
+    return tables.of_dicts(rows) if rows else ""
 
 
 def _of(told, *prefixes):
@@ -125,7 +129,7 @@ def _steps(told):
         sizes + f"{parts.ROUNDS} rounds of {parts.COUNT} steps in turns; a speed-up is "
         "over the first variant of its group, stock Keras without XLA in "
         "TF32 or float32. Waiting: the share of a step in which the GPU has nothing to "
-        "do, by TensorFlow's profiler.\n\n" + tables.of_dicts(rows)
+        "do, by TensorFlow's profiler.\n\n" + _table(rows)
     )
 
 
@@ -138,7 +142,7 @@ def _profiles(told):
                 for name, ms, times in seen["kernels"][:_KERNELS]
             ]
             head = f"{model}, {label}: {seen['milliseconds']:.1f} ms of three steps"
-            texts.append(f"{head}\n\n{tables.of_dicts(rows)}")
+            texts.append(f"{head}\n\n{_table(rows)}")
     return "\n\n".join(texts)
 
 
@@ -157,7 +161,7 @@ def _numerics(told):
                 "": "" if not failed and error <= most else "**more**",
             }
         )
-    return tables.of_dicts(rows)
+    return _table(rows)
 
 
 def _memory(told):
@@ -175,7 +179,7 @@ def _memory(told):
                 "ratio": f"{computed / peak:.2f}" if peak else "-",
             }
         )
-    return tables.of_dicts(rows)
+    return _table(rows)
 
 
 def _accuracy(told):
@@ -183,7 +187,7 @@ def _accuracy(told):
     for name, each in _of(told, "accuracy").items():
         _, recipe, mode, *_ = name.split("-")
         scores[recipe.replace(".", "/"), mode].append(each["test_score"])
-    return tables.of_dicts(
+    return _table(
         [
             {
                 "recipe": recipe,
@@ -198,7 +202,7 @@ def _accuracy(told):
 
 
 def _features(told):
-    return tables.of_dicts(
+    return _table(
         [
             {
                 "what": name.rpartition("-")[0],

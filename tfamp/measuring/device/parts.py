@@ -169,7 +169,10 @@ def _stock_xla(asked) -> Iterator[Group]:
 
 
 def _numerics(asked) -> Iterator[Job]:
-    yield _job("numerics", "layers", 200, numerics.check, asked.tiny)
+    for name in numerics.cases(asked.tiny):
+        label = name.replace(" ", "_")
+        yield _job("numerics", label, 120, numerics.check, name, asked.tiny)
+    yield _job("numerics", "codes", 120, numerics.check_codes)
 
 
 def _memory(asked) -> Iterator[Job]:

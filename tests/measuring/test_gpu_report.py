@@ -1,0 +1,218 @@
+"""`tfamp gpu-report`: its parts, what is kept when it is killed, its page."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfamp.measuring import processes
+from tfamp.measuring.device import page, parts, plan, profiles
+
+FLAGS = "--tiny", "--minutes=5", "--parts=numerics,float8,rewrite"
+
+
+def command(output, *more):
+    given = ["-m", "tfamp", "gpu-report", *FLAGS, f"--output={output}", *more]
+    return [sys.executable, *given]
+
+
+def run(output, *more):
+    return subprocess.run(command(output, *more), capture_output=True, text=True)
+
+
+def cells(output):
+    """Name -> (contents, time of writing) of all figures that there are."""
+    return {
+        file.name: (file.read_text(), file.stat().st_mtime_ns)
+        for file in pathlib.Path(output).glob("*/cells/*.json")
+    }
+
+
+def report(output):
+    (folder,) = pathlib.Path(output).iterdir()
+    return folder, json.loads((folder / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A report that was killed three times, and what there was each time."""
+    output = tmp_path_factory.mktemp("report")
+    before = []
+    for least in (1, 20, 60):
+        process = subprocess.Popen(
+            command(output), stderr=subprocess.PIPE, start_new_session=True
+        )
+        while len(cells(output)) < least and process.poll() is None:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        before.append(cells(output))
+    done = run(output)
+    assert done.returncode == 0, done.stderr
+    return output, before, done
+
+
+def test_nothing_that_was_measured_is_lost(killed):
+    output, before, _ = killed
+    after = cells(output)
+    assert [len(each) > 0 for each in before] == [True] * 3
+    for some in before:
+        for name, (text, _) in some.items():
+            assert json.loads(text)["identity"]
+            assert name in after
+    # What a whole part had measured was not measured again.
+    last = before[-1]
+    whole = [name for name in last if name.endswith("-done.json")]
+    assert whole
+    for part in (name.removesuffix("-done.json") for name in whole):
+        for name in (each for each in last if each.startswith(part)):
+            assert last[name] == after[name]
+
+
+def test_the_page_and_the_file_to_send(killed):
+    output, _, done = killed
+    folder, content = report(output)
+    assert {"schema_version", "date", "command", "device", "facts"} <= content.keys()
+    assert content["tiny"] and content["missing"] == {}
+    numerics = [x for k, x in content["figures"].items() if k.startswith("numerics")]
+    layers = {each["name"] for each in numerics}
+    assert {"dense", "attention", "einsum dense", "codes SIGNED"} <= layers
+    for each in numerics:
+        assert each["error"] <= each["expected"], each
+    text = (folder / "report.md").read_text()
+    assert "Small models, as a check" in text and "## Numerics" in text
+    assert "nodes converted" in text and "| float8-dense-float8" in text
+    assert "report.json" in done.stderr
+
+
+def test_an_unknown_part_is_an_error(tmp_path):
+    done = run(tmp_path, "--parts=speed")
+    assert done.returncode == 1 and "Unknown parts. Received: speed" in done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+# ---- Processes that fail ----
+
+
+def hang():
+    yield {"name": "first"}
+    time.sleep(100)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work(value):
+    for number in range(2):
+        yield {"name": f"{value} {number}"}
+
+
+def of_jobs(*jobs):
+    return lambda asked: [
+        parts.Job("tests", name, limit, lambda f=f, a=a: processes.Process(f, *a))
+        for name, limit, f, a in jobs
+    ]
+
+
+def test_a_process_that_hangs_or_dies_ends_alone(tmp_path, monkeypatch):
+    jobs = ("hangs", 3, hang, ()), ("dies", 60, die, ()), ("works", 60, work, (1,))
+    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
+    monkeypatch.setattr(page, "_texts", lambda *given: "")
+    said = []
+    plan.run(tmp_path, (), 2, True, "", "command", said.append)
+    folder, content = report(tmp_path)
+    assert [*content["figures"]] == [
+        *("tests-hangs-000", "tests-works-000", "tests-works-001"),
+    ]
+    missing = content["missing"]
+    assert missing.keys() == {"tests: hangs", "tests: dies"}
+    assert "ended after" in missing["tests: hangs"]
+    assert "SIGKILL" in missing["tests: dies"]
+    assert "## Not measured" in (folder / "report.md").read_text()
+
+
+def test_what_there_is_no_time_for_is_named(tmp_path, monkeypatch):
+    jobs = (("late", 60, work, (1,)),)
+    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
+    plan.run(tmp_path, ("tests",), 0.1, True, "", "command", print)
+    assert report(tmp_path)[1]["missing"] == {"tests: late": "no time left"}
+
+
+def test_silence_is_broken(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "_SILENCE", 1)
+    jobs = (("hangs", 4, hang, ()),)
+    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
+    monkeypatch.setattr(page, "_texts", lambda *given: "")
+    said = []
+    plan.run(tmp_path, (), 2, True, "", "command", said.append)
+    assert any(" s: tests: hangs" in line for line in said)
+
+
+# ---- What is timed ----
+
+
+def test_variants_are_timed_in_turns_beside_their_base(tmp_path, monkeypatch):
+    """One that does not end is left out; one without PyTorch says so."""
+    base = parts.Variant("keras", "float32", (False,))
+    variants = (
+        base,
+        parts.Variant("tfamp", "mixed_bfloat16", (False, True)),
+        parts.Variant("torch", "float32", (False, True)),
+    )
+    group = parts.Group("time", "bert_base", "some", variants, 120)
+    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
+    given = 5, True, f"{sys.executable} -S", "command"
+    plan.run(tmp_path, (), *given, print)
+    folder, content = report(tmp_path)
+    names = [
+        "time-bert_base-some-keras-float32-plain",
+        "time-bert_base-some-tfamp-mixed_bfloat16-compiled",
+        "time-bert_base-some-tfamp-mixed_bfloat16-plain",
+    ]
+    assert [*content["figures"]] == names
+    for each in content["figures"].values():
+        assert [len(some) for some in each["seconds"]] == [parts.COUNT] * parts.ROUNDS
+        assert each["base_seconds"] == content["figures"][names[0]]["seconds"]
+    assert "torch" in content["missing"]["bert_base, torch float32"]
+    text = (folder / "report.md").read_text()
+    assert "stock Keras float32" in text and "tfamp mixed_bfloat16, XLA" in text
+    assert (folder / "steps.png").stat().st_size > 1000
+
+
+def test_a_profile_tells_kernels_and_waiting(tmp_path):
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    space.planes.add(name="/host:CPU")
+    plane = space.planes.add(name="/device:GPU:0")
+    plane.event_metadata[1].name = "gemm"
+    plane.event_metadata[2].name = "copy"
+    # Microseconds: 0 to 10, 5 to 15 on another stream, 40 to 50.
+    streams = {"Stream #1": [(1, 0, 10), (1, 40, 10)], "Stream #2": [(2, 5, 10)]}
+    for name, events in streams.items():
+        line = plane.lines.add(name=name, timestamp_ns=1000)
+        for number, begin, length in events:
+            line.events.add(
+                metadata_id=number, offset_ps=begin * 10**6, duration_ps=length * 10**6
+            )
+    derived = plane.lines.add(name="XLA Ops", timestamp_ns=1000)
+    derived.events.add(metadata_id=1, offset_ps=0, duration_ps=10**9)
+    (tmp_path / "host.xplane.pb").write_bytes(space.SerializeToString())
+    found = profiles.read(tmp_path, 2)
+    assert found["milliseconds"] == pytest.approx(0.05)
+    assert found["waiting"] == pytest.approx(0.5)
+    assert found["launches"] == 1.5
+    assert found["kernels"] == [
+        ["gemm", pytest.approx(0.01), 1.0],
+        ["copy", pytest.approx(0.005), 0.5],
+    ]
+
+
+def test_a_profile_without_a_gpu_is_none(tmp_path):
+    assert profiles.read(tmp_path, 1) is None
