@@ -1,32 +1,24 @@
 """What a GPU is for: BERT-Base, a ResNet and a wide CNN in every mode, and memory.
 
     python scripts/benchmark.py --config=configs/benchmark/gpu.py
-    python scripts/benchmark.py --config=configs/benchmark/gpu.py:plan
 
 On random batches, with new weights: needs no data. BERT-Base has SQuAD's length of 384,
 and, as the wide CNN, a twin in PyTorch. Memory is the allocator's peak: of blocks that
 are computed again, long attention, and slots of 8 bits. Time to accuracy is that of
 `quick.py`, whose network is small for a GPU.
 
-The whole has some 180 processes, an hour or more; `plan` has a sixth of them, once
-each, for `scripts/gpu_plan.py`, without BERT-Base under XLA: its compilation did not
-end within 230 s on an H200 (`results/gpu/report.md`). Resumable; `--tasks=bert_base`
-runs one task.
+It has some 180 processes, which take an hour or more; it can be resumed, and
+`--tasks=bert_base` runs one task. `tfamp gpu-report` takes twelve minutes.
 """
 
 from tfamp.benchmark import cells, workloads
 
 
-def get_config(form="whole"):
-    """Returns the configuration.
-
-    Args:
-      form: "whole"; "plan" for one process of each cell, without time to accuracy.
-    """
-    short = form == "plan"
+def get_config():
+    """Returns the configuration."""
     config = workloads.load("quick.py", __file__)
-    config.name = "gpu_plan" if short else "gpu"
-    config.repeats = 1 if short else 3  # 3 are the least that tell noise.
+    config.name = "gpu"
+    config.repeats = 3  # 3 are the least that tell noise.
     config.steps, config.warmup = 30, 10
     config.tasks = {
         "bert_base": synthetic(bert_base(), 32),
@@ -34,13 +26,6 @@ def get_config(form="whole"):
         "mnist_wide": synthetic(workloads.load("../cnn/mnist_wide.py", __file__), 512),
         **memory(),
     }
-    if short:
-        config.time_to_accuracy, config.time_limit = {}, 120
-        del config.tasks.resnet
-        for task in (config.tasks.bert_base, config.tasks.mnist_wide):
-            task.slow_modes, task.frameworks = False, ("tfamp", "torch")
-        config.tasks.bert_base.xla = ()
-        config.tasks.mnist_wide.xla = ("mixed_bfloat16",)
     return config
 
 

@@ -22,6 +22,7 @@ def write(
     folder: pathlib.Path,
     machine: doctor.MachineReport,
     asked: parts.Asked,
+    took: dict[str, float],
     failures: dict[str, str],
     command: str,
 ) -> None:
@@ -31,6 +32,7 @@ def write(
       folder: Of the device, with `cells/`.
       machine: What the figures hold for.
       asked: What the last call was asked for.
+      took: Label of what it has run -> seconds.
       failures: Label -> why it is missing.
       command: The last call's.
     """
@@ -49,10 +51,12 @@ def write(
         "device": machine.device,
         "facts": facts,
         "figures": told,
+        "seconds": took,
         "missing": failures,
     }
     run_files.write_text(folder / "report.json", json.dumps(content) + "\n")
     sections = {
+        "Parts": _parts(asked, told, took),
         "Steps": _steps(told),
         "Where a step's time goes": _profiles(told),
         "Numerics": _numerics(told),
@@ -81,6 +85,22 @@ def _table(rows):
 
 def _of(told, *prefixes):
     return {k: v for k, v in told.items() if k.split("-")[0] in prefixes}
+
+
+def _parts(asked, told, took):
+    """How far the parts are; what there was before took no time in the last call."""
+    rows = []
+    for part in asked.parts:
+        own = [s for label, s in took.items() if label.startswith(f"{part}: ")]
+        rows.append(
+            {
+                "part": part,
+                "figures": str(len(_of(told, part))),
+                "processes and groups of this call": str(len(own)),
+                "seconds, the longest": f"{max(own, default=0):.0f}",
+            }
+        )
+    return _table(rows)
 
 
 def _timed(told):

@@ -74,7 +74,7 @@ def run(
     name = re.sub(r"\W+", "-", f"{label} tiny" if tiny else label).strip("-").lower()
     made = _Plan(folder / name, asked, say)
     made.run()
-    page.write(made.folder, made.kept.machine, asked, made.failures, command)
+    page.write(made.folder, made.kept.machine, asked, made.took, made.failures, command)
     return made.folder
 
 
@@ -95,6 +95,7 @@ class _Plan:
         self.kept = trials.Trials(folder)
         self.end = time.monotonic() + 60 * asked.minutes
         self.failures: dict[str, str] = {}
+        self.took: dict[str, float] = {}
         self._running: dict[str, float] = {}
         self._said = time.monotonic()
 
@@ -142,7 +143,7 @@ class _Plan:
         try:
             yield
         finally:
-            del self._running[label]
+            self.took[label] = time.monotonic() - self._running.pop(label)
 
     def _fails(self, label, why):
         self.failures[label] = why

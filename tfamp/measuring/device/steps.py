@@ -1,6 +1,5 @@
 """Training steps of one model in one mode: prepared at once, timed in turns."""
 
-import contextlib
 import pathlib
 import tempfile
 import time
@@ -82,15 +81,10 @@ def _profiled(run):
         return {"profile": profiles.read(pathlib.Path(folder), 3)}
 
 
-@contextlib.contextmanager
 def _in_force(side, mode):
     if side == "tfamp":
-        with control.enabled(mode, on_unsupported="warn"):
-            yield
-        return
-    tf.config.experimental.enable_tensor_float_32_execution(mode != "float32")
-    with policy.policy_scope("float32" if mode == "tf32" else mode):
-        yield
+        return control.enabled(mode, on_unsupported="warn")
+    return policy.policy_scope(mode)
 
 
 class _Watch(keras.callbacks.Callback):
