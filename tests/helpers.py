@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 import workers
 
@@ -133,6 +134,25 @@ def as_if_on_a_gpu(mode, **keywords):
         enabled(mode, **keywords) as status,
     ):
         yield status
+
+
+# ---- `-m device` ----
+
+
+def names_of(table: Iterable, device: Iterable = ()) -> list:
+    """Returns parameters of a test; those named run under `-m device`, too."""
+    marks = {each: [pytest.mark.device] for each in device}
+    return [pytest.param(x, id=str(x), marks=marks.get(x, [])) for x in table]
+
+
+def roundings(mode: str, count: float = 4) -> float:
+    """Returns the tolerance of a training in a mode that runs twice.
+
+    It is none on a CPU. A GPU adds in any order: so many roundings of the mode.
+    """
+    name = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}.get(mode)
+    is_gpu = bool(tf.config.list_physical_devices("GPU"))
+    return is_gpu * count * tfamp.float_format(name or "float32").epsilon
 
 
 # ---- The loss scale ----

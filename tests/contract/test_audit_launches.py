@@ -145,6 +145,18 @@ def test_under_enable_it_is_not_advised():
     assert "tfamp.enable()" not in finding.advice
 
 
+def test_status_names_launches_that_bound_a_step_on_this_host():
+    with helpers.as_if_on_a_gpu(BF16, fused_kernels=False) as status:
+        tfamp.audit(mlp(BF16), device="a100", jit_compile=False)
+        assert tfamp.status().reason == status.reason  # It is not this host's.
+        for _ in range(2):
+            report = tfamp.audit(mlp(BF16))
+        (finding,) = [x for x in report.findings if x.rule == "launch_bound"]
+        assert "bfloat16 saves memory, and no launch" in finding.evidence
+        said = f"{status.reason}; but a step of 'net': {finding.what} (tfamp.audit)"
+        assert tfamp.status().reason == said
+
+
 def test_a_small_u_net_is_told_why_16_bits_gain_nothing():
     def block(x, filters):
         for _ in range(2):

@@ -322,7 +322,9 @@ FITS = {
 
 
 @pytest.mark.issue("keras#14829", "keras#17225", "tensorflow/addons#2403")
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize(
+    "name", helpers.names_of(FITS, device=["graph", "XLA", "Keras' own choice"])
+)
 def test_fit_is_the_same(name):
     inner, callbacks, keywords = FITS[name]
     (stock, expected), (ours, found) = (

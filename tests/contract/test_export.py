@@ -24,7 +24,8 @@ ROUNDINGS = 32 * tfamp.float_format("bfloat16").epsilon
 BF16, F16 = "mixed_bfloat16", "mixed_float16"
 ALL = models.MODELS | models.FIXED
 CASES = [(name, BF16) for name in ALL] + [("convolutions", "float32")]
-CASES += [(name, F16) for name in ("convolutions", "policy map", "tokens")]
+CASES += [(name, F16) for name in ("convolutions", "policy map")]
+CASES += [pytest.param("tokens", F16, marks=pytest.mark.device)]
 
 
 def built(build, mode=BF16):

@@ -59,7 +59,8 @@ class Classes(keras.Model):
 # ---- What is exported ----
 
 CASES = [  # A model, the mode it is built in, the precision of its export.
-    *(("convolutions", "float32", precision) for precision in STORED),
+    *(("convolutions", "float32", precision) for precision in ("float32", BF16)),
+    pytest.param("convolutions", "float32", F16, marks=pytest.mark.device),
     *(("tokens", BF16, F16), ("subclassed", F16, BF16), ("LoRA", "float32", F16)),
     *(("tf.function", BF16, "float32"), ("per-layer dtypes", F16, BF16)),
 ]

@@ -79,7 +79,7 @@ def assert_equal(some, others):
 
 @pytest.mark.issue("keras-hub#1628", "keras#16497")
 @pytest.mark.parametrize("state", ["8bit", "bfloat16"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", helpers.names_of(OPTIMIZERS, device=["adamw"]))
 def test_slots_in_fewer_bits_train_what_float32_does(optimizer, state, tmp_path):
     _, expected = fitted(optimizer=optimizer)
     model, losses = fitted(optimizer=optimizer, optimizer_state=state)
@@ -188,6 +188,7 @@ def test_a_loop_of_ones_own_stores_them_too():
     assert not any(is_stored(v) for v in slots)
 
 
+@pytest.mark.device
 def test_updates_of_a_fraction_of_a_step_move_weights_of_bfloat16():
     """The known stall: 2**-10 of a weight is less than half a step of bfloat16."""
     moved = {}
@@ -209,6 +210,7 @@ def test_updates_of_a_fraction_of_a_step_move_weights_of_bfloat16():
 # ---- Skipped steps ----
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_a_skipped_step_leaves_codes_and_scales_alone(jit):
     model, _ = fitted("mixed_float16", optimizer_state="8bit", epochs=1, jit=jit)

@@ -1,5 +1,7 @@
 """What a training step holds, computed: beside what is known, and what is measured."""
 
+import gc
+
 import helpers
 import keras
 import numpy as np
@@ -98,6 +100,22 @@ def test_it_grows_with_the_batch_and_changes_nothing():
     twin.set_weights(before)
     losses = [m.fit(*batch(64), verbose=0).history["loss"] for m in (model, twin)]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.device
+@pytest.mark.requires_gpu
+@pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16"])
+def test_it_is_near_the_peak_of_a_gpus_allocator(mode):
+    info = tf.config.experimental.get_memory_info
+    gc.collect()
+    tf.config.experimental.reset_memory_stats("GPU:0")
+    before = info("GPU:0")["current"]
+    with helpers.enabled(mode):
+        model = blocks(jit_compile=False)
+        computed = tfamp.memory(model, batch(8192)).total
+        data = tf.data.Dataset.from_tensors(batch(8192)).repeat()
+        model.fit(data, steps_per_epoch=4, verbose=0, shuffle=False)
+    assert computed == pytest.approx(info("GPU:0")["peak"] - before, rel=0.3)
 
 
 class Custom(keras.Model):

@@ -136,7 +136,9 @@ def in_graphs(name):
     """Keras 3.10's own Muon asks a TensorFlow variable for its `path`."""
     fails = name == "Muon" and keras.__version__ < "3.11"
     reason = f"Keras {keras.__version__}'s Muon does not train"
-    return pytest.param(name, marks=pytest.mark.skipif(fails, reason=reason))
+    marks = [pytest.mark.skipif(fails, reason=reason)]
+    marks += [pytest.mark.device] if name == "AdamW" else []
+    return pytest.param(name, marks=marks)
 
 
 @pytest.mark.issue("keras#16560")

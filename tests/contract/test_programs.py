@@ -217,6 +217,7 @@ def test_a_step_of_programs_computes_what_its_operators_did(build):
     check_same(found, expected, 1e-4)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("mode", ["tf32", "mixed_bfloat16", "mixed_float16"])
 def test_the_modes_of_a_gpu_have_them(mode):
     with helpers.as_if_on_a_gpu(mode) as status:

@@ -66,7 +66,7 @@ EAGER_MADE = {"variable"}  # A `tf.function` makes variables once.
 @pytest.mark.issue("tensorflow#49460")
 @in_both
 @pytest.mark.parametrize("how", helpers.RUNNERS)
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", helpers.names_of(OPERATORS, device=["@"]))
 def test_operators_compute_in_float32(name, how, mode):
     """Values and gradients are float32's of the same numbers, each in its format."""
     if how != "eager" and name in EAGER_MADE:
@@ -165,12 +165,13 @@ class Memory(keras.layers.Layer):
         self.codes = self.add_weight(shape=(8, shape[-1]), name="codes")
 
     def call(self, x):
-        positions = tf.range(tf.cast(tf.shape(x)[-1], "float32"))
+        positions = tf.cast(tf.range(tf.shape(x)[-1]), "float32")
         x = tf.concat([x * self.scale, x + 0.01 * positions], -1)
         near = tf.matmul(x[:, : self.codes.shape[1]], self.codes, transpose_b=True)
         return tf.where(near > 1e6, 0.0, tf.concat([x, near], -1)[:, :8])
 
 
+@pytest.mark.device
 @in_both
 @pytest.mark.parametrize("keywords", [{}, {"run_eagerly": True}, {"jit_compile": True}])
 def test_layers_of_ones_own_train_as_in_float32(mode, keywords):

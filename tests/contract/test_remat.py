@@ -1,6 +1,7 @@
 """Layers that are computed again in the backward pass: `set_remat`, `RematScope`.
 
-What they train is compared, bit for bit, with the same model that keeps everything.
+What they train is compared with the same model that keeps everything; on a CPU
+bit for bit.
 """
 
 import contextlib
@@ -89,11 +90,12 @@ def assert_same(pair, tolerance=0.0):
     np.testing.assert_allclose(losses["loss"], again["loss"], rtol=tolerance)
 
 
+@pytest.mark.device
 @pytest.mark.issue("keras#21448", "keras#20964", "tf-keras#98", "tensorflow#36981")
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_steps_of_fit_are_those_without_it_bit_for_bit(mode):
+def test_ten_steps_of_fit_are_those_without_it(mode):
     pair = [trained(mode, remat) for remat in (None, BLOCKS)]
-    assert_same(pair)
+    assert_same(pair, helpers.roundings(mode, 128 if mode == "float32" else 4))
     plain, again = (model.get_layer("block_1") for model, _ in pair)
     assert again.calls > plain.calls  # The backward pass calls it, too.
     assert float(again.seen.result()) == 3 * 5  # Of the last epoch.

@@ -103,6 +103,7 @@ def test_who_scales_by_himself_is_not_scaled_twice(how, monkeypatch):
     assert float(model.optimizer.loss_scale) == float(other.optimizer.loss_scale)
 
 
+@pytest.mark.device
 def test_a_step_with_infinity_changes_nothing_and_lowers_the_scale():
     _, _, model = regression("mixed_float16", bad=True)
     assert int(model.optimizer.skipped_steps) == 3

@@ -90,6 +90,7 @@ def environment() -> dict[str, str]:
         "LD_LIBRARY_PATH": str(folder),  # Read once, when a process starts.
         "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={folder}/cuda {flags}".strip(),
         "CUDA_VISIBLE_DEVICES": "0",
+        "STAND_IN": "1",
     }
 
 
@@ -122,7 +123,8 @@ def run(
             print(f"{arguments} once more after:\n{done.stderr}", file=sys.stderr)
             done = _ended(arguments, every, timeout)
     if done.returncode:
-        lines = [x for x in done.stderr.splitlines() if not re.match(r"[IW]\d{4} ", x)]
+        lines = f"{done.stdout}\n{done.stderr}".splitlines()
+        lines = [x for x in lines if not re.match(r"[IW]\d{4} ", x)]
         text = "\n".join([f"{arguments} ended with {done.returncode}", *lines[-40:]])
         raise RuntimeError(text)
     compiled = re.findall(rf"{_PROFILER}.*Compiled (\S+) \d+ times", done.stderr)

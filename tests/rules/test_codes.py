@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfamp.storage import codes
 
+pytestmark = pytest.mark.device
 CODES = {"signed": codes.SIGNED, "unsigned": codes.UNSIGNED, "16": codes.BFLOAT16}
 
 

@@ -28,7 +28,7 @@ NO = errors.UnsupportedModeError
     ("asked", "devices", "expected", "reason"),
     [
         ("auto", [BF16], "bfloat16", "native bfloat16 (avx512_bf16)"),
-        ("auto", [BF16, A100, V100], "float16", "float16 tensor cores (capability"),
+        ("auto", [BF16, A100, V100], "float16", "it has float16 tensor cores"),
         ("bfloat16", [PLAIN], "bfloat16", "warning: no native bfloat16"),
         ("float16", [GTX_1660], "float16", "warning: NVIDIA GeForce GTX 1660"),
         ("float16", [AMD], "float16", "warning: the compute capability is"),

@@ -34,6 +34,7 @@ class Mine(OPT.SGD):
     """A user's optimizer: it may do what XLA cannot compile."""
 
 
+@pytest.mark.device
 def test_masks_are_gone_after_tracing():
     made, weights = tfamp.LossScaleOptimizer(OPT.Adam(0.1)), variables()
     made.build(weights)
@@ -49,6 +50,7 @@ def test_masks_are_gone_after_tracing():
         np.testing.assert_array_equal(variable, np.zeros(variable.shape))
 
 
+CPU = hardware.DEVICES["cpu-avx2"]  # Whatever there is here.
 SLICES = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1]), tf.constant([4, 3]))
 
 
@@ -77,7 +79,7 @@ def test_how_an_update_is_gated(inner, jit_compile, on_cpu, sparse_on_cpu, on_gp
         with hardware.simulated(hardware.DEVICES["h100"]):
             found.append(gate._way(made, [SLICES, None], weights, jit_compile))
 
-    with compiled.HOOKS.installed():
+    with compiled.HOOKS.installed(), hardware.simulated(CPU):
         trace()
     assert found == [on_cpu, sparse_on_cpu, on_gpu]
     assert gate._way(made, gradients(), weights, True) == "plain"  # Eager.

@@ -33,7 +33,7 @@ def define_flags(default_config: str) -> None:
         "tf.data.Dataset of batches.",
     )
     flags.DEFINE_list(
-        "modes", [], "Precision modes; default: those that are fast on this device."
+        "modes", [], "Precision modes; default: those that this device has units for."
     )
     flags.DEFINE_list("tasks", [], "Names of tasks to time; default: all.")
     flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")

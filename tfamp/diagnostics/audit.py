@@ -14,7 +14,7 @@ from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import launches as counts
 from tfamp.inspect import model_inputs, structure
 from tfamp.kernels import bias_gradient
-from tfamp.precision import described, model_hooks, policy
+from tfamp.precision import described, model_hooks, policy, status
 from tfamp.storage import recomputed
 from tfamp.updates import compiled
 
@@ -109,9 +109,10 @@ def audit(
     The model is traced once, in training mode, and for a GPU its training step, as if
     on it: with Keras' step, the model's loss and metrics, and a copy of its optimizer.
     Nothing is trained, measured or changed; a finding carries the share of the model
-    that it concerns. Call it under `tfamp.enable()` if the model trains there: the
-    audit reads the TF32 flag, the bias gradients and the compiled updates that are in
-    force, and agrees with what `enable` chose itself.
+    that it concerns. `status()` says it, too, if launches bound a step on this host.
+    Call it under `tfamp.enable()` if the model trains there: the audit reads the TF32
+    flag, the bias gradients and the compiled updates that are in force, and agrees with
+    what `enable` chose itself.
 
     Args:
       model: A built model of any kind; it need not be compiled.
@@ -175,6 +176,9 @@ def audit(
     if without_xla and found.kind == "GPU":
         notes.append(f"Keras turns XLA off for {errors.examples(without_xla)}.")
     more, counted, cost = _launches(model, specs, step, notes)
+    bound = [each.what for each in more if each.rule == "launch_bound"]
+    if bound and not simulated:
+        status.NOTES[f"but a step of {model.name!r}: {bound[0]} (tfamp.audit)"] = None
     return AuditReport(
         model=model.name,
         device=found.label,

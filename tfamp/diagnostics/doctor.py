@@ -29,7 +29,8 @@ class MachineReport(NamedTuple):
     Attributes:
       simulated: Whether it is a device of the table and not this host.
       device: The training devices' name.
-      formats: Dicts of device, format, speed ("fast", "yes", "no") and reason.
+      formats: Dicts of device, format, support ("native": the device
+        has units for it; "yes": it runs; "no") and reason.
       choices: Dicts of what `enable` chooses, the choice and the reason.
       facts: Versions, CPU flags, TF32, environment variables that are set and matter:
         name -> value; empty where simulated.
@@ -45,7 +46,7 @@ class MachineReport(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        return {"schema_version": 2, **self._asdict()}
+        return {"schema_version": 3, **self._asdict()}
 
     def to_markdown(self) -> str:
         """Returns the report as Markdown tables that can be read as they are."""
@@ -88,7 +89,7 @@ def describe(device: str | hardware.DeviceDescription | None = None) -> MachineR
             {
                 "device": each.label,
                 "format": x.format,
-                "speed": _speed(x),
+                "support": _support(x),
                 "reason": x.reason,
             }
             for each in found
@@ -100,8 +101,8 @@ def describe(device: str | hardware.DeviceDescription | None = None) -> MachineR
     )
 
 
-def _speed(support):
-    return "fast" if support.fast else "yes" if support.supported else "no"
+def _support(support):
+    return "native" if support.fast else "yes" if support.supported else "no"
 
 
 def _facts(found):

@@ -1,8 +1,7 @@
 """What an audit says of the launches of a step: pure functions of their counts.
 
 A launch cost the host of one NVIDIA H200 24 to 26 us: BERT-Base, a step of 7,682
-launches in 185 ms and of 8,081 in 213 ms (results/gpu/report.md). A driver alone needs
-about 5 us.
+launches in 185 ms and of 8,081 in 213 ms (results/gpu/report.md).
 """
 
 from typing import NamedTuple
@@ -14,7 +13,6 @@ from tfamp.facts import peaks
 from tfamp.inspect.launches import PARTS, Launches
 
 MICROSECONDS = 25
-_OF_DRIVER = 5
 # A backward pass multiplies twice as often as a forward pass.
 _PASSES = 3
 
@@ -55,8 +53,7 @@ def describe(found: Launches, costs: StepCost) -> tuple[list[str], str]:
     said = (
         f"{about}{found.total:,} launch{'es' * (found.total > 1)} a step: "
         f"{_ms(costs.launches)} at "
-        f"{MICROSECONDS} us each, as measured with one H200; a driver alone needs "
-        f"{_OF_DRIVER} us."
+        f"{MICROSECONDS} us each, as measured with one H200."
     )
     if is_whole:
         said += " XLA makes one program of the step, a graph of kernels"
@@ -104,10 +101,10 @@ def findings(
         advice.insert(0, cure)
     part, most = max(found.parts.items(), key=lambda each: each[1])
     what = f"{found.total:,} launches take longer than their work"
+    saves = f"; {step.narrow} saves memory, and no launch" if step.narrow else ""
     why = (
         f"{_ms(costs.launches)} for {_ms(costs.arithmetic)} of arithmetic and "
-        f"{_ms(costs.memory)} of memory; the largest part is {part}, {most:,}. 16 bits "
-        "make no launch shorter"
+        f"{_ms(costs.memory)} of memory; the largest part is {part}, {most:,}{saves}"
     )
     how = f"{'; '.join(advice)}. steps_per_execution saves none"
     return [Finding("launch_bound", 1.0, what, why, how)]

@@ -105,7 +105,11 @@ def _of_step(step):
     unused = step.multiplications and best.mode != "float32" and not step.rewrite
     if not step.prefers_float32 and (not step.is_fast if step.narrow else unused):
         yield Finding(
-            *("fast_unit", 1.0, f"{name} is not the fast format of this device"),
+            *(
+                "fast_unit",
+                1.0,
+                f"this device has units for another format than {name}",
+            ),
             f"{name}: {step.support(name).reason}; {best.mode}: {best.reason}",
             f"build the model after tfamp.enable({best.mode!r})",
         )

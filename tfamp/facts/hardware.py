@@ -1,4 +1,4 @@
-"""Which precision runs, and which runs fast, on a device, each with its reason.
+"""Which precision a device runs, and has units of its own for, each with its reason.
 
 Functions of a `DeviceDescription`: one of this host (`read_devices`), or of the table
 `DEVICES`. The reason of float32 also says whether the installed TensorFlow has a GPU's
@@ -60,7 +60,11 @@ class DeviceDescription(NamedTuple):
 
 
 class PrecisionSupport(NamedTuple):
-    """Whether a format runs on a device, whether faster than float32, and why."""
+    """Whether a format runs on a device, and why.
+
+    `fast` says that the device has units for it (tensor cores, instructions), not that
+    a model was measured to train faster.
+    """
 
     format: str
     supported: bool
@@ -146,7 +150,9 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
 
     References:
       NVIDIA, "Train With Mixed Precision" (tensor cores: float16 from 7.0,
-      bfloat16 and TF32 from 8.0). Measured on an AMD EPYC with AVX512_BF16:
+      bfloat16 and TF32 from 8.0),
+      https://docs.nvidia.com/deeplearning/performance/mixed-precision-training/
+      Measured on an AMD EPYC with AVX512_BF16:
       mixed_bfloat16 1.3 to 1.7 times faster than float32, mixed_float16 up to 9
       times slower; without native bfloat16 0.4 times.
     """
@@ -158,7 +164,7 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
         "float8": (
             True,
             False,
-            "float8 is emulated: it rounds the same, without a speed-up",
+            "float8 is emulated: values are rounded to it, and computed in 16 bits",
         ),
         **rules[device.kind](device),
     }
@@ -168,14 +174,16 @@ def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
 def _gpu_support(device):
     capability = device.compute_capability
     if capability is None:
-        unknown = "the compute capability is unknown, so no speed-up is expected"
+        unknown = "the compute capability is unknown, so tensor cores are, too"
         return dict.fromkeys(("float16", "bfloat16"), (True, False, unknown))
     volta, ampere = FP16_TENSOR_CORES, BF16_TENSOR_CORES
-    float16 = _cores(capability, volta, "float16 tensor cores", "no tensor cores")
-    bfloat16 = _cores(
-        capability, ampere, "bfloat16 tensor cores", "bfloat16 is emulated"
+    float16 = _cores(
+        capability, volta, "it has float16 tensor cores", "no tensor cores"
     )
-    tf32 = _cores(capability, ampere, "TF32 tensor cores", "no TF32")
+    bfloat16 = _cores(
+        capability, ampere, "it has bfloat16 tensor cores", "bfloat16 is emulated"
+    )
+    tf32 = _cores(capability, ampere, "it has TF32 tensor cores", "no TF32")
     if _NO_TENSOR_CORES.search(device.name):
         despite = f"despite {_dotted(capability)}"
         float16 = False, f"{device.name} has no tensor cores {despite}"
@@ -185,7 +193,7 @@ def _gpu_support(device):
         "tf32": (tf32[0], *tf32),
     }
     if capability >= FP8_TENSOR_CORES:
-        only = "float8 tensor cores, in products that XLA compiles (jit_compile=True)"
+        only = "it has float8 tensor cores, for products of XLA (jit_compile=True)"
         rows["float8"] = True, True, only
     if capability >= FP4_TENSOR_CORES:
         rows["float4"] = False, False, "TensorFlow does not use FP4 tensor cores"
@@ -228,9 +236,9 @@ def _tpu_support(device):
 
 
 def choose_mode(devices: Sequence[DeviceDescription]) -> Decision:
-    """Returns the fastest mode that is safe on all training devices of a host.
+    """Returns the 16-bit mode that all training devices have units for, else float32.
 
-    bfloat16 comes first where it is fast, because its exponent is float32's and
+    bfloat16 comes first, because its exponent is float32's and
     it needs no loss scaling; then float16; then float32.
     """
     each = [format_support(name, devices) for name in ("bfloat16", "float16")]

@@ -84,8 +84,9 @@ def scope(
         before). None leaves it; so for the others.
       cudnn_autotune: Whether cuDNN's algorithms are measured, the fastest taken.
       float16_accumulation: What float16 convolutions, matrix products, LSTM and GRU
-        sum in: "float32", TensorFlow's default, or "float16", faster on some GPUs and
-        wrong for long sums (4096 ones and more).
+        sum in: "float32", TensorFlow's default, or "float16", of twice the peak on a
+        GeForce RTX 4090 (NVIDIA, "Ada GPU Architecture", 2022, appendix A), and wrong
+        for long sums (4096 ones and more).
     """
     asked = {}
     if cudnn_autotune is not None:

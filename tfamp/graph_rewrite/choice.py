@@ -49,8 +49,8 @@ def choose_dtype(
     _, _, fast, reason = hardware.format_support(chosen, devices)
     obstacles = [_obstacle(chosen, device, environ) for device in found] or [reason]
     if not fast:
-        gain = "no gain over float32" if on_gpu else "0.4 times float32's speed"
-        reason = f"warning: {reason}; expect {gain}"
+        reason = f"warning: {reason}"
+        reason += "" if on_gpu else "; expect 0.4 times float32's speed"
         obstacles += [reason] * (dtype == "auto")
     if any(obstacles):
         raise errors.UnsupportedModeError(

@@ -82,7 +82,7 @@ def get_task(workload: Any, **arguments: Any) -> config_dict.ConfigDict:
             "config": workload if own else None,
             "function": "" if own else functions.name_of(workload),
             "arguments": arguments,
-            # Columns; empty: those that are fast here, and one of 16 bits in any case.
+            # Columns; empty: those with units here, and one of 16 bits in any case.
             "modes": (),
             # Every mode that this machine can compute, and rewrites.
             "slow_modes": False,

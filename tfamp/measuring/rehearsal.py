@@ -81,7 +81,7 @@ class Rehearsal(NamedTuple):
             "error of outputs": cell("output_error", tables.number, how),
             "layers to keep": cell("overrides", lambda x: str(len(x)), how),
             "memory of a step": size,
-            "fast multiplications": cell("fast_share", "{:.0%}".format, COMPUTED),
+            "native multiplications": cell("fast_share", "{:.0%}".format, COMPUTED),
         }
 
     def _advice(self, each):
@@ -91,8 +91,7 @@ class Rehearsal(NamedTuple):
             return
         if each["format"] not in each.get("formats", each["format"]):
             yield f"{each['mode']}: no layer computes in {each['format']}."
-        speed = "fast there" if each["fast"] else "not fast there"
-        yield f"{each['mode']}: {each['format']} is {speed}: {each['reason']}."
+        yield f"{each['mode']}: {each['format']} there: {each['reason']}."
         if each.get("worst"):
             yield f"{each['mode']}: largest errors in {', '.join(each['worst'])}."
         if (found := each.get("overrides")) is not None:

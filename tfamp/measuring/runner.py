@@ -59,7 +59,7 @@ def benchmark_model(
         batches, and is called in each process. Layers that it creates with an explicit
         dtype keep it.
       modes: Precision modes; "rewrite_bfloat16" and "rewrite_float16" for the graph
-        rewrite. None: float32 and those that are fast on this host.
+        rewrite. None: float32 and those that this host has units for.
       frameworks: "tfamp", and "keras" for plain Keras with its dtype policy.
       batch_sizes: Passed to the function as `batch_size`. Empty: called without.
       repeats: Processes of each cell; a single one gives no interval.

@@ -321,4 +321,4 @@ def _notes(formats):
     for low in sorted(formats):
         support = hardware.format_support(low, hardware.read_devices())
         if not support.fast:
-            yield f"{low} is not fast here: {support.reason}"
+            yield f"{low} here: {support.reason}"

@@ -14,7 +14,7 @@ from tfamp.keras_patches import replicas
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import train_steps
 from tfamp.precision import model_hooks, policy, promotion, settings
-from tfamp.precision.status import Status, describe
+from tfamp.precision.status import NOTES, Status, describe
 from tfamp.storage import remat as rematerialization
 from tfamp.updates import compiled
 
@@ -72,8 +72,8 @@ def enable(
     call. Call it in the thread that builds models, on a GPU before all else.
 
     Args:
-      mode: "auto" for the fastest mode that is safe on this host, or "float32",
-        "tf32", "mixed_bfloat16", "mixed_float16".
+      mode: "auto" for the mode that this host has units for (docs/hardware.md), or
+        "float32", "tf32", "mixed_bfloat16", "mixed_float16".
       overrides: Modes of single layers: {regular expression: mode}. A pattern matches
         the whole path of a layer ("head" in a functional model, "model/head" in others)
         and wins over its `dtype`. One that matches no layer of a compiled model, or an
@@ -207,18 +207,18 @@ def _restore(session, state):
 
 def _refresh_hooks() -> None:
     """Installs, or removes, what goes with the session and the rewrite in force."""
+    NOTES.clear()
     asked, rewrite = _session and _session.asked, switch.active()
-    rewrites = rewrite is not None
     mixed = asked is not None and asked.is_mixed
     fuses = asked is not None and asked.fuses_layers
-    if asked is not None or rewrites:
+    if asked is not None or rewrite:
         model_hooks.install(asked)
     else:
         model_hooks.remove()
-    float16 = asked and asked.has_float16 or rewrites and rewrite.dtype == "float16"
+    float16 = asked and asked.has_float16 or rewrite and rewrite.dtype == "float16"
     scaled = float16 and not (asked and asked.scaling is False)
     for hooks, wanted in (
-        (bias_gradient.HOOKS, mixed or rewrites),
+        (bias_gradient.HOOKS, mixed or rewrite),
         (bias_gradient.EMBEDDING_HOOKS, asked and asked.sum_embedding_gradients),
         (compiled.HOOKS, asked is not None and asked.fuses_updates),
         (install.HOOKS, fuses),
@@ -270,7 +270,7 @@ def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> S
 
     Args:
       dtype: "bfloat16" (CPUs), "float16" (NVIDIA GPUs of capability 7.0 or more), or
-        "auto" for the one that is fast here.
+        "auto" for the one that this host has units for.
       **edits: `allowlist_add`, `allowlist_remove` and so on: names of operations as in
         `tf.raw_ops`, in an iterable or a string with commas. Adding to one list removes
         from the others. Also `float32_ops`: operations that TensorFlow would rewrite

@@ -85,6 +85,10 @@ class Status(NamedTuple):
     __repr__ = __str__  # What a notebook shows of `enable()` at the end of a cell.
 
 
+# Sentences that an audit adds to the reason, until the next `enable`.
+NOTES: dict[str, None] = {}
+
+
 def describe(
     asked: settings.Settings | None,
     rewrite: switch.Rewrite | None,
@@ -115,7 +119,7 @@ def describe(
     return Status(
         requested=asked.requested if asked else None,
         effective=effective,
-        reason=change or asked.reason,
+        reason=change or "; ".join([asked.reason, *NOTES]),
         device=hardware.device_label(devices),
         dtype_policy=name,
         overrides=_describe_overrides(asked.overrides if asked else ()),

@@ -71,11 +71,9 @@ def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
         return mode, f"mode {mode}: {reason}"
     devices = hardware.read_devices()
     support = hardware.format_support("bfloat16", devices)
-    speed = "fast" if support.fast else "slow"
     why = "the mode for this host" if requested == "auto" else "the requested mode"
     return "mixed_bfloat16", (
-        f"float32 is {why}; mixed_bfloat16 is shown for comparison and is {speed} "
-        f"here: {support.reason}"
+        f"float32 is {why}; mixed_bfloat16 is shown for comparison: {support.reason}"
     )
 
 
