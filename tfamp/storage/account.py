@@ -11,12 +11,17 @@ import tensorflow as tf
 from tfamp import tables
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
-from tfamp.storage import buffers
+from tfamp.storage import buffers, xla_buffers
 
 KINDS = (
     *("weights", "gradients", "optimizer", "activations", "inputs", "temporaries"),
 )
 _MIB = 2**20
+_OF_XLA = (
+    "XLA has one block for activations, gradients and temporaries, which is told as "
+    "temporaries; the activations of layers are those of the graph before XLA."
+)
+_BEFORE_XLA = "XLA keeps fewer tensors than are counted here: it fuses operations."
 
 
 class MemoryReport(NamedTuple):
@@ -127,16 +132,18 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
     Example:
       print(tfamp.memory(model, next(iter(dataset))))
     """
-    return measured(model, batch)[0]
+    return measured(model, batch, compiles=True)[0]
 
 
 def measured(
-    model: keras.Model, batch: Any
+    model: keras.Model, batch: Any, compiles: bool = False
 ) -> tuple[MemoryReport, dict[keras.layers.Layer, int]]:
     """Returns what `memory` returns, and the activations of each layer itself.
 
     Args:
       model, batch: As of `memory`.
+      compiles: Whether a step of XLA's is compiled, for XLA's own plan of buffers;
+        else its operations are counted.
     """
     structure.check_built(model)
     if not model.compiled or model.optimizer is None:
@@ -152,7 +159,7 @@ def measured(
             "replica."
         )
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
-    watched = _Watched(model)
+    watched = _Watched(model, compiles)
     graph = watched.trace(batch)
     program = buffers.Program(watched.kind_of)
     program.add(graph)
@@ -166,17 +173,19 @@ def measured(
     layers = collections.Counter()
     for place in structure.walk(model):
         layers[place.path] += own.get(place.layer, 0)
+    notes = []
+    if watched.compiled is not None:
+        held["temporaries"] = watched.compiled
+        notes.append(_OF_XLA)
+        found, program.unknown, program.loops = {}, 0, 0
+    elif model.jit_compile:
+        notes.append(_BEFORE_XLA)
     for (kind, _), size in found.items():
         held[kind] = held.get(kind, 0) + size
-    notes = []
     if program.unknown:
         notes.append(f"Not counted: {program.unknown} tensors of unknown size.")
     if program.loops:
         notes.append("Each loop is counted as one iteration, not as all that it keeps.")
-    if model.jit_compile:
-        notes.append(
-            "XLA keeps fewer tensors than are counted here: it fuses operations."
-        )
     made = MemoryReport(
         model.name,
         _flat(batch)[0].shape[0],
@@ -199,8 +208,9 @@ def _bytes_of(variables: Iterable[Any]) -> int:
 class _Watched:
     """A trace of a model's training step, and to which layer its operations belong."""
 
-    def __init__(self, model):
-        self.model = model
+    def __init__(self, model, compiles):
+        self.model, self.compiles = model, compiles and model.jit_compile
+        self.compiled: int | None = None  # Bytes of XLA's plan.
         self.owners: dict[int, keras.layers.Layer] = {}  # By ids of operations.
         self.gradients: set[int] = set()  # ids of tensors.
 
@@ -220,7 +230,10 @@ class _Watched:
                 )
                 apply = [(model.optimizer, "apply", self._apply)]
                 with hooks.replaced(apply):
-                    return step.get_concrete_function(batch).graph
+                    graph = step.get_concrete_function(batch).graph
+                    if self.compiles:
+                        self.compiled = xla_buffers.held(step, batch)
+                    return graph
         finally:
             model.train_function = before
 
