@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import tables
+from tfamp.facts import hardware
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
 from tfamp.storage import buffers, xla_buffers
@@ -38,6 +40,13 @@ class MemoryReport(NamedTuple):
       temporaries: Everything else at the peak.
       layers: Path of a layer -> its part of `activations`, largest first.
       notes: What was assumed.
+      workspaces: On a GPU, what an algorithm of cuDNN for a convolution may take
+        besides: `TF_CUDNN_WORKSPACE_LIMIT_IN_MB`, 4096 by default. TensorFlow tries
+        several in the first step. Not known before; not a part of `total`. 0 under XLA,
+        whose plan has them.
+
+    References:
+      https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/kernels/conv_ops_gpu.h
     """
 
     model: str
@@ -50,6 +59,7 @@ class MemoryReport(NamedTuple):
     temporaries: int
     layers: dict[str, int]
     notes: tuple[str, ...] = ()
+    workspaces: int = 0
 
     @property
     def total(self) -> int:
@@ -64,6 +74,8 @@ class MemoryReport(NamedTuple):
         """Returns the tables."""
         size = "MiB"
         rows = [[kind, _mib(getattr(self, kind))] for kind in (*KINDS, "total")]
+        if self.workspaces:
+            rows.append(["workspaces, at most", _mib(self.workspaces)])
         shown = [[path, _mib(held)] for path, held in [*self.layers.items()][:10]]
         lines = [f"A training step of {self.model!r}, {self.batch_size} examples"]
         parts = [(("at the peak", size), rows)]
@@ -159,9 +171,10 @@ def measured(
             "replica."
         )
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
+    on_gpu = any(device.kind == "GPU" for device in hardware.read_devices())
     watched = _Watched(model, compiles)
     graph = watched.trace(batch)
-    program = buffers.Program(watched.kind_of)
+    program = buffers.Program(watched.kind_of, on_gpu)
     program.add(graph)
     found = program.peak()
     held = {
@@ -192,8 +205,16 @@ def measured(
         *(held.get(kind, 0) for kind in KINDS),
         layers={path: size for path, size in layers.most_common() if size},
         notes=tuple(notes),
+        workspaces=_workspace(graph) if on_gpu and not model.jit_compile else 0,
     )
     return made, own
+
+
+def _workspace(graph):
+    """Returns the limit of a convolution's workspace; 0 where there is none."""
+    if not any("Conv" in op.type for op in graph.get_operations()):
+        return 0
+    return int(os.environ.get("TF_CUDNN_WORKSPACE_LIMIT_IN_MB", 4096)) * _MIB
 
 
 def _flat(batch):
