@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,20 +9,14 @@ import keras
 import tensorflow as tf
 
 from tfamp import tables
-from tfamp.facts import hardware
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
-from tfamp.storage import buffers, xla_buffers
+from tfamp.storage import buffers
 
 KINDS = (
     *("weights", "gradients", "optimizer", "activations", "inputs", "temporaries"),
 )
 _MIB = 2**20
-_OF_XLA = (
-    "XLA has one block for activations, gradients and temporaries, which is told as "
-    "temporaries; the activations of layers are those of the graph before XLA."
-)
-_BEFORE_XLA = "XLA keeps fewer tensors than are counted here: it fuses operations."
 
 
 class MemoryReport(NamedTuple):
@@ -40,13 +33,6 @@ class MemoryReport(NamedTuple):
       temporaries: Everything else at the peak.
       layers: Path of a layer -> its part of `activations`, largest first.
       notes: What was assumed.
-      workspaces: On a GPU, what an algorithm of cuDNN for a convolution may take
-        besides: `TF_CUDNN_WORKSPACE_LIMIT_IN_MB`, 4096 by default. TensorFlow tries
-        several in the first step. Not known before; not a part of `total`. 0 under XLA,
-        whose plan has them.
-
-    References:
-      https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/kernels/conv_ops_gpu.h
     """
 
     model: str
@@ -59,7 +45,6 @@ class MemoryReport(NamedTuple):
     temporaries: int
     layers: dict[str, int]
     notes: tuple[str, ...] = ()
-    workspaces: int = 0
 
     @property
     def total(self) -> int:
@@ -74,8 +59,6 @@ class MemoryReport(NamedTuple):
         """Returns the tables."""
         size = "MiB"
         rows = [[kind, _mib(getattr(self, kind))] for kind in (*KINDS, "total")]
-        if self.workspaces:
-            rows.append(["workspaces, at most", _mib(self.workspaces)])
         shown = [[path, _mib(held)] for path, held in [*self.layers.items()][:10]]
         lines = [f"A training step of {self.model!r}, {self.batch_size} examples"]
         parts = [(("at the peak", size), rows)]
@@ -144,18 +127,16 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
     Example:
       print(tfamp.memory(model, next(iter(dataset))))
     """
-    return measured(model, batch, compiles=True)[0]
+    return measured(model, batch)[0]
 
 
 def measured(
-    model: keras.Model, batch: Any, compiles: bool = False
+    model: keras.Model, batch: Any
 ) -> tuple[MemoryReport, dict[keras.layers.Layer, int]]:
     """Returns what `memory` returns, and the activations of each layer itself.
 
     Args:
       model, batch: As of `memory`.
-      compiles: Whether a step of XLA's is compiled, for XLA's own plan of buffers;
-        else its operations are counted.
     """
     structure.check_built(model)
     if not model.compiled or model.optimizer is None:
@@ -171,10 +152,9 @@ def measured(
             "replica."
         )
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
-    on_gpu = any(device.kind == "GPU" for device in hardware.read_devices())
-    watched = _Watched(model, compiles)
+    watched = _Watched(model)
     graph = watched.trace(batch)
-    program = buffers.Program(watched.kind_of, on_gpu)
+    program = buffers.Program(watched.kind_of)
     program.add(graph)
     found = program.peak()
     held = {
@@ -186,35 +166,25 @@ def measured(
     layers = collections.Counter()
     for place in structure.walk(model):
         layers[place.path] += own.get(place.layer, 0)
-    notes = []
-    if watched.compiled is not None:
-        held["temporaries"] = watched.compiled
-        notes.append(_OF_XLA)
-        found, program.unknown, program.loops = {}, 0, 0
-    elif model.jit_compile:
-        notes.append(_BEFORE_XLA)
     for (kind, _), size in found.items():
         held[kind] = held.get(kind, 0) + size
+    notes = []
     if program.unknown:
         notes.append(f"Not counted: {program.unknown} tensors of unknown size.")
     if program.loops:
         notes.append("Each loop is counted as one iteration, not as all that it keeps.")
+    if model.jit_compile:
+        notes.append(
+            "XLA keeps fewer tensors than are counted here: it fuses operations."
+        )
     made = MemoryReport(
         model.name,
         _flat(batch)[0].shape[0],
         *(held.get(kind, 0) for kind in KINDS),
         layers={path: size for path, size in layers.most_common() if size},
         notes=tuple(notes),
-        workspaces=_workspace(graph) if on_gpu and not model.jit_compile else 0,
     )
     return made, own
-
-
-def _workspace(graph):
-    """Returns the limit of a convolution's workspace; 0 where there is none."""
-    if not any("Conv" in op.type for op in graph.get_operations()):
-        return 0
-    return int(os.environ.get("TF_CUDNN_WORKSPACE_LIMIT_IN_MB", 4096)) * _MIB
 
 
 def _flat(batch):
@@ -229,9 +199,8 @@ def _bytes_of(variables: Iterable[Any]) -> int:
 class _Watched:
     """A trace of a model's training step, and to which layer its operations belong."""
 
-    def __init__(self, model, compiles):
-        self.model, self.compiles = model, compiles and model.jit_compile
-        self.compiled: int | None = None  # Bytes of XLA's plan.
+    def __init__(self, model):
+        self.model = model
         self.owners: dict[int, keras.layers.Layer] = {}  # By ids of operations.
         self.gradients: set[int] = set()  # ids of tensors.
 
@@ -251,10 +220,7 @@ class _Watched:
                 )
                 apply = [(model.optimizer, "apply", self._apply)]
                 with hooks.replaced(apply):
-                    graph = step.get_concrete_function(batch).graph
-                    if self.compiles:
-                        self.compiled = xla_buffers.held(step, batch)
-                    return graph
+                    return step.get_concrete_function(batch).graph
         finally:
             model.train_function = before
 

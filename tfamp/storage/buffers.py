@@ -1,11 +1,11 @@
 """What TensorFlow holds while it runs a graph, as far as the graph shows.
 
-A tensor is held from the operation that makes it to the last one that takes it;
-functions are looked into, branches by the larger one, loops by one turn.
+Each operation is taken in the order in which it was made. A tensor is held from the
+operation that makes it to the last one that takes it; functions are looked into,
+branches by the larger one, loops by one turn.
 """
 
 import collections
-import heapq
 from typing import Any
 
 import tensorflow as tf
@@ -33,16 +33,14 @@ class Program:
 
     Args:
       kind_of: Function of a tensor: its kind, and the layer that it belongs to.
-      on_gpu: Whether the device is a GPU.
 
     Attributes:
       unknown: Tensors whose size is not known, and which are not counted.
       loops: Loops, of which one turn is counted.
     """
 
-    def __init__(self, kind_of, on_gpu: bool):
-        self.kind_of, self.on_gpu = kind_of, on_gpu
-        self.unknown, self.loops = 0, 0
+    def __init__(self, kind_of):
+        self.kind_of, self.unknown, self.loops = kind_of, 0, 0
         # Kinds of operations, and the buffers that each takes and makes.
         self.steps: list[tuple[str, list[int], list[int]]] = []
         self.counts: list[int] = []  # Elements of a buffer,
@@ -59,8 +57,9 @@ class Program:
         """
         buffers = {id(x): b for x, b in zip(graph.inputs, given, strict=False)}
         same: dict[Any, list[int]] = {}
-        for op in _in_order(graph, self.on_gpu):
-            if op.type == "Placeholder":
+        needed = _needed(graph)
+        for op in graph.get_operations():
+            if op not in needed or op.type == "Placeholder":
                 continue
             taken = [buffers.get(id(x)) for x in op.inputs]
             self.loops += op.type.endswith("While")
@@ -78,9 +77,7 @@ class Program:
                 if key not in same:
                     takes = [b for b in taken if b is not None]
                     made = [self._buffer(x, takes, kind) for x in op.outputs]
-                    inner = [
-                        self._buffer(x, made, kind) for x in _inside(op, self.on_gpu)
-                    ]
+                    inner = [self._buffer(x, made, kind) for x in _scattered(op)]
                     self.steps.append((op.type, takes, made + inner))
                     same[key] = made
                 made = same[key]
@@ -125,47 +122,6 @@ class Program:
         return dict(found)
 
 
-def _in_order(graph, on_gpu):
-    """Returns the operations that are needed, in an order in which they may run.
-
-    On a CPU that in which they were made. On a GPU programs that take the place of
-    several operations were made last, and TensorFlow's threads only launch what is
-    ready, in any order. So one that holds much is taken: the operation with the longest
-    way to the end comes first, and what a variable's gradient alone needs comes late.
-    """
-    needed = _needed(graph)
-    ops = [op for op in graph.get_operations() if op in needed]
-    if not on_gpu:
-        return ops
-    before = {op: {x.op for x in op.inputs} | {*op.control_inputs} for op in ops}
-    after = collections.defaultdict(list)
-    for op in ops:
-        for each in before[op]:
-            after[each].append(op)
-    left = {op: len(after[op]) for op in ops}
-    queue = [op for op in ops if not left[op]]
-    height = dict.fromkeys(ops, 0)
-    for op in queue:
-        for each in before[op]:
-            height[each] = max(height[each], height[op] + 1)
-            left[each] -= 1
-            if not left[each]:
-                queue.append(each)
-    places = {op: (-height[op], number) for number, op in enumerate(ops)}
-    missing = {op: len(before[op]) for op in ops}
-    ready = [(places[op], op) for op in ops if not missing[op]]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        _, op = heapq.heappop(ready)
-        found.append(op)
-        for each in after[op]:
-            missing[each] -= 1
-            if not missing[each]:
-                heapq.heappush(ready, (places[each], each))
-    return found
-
-
 def _needed(graph):
     found, queue = set(), [x.op for x in graph.outputs] + [*graph.control_outputs]
     while queue:
@@ -189,14 +145,8 @@ def _function_of(op):
     return max(graphs, key=lambda x: len(x.get_operations()), default=None)
 
 
-def _inside(op, on_gpu):
-    """Returns tensors like those that an operation holds inside.
-
-    On a GPU a copy of a convolution's gradient, and in what is compiled sums of rows,
-    which are not fused.
-    """
-    if on_gpu and op.type == "Conv2DBackpropInput":
-        return op.outputs
+def _scattered(op):
+    """Returns what a compiled operation holds inside: sums of rows are not fused."""
     if not _has(op, "_XlaMustCompile") or not _name(op, "f"):
         return []
     inner = op.graph._get_function(_name(op, "f")).graph.get_operations()

@@ -16,9 +16,6 @@ _STEPS = 4
 def measure(plain: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
     """Returns both, in bytes, for a recipe's configuration.
 
-    "device_bytes" is the peak of all steps. "later_bytes" is that of the later ones, in
-    which cuDNN tries no algorithms and their workspaces.
-
     Args:
       plain: The configuration as dicts, with its mode and its choice of XLA.
       environment: Variables to set, such as cuDNN's limit of a workspace.
@@ -32,13 +29,7 @@ def measure(plain: dict[str, Any], environment: dict[str, str]) -> dict[str, Any
         if tf.config.list_physical_devices("GPU"):
             del batch
             tf.config.experimental.reset_memory_stats("GPU:0")
-        fit = {"steps_per_epoch": _STEPS, "shuffle": False, "verbose": 0}
-        made.model.fit(made.batches, **fit)
-        peak, later = processes.peak_device(), None
-        if peak is not None:
-            tf.config.experimental.reset_memory_stats("GPU:0")
-            made.model.fit(made.batches, **fit)
-            later = processes.peak_device()
+        made.model.fit(made.batches, steps_per_epoch=_STEPS, shuffle=False, verbose=0)
         found = computed.to_dict()
         found.pop("layers")
-        return {"computed": found, "device_bytes": peak, "later_bytes": later}
+        return {"computed": found, "device_bytes": processes.peak_device()}
