@@ -20,9 +20,12 @@ KINDS = (
 )
 _WORDS = {"workspaces": "cuDNN's workspaces, at most", "bound": "total, at most"}
 _MIB = 2**20
-# TensorFlow's default, in MB: tensorflow/core/kernels/conv_ops_impl.h; its bound of
-# each workspace, of which there is one at a time.
+# TensorFlow's bound of a workspace, of which there is one at a time, and its default
+# in MB: tensorflow/core/kernels/conv_ops_impl.h.
 _LIMIT, _LIMIT_MB = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB", 4096
+# Around a workspace and a copy of the result, while algorithms are tried, there are
+# 8 MiB on both sides: xla/stream_executor/gpu/redzone_allocator.h.
+_REDZONES_MB = 4 * 8
 
 
 class MemoryReport(NamedTuple):
@@ -134,10 +137,11 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
     report describes the step before XLA, and its notes say why.
 
     On a GPU, TensorFlow tries cuDNN's algorithms in the first step that has a
-    convolution, each with its workspace, and keeps the fastest. The memory is not known
-    before. It is at most the variable TF_CUDNN_WORKSPACE_LIMIT_IN_MB (4096 without it).
-    An algorithm whose workspace cannot be allocated is left out, so that a step which
-    fits without workspaces runs.
+    convolution, each with a workspace and a copy of the result, and keeps the fastest.
+    What they take is not known before; a workspace takes at most what the variable
+    TF_CUDNN_WORKSPACE_LIMIT_IN_MB says (4096 without it). XLA does the same when it
+    compiles. An algorithm whose workspace cannot be allocated is left out, so that a
+    step which fits without workspaces runs.
 
     Args:
       model: A built and compiled model; its optimizer is built, if it is not.
@@ -187,7 +191,7 @@ def measured(
     watched = _Watched(model)
     graph = watched.trace(batch)
     on_gpu = graph_context.one_device() == "GPU"
-    program = buffers.Program(watched.kind_of, on_gpu and not model.jit_compile)
+    program = buffers.Program(watched.kind_of, on_gpu)
     program.add(graph)
     found = program.peak()
     own = {owner: size for (kind, owner), size in found.items() if owner}
@@ -210,15 +214,16 @@ def measured(
         *(held[kind] for kind in KINDS),
         layers={path: size for path, size in layers.most_common() if size},
         notes=tuple(_notes(model, program, watched)),
-        workspaces=_workspaces() if on_gpu and program.convolves else 0,
+        workspaces=_workspaces(program.convolved),
     )
     return made, own
 
 
-def _workspaces():
-    """Returns the bound of a workspace of cuDNN, as TensorFlow reads it."""
+def _workspaces(convolved):
+    """Returns what trying cuDNN's algorithms takes at most."""
     given = os.environ.get(_LIMIT, "")
-    return (int(given) if given.isdigit() else _LIMIT_MB) * _MIB
+    most = int(given) if given.isdigit() else _LIMIT_MB
+    return convolved and convolved + (most + _REDZONES_MB) * _MIB
 
 
 def _notes(model, program, watched):

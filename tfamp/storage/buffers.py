@@ -45,14 +45,14 @@ class Program:
       on_gpu: Whether a GPU runs them.
 
     Attributes:
-      convolves: Whether there are convolutions.
+      convolved: Bytes of the largest result of a convolution by cuDNN; 0 without one.
       unknown: Tensors whose size is not known, and which are not counted.
       loops: Loops, of which one turn is counted.
     """
 
     def __init__(self, kind_of, on_gpu=False):
         self.kind_of, self.on_gpu = kind_of, on_gpu
-        self.unknown, self.loops, self.convolves = 0, 0, False
+        self.unknown, self.loops, self.convolved = 0, 0, 0
         # Kinds of operations, and the buffers that each takes and makes.
         self.steps: list[tuple[str, list[int], list[int]]] = []
         self.counts: list[int] = []  # Elements of a buffer,
@@ -74,7 +74,6 @@ class Program:
                 continue
             taken = [buffers.get(id(x)) for x in op.inputs]
             self.loops += op.type.endswith("While")
-            self.convolves |= self.on_gpu and bool(_copied(op))
             if (inner := _function_of(op)) is not None:
                 passed = taken[1:] if op.type.endswith("If") else taken
                 made = self.add(inner, passed, kind or self._kind(op))
@@ -90,6 +89,8 @@ class Program:
                     takes = [b for b in taken if b is not None]
                     made = [self._buffer(x, takes, kind) for x in op.outputs]
                     inside = _copied(op) if self.on_gpu else []
+                    if inside:
+                        self.convolved = max(self.convolved, self.sizes[made[0]])
                     inside += _scattered(op)
                     inner = [self._buffer(x, made, kind) for x in inside]
                     self.steps.append((op.type, takes, made + inner))
