@@ -41,6 +41,9 @@ NAMES = {
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable": (
         "audits without memory for the optimizer"
     ),
+    "tensorflow.compiler.xla.service.hlo_pb2:HloProto": (
+        "what a step holds under XLA, from XLA's own analysis"
+    ),
     "tensorflow.python.util._pywrap_util_port:IsMklEnabled": "detection of oneDNN",
     "keras.src.export.tf2onnx_lib:patch_tf2onnx": "ONNX by tf2onnx, with NumPy 2",
 }

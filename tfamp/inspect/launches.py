@@ -274,13 +274,13 @@ def _kernels(op):
     if op.type == "Transpose":
         return int(not _is_view(op))
     if re.match(r"Conv[23]D", op.type):
-        return 1 if _is_product(op) else 2  # cuDNN's weights are reordered first.
+        return 1 if is_product(op) else 2  # cuDNN's weights are reordered first.
     if op.type in _SUMS and op.outputs[0].dtype.is_floating:
         return 1 + _is_in_two_steps(op)
     return _SEVERAL.get(op.type, 1)
 
 
-def _is_product(convolution):
+def is_product(convolution):
     """Whether TensorFlow computes it as one product, without cuDNN."""
     by_filter = "BackpropFilter" in convolution.type
     kernel = convolution.outputs[0] if by_filter else convolution.inputs[1]

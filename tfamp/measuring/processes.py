@@ -386,8 +386,15 @@ def peak_host() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def peak_device() -> int | None:
-    """Returns the peak memory that TensorFlow took of the first GPU, in bytes."""
+def peak_device(again: bool = False) -> int | None:
+    """Returns the peak memory that TensorFlow took of the first GPU, in bytes.
+
+    Args:
+      again: Whether the next peak is that of what comes from here on.
+    """
     if not tf.config.list_physical_devices("GPU"):
         return None
-    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    if again:
+        tf.config.experimental.reset_memory_stats("GPU:0")
+    return peak

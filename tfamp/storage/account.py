@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -9,14 +10,22 @@ import keras
 import tensorflow as tf
 
 from tfamp import tables
+from tfamp.facts import graph_context
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
-from tfamp.storage import buffers
+from tfamp.storage import buffers, xla_buffers
 
 KINDS = (
     *("weights", "gradients", "optimizer", "activations", "inputs", "temporaries"),
 )
+_WORDS = {"workspaces": "cuDNN's workspaces, at most", "bound": "total, at most"}
 _MIB = 2**20
+# TensorFlow's bound of a workspace, of which there is one at a time, and its default
+# in MB: tensorflow/core/kernels/conv_ops_impl.h.
+_LIMIT, _LIMIT_MB = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB", 4096
+# Around a workspace and a copy of the result, while algorithms are tried, there are
+# 8 MiB on both sides: xla/stream_executor/gpu/redzone_allocator.h.
+_REDZONES_MB = 4 * 8
 
 
 class MemoryReport(NamedTuple):
@@ -30,9 +39,12 @@ class MemoryReport(NamedTuple):
       optimizer: What the optimizer keeps.
       activations: Kept for the backward pass, or computed again in it.
       inputs: The batch.
-      temporaries: Everything else at the peak.
+      temporaries: Everything else at the peak. Of a program that XLA compiles: all
+        that it holds, gradients and activations included.
       layers: Path of a layer -> its part of `activations`, largest first.
       notes: What was assumed.
+      workspaces: Not part of the total. What cuDNN may take besides at most, on a GPU
+        where there are convolutions; 0 elsewhere. See `memory`.
     """
 
     model: str
@@ -45,20 +57,28 @@ class MemoryReport(NamedTuple):
     temporaries: int
     layers: dict[str, int]
     notes: tuple[str, ...] = ()
+    workspaces: int = 0
 
     @property
     def total(self) -> int:
-        """All of it, in bytes."""
+        """What the step needs, in bytes: all kinds, without workspaces."""
         return sum(getattr(self, kind) for kind in KINDS)
+
+    @property
+    def bound(self) -> int:
+        """What the step may take at most, in bytes: with workspaces."""
+        return self.total + self.workspaces
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        return {"schema_version": 1, **self._asdict(), "total": self.total}
+        sums = {"total": self.total, "bound": self.bound}
+        return {"schema_version": 1, **self._asdict(), **sums}
 
     def to_text(self) -> str:
         """Returns the tables."""
         size = "MiB"
-        rows = [[kind, _mib(getattr(self, kind))] for kind in (*KINDS, "total")]
+        kinds = (*KINDS, "total") + ("workspaces", "bound") * bool(self.workspaces)
+        rows = [[_WORDS.get(kind, kind), _mib(getattr(self, kind))] for kind in kinds]
         shown = [[path, _mib(held)] for path, held in [*self.layers.items()][:10]]
         lines = [f"A training step of {self.model!r}, {self.batch_size} examples"]
         parts = [(("at the peak", size), rows)]
@@ -112,6 +132,17 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
     now: their formats, what is computed again, how weights and slots are stored.
     Programs, and what libraries take for themselves, are not counted.
 
+    Of a model with `jit_compile=True`, XLA compiles the step for this device, which
+    takes as long as in `fit`, and tells what it holds. Where it does not compile, the
+    report describes the step before XLA, and its notes say why.
+
+    On a GPU, TensorFlow tries cuDNN's algorithms in the first step that has a
+    convolution, each with a workspace and a copy of the result, and keeps the fastest.
+    What they take is not known before; a workspace takes at most what the variable
+    TF_CUDNN_WORKSPACE_LIMIT_IN_MB says (4096 without it). XLA does the same when it
+    compiles. An algorithm whose workspace cannot be allocated is left out, so that a
+    step which fits without workspaces runs.
+
     Args:
       model: A built and compiled model; its optimizer is built, if it is not.
       batch: What a dataset for `fit` yields: (x, y) or (x, y, sample weights) of arrays
@@ -126,6 +157,11 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
 
     Example:
       print(tfamp.memory(model, next(iter(dataset))))
+
+    References:
+      `AutotuneConvImpl` in tensorflow/core/kernels/conv_ops_gpu.cc and
+      `DnnScratchAllocator` in conv_ops_gpu.h,
+      https://github.com/tensorflow/tensorflow/tree/master/tensorflow/core/kernels
     """
     return measured(model, batch)[0]
 
@@ -154,37 +190,58 @@ def measured(
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
     watched = _Watched(model)
     graph = watched.trace(batch)
-    program = buffers.Program(watched.kind_of)
+    on_gpu = graph_context.one_device() == "GPU"
+    program = buffers.Program(watched.kind_of, on_gpu)
     program.add(graph)
     found = program.peak()
-    held = {
-        "weights": _bytes_of(model.variables),
-        "optimizer": _bytes_of(model.optimizer.variables),
-        "inputs": sum(x.dtype.size * x.shape.num_elements() for x in _flat(batch)),
-    }
     own = {owner: size for (kind, owner), size in found.items() if owner}
     layers = collections.Counter()
     for place in structure.walk(model):
         layers[place.path] += own.get(place.layer, 0)
-    for (kind, _), size in found.items():
-        held[kind] = held.get(kind, 0) + size
-    notes = []
-    if program.unknown:
-        notes.append(f"Not counted: {program.unknown} tensors of unknown size.")
-    if program.loops:
-        notes.append("Each loop is counted as one iteration, not as all that it keeps.")
-    if model.jit_compile:
-        notes.append(
-            "XLA keeps fewer tensors than are counted here: it fuses operations."
-        )
+    held = collections.Counter(
+        weights=_bytes_of(model.variables),
+        optimizer=_bytes_of(model.optimizer.variables),
+        inputs=sum(x.dtype.size * x.shape.num_elements() for x in _flat(batch)),
+    )
+    if watched.compiled:
+        held["temporaries"] = watched.compiled
+    else:
+        for (kind, _), size in found.items():
+            held[kind] += size
     made = MemoryReport(
         model.name,
         _flat(batch)[0].shape[0],
-        *(held.get(kind, 0) for kind in KINDS),
+        *(held[kind] for kind in KINDS),
         layers={path: size for path, size in layers.most_common() if size},
-        notes=tuple(notes),
+        notes=tuple(_notes(model, program, watched)),
+        workspaces=_workspaces(program.convolved),
     )
     return made, own
+
+
+def _workspaces(convolved):
+    """Returns what trying cuDNN's algorithms takes at most."""
+    given = os.environ.get(_LIMIT, "")
+    most = int(given) if given.isdigit() else _LIMIT_MB
+    return convolved and convolved + (most + _REDZONES_MB) * _MIB
+
+
+def _notes(model, program, watched):
+    if watched.compiled:
+        yield (
+            "XLA's own analysis: gradients and activations are among the temporaries; "
+            "those of each layer are from before it fuses operations."
+        )
+        return
+    if program.unknown:
+        yield f"Not counted: {program.unknown} tensors of unknown size."
+    if program.loops:
+        yield "Each loop is counted as one iteration, not as all that it keeps."
+    if model.jit_compile:
+        yield (
+            "An estimate from before XLA fuses operations, up to twice of what it "
+            f"holds, or half: {watched.reason}."
+        )
 
 
 def _flat(batch):
@@ -203,6 +260,7 @@ class _Watched:
         self.model = model
         self.owners: dict[int, keras.layers.Layer] = {}  # By ids of operations.
         self.gradients: set[int] = set()  # ids of tensors.
+        self.compiled, self.reason = 0, ""  # What XLA holds, or why that is not known.
 
     def trace(self, batch):
         model, before = self.model, self.model.train_function
@@ -220,9 +278,18 @@ class _Watched:
                 )
                 apply = [(model.optimizer, "apply", self._apply)]
                 with hooks.replaced(apply):
-                    return step.get_concrete_function(batch).graph
+                    graph = step.get_concrete_function(batch).graph
+                    if model.jit_compile:
+                        self._compile(step, batch)
+                return graph
         finally:
             model.train_function = before
+
+    def _compile(self, step, batch):
+        try:
+            self.compiled = xla_buffers.held(step, batch)
+        except xla_buffers.NotKnown as error:
+            self.reason = str(error)
 
     def _noted(self, layer, original):
         def call(*args, **kwargs):

@@ -1,14 +1,22 @@
 """What TensorFlow holds while it runs a graph, as far as the graph shows.
 
-Each operation is taken in the order in which it was made. A tensor is held from the
-operation that makes it to the last one that takes it; functions are looked into,
-branches by the larger one, loops by one turn.
+A tensor is held from the operation that makes it to the last one that takes it;
+functions are looked into, branches by the larger one, loops by one turn. On a CPU
+operations are taken in the order in which they were made. On a GPU they are taken as
+TensorFlow's executor takes them, which has no kernel of a GPU wait in a thread of its
+own: from one queue, to which an operation is added when its last input is there
+(tensorflow/core/common_runtime/executor.cc, `ScheduleReady`). Convolutions there hold
+copies of some of their tensors as well (tensorflow/core/kernels/conv_grad_input_ops.cc,
+conv_grad_filter_ops.cc and conv_ops_impl.h).
 """
 
 import collections
+import re
 from typing import Any
 
 import tensorflow as tf
+
+from tfamp.inspect import launches
 
 # What passes a buffer on, and makes none.
 _SAME = frozenset(
@@ -24,6 +32,7 @@ _IN_PLACE = frozenset(
     "SparseSoftmaxCrossEntropyWithLogits Sqrt SqrtGrad Square SquaredDifference Sub "
     "Tanh TanhGrad".split()
 )
+_CONVOLUTION = re.compile(r"Conv[23]D(Backprop\w+?)?(?:V2)?")
 # Known before the step where shapes are: TensorFlow folds them.
 _FOLDED = frozenset(("Rank", "Shape", "ShapeN", "Size"))
 
@@ -33,14 +42,17 @@ class Program:
 
     Args:
       kind_of: Function of a tensor: its kind, and the layer that it belongs to.
+      on_gpu: Whether a GPU runs them.
 
     Attributes:
+      convolved: Bytes of the largest result of a convolution by cuDNN; 0 without one.
       unknown: Tensors whose size is not known, and which are not counted.
       loops: Loops, of which one turn is counted.
     """
 
-    def __init__(self, kind_of):
-        self.kind_of, self.unknown, self.loops = kind_of, 0, 0
+    def __init__(self, kind_of, on_gpu=False):
+        self.kind_of, self.on_gpu = kind_of, on_gpu
+        self.unknown, self.loops, self.convolved = 0, 0, 0
         # Kinds of operations, and the buffers that each takes and makes.
         self.steps: list[tuple[str, list[int], list[int]]] = []
         self.counts: list[int] = []  # Elements of a buffer,
@@ -57,9 +69,8 @@ class Program:
         """
         buffers = {id(x): b for x, b in zip(graph.inputs, given, strict=False)}
         same: dict[Any, list[int]] = {}
-        needed = _needed(graph)
-        for op in graph.get_operations():
-            if op not in needed or op.type == "Placeholder":
+        for op in _ordered(graph, self.on_gpu):
+            if op.type == "Placeholder":
                 continue
             taken = [buffers.get(id(x)) for x in op.inputs]
             self.loops += op.type.endswith("While")
@@ -77,7 +88,11 @@ class Program:
                 if key not in same:
                     takes = [b for b in taken if b is not None]
                     made = [self._buffer(x, takes, kind) for x in op.outputs]
-                    inner = [self._buffer(x, made, kind) for x in _scattered(op)]
+                    inside = _copied(op) if self.on_gpu else []
+                    if inside:
+                        self.convolved = max(self.convolved, self.sizes[made[0]])
+                    inside += _scattered(op)
+                    inner = [self._buffer(x, made, kind) for x in inside]
                     self.steps.append((op.type, takes, made + inner))
                     same[key] = made
                 made = same[key]
@@ -122,6 +137,64 @@ class Program:
         return dict(found)
 
 
+def _ordered(graph, queued):
+    """Returns the operations that the outputs need, in the order of the docstring."""
+    needed = _needed(graph)
+    operations = [op for op in graph.get_operations() if op in needed]
+    if not queued:
+        return operations
+    before = {op: {*(x.op for x in op.inputs), *op.control_inputs} for op in operations}
+    after = collections.defaultdict(list)
+    for op in operations:
+        for source in before[op]:
+            after[source].append(op)
+    left = {op: len(sources) for op, sources in before.items()}
+    found, stack = [], []
+    queue = collections.deque(op for op in operations if not left[op])
+    while queue or stack:
+        found.append(op := queue.popleft() if queue else stack.pop())
+        ready = []
+        for each in after[op]:
+            left[each] -= 1
+            if not left[each]:
+                ready.append(each)
+        if _is_compiled(op):
+            stack += reversed(ready)
+        else:
+            queue += ready
+    return found
+
+
+def _copied(op):
+    """Returns tensors of which a convolution on a GPU holds a copy while it runs.
+
+    Of its weights, since cuDNN wants them in another order; of its result, where that
+    is a gradient; and of its images, where it pads them on one side only.
+    """
+    kind = _CONVOLUTION.fullmatch(op.type)
+    if not kind or launches.is_product(op):
+        return []
+    images = op.outputs[0] if kind[1] == "BackpropInput" else op.inputs[0]
+    weights = op.outputs[0] if kind[1] == "BackpropFilter" else op.inputs[1]
+    found = [weights] + [images] * (kind[1] == "BackpropInput")
+    return found + [images] * _pads_one_side(op, images, weights)
+
+
+def _pads_one_side(op, images, weights):
+    if op.get_attr("padding") != b"SAME" or images.shape.rank is None:
+        return False
+    last = op.get_attr("data_format").endswith(b"C")
+    axes = slice(1, -1) if last else slice(2, None)
+    steps, sizes = op.get_attr("strides")[axes], images.shape[axes]
+    kernels = weights.shape[: len(steps)]
+    known = zip(sizes, kernels, steps, strict=True)
+    return any(
+        max((-(-size // step) - 1) * step + kernel - size, 0) % 2
+        for size, kernel, step in known
+        if size and kernel
+    )
+
+
 def _needed(graph):
     found, queue = set(), [x.op for x in graph.outputs] + [*graph.control_outputs]
     while queue:
@@ -137,7 +210,7 @@ def _function_of(op):
 
     None for what XLA compiles: it joins operations, and keeps little between them.
     """
-    if _has(op, "_XlaMustCompile") and op.get_attr("_XlaMustCompile"):
+    if _is_compiled(op):
         return None
     names = [_name(op, attribute) for attribute in ("f", "body")]
     names += [_name(op, x) for x in ("then_branch", "else_branch")]
@@ -147,10 +220,14 @@ def _function_of(op):
 
 def _scattered(op):
     """Returns what a compiled operation holds inside: sums of rows are not fused."""
-    if not _has(op, "_XlaMustCompile") or not _name(op, "f"):
+    if not _is_compiled(op) or not _name(op, "f"):
         return []
     inner = op.graph._get_function(_name(op, "f")).graph.get_operations()
     return [x.outputs[0] for x in inner if x.type == "UnsortedSegmentSum"]
+
+
+def _is_compiled(op):
+    return _has(op, "_XlaMustCompile") and op.get_attr("_XlaMustCompile")
 
 
 def _settings(op):
