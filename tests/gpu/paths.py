@@ -162,6 +162,39 @@ def diagnostics():
     assert tfamp.audit(model) and tfamp.memory(model, data(8))
 
 
+def peaks():
+    """`memory` is near what the allocator holds after the first step.
+
+    To 15 %: without XLA, TensorFlow runs what is ready in any order.
+    """
+    device, sizes = "GPU:0", (8, 32, 32)
+    for mode in ("tf32", "mixed_bfloat16"):
+        for xla in (False, True):
+            tfamp.enable(mode)
+            blocks = [layers.Conv2D(f, 3, padding="same") for f in sizes]
+            norms = [layers.BatchNormalization() for _ in blocks]
+            hidden = [x for pair in zip(blocks, norms, strict=True) for x in pair]
+            head = [layers.GlobalAveragePooling2D(), layers.Dense(4)]
+            inputs = keras.Input((64, 64, 3))
+            model = compiled(
+                keras.Sequential([inputs, *hidden, *head]), jit_compile=xla
+            )
+            batch = np.zeros((64, 64, 64, 3), "float32"), np.zeros(64, "int32")
+            given = tf.data.Dataset.from_tensors(batch).repeat()
+            before = tf.config.experimental.get_memory_info(device)["current"]
+            report = tfamp.memory(model, batch)
+            model.fit(given, steps_per_epoch=2, verbose=0)
+            tf.config.experimental.reset_memory_stats(device)
+            model.fit(given, steps_per_epoch=4, verbose=0)
+            peak = tf.config.experimental.get_memory_info(device)["peak"] - before
+            ratio = (report.total - report.weights) / peak
+            print(mode, xla, f"{ratio:.3f}", file=sys.stderr)
+            assert 1 / 1.15 < ratio < 1.15, (mode, xla, ratio)
+            assert report.bound - report.total >= 4096 * 2**20  # cuDNN's limit.
+            tfamp.disable()
+            del model
+
+
 if __name__ == "__main__":
     for each in sys.argv[1:]:
         globals()[each]()
