@@ -165,7 +165,8 @@ def diagnostics():
 def peaks():
     """`memory` is near what the allocator holds after the first step.
 
-    To 15 %: without XLA, TensorFlow runs what is ready in any order.
+    To 10 % by XLA's own plan; to 30 % without XLA, where TensorFlow runs what is ready
+    in any order, and convolutions of few channels hold copies.
     """
     device, sizes = "GPU:0", (8, 32, 32)
     for mode in ("tf32", "mixed_bfloat16"):
@@ -189,7 +190,8 @@ def peaks():
             peak = tf.config.experimental.get_memory_info(device)["peak"] - before
             ratio = (report.total - report.weights) / peak
             print(mode, xla, f"{ratio:.3f}", file=sys.stderr)
-            assert 1 / 1.15 < ratio < 1.15, (mode, xla, ratio)
+            most = 1.1 if xla else 1.3
+            assert 1 / most < ratio < most, (mode, xla, ratio)
             assert report.bound - report.total >= 4096 * 2**20  # cuDNN's limit.
             tfamp.disable()
             del model
