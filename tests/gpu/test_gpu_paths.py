@@ -21,6 +21,7 @@ HERE = pathlib.Path(__file__).parent
         "attention savings",
         "rewrite serves diagnostics",
         "peaks",
+        "peaks_bfloat16",
     ],
 )
 def test_what_users_do_runs_on_a_gpu(names):
