@@ -118,6 +118,34 @@ def test_it_is_near_the_peak_of_a_gpus_allocator(mode):
     assert computed == pytest.approx(info("GPU:0")["peak"] - before, rel=0.3)
 
 
+def test_under_xla_it_is_what_xla_holds():
+    model = blocks(jit_compile=True)
+    report, half = tfamp.memory(model, batch()), tfamp.memory(model, batch(512))
+    # At least what each ReLU gives to the backward pass: 1024 x 2048.
+    assert report.temporaries >= 4 * 1024 * 2048 * 4
+    assert report.temporaries == pytest.approx(2 * half.temporaries, rel=0.1)
+    assert report.activations == report.gradients == report.workspaces == 0
+    assert report.bound == report.total == report.to_dict()["bound"]
+    assert {f"block_{number}/up_{number}" for number in range(4)} <= {*report.layers}
+    assert "XLA's own analysis" in str(report)
+
+
+class Host(L.Layer):
+    """What XLA does not compile."""
+
+    def call(self, x):
+        made = tf.numpy_function(lambda x: x, [x], x.dtype, stateful=False)
+        return x + tf.stop_gradient(tf.ensure_shape(made, x.shape))
+
+
+def test_where_xla_does_not_compile_it_says_that_it_estimates():
+    model = keras.Sequential([keras.Input((64,)), Host(), L.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    report = tfamp.memory(model, batch())
+    (note,) = (x for x in report.notes if "estimate" in x)
+    assert "PyFunc" in note and report.total > report.inputs
+
+
 class Custom(keras.Model):
     """A model whose `train_step`, branch and loop are its own."""
 

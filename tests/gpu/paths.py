@@ -162,36 +162,6 @@ def diagnostics():
     assert tfamp.audit(model) and tfamp.memory(model, data(8))
 
 
-def peaks(mode="tf32"):
-    """`memory` is near what the allocator holds after the first step."""
-    tfamp.enable(mode)
-    for xla in (False, True):
-        inner = []
-        for filters in (8, 32, 32):
-            conv = layers.Conv2D(filters, 3, padding="same")
-            inner += [conv, layers.BatchNormalization()]
-        head = [layers.GlobalAveragePooling2D(), layers.Dense(4)]
-        model = keras.Sequential([keras.Input((64, 64, 3)), *inner, *head])
-        compiled(model, jit_compile=xla)
-        batch = np.zeros((64, 64, 64, 3), "float32"), np.zeros(64, "int32")
-        given = tf.data.Dataset.from_tensors(batch).repeat()
-        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
-        report = tfamp.memory(model, batch)
-        fit = {"verbose": 0, "shuffle": False}
-        model.fit(given, steps_per_epoch=2, **fit)
-        tf.config.experimental.reset_memory_stats("GPU:0")
-        model.fit(given, steps_per_epoch=4, **fit)
-        peak = tf.config.experimental.get_memory_info("GPU:0")["peak"] - before
-        ratio = (report.total - report.weights) / peak
-        assert 1 / 1.1 < ratio < 1.1, (mode, xla, ratio)
-        assert report.bound - report.total >= 4096 * 2**20  # cuDNN's limit.
-
-
-def peaks_bfloat16():
-    """The same in 16 bits, in a process of its own: what another held is in the way."""
-    peaks("mixed_bfloat16")
-
-
 if __name__ == "__main__":
     for each in sys.argv[1:]:
         globals()[each]()

@@ -20,8 +20,6 @@ HERE = pathlib.Path(__file__).parent
         "fits_xla keras_choice",
         "attention savings",
         "rewrite serves diagnostics",
-        "peaks",
-        "peaks_bfloat16",
     ],
 )
 def test_what_users_do_runs_on_a_gpu(names):

@@ -167,6 +167,26 @@ def test_what_a_mode_brings_is_part_of_all_options_in_it(file, monkeypatch, stan
     assert sizes == [900, 950, 850, 750]
 
 
+def test_what_only_a_first_step_holds_is_told_and_not_predicted(
+    file, monkeypatch, stand_in
+):
+    own = processes.call
+
+    def call(function, asked, *given, memory=None):
+        done = own(function, asked, *given, memory=memory)
+        if function is training_steps.train:
+            done.value["peak_bytes"] += 150 * MIB
+            done.value["workspaces_bytes"] = 150 * MIB
+        return done
+
+    monkeypatch.setattr(processes, "call", call)
+    found = tfamp.fit_memory(f"{file}:build", "780MiB", batch_size=64)
+    sizes = [x["predicted_bytes"] // MIB for x in found.options]
+    assert sizes == [900, 800, 700, 600]
+    assert found.options[0]["measured_bytes"] == 1050 * MIB
+    assert "float32: 150 MiB of the measured only in the first step" in str(found)
+
+
 @pytest.mark.parametrize("optimizer", ["ftrl", "adam"])
 def test_what_an_optimizer_refuses_is_left_out(tmp_path, optimizer):
     made = "keras.optimizers.Ftrl()"

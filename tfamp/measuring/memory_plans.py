@@ -34,7 +34,8 @@ class MemoryPlan(NamedTuple):
         those before it that free enough: option (what is new); keywords (of `enable`);
         batch_size (of one part); accumulation_steps (parts of one update of the
         weights); predicted_bytes; measured_bytes and time_ratio (over float32's), None
-        where no step was taken; exceeded, whether a trial was ended by the limit.
+        where no step was taken; workspaces_bytes (what of the measured only the first
+        step held, on a GPU); exceeded, whether a trial was ended by the limit.
       chosen: The option that fits; None if none does.
       notes: Lines on the machine, and on what is short.
     """
@@ -103,6 +104,8 @@ def fit_memory(
 
     `tfamp.memory` predicts the memory of each. Both modes, and plans that are predicted
     to fit, are measured in separate processes; a plan's ends if it exceeds the limit.
+    cuDNN's workspaces are no part of a prediction: TensorFlow leaves out what does not
+    fit. Those of the first step of a measured mode are in the notes.
 
     Args:
       workload: As in `find_batch_size`: a function with an argument `batch_size` that
@@ -198,6 +201,7 @@ class _Plans:
             option["exceeded"] = True
         else:
             option["measured_bytes"] = found["peak_bytes"]
+            option["workspaces_bytes"] = found.get("workspaces_bytes", 0)
             self.seconds[option["option"]] = found["seconds"]
         return not found["reason"]
 
@@ -218,6 +222,13 @@ class _Plans:
         """Lines on the figures, and on what is short."""
         more = ", plus what else a measured step in that mode held"
         yield "predicted: by `tfamp.memory`" + more * any(self.overheads.values())
+        for each in self.options:
+            if size := each["workspaces_bytes"]:
+                yield (
+                    f"{each['option']}: {processes.mib(size)} of the measured only in "
+                    "the first step, in which cuDNN tries algorithms (as far as they "
+                    "fit)"
+                )
         if self.chosen is None:
             yield f"nothing fits: {_short(self.options, self.most)}"
 
@@ -231,7 +242,7 @@ def _overheads(modes, predicted):
     overheads, extra = {}, 0
     for each, made in zip(modes, predicted, strict=False):
         if held := each["measured_bytes"]:
-            extra = held - made["predicted_bytes"]
+            extra = held - each["workspaces_bytes"] - made["predicted_bytes"]
         each["predicted_bytes"] = made["predicted_bytes"] + extra
         overheads[each["option"]] = extra
     return overheads
@@ -260,6 +271,7 @@ def _option(option, keywords, size, count):
         "accumulation_steps": count,
         "predicted_bytes": 0,
         "measured_bytes": None,
+        "workspaces_bytes": 0,
         "time_ratio": None,
         "exceeded": False,
     }

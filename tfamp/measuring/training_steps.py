@@ -193,8 +193,10 @@ def train(asked: Variant, steps: int) -> dict[str, Any]:
       steps: Updates of the weights.
 
     Returns:
-      Its peaks in bytes ("peak_bytes" of the GPU, where there is one), "seconds" of an
-      update after the first, the unit and the model's description.
+      Its peaks in bytes ("peak_bytes" of the GPU, where there is one), what the first
+      update held more than others ("workspaces_bytes"; of a GPU: what cuDNN's trials
+      took), "seconds" of an update after the first, the unit and the model's
+      description.
 
     Raises:
       TypeError: If the function returns anything but a compiled model and batches of
@@ -202,16 +204,18 @@ def train(asked: Variant, steps: int) -> dict[str, Any]:
     """
     with built(asked, steps) as made:
         fit = {"steps_per_epoch": asked.accumulation_steps}
-        seconds = []
+        seconds, peaks = [], []
         for _ in range(steps):
             begun = time.perf_counter()
             made.model.fit(made.batches, **fit, shuffle=False, verbose=0)
             seconds.append(time.perf_counter() - begun)
-    host, device = processes.peak_host(), processes.peak_device()
+            peaks.append(processes.peak_device(again=True) or 0)
+    host, device = processes.peak_host(), max(peaks) or None
     return {
         "host_bytes": host,
         "device_bytes": device,
         "peak_bytes": host if device is None else device,
+        "workspaces_bytes": max(peaks) - max(peaks[1:] or peaks),
         "seconds": statistics.median(seconds[1:] or seconds),
         "unit": made.unit,
         "description": f"{made.description}; {made.model.count_params():,} parameters",

@@ -188,15 +188,20 @@ def _memory(told):
     rows = []
     for name, each in _of(told, "memory").items():
         _, recipe, mode, xla, *what, _ = name.split("-")
-        computed, peak = each["computed"]["total"], each["device_bytes"]
+        computed, later = each["computed"]["total"], each["later_bytes"]
+        sizes = {
+            "computed, MiB": computed,
+            "peak after the first step": later,
+            "peak": each["device_bytes"],
+            "computed at most": each["computed"]["bound"],
+        }
         rows.append(
             {
                 "recipe": recipe.replace(".", "/"),
                 "mode": f"{mode}{', XLA' * (xla == 'xla')}",
                 "with": " ".join(what).replace("_", " "),
-                "computed, MiB": f"{computed / _MIB:,.0f}",
-                "peak, MiB": f"{peak / _MIB:,.0f}" if peak else "-",
-                "ratio": f"{computed / peak:.2f}" if peak else "-",
+                **{k: f"{v / _MIB:,.0f}" if v else "-" for k, v in sizes.items()},
+                "ratio": f"{computed / later:.2f}" if later else "-",
             }
         )
     return _table(rows)
