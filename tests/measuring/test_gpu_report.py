@@ -185,6 +185,18 @@ def test_variants_are_timed_in_turns_beside_their_base(tmp_path, monkeypatch):
     assert (folder / "steps.png").stat().st_size > 1000
 
 
+def test_on_a_small_gpu_each_is_timed_alone_beside_the_same_base(tmp_path, monkeypatch):
+    variants = [parts.Variant("keras", x, (False,)) for x in ("float32", "tf32")]
+    group = parts.Group("time", "bert_base", "some", tuple(variants), 120)
+    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
+    monkeypatch.setattr(parts.Asked, "small", True)
+    plan.run(tmp_path, (), 5, True, "", "command", print)
+    folder, content = report(tmp_path)
+    base, other = content["figures"].values()
+    assert other["base_seconds"] == base["seconds"] and other["date"]
+    assert " - " not in (folder / "report.md").read_text().split("speed-up")[1][:400]
+
+
 def test_a_profile_tells_kernels_and_waiting(tmp_path):
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 

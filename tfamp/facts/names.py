@@ -44,6 +44,12 @@ NAMES = {
     "tensorflow.compiler.xla.service.hlo_pb2:HloProto": (
         "what a step holds under XLA, from XLA's own analysis"
     ),
+    "tensorflow.python.client.device_lib:list_local_devices": (
+        "sizes of `tfamp gpu-report` by a GPU's memory"
+    ),
+    "tensorflow.tsl.profiler.protobuf.xplane_pb2:XSpace": (
+        "profiles of `tfamp gpu-report`"
+    ),
     "tensorflow.python.util._pywrap_util_port:IsMklEnabled": "detection of oneDNN",
     "keras.src.export.tf2onnx_lib:patch_tf2onnx": "ONNX by tf2onnx, with NumPy 2",
 }

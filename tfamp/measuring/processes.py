@@ -166,7 +166,8 @@ class Process:
 
     def result(self, timeout: float) -> Outcome:
         """Waits for the next result, so many seconds; a process that fails ends."""
-        ended = self._pipe.poll(max(0, timeout))
+        timeout = max(0, timeout)
+        ended = self._pipe.poll(timeout)
         with contextlib.suppress(EOFError, ConnectionError):
             if ended:
                 return Outcome(*self._pipe.recv())

@@ -139,7 +139,7 @@ def run(
             {
                 "date": datetime.date.today().isoformat(),
                 "command": command,
-                "commit": _commit(),
+                "commit": commit(),
                 "machine": machine.device,
                 "platform": platform.platform(),
                 "cpu_cores": _cores(),
@@ -152,8 +152,8 @@ def run(
     return made
 
 
-def _commit():
-    """The commit of this package's checkout; "" where there is none."""
+def commit() -> str:
+    """Returns the commit of this package's checkout; "" where there is none."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

@@ -46,6 +46,7 @@ def write(
     content = {
         "schema_version": 1,
         "date": datetime.date.today().isoformat(),
+        "commits": sorted({each.get("commit", "") for each in told.values()}),
         "command": command,
         "tiny": asked.tiny,
         "device": machine.device,
@@ -69,7 +70,7 @@ def write(
             [{"what": what, "why": why[:300]} for what, why in failures.items()]
         ),
     }
-    lines = [f"# What {machine.device} shows", f"{content['date']}; `{command}`"]
+    lines = [f"# What {machine.device} shows", _head(content)]
     lines += [_TINY] * asked.tiny
     lines += [_table([{"fact": k, "value": v} for k, v in facts.items()])]
     for title, text in sections.items():
@@ -77,6 +78,11 @@ def write(
     if _draw(folder / "steps.png", told):
         lines.insert(2 + asked.tiny, "![steps](steps.png)")
     run_files.write_text(folder / "report.md", "\n\n".join(lines) + "\n")
+
+
+def _head(content):
+    commits = ", ".join(filter(None, content["commits"])) or "not of a checkout"
+    return f"{content['date']}; commit: {commits}; `{content['command']}`"
 
 
 def _table(rows):
@@ -148,8 +154,8 @@ def _steps(told):
     return (
         sizes + f"{parts.ROUNDS} rounds of {parts.COUNT} steps in turns; a speed-up is "
         "over the first variant of its group, stock Keras without XLA in "
-        "TF32 or float32. Waiting: the share of a step in which the GPU has nothing to "
-        "do, by TensorFlow's profiler.\n\n" + _table(rows)
+        "TF32 or float32; XLA's rounds come after its. Waiting: the share of a step in "
+        "which the GPU has nothing to do, by TensorFlow's profiler.\n\n" + _table(rows)
     )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -198,7 +199,7 @@ def _memory(asked) -> Iterator[Job]:
 
 def _peak(asked, recipe, mode, xla, what="", keywords=None, environment=None):
     one = _config(asked, recipe, mode, 0)
-    one.batch_size, one.jit_compile = one.batch_size, xla
+    one.jit_compile = xla
     if not asked.tiny:
         one.batch_size = _RECIPES[recipe]
     with one.unlocked():
@@ -210,7 +211,8 @@ def _peak(asked, recipe, mode, xla, what="", keywords=None, environment=None):
 
 def _tests(asked) -> Iterator[Job]:
     """Those of the checkout; an installed package has none."""
-    for name, arguments in _TESTS.items() if (_CHECKOUT / "tests").is_dir() else ():
+    checkout = (_CHECKOUT / "tests/contract").is_dir()
+    for name, arguments in _TESTS.items() if checkout else ():
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=short"]
         command += ["-p", "no:cacheprovider", "-p", "no:benchmark", "--maxfail=8"]
         command += ["--continue-on-collection-errors", *arguments]
@@ -234,8 +236,6 @@ def _accuracy(asked) -> Iterator[Job]:
 
 
 def _train(plain):
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         return accuracy.train(plain, folder)
 
@@ -247,7 +247,9 @@ def _float8(asked) -> Iterator[Job]:
 
 
 def _rewrite(asked) -> Iterator[Job]:
-    for mode in asked.mixed:
+    for mode, rewrite in map(cells.VARIANTS.get, cells.default_modes(slow=True)):
+        if rewrite is None:
+            continue
         given = mode, {"graph_rewrite": True}, False, asked.tiny
         yield _job("rewrite", f"dense-{mode}", 120, features.train, *given)
 

@@ -1,10 +1,10 @@
 """The peak of TensorFlow's allocator beside what `memory` computes."""
 
-import os
 from typing import Any
 
 from ml_collections import config_dict
 
+from tfamp.facts import switches
 from tfamp.measuring import processes, workloads
 from tfamp.runs import trainer
 from tfamp.storage import account
@@ -22,7 +22,7 @@ def measure(plain: dict[str, Any], environment: dict[str, str]) -> dict[str, Any
       plain: The configuration as dicts, with its mode and its choice of XLA.
       environment: Variables to set, such as cuDNN's limit of a workspace.
     """
-    os.environ.update(environment)  # TensorFlow reads them at the first convolution.
+    switches.set_environ(environment)  # TensorFlow reads them at the first convolution.
     config = config_dict.ConfigDict(plain)
     with trainer.enabled(config.precision):
         made = workloads.from_config(config, _STEPS)

@@ -8,6 +8,7 @@ another day, measures what is missing; each device has a folder of its own.
 
 import concurrent.futures
 import contextlib
+import datetime
 import os
 import pathlib
 import re
@@ -16,16 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tensorflow.python.client import device_lib
-
-from tfamp.facts import hardware
-from tfamp.measuring import cells, processes, trials
+from tfamp.facts import hardware, names
+from tfamp.measuring import cells, processes, runner, trials
 from tfamp.measuring.device import page, parts
 from tfamp.measuring.device.parts import Asked, Group, Job, Variant
 
-_PREPARES = (
-    0.6  # Of the seconds left to a group: a variant that needs more is left out.
-)
+# Of the seconds left to a group: a variant that needs more is left out.
+_PREPARES = 0.6
 _LEAST = 15  # Seconds; with less left nothing is begun.
 _SILENCE = 15  # Seconds, until a line says what is running.
 _HELD = 6 * 2**30  # Bytes of a GPU that a process may hold beside others.
@@ -80,10 +78,10 @@ def run(
 
 def _device_memory():
     """Bytes of the first GPU, which only a process that takes the GPU can ask for."""
-    found = device_lib.list_local_devices()
-    return next(
-        (each.memory_limit for each in found if each.device_type == "GPU"), None
-    )
+    devices = names.resolve("tensorflow.python.client.device_lib:list_local_devices")
+    found = devices() if devices else ()
+    limits = (each.memory_limit for each in found if each.device_type == "GPU")
+    return next(limits, None)
 
 
 class _Plan:
@@ -93,6 +91,8 @@ class _Plan:
         self.folder, self.asked, self._print = folder, asked, say
         (folder / "cells").mkdir(parents=True, exist_ok=True)
         self.kept = trials.Trials(folder)
+        today = datetime.date.today().isoformat()
+        self._stamp = {"date": today, "commit": runner.commit()}
         self.end = time.monotonic() + 60 * asked.minutes
         self.failures: dict[str, str] = {}
         self.took: dict[str, float] = {}
@@ -124,6 +124,10 @@ class _Plan:
         ended.set()
         speaker.join()
 
+    def keep(self, name, figures):
+        """Writes figures, with the day and the commit that they are of."""
+        self.kept.write(name, figures | self._stamp)
+
     def say(self, line):
         """Prints a line, and when it was."""
         self._said = time.monotonic()
@@ -132,9 +136,9 @@ class _Plan:
     def _speak(self, ended):
         while not ended.wait(1):
             if time.monotonic() - self._said >= _SILENCE and self._running:
-                since = min(self._running.values())
-                names = ", ".join(self._running)
-                self.say(f"{time.monotonic() - since:.0f} s: {names}"[:200])
+                labels, since = zip(*list(self._running.items()), strict=True)
+                spent = time.monotonic() - min(since)
+                self.say(f"{spent:.0f} s: {', '.join(labels)}"[:200])
 
     @contextlib.contextmanager
     def _runs(self, label):
@@ -166,21 +170,20 @@ class _Plan:
         label = f"{group.part}: {group.model}, {group.name}"
         if self.left < _LEAST:
             return self._fails(label, "no time left")
-        end = time.monotonic() + min(group.limit, self.left)
+        base: list[Any] = []
+        # A small GPU has no room for several of them: each has the limit of its own.
+        sets = [[each] for each in chosen] if self.asked.small else [[*chosen]]
         with self._runs(label):
-            # A small GPU has no room for several of them.
-            for some in (
-                [[each] for each in chosen] if self.asked.small else [[*chosen]]
-            ):
-                self._in_turns(group, some, end)
+            for some in sets:
+                end = time.monotonic() + min(group.limit, self.left)
+                self._in_turns(group, some, end, base)
 
-    def _in_turns(self, group, variants, end):
+    def _in_turns(self, group, variants, end, base):
         with contextlib.ExitStack() as scope:
             running = {
                 each: scope.enter_context(parts.start(group, each, self.asked))
                 for each in variants
             }
-            base: list[Any] = []
             for number in range(max(len(each.compiled) for each in variants)):
                 stage = {
                     each: process
@@ -217,9 +220,9 @@ class _Plan:
                     return self._fails(label, outcome.lack or outcome.failure)
                 if outcome.value is None:  # The end of a generator.
                     break
-                self.kept.write(f"{name}-{number:03d}", outcome.value)
+                self.keep(f"{name}-{number:03d}", outcome.value)
                 process.proceed()
-            self.kept.write(f"{name}-done", {})
+            self.keep(f"{name}-done", {})
 
 
 class _Turns:
@@ -244,7 +247,7 @@ class _Turns:
                 self.stage[each].proceed()
                 self._next(each, self.end)
         for each in [*self.figures]:
-            if each.side != "torch" and self.plan.asked.memory:
+            if each.side != "torch":
                 self.stage[each].proceed()
                 self._next(each, self.end)
 
@@ -263,7 +266,7 @@ class _Turns:
                 self.base.append(held["seconds"][-1])
         compiled = variant.compiled[self.number]
         held |= found | {"base_seconds": self.base}
-        self.plan.kept.write(figure_name(self.group, variant, compiled), held)
+        self.plan.keep(figure_name(self.group, variant, compiled), held)
 
     def _label(self, variant):
         compiled = ", compiled" * variant.compiled[self.number]

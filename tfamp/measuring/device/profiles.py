@@ -4,6 +4,8 @@ import collections
 import pathlib
 from typing import Any
 
+from tfamp.facts import names
+
 _MOST = 15  # Kernels that are kept.
 _NAME = 120  # Characters of a kernel's name.
 
@@ -20,11 +22,9 @@ def read(folder: pathlib.Path, steps: int) -> dict[str, Any] | None:
       waiting, the share of that in which it did nothing; launches, of a step; kernels,
       those that took most: [name, ms of a step, times a step].
     """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    for file in folder.rglob("*.xplane.pb"):
-        space = xplane_pb2.XSpace()
-        space.ParseFromString(file.read_bytes())
+    kind = names.resolve("tensorflow.tsl.profiler.protobuf.xplane_pb2:XSpace")
+    for file in folder.rglob("*.xplane.pb") if kind else ():
+        space = kind.FromString(file.read_bytes())
         for plane in space.planes:
             if plane.name.startswith("/device:GPU") and (found := _events(plane)):
                 return _summary(found, steps)

@@ -27,8 +27,8 @@ def steps(
 ) -> Iterator[dict[str, Any]]:
     """Yields figures of one model, which is built once for all variants.
 
-    For each choice of XLA: what its first steps cost; the seconds of each round; and,
-    where there is a GPU, a profile of three steps.
+    For each choice of XLA: what its first steps cost; the seconds of each round; and a
+    profile of three steps, which is {} without a GPU.
 
     Args:
       name: Of `networks.NAMES`.
@@ -66,8 +66,7 @@ def steps(
                 # The first two begin a new epoch, and start the data.
                 watch = fit(count + 2)
                 yield {"seconds": watch.seconds[2:], "loss": watch.losses[-1]}
-            if gpus:
-                yield _profiled(lambda: fit(3))
+            yield _profiled(lambda: fit(3)) if gpus else {}
             start = time.perf_counter()
 
 
