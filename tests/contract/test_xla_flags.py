@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
+from tfamp.facts import names
 
 pytestmark = pytest.mark.usefixtures("disabled")
 
@@ -29,7 +30,8 @@ def plain(monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """TensorFlow sees an H100."""
+    """TensorFlow sees an H100; XLA reads its flags when it first compiles something."""
+    monkeypatch.setattr(names, "symbol", lambda name: None)
     details = {"device_name": "NVIDIA H100 80GB HBM3", "compute_capability": (9, 0)}
     device = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     here = tf.config.get_visible_devices
@@ -137,6 +139,37 @@ def test_none_where_a_flag_could_end_the_process(gpu, monkeypatch, change, why):
     before = flags()
     assert why in tfamp.enable().xla
     assert flags() == before
+
+
+@pytest.fixture
+def read(gpu, monkeypatch):
+    """What XLA is asked to read, where it can be asked to read its flags now."""
+    texts = []
+    note = lambda again: texts.append((os.environ.get("XLA_FLAGS"), again))  # noqa: E731
+    monkeypatch.setattr(names, "symbol", lambda name: note)
+    return texts
+
+
+@pytest.mark.parametrize("own", [None, OWN])
+@pytest.mark.parametrize("jax", [False, True], ids=["", "jax"])
+def test_xla_reads_them_at_once_and_the_variable_stays(read, monkeypatch, own, jax):
+    """`import tensorflow` imports JAX where it is installed, as on Colab and Kaggle."""
+    if jax:
+        monkeypatch.setitem(sys.modules, "jax", types.ModuleType("jax"))
+    if own:
+        monkeypatch.setenv("XLA_FLAGS", own)
+    for mode in ("float32", "mixed_bfloat16"):
+        status = tfamp.enable(mode)
+        assert f"{TRITON} (in force)" in status.xla and flags() == own
+    tfamp.disable()
+    (given, again), *rest = read
+    assert again and given.split()[-1] == TRITON
+    assert given.startswith(own or "--xla_gpu")
+    # XLA's own defaults again.
+    assert [text for text, _ in rest] == [
+        " ".join(given.split()[bool(own) :]).replace("=false", "=true")
+    ]
+    assert flags() == own
 
 
 # ---- The folder of programs, in processes that begin ----

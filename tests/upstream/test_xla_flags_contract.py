@@ -57,6 +57,33 @@ def test_an_unknown_flag_ends_the_process():
     assert result is None and "xla_gpu_no_such_flag" in errors
 
 
+_DUMP = """
+import os, sys
+import tensorflow as tf
+from tfamp.facts import names
+@tf.function(jit_compile=True)
+def double(x):
+    return x + x
+with tf.device("CPU:0"):
+    for size in SIZES:
+        double(tf.ones([size]))
+    for folder, size in (("first", 8), ("second", 9)):
+        os.environ["XLA_FLAGS"] = "--xla_dump_to=" + folder
+        names.symbol(*names.SYMBOLS)(True)
+        del os.environ["XLA_FLAGS"]
+        double(tf.ones([size]))
+print("RESULT", *(len(os.listdir(x)) > 0 for x in ("first", "second")))
+"""
+
+
+@pytest.mark.skipif(RELEASE == "2.19", reason="TensorFlow 2.19 cannot be asked to")
+@pytest.mark.parametrize("sizes", ["[]", "[7]"], ids=["nothing yet", "something"])
+def test_flags_are_read_when_asked_for(sizes, tmp_path, monkeypatch):
+    """Also after XLA has compiled something, and again."""
+    monkeypatch.chdir(tmp_path)
+    assert run(_DUMP.replace("SIZES", sizes))[0] == "True True"
+
+
 @pytest.mark.parametrize(
     ("first", "read_now"),
     [

@@ -5,10 +5,14 @@ and `status()` says so. As read in TensorFlow 2.21 and Keras 3.15, and where Ker
 has moved them.
 """
 
+import ctypes
+import functools
+import pathlib
 import pkgutil
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 _COUNTS = "audits that count launches"
 _CONFIG = "tensorflow.python.framework.config"
@@ -77,6 +81,26 @@ def resolve(name: str, otherwise: Any = None) -> Any:
         except (AttributeError, ImportError):
             pass
     return otherwise
+
+
+# Functions of TensorFlow's library, of one bool, by their C++ names.
+SYMBOLS = {
+    "_ZN3xla28ParseDebugOptionFlagsFromEnvEb": (
+        "XLA's flags where JAX is imported, too, or XLA has compiled something"
+    ),
+}
+
+
+@functools.cache
+def symbol(name: str) -> Any:
+    """Returns a function of `SYMBOLS`, or None where the library lacks it."""
+    file = pathlib.Path(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")
+    try:
+        function = getattr(ctypes.CDLL(str(file)), name)
+    except (AttributeError, OSError):  # Also on Windows and macOS.
+        return None
+    function.argtypes, function.restype = (ctypes.c_bool,), None
+    return function
 
 
 def flatten_layers(layer: keras.layers.Layer, **keywords) -> list[keras.layers.Layer]:

@@ -4,6 +4,10 @@ The owner of XLA_FLAGS. By default XLA tries some 40 programs of Triton for each
 product, each assembled by a process of ptxas: 848 for one layer of BERT-Base, 14 with
 the flags, which leave products to cuBLAS. XLA reads the variable when it first compiles
 something in a process, and ends the process at a flag that it does not know.
+
+From TensorFlow 2.20 on XLA can be asked to read it now. Then the flags are in the
+variable for that moment alone: JAX, which `import tensorflow` imports where it is
+installed, has an XLA of its own, which may not know them.
 """
 
 import os
@@ -13,7 +17,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfamp.facts import graph_context, hardware, switches
+from tfamp.facts import graph_context, hardware, names, switches
 
 NAME = "XLA_FLAGS"
 _AUTOTUNER = "--xla_gpu_experimental_enable_fusion_autotuner=false"
@@ -32,6 +36,7 @@ class _Put(NamedTuple):
     before: str | None
     after: str
     flags: tuple[str, ...]
+    read: bool  # By XLA, at once; the variable is as before.
     in_time: bool  # Nothing can have been compiled: TensorFlow had not started.
 
 
@@ -46,7 +51,7 @@ def choose() -> tuple[tuple[str, ...], str]:
     """
     users = os.environ.get(NAME, "")
     release = ".".join(tf.__version__.split(".")[:2])
-    if "jax" in sys.modules:
+    if "jax" in sys.modules and not _reader():
         return (), f"jax is imported, whose XLA also reads {NAME}"
     if release not in KNOWN:
         return (), f"which flags TensorFlow {release} knows was not tried"
@@ -58,22 +63,43 @@ def choose() -> tuple[tuple[str, ...], str]:
 
 
 def install() -> None:
-    """Puts the flags into the environment where there is an NVIDIA GPU; idempotent."""
+    """Gives XLA the flags where there is an NVIDIA GPU; idempotent."""
     global _put
     flags = choose()[0]
     if _put is not None or not flags or not _has_gpu():
         return
     before = os.environ.get(NAME)
     after = " ".join([before or "", *flags]).strip()
-    switches.set_environ({NAME: after})
-    _put = _Put(before, after, flags, not graph_context.has_started())
+    if read := bool(_reader()):
+        _read(after)
+    else:
+        switches.set_environ({NAME: after})
+    _put = _Put(before, after, flags, read, not graph_context.has_started())
 
 
 def remove() -> None:
-    """Takes out of the environment what `install` put in, and no more; idempotent."""
+    """Takes back what `install` did, and no more; idempotent."""
     global _put
-    switches.set_environ(users())
+    if _put is not None and _put.read:
+        # All are off, and on by default.
+        _read(" ".join(flag.replace("=false", "=true") for flag in _put.flags))
+    else:
+        switches.set_environ(users())
     _put = None
+
+
+def _reader():
+    return names.symbol("_ZN3xla28ParseDebugOptionFlagsFromEnvEb")
+
+
+def _read(text):
+    """Has XLA read flags now, again if it has read some; others stay as they are."""
+    before = os.environ.get(NAME)
+    switches.set_environ({NAME: text})
+    try:
+        _reader()(True)
+    finally:
+        switches.set_environ({NAME: before})
 
 
 def users() -> dict[str, str | None]:
@@ -82,7 +108,7 @@ def users() -> dict[str, str | None]:
     It is what a process of another TensorFlow may be given.
     """
     now = os.environ.get(NAME)
-    if _put is None or now is None:
+    if _put is None or _put.read or now is None:
         return {NAME: now}
     if now == _put.after:
         return {NAME: _put.before}
@@ -96,10 +122,10 @@ def describe() -> str:
     """Returns which flags were added, and whether they are in force; else why none."""
     if _put is None:
         return f"none ({choose()[1] if _has_gpu() else 'no NVIDIA GPU'})"
-    state = "in force"
-    if not all(flag in os.environ.get(NAME, "").split() for flag in _put.flags):
+    state, now = "in force", os.environ.get(NAME, "").split()
+    if not _put.read and not all(flag in now for flag in _put.flags):
         state = f"no longer in {NAME}"
-    elif not _put.in_time:
+    elif not (_put.read or _put.in_time):
         state += " unless XLA compiled something before enable()"
     return f"{' '.join(_put.flags)} ({state})"
 
