@@ -127,6 +127,14 @@ def enabled(mode: str, **keywords) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def enabled_without_tf32(mode: str) -> Iterator[None]:
+    """Scopes `tfamp.enable`, for values that are compared with float32's on a GPU."""
+    with enabled(mode):
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        yield
+
+
+@contextlib.contextmanager
 def as_if_on_a_gpu(mode, **keywords):
     """Scopes `tfamp.enable` for an H100; XLA compiles the programs for this CPU."""
     with (

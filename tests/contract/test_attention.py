@@ -78,7 +78,7 @@ def used(function, *given):
 def test_outputs_and_gradients_are_keras(case):
     given, options = inputs(), CASES[case]
     expected = attended(given, **options)
-    with helpers.enabled("mixed_bfloat16"):
+    with helpers.enabled_without_tf32("mixed_bfloat16"):
         agree(attended(given, **options), expected)
         assert used(lambda *x: keras.ops.dot_product_attention(*x, **options), *given)
 
@@ -87,7 +87,7 @@ def test_outputs_and_gradients_are_keras(case):
 def test_xla_computes_the_same():
     given, options = inputs(), CASES["padding, causal"]
     expected = attended(given, **options)
-    with helpers.enabled("mixed_bfloat16"):
+    with helpers.enabled_without_tf32("mixed_bfloat16"):
         agree(attended(given, jit=True, **options), expected)
 
 

@@ -106,16 +106,18 @@ def test_it_grows_with_the_batch_and_changes_nothing():
 @pytest.mark.requires_gpu
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16"])
 def test_it_is_near_the_peak_of_a_gpus_allocator(mode):
+    """After the first fit, in which cuBLAS and cuDNN try kernels with workspaces."""
     info = tf.config.experimental.get_memory_info
     gc.collect()
-    tf.config.experimental.reset_memory_stats("GPU:0")
     before = info("GPU:0")["current"]
     with helpers.enabled(mode):
         model = blocks(jit_compile=False)
         computed = tfamp.memory(model, batch(8192)).total
         data = tf.data.Dataset.from_tensors(batch(8192)).repeat()
-        model.fit(data, steps_per_epoch=4, verbose=0, shuffle=False)
-    assert computed == pytest.approx(info("GPU:0")["peak"] - before, rel=0.3)
+        for _ in range(2):
+            tf.config.experimental.reset_memory_stats("GPU:0")
+            model.fit(data, steps_per_epoch=4, verbose=0, shuffle=False)
+    assert computed == pytest.approx(info("GPU:0")["peak"] - before, rel=0.2)
 
 
 def test_under_xla_it_is_what_xla_holds():

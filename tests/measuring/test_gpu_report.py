@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tfamp.measuring import processes
-from tfamp.measuring.device import page, parts, plan, profiles
+from tfamp.measuring.device import outside, page, parts, plan, profiles
 
 FLAGS = "--tiny", "--minutes=5", "--parts=numerics,float8,rewrite"
 
@@ -64,7 +64,7 @@ def test_nothing_that_was_measured_is_lost(killed):
     for some in before:
         for name, (text, _) in some.items():
             assert json.loads(text)["identity"]
-            assert name in after
+            assert name in after, name
     # What a whole part had measured was not measured again.
     last = before[-1]
     whole = [name for name in last if name.endswith("-done.json")]
@@ -159,24 +159,29 @@ def test_silence_is_broken(tmp_path, monkeypatch):
 
 def test_variants_are_timed_in_turns_beside_their_base(tmp_path, monkeypatch):
     """One that does not end is left out; one without PyTorch says so."""
-    base = parts.Variant("keras", "float32", (False,))
     variants = (
-        base,
-        parts.Variant("tfamp", "mixed_bfloat16", (False, True)),
-        parts.Variant("torch", "float32", (False, True)),
+        parts.Variant("keras", "float32", False),
+        parts.Variant("tfamp", "mixed_bfloat16", False),
+        parts.Variant("tfamp", "mixed_bfloat16", True),
+        parts.Variant("torch", "float32", False),
     )
     group = parts.Group("time", "bert_base", "some", variants, 120)
-    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
-    given = 5, True, f"{sys.executable} -S", "command"
-    plan.run(tmp_path, (), *given, print)
+    (job,) = of_jobs(("beside", 60, work, (1,)))(None)
+    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [job, group]})
+    monkeypatch.setattr(page, "_texts", lambda *given: "")
+    given, said = (5, True, f"{sys.executable} -S", "command"), []
+    plan.run(tmp_path, (), *given, said.append)
+    # Its processes are prepared meanwhile.
+    assert "time: bert_base" in said[0] and "tests: beside" in said[1]
     folder, content = report(tmp_path)
     names = [
         "time-bert_base-some-keras-float32-plain",
         "time-bert_base-some-tfamp-mixed_bfloat16-compiled",
         "time-bert_base-some-tfamp-mixed_bfloat16-plain",
     ]
-    assert [*content["figures"]] == names
-    for each in content["figures"].values():
+    timed = {k: v for k, v in content["figures"].items() if k.startswith("time")}
+    assert [*timed] == names and len(content["figures"]) == 5
+    for each in timed.values():
         assert [len(some) for some in each["seconds"]] == [parts.COUNT] * parts.ROUNDS
         assert each["base_seconds"] == content["figures"][names[0]]["seconds"]
     assert "torch" in content["missing"]["bert_base, torch float32"]
@@ -185,16 +190,65 @@ def test_variants_are_timed_in_turns_beside_their_base(tmp_path, monkeypatch):
     assert (folder / "steps.png").stat().st_size > 1000
 
 
-def test_on_a_small_gpu_each_is_timed_alone_beside_the_same_base(tmp_path, monkeypatch):
-    variants = [parts.Variant("keras", x, (False,)) for x in ("float32", "tf32")]
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_gpu_times_as_many_at_once_as_it_has_room_for(tmp_path, monkeypatch, room):
+    """Each beside the base: that of its set, or the one that came first."""
+    modes = ("float32", "tf32", "mixed_bfloat16")
+    variants = [parts.Variant("keras", mode, False) for mode in modes]
     group = parts.Group("time", "bert_base", "some", tuple(variants), 120)
     monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
-    monkeypatch.setattr(parts.Asked, "small", True)
+    monkeypatch.setattr(parts.Asked, "together", room)
+    started, start = [], parts.start
+    note = lambda *given: started.append(given[1].mode) or start(*given)  # noqa: E731
+    monkeypatch.setattr(parts, "start", note)
     plan.run(tmp_path, (), 5, True, "", "command", print)
     folder, content = report(tmp_path)
-    base, other = content["figures"].values()
-    assert other["base_seconds"] == base["seconds"] and other["date"]
+    assert started == [*modes] if room == 1 else [*modes[:2], modes[0], modes[2]]
+    base, *others = (
+        content["figures"][f"time-bert_base-some-keras-{m}-plain"] for m in modes
+    )
+    assert [x["base_seconds"] == base["seconds"] for x in others] == [room == 1, True]
+    assert all(len(x["base_seconds"]) == parts.ROUNDS and x["date"] for x in others)
     assert " - " not in (folder / "report.md").read_text().split("speed-up")[1][:400]
+
+
+def test_an_interrupt_leaves_the_page(tmp_path, monkeypatch):
+    def broken(asked):
+        yield from of_jobs(("first", 60, work, (1,)))(asked)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "PARTS", {"tests": broken})
+    monkeypatch.setattr(page, "_texts", lambda *given: "")
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(tmp_path, (), 5, True, "", "command", print)
+    assert (report(tmp_path)[0] / "report.md").exists()
+
+
+def test_tests_that_do_not_end_say_what_failed(tmp_path, monkeypatch):
+    file = tmp_path / "test_some.py"
+    file.write_text(
+        "import time\ndef test_fails():\n    assert 1 > 2\n"
+        "def test_hangs():\n    time.sleep(100)\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rfE",
+        "-c",
+        os.devnull,
+        str(file),
+    ]
+    jobs = [parts.Job("tests", "some", 8, lambda: outside.Command(command, tmp_path))]
+    monkeypatch.setattr(parts, "PARTS", {"tests": lambda asked: jobs})
+    plan.run(tmp_path / "out", (), 5, True, "", "command", print)
+    folder, content = report(tmp_path / "out")
+    assert content["figures"]["tests-some-000"]["code"] is None
+    assert "FAILED" in (folder / "report.md").read_text()
+    assert "1 failed" in content["missing"]["tests: some"]
+    # The next call runs it again.
+    assert not [*folder.glob("cells/*-done.json")]
 
 
 def test_a_profile_tells_kernels_and_waiting(tmp_path):

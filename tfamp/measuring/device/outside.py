@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,8 @@ from tfamp.measuring import processes
 
 _TORCH = pathlib.Path(__file__).with_name("torch_steps.py")
 _FIGURES = "FIGURES "  # Before a line of them.
-_LAST_LINES = 60
+_LAST_LINES = 200
+_ENDS = 20  # Seconds in which pytest says what failed.
 _LOGGED = re.compile(r"[IWE]\d{4} |WARNING: All log messages")  # By TensorFlow.
 
 
@@ -64,16 +66,22 @@ class Command:
         self._told = True
 
     def result(self, timeout: float) -> processes.Outcome:
-        """Waits for the end, so many seconds."""
+        """Waits for the end, so many seconds; then it is interrupted.
+
+        Pytest says what has failed until then: the text is a result, too.
+        """
         if self._told:
             return processes.Outcome(None)
+        failure = ""
         try:
             code = self._process.wait(max(0, timeout))
         except subprocess.TimeoutExpired:
-            return processes.Outcome(
-                None, f"ended after {timeout:.0f} s: {self._last()}"
-            )
-        return processes.Outcome({"code": code, "text": self._last(_LAST_LINES)})
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ENDS)
+            code, failure = None, f"ended after {timeout:.0f} s: {self._last()}"
+        text = self._last(_LAST_LINES)
+        return processes.Outcome({"code": code, "text": text}, failure)
 
     def _last(self, count=1):
         self._words.seek(0)

@@ -111,7 +111,7 @@ def _parts(asked, told, took):
 
 def _timed(told):
     """Yields model, group, variant and figures of what was timed."""
-    names = (name.split("-") for name in _of(told, "time", "stock_xla"))
+    names = (name.split("-") for name in _of(told, "time", "compiled", "stock_xla"))
     # A group's base comes first.
     for words in sorted(names, key=lambda x: (*x[:3], x[3] != "keras", x)):
         _, model, group, side, mode, compiled = words
@@ -153,8 +153,8 @@ def _steps(told):
     sizes += "224 x 224, SGD (8 and 32 where the GPU has less than 40 GiB). "
     return (
         sizes + f"{parts.ROUNDS} rounds of {parts.COUNT} steps in turns; a speed-up is "
-        "over the first variant of its group, stock Keras without XLA in "
-        "TF32 or float32; XLA's rounds come after its. Waiting: the share of a step in "
+        "over the first variant of its group, stock Keras without XLA in TF32 or "
+        "float32. First steps are taken side by side. Waiting: the share of a step in "
         "which the GPU has nothing to do, by TensorFlow's profiler.\n\n" + _table(rows)
     )
 

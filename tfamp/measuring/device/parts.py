@@ -23,6 +23,8 @@ ROUNDS, COUNT = 3, 6  # Rounds of each variant, and steps of a round.
 _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 _CHECKOUT = pathlib.Path(__file__).parents[3]
 _SMALL = 40 * 2**30  # Bytes: BERT-Base in stock Keras takes 21 GiB with batches of 32.
+# Bytes of a process whose steps are timed, in the mean; 6 to 19 GiB on an H200.
+HELD = 12 * 2**30
 _RECIPES = {
     "bert/docstrings": 64,
     "lm/docstrings": 64,
@@ -68,6 +70,11 @@ class Asked(NamedTuple):
         return self.memory is not None and self.memory < _SMALL
 
     @property
+    def together(self) -> int | None:
+        """How many processes whose steps are timed the GPU has room for."""
+        return self.memory and max(1, self.memory // HELD)
+
+    @property
     def sizes(self) -> networks.Sizes:
         """Sizes of the models that are timed, which the memory has room for."""
         if self.tiny:
@@ -86,12 +93,12 @@ class Variant(NamedTuple):
     Attributes:
       side: "tfamp", "keras" for stock Keras, or "torch".
       mode: A precision mode.
-      compiled: Whether by XLA, or by `torch.compile`: what it is timed with, in order.
+      compiled: Whether by XLA, or by `torch.compile`.
     """
 
     side: str
     mode: str
-    compiled: tuple[bool, ...]
+    compiled: bool
 
 
 class Group(NamedTuple):
@@ -136,8 +143,9 @@ def start(group: Group, variant: Variant, asked: Asked) -> Any:
     """
     sizes = asked.sizes
     if variant.side == "torch":
+        how = "compiled" if variant.compiled else "eager"
         given = json.dumps(sizes._asdict()), str(ROUNDS), str(COUNT)
-        arguments = group.model, variant.mode, *given
+        arguments = group.model, variant.mode, how, *given
         return outside.TorchSteps(asked.torch_python, arguments)
     return processes.Process(
         *(steps.steps, group.model, *variant, sizes, ROUNDS, COUNT),
@@ -149,23 +157,34 @@ def start(group: Group, variant: Variant, asked: Asked) -> Any:
 
 
 def _time(asked) -> Iterator[Group]:
-    """Our steps, PyTorch's and stock Keras', each beside Keras' default without XLA."""
-    plain, *_ = asked.modes
-    both = False, True
-    base = Variant("keras", plain, (False,))
+    """Steps without XLA: ours, PyTorch's and stock Keras', beside Keras' default."""
+    base, *others = _variants(asked, False)
+    stock = [Variant("keras", mode, False) for mode in asked.mixed]
     for model in networks.NAMES:
-        ours = [Variant("tfamp", mode, both) for mode in (*asked.mixed, plain)]
-        peers = [Variant("torch", mode, both) for mode in (*asked.mixed[:1], plain)]
-        stock = [Variant("keras", mode, (False,)) for mode in asked.mixed]
-        yield Group("time", model, "tfamp", (base, *ours), 300)
-        yield Group("time", model, "torch", (base, *peers), 150)
-        yield Group("time", model, "keras", (base, *stock), 120)
+        yield Group("time", model, "eager", (base, *others, *stock), 300)
+
+
+def _compiled(asked) -> Iterator[Group]:
+    """Steps that XLA or `torch.compile` compiles, beside the same base."""
+    for model in networks.NAMES:
+        yield Group("compiled", model, "xla", (*_variants(asked, True),), 300)
+
+
+def _variants(asked, compiled):
+    """The base, and most wanted first ours and PyTorch's."""
+    plain, mixed = asked.modes[0], asked.mixed[:1]
+    yield Variant("keras", plain, False)
+    for mode in (*mixed, plain):
+        yield Variant("tfamp", mode, compiled)
+        yield Variant("torch", mode, compiled)
+    for mode in asked.mixed[1:]:
+        yield Variant("tfamp", mode, compiled)
 
 
 def _stock_xla(asked) -> Iterator[Group]:
     """Keras' default on a GPU, which may compile for many minutes."""
     for mode in (*asked.mixed[:1], asked.modes[0]):
-        variants = (Variant("keras", mode, (True,)),)
+        variants = (Variant("keras", mode, True),)
         yield Group("stock_xla", "bert_base", "keras_xla", variants, 200)
 
 
@@ -212,9 +231,10 @@ def _peak(asked, recipe, mode, xla, what="", keywords=None, environment=None):
 def _tests(asked) -> Iterator[Job]:
     """Those of the checkout; an installed package has none."""
     checkout = (_CHECKOUT / "tests/contract").is_dir()
+    workers = str(min(4, len(os.sched_getaffinity(0)) // 4))
     for name, arguments in _TESTS.items() if checkout else ():
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=short"]
-        command += ["-p", "no:cacheprovider", "-p", "no:benchmark", "--maxfail=8"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--tb=short"]
+        command += ["-p", "no:cacheprovider", "-p", "no:benchmark", "-rfE"]
         command += ["--continue-on-collection-errors", *arguments]
         command += ["--collect-only", "-q"] * asked.tiny
         start = lambda command=command: outside.Command(command, _CHECKOUT)  # noqa: E731
@@ -267,11 +287,13 @@ def _fit_memory(asked) -> Iterator[Job]:
     yield Job("fit_memory", "bert", 240, lambda: outside.Command(command, _CHECKOUT))
 
 
-# Part -> function of what is asked for; in order, most wanted first.
+# Part -> function of what is asked for; in order, most wanted first. The jobs of two
+# parts run while the processes of "compiled" begin, which takes minutes.
 PARTS: dict[str, Callable[[Asked], Iterator[Any]]] = {
     "time": _time,
     "numerics": _numerics,
     "memory": _memory,
+    "compiled": _compiled,
     "tests": _tests,
     "accuracy": _accuracy,
     "float8": _float8,

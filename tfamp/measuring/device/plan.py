@@ -2,8 +2,9 @@
 
 What is timed has the device for itself: its processes are prepared side by side, since
 that is the work of CPU cores, and measure in turns. The rest runs side by side, as far
-as the machine has room. A process that hangs or dies ends alone. The next call, on
-another day, measures what is missing; each device has a folder of its own.
+as the machine has room, while processes of the next group are prepared. A process that
+hangs or dies ends alone. The next call, on another day, measures what is missing; each
+device has a folder of its own.
 """
 
 import concurrent.futures
@@ -71,8 +72,15 @@ def run(
     label = hardware.device_label(hardware.read_devices())
     name = re.sub(r"\W+", "-", f"{label} tiny" if tiny else label).strip("-").lower()
     made = _Plan(folder / name, asked, say)
-    made.run()
-    page.write(made.folder, made.kept.machine, asked, made.took, made.failures, command)
+
+    def write():
+        found = made.kept.machine, asked, made.took, made.failures
+        page.write(made.folder, *found, command)
+
+    try:
+        made.run(write)
+    finally:
+        write()
     return made.folder
 
 
@@ -104,23 +112,21 @@ class _Plan:
         """Seconds that are left."""
         return self.end - time.monotonic()
 
-    def run(self):
-        """Measures the parts in order."""
+    def run(self, write):
+        """Measures the parts in order; the page is written after each of them."""
         ended = threading.Event()
         speaker = threading.Thread(target=self._speak, args=(ended,), daemon=True)
         speaker.start()
-        waiting: list[Job] = []
-        for part in (*filter(self.asked.parts.__contains__, parts.PARTS), ""):
-            every = [*parts.PARTS[part](self.asked)] if part else [None]
-            if isinstance(every[0] if every else None, Job):
-                waiting += every
-                continue
-            # Before a group, and at the end, what may run side by side has to be done.
-            with concurrent.futures.ThreadPoolExecutor(self._room()) as pool:
-                list(pool.map(self._beside, waiting))
-            waiting = []
-            for group in filter(None, every):
-                self._timed(group)
+        jobs: list[Job] = []
+        for part in filter(self.asked.parts.__contains__, parts.PARTS):
+            for each in parts.PARTS[part](self.asked):
+                if isinstance(each, Job):
+                    jobs.append(each)
+                else:
+                    self._timed(each, jobs)
+                    jobs = []
+                    write()
+        self._side_by_side(jobs)
         ended.set()
         speaker.join()
 
@@ -153,56 +159,61 @@ class _Plan:
         self.failures[label] = why
         self.say(f"  {label}: {why[:300]}")
 
-    def _room(self):
-        """How many processes have room beside each other."""
-        cores = len(os.sched_getaffinity(0)) * 3 // 4
-        memory = self.asked.memory
-        return max(1, min(cores, memory // _HELD) if memory else cores)
+    def _side_by_side(self, jobs, held=0):
+        """Runs jobs, as many beside each other as there is room for.
+
+        Beside processes that hold so many bytes of the GPU.
+        """
+        cores, memory = len(os.sched_getaffinity(0)) * 3 // 4, self.asked.memory
+        room = max(1, min(cores, (memory - held) // _HELD) if memory else cores)
+        with concurrent.futures.ThreadPoolExecutor(room) as pool:
+            list(pool.map(self._beside, jobs))
 
     # ---- What is timed ----
 
-    def _timed(self, group: Group):
-        """Times what is missing of a group, and its base with it."""
-        missing = [each for each in group.variants if not self._whole(group, each)]
-        if not missing:
-            return
-        chosen = dict.fromkeys((group.variants[0], *missing))
+    def _timed(self, group: Group, jobs: list[Job]):
+        """Runs the jobs; then times what is missing of a group, and its base."""
+        base, *missing = group.variants[0], *self._missing(group)
         label = f"{group.part}: {group.model}, {group.name}"
-        if self.left < _LEAST:
-            return self._fails(label, "no time left")
-        base: list[Any] = []
-        # A small GPU has no room for several of them: each has the limit of its own.
-        sets = [[each] for each in chosen] if self.asked.small else [[*chosen]]
+        if not missing or self.left < _LEAST:
+            self._side_by_side(jobs)
+            if missing:
+                self._fails(label, "no time left")
+            return
+        others = [each for each in missing if each != base]
+        # A GPU has room for so many: each set has its base, and its limit. Where there
+        # is room for one, it comes first and is that of all.
+        count = self.asked.together or 1 + len(others)
+        step = max(1, count - 1)
+        sets = [others[i : i + step] for i in range(0, len(others), step)] or [[]]
+        if count > 1:
+            sets = [[base, *some] for some in sets]
+        else:
+            sets = [[base], *filter(None, sets)]
+        seconds: list[Any] = []
         with self._runs(label):
             for some in sets:
-                end = time.monotonic() + min(group.limit, self.left)
-                self._in_turns(group, some, end, base)
+                seconds = [] if base in some else seconds
+                self._in_turns(group, some, jobs, seconds)
+                jobs = []
 
-    def _in_turns(self, group, variants, end, base):
+    def _missing(self, group):
+        for variant in group.variants:
+            each = self.kept.read(figure_name(group, variant))
+            if not each or len(each["seconds"]) < parts.ROUNDS:
+                yield variant
+
+    def _in_turns(self, group, variants, jobs, base):
         with contextlib.ExitStack() as scope:
             running = {
                 each: scope.enter_context(parts.start(group, each, self.asked))
                 for each in variants
             }
-            for number in range(max(len(each.compiled) for each in variants)):
-                stage = {
-                    each: process
-                    for each, process in running.items()
-                    if len(each.compiled) > number
-                }
-                if number:
-                    for process in stage.values():
-                        process.proceed()
-                turns = _Turns(self, group, number, stage, end, base)
-                turns.take()
-                running = {k: p for k, p in running.items() if k in turns.figures}
-
-    def _whole(self, group, variant):
-        found = [
-            self.kept.read(figure_name(group, variant, compiled))
-            for compiled in variant.compiled
-        ]
-        return all(each and len(each["seconds"]) == parts.ROUNDS for each in found)
+            if jobs:
+                held = len(variants) * parts.HELD
+                self._side_by_side(jobs, held)
+            end = time.monotonic() + min(group.limit, self.left)
+            _Turns(self, group, running, end, base).take()
 
     # ---- What runs beside others ----
 
@@ -216,68 +227,67 @@ class _Plan:
         with self._runs(label), job.start() as process:
             for number in range(10**6):
                 outcome = process.result(end - time.monotonic())
+                if outcome.value is not None:
+                    self.keep(f"{name}-{number:03d}", outcome.value)
                 if outcome.failure:
                     return self._fails(label, outcome.lack or outcome.failure)
                 if outcome.value is None:  # The end of a generator.
                     break
-                self.keep(f"{name}-{number:03d}", outcome.value)
                 process.proceed()
             self.keep(f"{name}-done", {})
 
 
 class _Turns:
-    """One variant of each process: prepared, timed in turns, and profiled."""
+    """Processes that are prepared, timed in turns, and profiled."""
 
-    def __init__(self, plan, group, number, stage, end, base):
-        self.plan, self.group, self.number, self.stage = plan, group, number, stage
+    def __init__(self, plan, group, running, end, base):
+        self.plan, self.group, self.running = plan, group, running
         self.end, self.base = end, base
         self.figures: dict[Variant, dict[str, Any]] = {}
 
     def take(self):
         """Takes all figures, each of which is in a file then."""
-        left = self.end - time.monotonic()
-        ready = time.monotonic() + _PREPARES * left
-        for each in self.stage:
+        ready = time.monotonic() + _PREPARES * (self.end - time.monotonic())
+        for each in self.running:
             self._next(each, ready)
             if each in self.figures:
                 first = self.figures[each]["first_step_seconds"]
                 self.plan.say(f"  {self._label(each)}: first step {first:.1f} s")
         for _ in range(parts.ROUNDS):
             for each in [*self.figures]:
-                self.stage[each].proceed()
+                self.running[each].proceed()
                 self._next(each, self.end)
         for each in [*self.figures]:
             if each.side != "torch":
-                self.stage[each].proceed()
+                self.running[each].proceed()
                 self._next(each, self.end)
 
     def _next(self, variant, end):
-        outcome = self.stage[variant].result(end - time.monotonic())
+        outcome = self.running[variant].result(end - time.monotonic())
         if outcome.failure or outcome.value is None:
             self.figures.pop(variant, None)
-            self.stage[variant].__exit__()
+            self.running[variant].__exit__()
             self.plan._fails(self._label(variant), outcome.lack or outcome.failure)
             return
         held = self.figures.setdefault(variant, {"seconds": []})
         found = dict(outcome.value)
         if "seconds" in found:
             held["seconds"].append(found.pop("seconds"))
-            if variant == self.group.variants[0] and not self.number:
+            if variant == self.group.variants[0]:
                 self.base.append(held["seconds"][-1])
-        compiled = variant.compiled[self.number]
         held |= found | {"base_seconds": self.base}
-        self.plan.keep(figure_name(self.group, variant, compiled), held)
+        self.plan.keep(figure_name(self.group, variant), held)
 
     def _label(self, variant):
-        compiled = ", compiled" * variant.compiled[self.number]
+        compiled = ", compiled" * variant.compiled
         return f"{self.group.model}, {variant.side} {variant.mode}{compiled}"
 
 
-def figure_name(group: Group, variant: Variant, compiled: bool) -> str:
+def figure_name(group: Group, variant: Variant) -> str:
     """Returns the name of a variant's file.
 
     Args:
-      group, variant, compiled: What it is of.
+      group, variant: What it is of.
     """
     words = group.part, group.model, group.name, variant.side, variant.mode
-    return "-".join([*words, "compiled" if compiled else "plain"])
+    return "-".join([*words, "compiled" if variant.compiled else "plain"])

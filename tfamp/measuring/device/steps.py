@@ -20,21 +20,21 @@ def steps(
     name: str,
     side: str,
     mode: str,
-    jits: tuple[bool, ...],
+    jit: bool,
     sizes: networks.Sizes,
     rounds: int,
     count: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yields figures of one model, which is built once for all variants.
+    """Yields figures of one model.
 
-    For each choice of XLA: what its first steps cost; the seconds of each round; and a
-    profile of three steps, which is {} without a GPU.
+    What its first steps cost; the seconds of each round; and a profile of three steps,
+    which is {} without a GPU.
 
     Args:
       name: Of `networks.NAMES`.
       side: "tfamp"; "keras" for stock Keras, with the policy of the mode.
       mode: A precision mode.
-      jits: The choices of XLA, in order.
+      jit: Whether XLA compiles the step.
       sizes: Of the model.
       rounds: How often it is timed.
       count: Steps of a round.
@@ -43,31 +43,28 @@ def steps(
     with _in_force(side, mode):
         keras.utils.set_random_seed(0)
         model, batches = networks.build(name, sizes)
-        for jit in jits:
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            optimizer = networks.optimizer(name)
-            model.compile(optimizer, loss, jit_compile=jit)
-            if gpus := tf.config.list_physical_devices("GPU"):
-                tf.config.experimental.reset_memory_stats("GPU:0")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(networks.optimizer(name), loss, jit_compile=jit)
+        if gpus := tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.reset_memory_stats("GPU:0")
 
-            def fit(steps, model=model):
-                watch = _Watch()
-                model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[watch])
-                return watch
+        def fit(steps):
+            watch = _Watch()
+            model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[watch])
+            return watch
 
-            watch = fit(WARMUP)
-            yield {
-                "build_seconds": watch.begun - start,
-                "first_step_seconds": watch.seconds[0],
-                "device_bytes": processes.peak_device(),
-                "status": str(control.status()) if side == "tfamp" else "",
-            }
-            for _ in range(rounds):
-                # The first two begin a new epoch, and start the data.
-                watch = fit(count + 2)
-                yield {"seconds": watch.seconds[2:], "loss": watch.losses[-1]}
-            yield _profiled(lambda: fit(3)) if gpus else {}
-            start = time.perf_counter()
+        watch = fit(WARMUP)
+        yield {
+            "build_seconds": watch.begun - start,
+            "first_step_seconds": watch.seconds[0],
+            "device_bytes": processes.peak_device(),
+            "status": str(control.status()) if side == "tfamp" else "",
+        }
+        for _ in range(rounds):
+            # The first two begin a new epoch, and start the data.
+            watch = fit(count + 2)
+            yield {"seconds": watch.seconds[2:], "loss": watch.losses[-1]}
+        yield _profiled(lambda: fit(3)) if gpus else {}
 
 
 def _profiled(run):

@@ -1,8 +1,8 @@
 """Times the two models in PyTorch, eager and compiled; imports nothing of tfamp.
 
-    python torch_steps.py bert_base tf32 '{"batch": 32, "length": 384, ...}' 3 10
+    python torch_steps.py bert_base tf32 compiled '{"batch": 32, ...}' 3 10
 
-First eager, then compiled. A line of JSON for each figure; it goes on after a line on
+"eager" or "compiled". A line of JSON for each figure; it goes on after a line on
 standard input.
 """
 
@@ -108,17 +108,16 @@ def measure(name, sizes, mode, compiled, rounds, count):
 
 def main():
     """Prints each figure, and waits for a line before the next."""
-    name, mode, sizes, rounds, count = sys.argv[1:]
+    name, mode, how, sizes, rounds, count = sys.argv[1:]
     sizes = types.SimpleNamespace(**json.loads(sizes))
     torch.backends.cuda.matmul.allow_tf32 = mode != "float32"
     torch.backends.cudnn.allow_tf32 = mode != "float32"
     torch.backends.cudnn.benchmark = True
-    for compiled in (False, True):
-        asked = mode, compiled, int(rounds), int(count)
-        for figures in measure(name, sizes, *asked):
-            print("FIGURES " + json.dumps(figures), flush=True)
-            if not sys.stdin.readline():
-                return
+    asked = mode, how == "compiled", int(rounds), int(count)
+    for figures in measure(name, sizes, *asked):
+        print("FIGURES " + json.dumps(figures), flush=True)
+        if not sys.stdin.readline():
+            return
 
 
 if __name__ == "__main__":
