@@ -20,8 +20,9 @@ KINDS = (
 )
 _WORDS = {"workspaces": "cuDNN's workspaces, at most", "bound": "total, at most"}
 _MIB = 2**20
-# TensorFlow's bound of a workspace, of which there is one at a time, and its default
-# in MB: tensorflow/core/kernels/conv_ops_impl.h.
+# TensorFlow's bound of a workspace, and its default in MB:
+# tensorflow/core/kernels/conv_ops_impl.h. A convolution's two gradients may be tried at
+# once: with 4,096 an H200 held 5,504 MiB more (results/gpu/report.md).
 _LIMIT, _LIMIT_MB = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB", 4096
 # Around a workspace and a copy of the result, while algorithms are tried, there are
 # 8 MiB on both sides: xla/stream_executor/gpu/redzone_allocator.h.
@@ -139,8 +140,8 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
     On a GPU, TensorFlow tries cuDNN's algorithms in the first step that has a
     convolution, each with a workspace and a copy of the result, and keeps the fastest.
     What they take is not known before; a workspace takes at most what the variable
-    TF_CUDNN_WORKSPACE_LIMIT_IN_MB says (4096 without it). XLA does the same when it
-    compiles. An algorithm whose workspace cannot be allocated is left out, so that a
+    TF_CUDNN_WORKSPACE_LIMIT_IN_MB says (4096 without it), and the two gradients of a
+    convolution may be tried at once. XLA does the same when it compiles. An algorithm whose workspace cannot be allocated is left out, so that a
     step which fits without workspaces runs.
 
     Args:
@@ -223,7 +224,7 @@ def _workspaces(convolved):
     """Returns what trying cuDNN's algorithms takes at most."""
     given = os.environ.get(_LIMIT, "")
     most = int(given) if given.isdigit() else _LIMIT_MB
-    return convolved and convolved + (most + _REDZONES_MB) * _MIB
+    return 2 * (convolved and convolved + (most + _REDZONES_MB) * _MIB)
 
 
 def _notes(model, program, watched):

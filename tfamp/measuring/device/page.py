@@ -134,17 +134,19 @@ def _steps(told):
     for model, _, label, each in _timed(told):
         seconds = [1000 * x for some in each["seconds"] for x in some]
         peak, seen = each["device_bytes"], each.get("profile")
+        median = statistics.median(seconds)
         rows.append(
             {
                 "model": model,
                 "step": label,
-                "ms (smallest to largest)": f"{statistics.median(seconds):.1f} "
+                "ms (smallest to largest)": f"{median:.1f} "
                 f"({min(seconds):.1f} to {max(seconds):.1f})",
                 "speed-up": _ratio(each),
                 "first step, s": f"{each['first_step_seconds']:.0f}",
                 "peak, GiB": f"{peak / _GIB:.2f}" if peak else "-",
                 "launches": f"{seen['launches']:,.0f}" if seen else "-",
-                "waiting": f"{seen['waiting']:.0%}" if seen else "-",
+                "busy, ms": f"{seen['busy']:.1f}" if seen else "-",
+                "waiting": f"{1 - seen['busy'] / median:.0%}" if seen else "-",
             }
         )
     if not rows:
@@ -154,8 +156,9 @@ def _steps(told):
     return (
         sizes + f"{parts.ROUNDS} rounds of {parts.COUNT} steps in turns; a speed-up is "
         "over the first variant of its group, stock Keras without XLA in TF32 or "
-        "float32. First steps are taken side by side. Waiting: the share of a step in "
-        "which the GPU has nothing to do, by TensorFlow's profiler.\n\n" + _table(rows)
+        "float32. First steps are taken side by side. Busy: milliseconds of a step in "
+        "which the GPU does something, by TensorFlow's profiler; waiting: the rest of "
+        "a step without the profiler.\n\n" + _table(rows)
     )
 
 
@@ -167,7 +170,7 @@ def _profiles(told):
                 {"kernel": name, "ms a step": f"{ms:.2f}", "times": f"{times:.0f}"}
                 for name, ms, times in seen["kernels"][:_KERNELS]
             ]
-            head = f"{model}, {label}: {seen['milliseconds']:.1f} ms of three steps"
+            head = f"{model}, {label}: {seen['busy']:.1f} ms a step"
             texts.append(f"{head}\n\n{_table(rows)}")
     return "\n\n".join(texts)
 

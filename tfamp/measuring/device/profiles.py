@@ -18,9 +18,9 @@ def read(folder: pathlib.Path, steps: int) -> dict[str, Any] | None:
       steps: How many there were.
 
     Returns:
-      Plain data: milliseconds, from the first thing that the GPU did to the last;
-      waiting, the share of that in which it did nothing; launches, of a step; kernels,
-      those that took most: [name, ms of a step, times a step].
+      Plain data of a step: busy, the milliseconds in which the GPU did something;
+      launches; kernels, those that took most: [name, milliseconds, times]. How long it
+      waits is no part of it: with the profiler a launch takes longer.
     """
     kind = names.resolve("tensorflow.tsl.profiler.protobuf.xplane_pb2:XSpace")
     for file in folder.rglob("*.xplane.pb") if kind else ():
@@ -55,10 +55,8 @@ def _summary(events, steps):
         until = max(until, end)
         spent[name[:_NAME]] += end - begin
         times[name[:_NAME]] += 1
-    whole = until - events[0][1]
     return {
-        "milliseconds": whole / 1e9,
-        "waiting": 1 - busy / whole if whole else 0.0,
+        "busy": busy / 1e9 / steps,
         "launches": len(events) / steps,
         "kernels": [
             [name, ps / 1e9 / steps, times[name] / steps]
