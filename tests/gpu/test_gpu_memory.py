@@ -28,7 +28,7 @@ def test_memory_is_that_of_the_allocator(recipe, size, mode, xla, convolves):
     # XLA's own figure is exact, but for what the device holds anyway: 2 MiB.
     assert found["ratio"] == pytest.approx(1, abs=0.03 if xla else 0.1), found
     computed = found["computed"]
-    # Twice the limit, and a copy of the largest result with 8 MiB on both sides of each.
+    # Twice: the limit, and a copy of the largest result, 8 MiB on both sides of each.
     least = 2 * (64 + 32) * MIB if convolves else 0
     assert least <= computed["workspaces"] <= 2 * least
     assert found["device_bytes"] <= computed["bound"] * 1.1

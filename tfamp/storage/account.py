@@ -141,8 +141,9 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
     convolution, each with a workspace and a copy of the result, and keeps the fastest.
     What they take is not known before; a workspace takes at most what the variable
     TF_CUDNN_WORKSPACE_LIMIT_IN_MB says (4096 without it), and the two gradients of a
-    convolution may be tried at once. XLA does the same when it compiles. An algorithm whose workspace cannot be allocated is left out, so that a
-    step which fits without workspaces runs.
+    convolution may be tried at once. XLA does the same when it compiles. An algorithm
+    whose workspace cannot be allocated is left out, so that a step which fits without
+    workspaces runs.
 
     Args:
       model: A built and compiled model; its optimizer is built, if it is not.
