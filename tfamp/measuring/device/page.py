@@ -111,9 +111,11 @@ def _parts(asked, told, took):
 
 def _timed(told):
     """Yields model, group, variant and figures of what was timed."""
-    names = (name.split("-") for name in _of(told, "time", "compiled", "stock_xla"))
+    order = "time", "compiled", "stock_xla"
+    names = (name.split("-") for name in _of(told, *order))
     # A group's base comes first.
-    for words in sorted(names, key=lambda x: (*x[:3], x[3] != "keras", x)):
+    key = lambda x: (order.index(x[0]), *x[1:3], x[3] != "keras", x)  # noqa: E731
+    for words in sorted(names, key=key):
         _, model, group, side, mode, compiled = words
         each = told["-".join(words)]
         how = {"compiled": {"torch": ", compiled"}.get(side, ", XLA"), "plain": ""}
