@@ -161,6 +161,9 @@ def test_xla_reads_them_at_once_and_the_variable_stays(read, monkeypatch, own, j
     for mode in ("float32", "mixed_bfloat16"):
         status = tfamp.enable(mode)
         assert f"{TRITON} (in force)" in status.xla and flags() == own
+    with monkeypatch.context() as later:
+        later.setenv("XLA_FLAGS", "--xla_later=1")
+        assert "since enable() is not read" in tfamp.status().xla
     tfamp.disable()
     (given, again), *rest = read
     assert again and given.split()[-1] == TRITON

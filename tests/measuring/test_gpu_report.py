@@ -9,9 +9,10 @@ import sys
 import time
 
 import pytest
+import tensorflow as tf
 
 from tfamp.measuring import processes
-from tfamp.measuring.device import outside, page, parts, plan, profiles
+from tfamp.measuring.device import networks, outside, page, parts, plan, profiles
 
 FLAGS = "--tiny", "--minutes=5", "--parts=numerics,float8,rewrite"
 
@@ -141,7 +142,28 @@ def test_what_there_is_no_time_for_is_named(tmp_path, monkeypatch):
     jobs = (("late", 60, work, (1,)),)
     monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
     plan.run(tmp_path, ("tests",), 0.1, True, "", "command", print)
-    assert report(tmp_path)[1]["missing"] == {"tests: late": "no time left"}
+    folder, content = report(tmp_path)
+    assert content["missing"] == {"tests: late": "no time left"}
+
+
+def fails():
+    return {"code": 3, "text": "1 failed"}
+
+
+def test_what_a_command_could_not_do_is_tried_again(tmp_path, monkeypatch):
+    jobs = (("some", 60, fails, ()),)
+    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
+    for _ in range(2):
+        said = []
+        plan.run(tmp_path, ("tests",), 1, True, "", "command", said.append)
+        assert any("exit code 3" in line for line in said)
+    assert report(tmp_path)[1]["figures"]["tests-some-000"]["text"] == "1 failed"
+
+
+def test_a_python_that_is_none_is_an_error(tmp_path):
+    done = run(tmp_path, "--torch_python=/no/python -S")
+    assert done.returncode == 1 and "torch_python='/no/python -S'" in done.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_silence_is_broken(tmp_path, monkeypatch):
@@ -184,7 +206,7 @@ def test_variants_are_timed_in_turns_beside_their_base(tmp_path, monkeypatch):
     for each in timed.values():
         assert [len(some) for some in each["seconds"]] == [parts.COUNT] * parts.ROUNDS
         assert each["base_seconds"] == content["figures"][names[0]]["seconds"]
-    assert "torch" in content["missing"]["bert_base, torch float32"]
+    assert "torch" in content["missing"]["time: bert_base, torch float32"]
     text = (folder / "report.md").read_text()
     assert "stock Keras float32" in text and "tfamp mixed_bfloat16, XLA" in text
     assert (folder / "steps.png").stat().st_size > 1000
@@ -203,7 +225,7 @@ def test_a_gpu_times_as_many_at_once_as_it_has_room_for(tmp_path, monkeypatch, r
     monkeypatch.setattr(parts, "start", note)
     plan.run(tmp_path, (), 5, True, "", "command", print)
     folder, content = report(tmp_path)
-    assert started == [*modes] if room == 1 else [*modes[:2], modes[0], modes[2]]
+    assert started == {1: [*modes], 2: [*modes[:2], modes[0], modes[2]]}[room]
     base, *others = (
         content["figures"][f"time-bert_base-some-keras-{m}-plain"] for m in modes
     )
@@ -249,6 +271,68 @@ def test_tests_that_do_not_end_say_what_failed(tmp_path, monkeypatch):
     assert "1 failed" in content["missing"]["tests: some"]
     # The next call runs it again.
     assert not [*folder.glob("cells/*-done.json")]
+
+
+def timed(rounds):
+    yield {"first_step_seconds": 1.0, "device_bytes": None}
+    for _ in range(rounds):
+        yield {"seconds": [1.0] * parts.COUNT}
+    if rounds < parts.ROUNDS:
+        raise RuntimeError("no more")
+    yield {}
+
+
+def test_a_base_that_is_measured_again_never_loses_what_there_was(
+    tmp_path, monkeypatch
+):
+    variants = [parts.Variant("keras", mode, False) for mode in ("float32", "tf32")]
+    group = parts.Group("time", "bert_base", "some", tuple(variants), 60)
+    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
+
+    def measure(*rounds):
+        left = iter(rounds)
+        start = lambda *given: processes.Process(timed, next(left))  # noqa: E731
+        monkeypatch.setattr(parts, "start", start)
+        plan.run(tmp_path, (), 2, True, "", "command", print)
+        figures = report(tmp_path)[1]["figures"].values()
+        return [len(each["seconds"]) for each in figures]
+
+    assert measure(3, 1) == [3, 1]
+    assert measure(1, 0) == [3, 1]
+    assert measure(3, 3) == [3, 3]
+
+
+def test_figures_of_other_sizes_or_another_place_are_not_mixed(tmp_path, monkeypatch):
+    group = parts.Group(
+        "time", "bert_base", "some", (parts.Variant("keras", "float32", False),), 60
+    )
+    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
+    started = []
+
+    def start(*given):
+        started.append(given)
+        return processes.Process(timed, 3)
+
+    monkeypatch.setattr(parts, "start", start)
+    for sizes in (networks.TINY, networks.TINY, networks.TINY._replace(batch=3)):
+        monkeypatch.setattr(parts.Asked, "sizes", sizes)
+        plan.run(tmp_path, (), 2, True, "", "command", print)
+    assert len(started) == 2
+    folder, content = report(tmp_path)
+    (name,) = content["figures"]
+    file = folder / "cells" / f"{name}.json"
+    file.write_text(file.read_text().replace(tf.__version__, "2.0.0"))
+    plan.run(tmp_path, (), 0, True, "", "command", print)
+    assert report(tmp_path)[1]["figures"] == {}
+
+
+def test_a_wrapper_that_leaves_processes_ends_in_time(tmp_path):
+    script = tmp_path / "slow.sh"
+    script.write_text("sleep 60 &\nsleep 60\n")
+    begun = time.monotonic()
+    with outside.TorchSteps(f"bash {script}", ()) as steps:
+        assert "ended after 1 s" in steps.result(1).failure
+    assert time.monotonic() - begun < 20
 
 
 def test_a_profile_tells_kernels_and_waiting(tmp_path):

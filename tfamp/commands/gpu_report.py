@@ -42,4 +42,4 @@ def _run_flags():
     command = f"{script} {shlex.join(sys.argv[1:])}".strip()
     folder = pathlib.Path(values.output).absolute()
     made = plan.run(folder, *given, command, app.say)
-    app.say(f"open {made / 'report.md'}, and send {made / 'report.json'}")
+    app.say(f"send {made / 'report.json'}")

@@ -1,4 +1,4 @@
-"""XLA's flags with which a step compiles in a minute on a GPU, and their state.
+"""XLA's flags with which a step compiles in fewer minutes on a GPU, and their state.
 
 The owner of XLA_FLAGS. By default XLA tries some 40 programs of Triton for each matrix
 product, each assembled by a process of ptxas: 848 for one layer of BERT-Base, 14 with
@@ -123,6 +123,8 @@ def describe() -> str:
     if _put is None:
         return f"none ({choose()[1] if _has_gpu() else 'no NVIDIA GPU'})"
     state, now = "in force", os.environ.get(NAME, "").split()
+    if _put.read and os.environ.get(NAME) != _put.before:
+        state += f"; what {NAME} says since enable() is not read"
     if not _put.read and not all(flag in now for flag in _put.flags):
         state = f"no longer in {NAME}"
     elif not (_put.read or _put.in_time):

@@ -159,10 +159,14 @@ class Process:
 
     def __exit__(self, *error):
         self._pipe.close()
-        if self._process.is_alive():
-            self._process.kill()
+        self.stop()
         self._process.join()
         self._folder.cleanup()
+
+    def stop(self) -> None:
+        """Ends it now: its next result is a failure."""
+        if self._process.is_alive():
+            self._process.kill()
 
     def result(self, timeout: float) -> Outcome:
         """Waits for the next result, so many seconds; a process that fails ends."""
@@ -193,15 +197,19 @@ def _context(preload):
     return context
 
 
+_starting = threading.Lock()
+
+
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
     """Has `multiprocessing` not run the user's script again in the new process."""
-    before = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = before
+    with _starting:
+        before = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = before
 
 
 def one_gpu(environment: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import pathlib
 import platform
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from tfamp.runs import run_files
 _SCHEMA_VERSION = 2
 # Facts that are the calling process' own; what is measured sets them for itself.
 _OWN_FACTS = ("TF32 flag", "dtype policy", "graph rewrite")
+# What is free of a GPU, which is another figure at each call.
+_FREE = re.compile(r"[\d.]+ of ([\d.]+ GiB) free(: other processes[^;]*)?")
 
 
 class Trials:
@@ -101,7 +104,11 @@ def place(machine: doctor.MachineReport) -> dict[str, Any]:
         "schema_version": _SCHEMA_VERSION,
         "device": plain["device"],
         "platform": platform.platform(),
-        "facts": {k: v for k, v in plain["facts"].items() if k not in _OWN_FACTS},
+        "facts": {
+            name: _FREE.sub(r"\1", text) if isinstance(text, str) else text
+            for name, text in plain["facts"].items()
+            if name not in _OWN_FACTS
+        },
         "switches": {each["name"]: each["requested"] for each in plain["switches"]},
     }
 

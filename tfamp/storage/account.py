@@ -18,7 +18,7 @@ from tfamp.storage import buffers, xla_buffers
 KINDS = (
     *("weights", "gradients", "optimizer", "activations", "inputs", "temporaries"),
 )
-_WORDS = {"workspaces": "cuDNN's workspaces, at most", "bound": "total, at most"}
+_WORDS = {"workspaces": "cuDNN's workspaces, up to", "bound": "total with them"}
 _MIB = 2**20
 # TensorFlow's bound of a workspace, and its default in MB:
 # tensorflow/core/kernels/conv_ops_impl.h. A convolution's two gradients may be tried at
@@ -44,8 +44,8 @@ class MemoryReport(NamedTuple):
         that it holds, gradients and activations included.
       layers: Path of a layer -> its part of `activations`, largest first.
       notes: What was assumed.
-      workspaces: Not part of the total. What cuDNN may take besides at most, on a GPU
-        where there are convolutions; 0 elsewhere. See `memory`.
+      workspaces: Not part of the total. What cuDNN may take besides in the first step,
+        on a GPU where there are convolutions; 0 elsewhere. See `memory`.
     """
 
     model: str
@@ -67,7 +67,11 @@ class MemoryReport(NamedTuple):
 
     @property
     def bound(self) -> int:
-        """What the step may take at most, in bytes: with workspaces."""
+        """The total with workspaces, in bytes.
+
+        What products try in the first step is not in it: up to 110 MiB on an H200
+        (results/gpu/report.md).
+        """
         return self.total + self.workspaces
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,8 +146,7 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
     What they take is not known before; a workspace takes at most what the variable
     TF_CUDNN_WORKSPACE_LIMIT_IN_MB says (4096 without it), and the two gradients of a
     convolution may be tried at once. XLA does the same when it compiles. An algorithm
-    whose workspace cannot be allocated is left out, so that a step which fits without
-    workspaces runs.
+    whose workspace cannot be allocated is left out.
 
     Args:
       model: A built and compiled model; its optimizer is built, if it is not.

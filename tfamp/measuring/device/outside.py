@@ -1,19 +1,21 @@
 """Processes that are commands: pytest, and the peer in PyTorch.
 
-Both have what `processes.Process` has: `result`, `proceed`, an end with the context.
+Both have what `processes.Process` has: `result`, `proceed`, `stop`, an end with the
+context. A wrapper's own processes end with it.
 """
 
-import concurrent.futures
 import contextlib
 import json
 import os
 import pathlib
+import queue
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 
 from tfamp.facts import xla_flags
@@ -45,6 +47,7 @@ class Command:
             stderr=self._words,
             text=True,
             env=_environment(),
+            start_new_session=True,
         )
 
     def _output(self):
@@ -53,8 +56,16 @@ class Command:
     def __enter__(self):
         return self
 
+    def stop(self) -> None:
+        """Ends it now, and what it has started."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number):
+        with contextlib.suppress(OSError):  # It has ended.
+            os.killpg(self._process.pid, number)
+
     def __exit__(self, *error):
-        self._process.kill()
+        self.stop()
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._words):
             with contextlib.suppress(OSError):  # What nobody has read.
@@ -76,10 +87,10 @@ class Command:
         try:
             code = self._process.wait(max(0, timeout))
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGINT)
+            self._send(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_ENDS)
-            code, failure = None, f"ended after {timeout:.0f} s: {self._last()}"
+            code, failure = None, f"{_ended(timeout)}: {self._last()}"
         text = self._last(_LAST_LINES)
         return processes.Outcome({"code": code, "text": text}, failure)
 
@@ -100,6 +111,8 @@ class TorchSteps(Command):
     def __init__(self, python: str, arguments: Sequence[str]):
         words = shlex.split(python) or [sys.executable]
         super().__init__([*words, str(_TORCH), *arguments], _TORCH.parent)
+        self._figures: queue.Queue = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def _output(self):
         return subprocess.PIPE
@@ -114,23 +127,26 @@ class TorchSteps(Command):
 
     def result(self, timeout: float) -> processes.Outcome:
         """Waits for the next figures, so many seconds; None at the end."""
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            line = pool.submit(self._read)
-            try:
-                found = line.result(max(0, timeout))
-            except concurrent.futures.TimeoutError:
-                self._process.kill()
-                return processes.Outcome(None, f"ended after {timeout:.0f} s")
+        try:
+            found = self._figures.get(timeout=max(0, timeout))
+        except queue.Empty:
+            self.stop()
+            return processes.Outcome(None, _ended(timeout))
         if found or self._process.wait() == 0:
             return processes.Outcome(found)
         why = processes.reason(self._process.returncode, self._last(_LAST_LINES))
         return processes.Outcome(None, why)
 
     def _read(self):
-        for line in self._process.stdout:
-            if line.startswith(_FIGURES):
-                return json.loads(line.removeprefix(_FIGURES))
-        return None
+        with contextlib.suppress(OSError, ValueError):  # It was closed.
+            for line in self._process.stdout:
+                if line.startswith(_FIGURES):
+                    self._figures.put(json.loads(line.removeprefix(_FIGURES)))
+        self._figures.put(None)
+
+
+def _ended(timeout):
+    return f"ended after {max(0, timeout):.0f} s"
 
 
 def _environment():

@@ -7,7 +7,6 @@ import pathlib
 import statistics
 
 from tfamp import tables
-from tfamp.diagnostics import doctor
 from tfamp.measuring import trials
 from tfamp.measuring.device import parts
 from tfamp.runs import run_files
@@ -16,11 +15,12 @@ _GIB, _MIB = 2**30, 2**20
 _TINY = "Small models, as a check: no figure here describes the device."
 _KERNELS = 8  # That are shown of a profile.
 _LINES = 15  # The same of a text.
+_REASON = 300  # Characters.
 
 
 def write(
     folder: pathlib.Path,
-    machine: doctor.MachineReport,
+    kept: trials.Trials,
     asked: parts.Asked,
     took: dict[str, float],
     failures: dict[str, str],
@@ -30,26 +30,26 @@ def write(
 
     Args:
       folder: Of the device, with `cells/`.
-      machine: What the figures hold for.
+      kept: The figures, those that hold here.
       asked: What the last call was asked for.
       took: Label of what it has run -> seconds.
       failures: Label -> why it is missing.
       command: The last call's.
     """
-    found = {
-        file.stem: {k: v for k, v in figures.items() if k != "identity"}
-        for file in sorted((folder / "cells").glob("*.json"))
-        if (figures := json.loads(file.read_text())) != {}
+    names = sorted(file.stem for file in (folder / "cells").glob("*.json"))
+    told = {
+        name: figures
+        for name in names
+        if not name.endswith("-done") and (figures := kept.read(name)) is not None
     }
-    told = {name: each for name, each in found.items() if not name.endswith("-done")}
-    facts = {k: v for k, v in trials.place(machine)["facts"].items() if v}
+    facts = {k: v for k, v in trials.place(kept.machine)["facts"].items() if v}
     content = {
         "schema_version": 1,
         "date": datetime.date.today().isoformat(),
         "commits": sorted({each.get("commit", "") for each in told.values()}),
         "command": command,
         "tiny": asked.tiny,
-        "device": machine.device,
+        "device": kept.machine.device,
         "facts": facts,
         "figures": told,
         "seconds": took,
@@ -67,10 +67,10 @@ def write(
         "float8 and the graph rewrite": _features(told),
         "What fits into memory": _texts(told, "fit_memory"),
         "Not measured": _table(
-            [{"what": what, "why": why[:300]} for what, why in failures.items()]
+            [{"what": what, "why": shortened(why)} for what, why in failures.items()]
         ),
     }
-    lines = [f"# What {machine.device} shows", _head(content)]
+    lines = [f"# What {kept.machine.device} shows", _head(content)]
     lines += [_TINY] * asked.tiny
     lines += [_table([{"fact": k, "value": v} for k, v in facts.items()])]
     for title, text in sections.items():
@@ -78,6 +78,15 @@ def write(
     if _draw(folder / "steps.png", told):
         lines.insert(2 + asked.tiny, "![steps](steps.png)")
     run_files.write_text(folder / "report.md", "\n\n".join(lines) + "\n")
+
+
+def shortened(why: str) -> str:
+    """Returns the end of a reason, where TensorFlow has the cause.
+
+    Args:
+      why: The reason.
+    """
+    return why if len(why) <= _REASON else f"... {why[-_REASON:]}"
 
 
 def _head(content):
@@ -153,14 +162,16 @@ def _steps(told):
         )
     if not rows:
         return ""
-    sizes = "BERT-Base: 32 x 384 tokens, AdamW with clipping; ResNet-50: 128 images of "
-    sizes += "224 x 224, SGD (8 and 32 where the GPU has less than 40 GiB). "
+    of = next(each["sizes"] for *_, each in _timed(told))
     return (
-        sizes + f"{parts.ROUNDS} rounds of {parts.COUNT} steps in turns; a speed-up is "
-        "over the first variant of its group, stock Keras without XLA in TF32 or "
-        "float32. First steps are taken side by side. Busy: milliseconds of a step in "
-        "which the GPU does something, by TensorFlow's profiler; waiting: the rest of "
-        "a step without the profiler.\n\n" + _table(rows)
+        f"BERT: {of['depth']} layers of {of['width']}, {of['batch']} x {of['length']} "
+        f"tokens, AdamW with clipping; ResNet-50: {of['images']} images of "
+        f"{of['side']} x {of['side']}, SGD. {parts.ROUNDS} rounds of {parts.COUNT} "
+        "steps in turns; a speed-up is over the first variant of its group, stock "
+        "Keras without XLA in TF32 or float32. First steps are taken side by side. "
+        "Launches: kernels and copies, those of a CUDA graph one by one. Busy: "
+        "milliseconds of a step in which the GPU does something, by TensorFlow's "
+        "profiler; waiting: the rest of a step without the profiler.\n\n" + _table(rows)
     )
 
 
@@ -204,7 +215,7 @@ def _memory(told):
             "computed, MiB": computed,
             "peak after the first step": later,
             "peak": each["device_bytes"],
-            "computed at most": each["computed"]["bound"],
+            "with workspaces": each["computed"]["bound"],
         }
         rows.append(
             {

@@ -66,7 +66,7 @@ class Asked(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Whether the GPU has room for one process, with smaller batches."""
+        """Whether the GPU has less memory than full batches are for."""
         return self.memory is not None and self.memory < _SMALL
 
     @property
@@ -185,7 +185,7 @@ def _stock_xla(asked) -> Iterator[Group]:
     """Keras' default on a GPU, which may compile for many minutes."""
     for mode in (*asked.mixed[:1], asked.modes[0]):
         variants = (Variant("keras", mode, True),)
-        yield Group("stock_xla", "bert_base", "keras_xla", variants, 200)
+        yield Group("stock_xla", "bert_base", f"keras_{mode}", variants, 200)
 
 
 def _numerics(asked) -> Iterator[Job]:

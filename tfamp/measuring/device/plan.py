@@ -10,9 +10,12 @@ device has a folder of its own.
 import concurrent.futures
 import contextlib
 import datetime
+import itertools
 import os
 import pathlib
 import re
+import shlex
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -51,12 +54,18 @@ def run(
       The device's folder, with `report.md`, `report.json` and `steps.png`.
 
     Raises:
-      ValueError: If there is no such part.
+      ValueError: If there is no such part, or no such Python.
     """
     if unknown := set(asked_parts) - set(parts.PARTS):
         raise ValueError(
             f"Unknown parts. Received: {', '.join(sorted(unknown))}. Expected some of "
             f"{', '.join(parts.PARTS)}."
+        )
+    words = shlex.split(torch_python)
+    if words and not shutil.which(words[0]):
+        raise ValueError(
+            f"No such command. Received: torch_python={torch_python!r}. Expected that "
+            "of a Python with PyTorch."
         )
     known = cells.default_modes(slow=True)
     plain = "tf32" if "tf32" in known else "float32"
@@ -74,13 +83,13 @@ def run(
     made = _Plan(folder / name, asked, say)
 
     def write():
-        found = made.kept.machine, asked, made.took, made.failures
-        page.write(made.folder, *found, command)
+        page.write(made.folder, made.kept, asked, made.took, made.failures, command)
 
     try:
         made.run(write)
     finally:
         write()
+        say(f"open {made.folder / 'report.md'}")
     return made.folder
 
 
@@ -105,6 +114,7 @@ class _Plan:
         self.failures: dict[str, str] = {}
         self.took: dict[str, float] = {}
         self._running: dict[str, float] = {}
+        self._alive: set[Any] = set()
         self._said = time.monotonic()
 
     @property
@@ -118,17 +128,19 @@ class _Plan:
         speaker = threading.Thread(target=self._speak, args=(ended,), daemon=True)
         speaker.start()
         jobs: list[Job] = []
-        for part in filter(self.asked.parts.__contains__, parts.PARTS):
-            for each in parts.PARTS[part](self.asked):
-                if isinstance(each, Job):
-                    jobs.append(each)
-                else:
-                    self._timed(each, jobs)
-                    jobs = []
-                    write()
-        self._side_by_side(jobs)
-        ended.set()
-        speaker.join()
+        try:
+            for part in filter(self.asked.parts.__contains__, parts.PARTS):
+                for each in parts.PARTS[part](self.asked):
+                    if isinstance(each, Job):
+                        jobs.append(each)
+                    else:
+                        self._timed(each, jobs)
+                        jobs = []
+                        write()
+            self._side_by_side(jobs)
+        finally:
+            ended.set()
+            speaker.join()
 
     def keep(self, name, figures):
         """Writes figures, with the day and the commit that they are of."""
@@ -155,9 +167,17 @@ class _Plan:
         finally:
             self.took[label] = time.monotonic() - self._running.pop(label)
 
+    @contextlib.contextmanager
+    def _lives(self, process):
+        self._alive.add(process)
+        try:
+            yield
+        finally:
+            self._alive.remove(process)
+
     def _fails(self, label, why):
         self.failures[label] = why
-        self.say(f"  {label}: {why[:300]}")
+        self.say(f"  {label}: {page.shortened(why)}")
 
     def _side_by_side(self, jobs, held=0):
         """Runs jobs, as many beside each other as there is room for.
@@ -167,7 +187,12 @@ class _Plan:
         cores, memory = len(os.sched_getaffinity(0)) * 3 // 4, self.asked.memory
         room = max(1, min(cores, (memory - held) // _HELD) if memory else cores)
         with concurrent.futures.ThreadPoolExecutor(room) as pool:
-            list(pool.map(self._beside, jobs))
+            try:
+                list(pool.map(self._beside, jobs))
+            except BaseException:
+                for process in [*self._alive]:
+                    process.stop()
+                raise
 
     # ---- What is timed ----
 
@@ -199,9 +224,14 @@ class _Plan:
 
     def _missing(self, group):
         for variant in group.variants:
-            each = self.kept.read(figure_name(group, variant))
-            if not each or len(each["seconds"]) < parts.ROUNDS:
+            if _rounds(self.read(group, variant)) < parts.ROUNDS:
                 yield variant
+
+    def read(self, group, variant):
+        """Returns the figures of a variant, of the same sizes; None without."""
+        figures = self.kept.read(figure_name(group, variant))
+        same = figures and figures["sizes"] == self.asked.sizes._asdict()
+        return figures if same else None
 
     def _in_turns(self, group, variants, jobs, base):
         with contextlib.ExitStack() as scope:
@@ -224,13 +254,15 @@ class _Plan:
         if self.left < _LEAST:
             return self._fails(label, "no time left")
         end = time.monotonic() + min(job.limit, self.left)
-        with self._runs(label), job.start() as process:
-            for number in range(10**6):
+        with self._runs(label), job.start() as process, self._lives(process):
+            for number in itertools.count():
                 outcome = process.result(end - time.monotonic())
                 if outcome.value is not None:
                     self.keep(f"{name}-{number:03d}", outcome.value)
                 if outcome.failure:
                     return self._fails(label, outcome.lack or outcome.failure)
+                if (outcome.value or {}).get("code"):  # It is tried again.
+                    return self._fails(label, f"exit code {outcome.value['code']}")
                 if outcome.value is None:  # The end of a generator.
                     break
                 process.proceed()
@@ -242,7 +274,7 @@ class _Turns:
 
     def __init__(self, plan, group, running, end, base):
         self.plan, self.group, self.running = plan, group, running
-        self.end, self.base = end, base
+        self.end, self.base, self.begun = end, base, time.monotonic()
         self.figures: dict[Variant, dict[str, Any]] = {}
 
     def take(self):
@@ -267,7 +299,10 @@ class _Turns:
         if outcome.failure or outcome.value is None:
             self.figures.pop(variant, None)
             self.running[variant].__exit__()
-            self.plan._fails(self._label(variant), outcome.lack or outcome.failure)
+            # The limit is that of all of them together.
+            spent = f"not done after {time.monotonic() - self.begun:.0f} s"
+            why = re.sub(r"^ended after \d+ s", spent, outcome.failure)
+            self.plan._fails(self._label(variant), outcome.lack or why)
             return
         held = self.figures.setdefault(variant, {"seconds": []})
         found = dict(outcome.value)
@@ -276,11 +311,19 @@ class _Turns:
             if variant == self.group.variants[0]:
                 self.base.append(held["seconds"][-1])
         held |= found | {"base_seconds": self.base}
-        self.plan.keep(figure_name(self.group, variant), held)
+        held["sizes"] = self.plan.asked.sizes._asdict()
+        # The base is measured again, beside others: never in place of more.
+        if _rounds(held) >= _rounds(self.plan.read(self.group, variant)):
+            self.plan.keep(figure_name(self.group, variant), held)
 
     def _label(self, variant):
         compiled = ", compiled" * variant.compiled
-        return f"{self.group.model}, {variant.side} {variant.mode}{compiled}"
+        what = f"{variant.side} {variant.mode}{compiled}"
+        return f"{self.group.part}: {self.group.model}, {what}"
+
+
+def _rounds(figures):
+    return len(figures["seconds"]) if figures else -1
 
 
 def figure_name(group: Group, variant: Variant) -> str:

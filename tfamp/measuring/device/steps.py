@@ -14,6 +14,7 @@ from tfamp.measuring.device import networks, profiles
 from tfamp.precision import control, policy
 
 WARMUP = 4
+_SKIPPED = 2  # Steps that begin an epoch, and start the data.
 
 
 def steps(
@@ -48,9 +49,10 @@ def steps(
         if gpus := tf.config.list_physical_devices("GPU"):
             tf.config.experimental.reset_memory_stats("GPU:0")
 
-        def fit(steps):
+        def fit(steps, *callbacks):
             watch = _Watch()
-            model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[watch])
+            callbacks = [watch, *callbacks]
+            model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
             return watch
 
         watch = fit(WARMUP)
@@ -61,17 +63,19 @@ def steps(
             "status": str(control.status()) if side == "tfamp" else "",
         }
         for _ in range(rounds):
-            # The first two begin a new epoch, and start the data.
-            watch = fit(count + 2)
-            yield {"seconds": watch.seconds[2:], "loss": watch.losses[-1]}
-        yield _profiled(lambda: fit(3)) if gpus else {}
+            watch = fit(count + _SKIPPED)
+            yield {"seconds": watch.seconds[_SKIPPED:], "loss": watch.losses[-1]}
+        yield _profiled(fit) if gpus else {}
 
 
-def _profiled(run):
+def _profiled(fit):
     with tempfile.TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder)
+        start = lambda batch, logs=None: (  # noqa: E731
+            tf.profiler.experimental.start(folder) if batch == _SKIPPED else None
+        )
+        begin = keras.callbacks.LambdaCallback(on_train_batch_begin=start)
         try:
-            run()
+            fit(3 + _SKIPPED, begin)
         finally:
             tf.profiler.experimental.stop()
         return {"profile": profiles.read(pathlib.Path(folder), 3)}
