@@ -16,7 +16,7 @@ from tfamp.measuring import processes, trials, workloads
 from tfamp.precision import control
 from tfamp.runs import base_config, compare, trainer
 
-# Tensor Cores work on multiples of 8; batches between them would gain nothing.
+# What Tensor Cores work on: NVIDIA, Matrix Multiplication Background User's Guide.
 MULTIPLE = 8
 
 
