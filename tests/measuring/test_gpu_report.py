@@ -234,6 +234,18 @@ def test_a_gpu_times_as_many_at_once_as_it_has_room_for(tmp_path, monkeypatch, r
     assert " - " not in (folder / "report.md").read_text().split("speed-up")[1][:400]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_page(tmp_path, number):
+    process = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE, text=True)
+    while not cells(tmp_path) and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    folder, content = report(tmp_path)
+    assert content["figures"] and str(folder / "report.md") in said
+
+
 def test_an_interrupt_leaves_the_page(tmp_path, monkeypatch):
     def broken(asked):
         yield from of_jobs(("first", 60, work, (1,)))(asked)

@@ -2,6 +2,7 @@
 
 import pathlib
 import shlex
+import signal
 import sys
 
 from absl import flags
@@ -35,6 +36,8 @@ def run() -> None:
 
 
 def _run_flags():
+    # As Ctrl-C: what it started ends, and the page is written.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     values = flags.FLAGS
     given = values.parts, values.minutes, values.tiny, values.torch_python
     name = pathlib.Path(sys.argv[0])
