@@ -78,7 +78,7 @@ def pytest_runtest_call(item):
     """
     try:
         return (yield)
-    except (AssertionError, helpers.tfamp.ExportError) as error:
+    except (AssertionError, RuntimeWarning, helpers.tfamp.ExportError) as error:
         if "STAND_IN" not in os.environ or not item.get_closest_marker("device"):
             raise
         frames = traceback.extract_tb(error.__traceback__)

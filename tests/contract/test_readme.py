@@ -362,14 +362,20 @@ def test_measured_table_of_the_readme_is_what_results_show():
                 label_of = f"{label}, XLA" if xla else label
                 expected.append([label_of, name, *peers, speed_up, loss])
     report = (ROOT / "results/gpu/report.md").read_text()
-    what = ""
-    for line in first_table(report).splitlines()[2:]:
-        task, mode, _, ratio, *_ = (cell.strip() for cell in line[1:].split("|"))
-        what = f"{task.split(',')[0].split(' for ')[0]}, batch" if task else what
-        if mode.startswith("mixed_") and ratio:
-            batch = {"BERT-Base, batch": 32, "ResNet-18, batch": 512}[what]
-            row = f"GPU: {what} {batch}", mode, "-", "-", f"{ratio}x", "not compared"
-            expected.append([*row])
+    steps = {row[0]: row[2] for row in cells_of(first_table(report))}
+    for mode in ("tf32", "mixed_bfloat16", "mixed_float16"):
+        keras_own = "1.00x" if mode == "tf32" else "not measured"
+        torch = steps.get(f"PyTorch, {mode}", "-")
+        if torch != "-":
+            torch = f"{torch}x, compiled {steps[f'PyTorch, {mode}, compiled']}x"
+        own = f"{steps[f'tfamp, {mode}']}x"
+        label = "GPU: BERT-Base, batch 32"
+        expected.append([label, mode, keras_own, torch, own, "not compared"])
+    before = [*cells_of(first_table(report.partition("\n## 2026-11-27")[2]))]
+    resnet = next(i for i, row in enumerate(before) if row[0].startswith("ResNet-18"))
+    for mode, _, ratio, *_ in before[resnet + 1 : resnet + 3]:
+        row = "GPU: ResNet-18, batch 512", mode, "-", "-", f"{ratio}x", "not compared"
+        expected.append([*row])
     assert [*cells_of(first_table(measured))][2:] == expected
     (ratio,) = re.findall(r"mixed_bfloat16 is ([^)]+\)) as fast", measured)
     times = measured_tables("benchmark_quick")[1]["Time to accuracy"]

@@ -11,13 +11,14 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.facts import names
 
 pytestmark = pytest.mark.usefixtures("disabled")
 
 NAMES = ("XLA_FLAGS", "TF_XLA_FLAGS")
 TRITON = "--xla_gpu_enable_triton_gemm=false"
 OWN = "--xla_dump_to=somewhere"  # A user's.
+# By which XLA is asked to read its flags now.
+SYMBOL = "tfamp.facts.names.symbol"
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def plain(monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """TensorFlow sees an H100; XLA reads its flags when it first compiles something."""
-    monkeypatch.setattr(names, "symbol", lambda name: None)
+    monkeypatch.setattr(SYMBOL, lambda name: None)
     details = {"device_name": "NVIDIA H100 80GB HBM3", "compute_capability": (9, 0)}
     device = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     here = tf.config.get_visible_devices
@@ -146,7 +147,7 @@ def read(gpu, monkeypatch):
     """What XLA is asked to read, where it can be asked to read its flags now."""
     texts = []
     note = lambda again: texts.append((os.environ.get("XLA_FLAGS"), again))  # noqa: E731
-    monkeypatch.setattr(names, "symbol", lambda name: note)
+    monkeypatch.setattr(SYMBOL, lambda name: note)
     return texts
 
 
