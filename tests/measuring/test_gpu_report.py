@@ -31,6 +31,7 @@ def cells(output):
     return {
         file.name: (file.read_text(), file.stat().st_mtime_ns)
         for file in pathlib.Path(output).glob("*/cells/*.json")
+        if not file.name.startswith("new-")  # It is being written.
     }
 
 

@@ -40,7 +40,9 @@ def write(
     told = {
         name: figures
         for name in names
-        if not name.endswith("-done") and (figures := kept.read(name)) is not None
+        if not name.startswith("new-")  # A call that was killed left it.
+        and not name.endswith("-done")
+        and (figures := kept.read(name)) is not None
     }
     facts = {k: v for k, v in trials.place(kept.machine)["facts"].items() if v}
     content = {
