@@ -89,7 +89,7 @@ def remove() -> None:
 
 
 def _reader():
-    return names.symbol("_ZN3xla28ParseDebugOptionFlagsFromEnvEb")
+    return names.symbol(*names.SYMBOLS)
 
 
 def _read(text):
