@@ -48,7 +48,12 @@ from tfamp.precision.control import (
     graph_rewrite_scope,
     status,
 )
-from tfamp.precision.conversion import ConversionError, set_precision, set_remat
+from tfamp.precision.conversion import (
+    ConversionError,
+    precision_scope,
+    set_precision,
+    set_remat,
+)
 from tfamp.precision.described import LayerPrecision, describe_layers
 from tfamp.precision.overrides import OverrideError
 from tfamp.precision.policy import policy_scope
@@ -101,6 +106,7 @@ __all__ = [
     "low_bit",
     "memory",
     "policy_scope",
+    "precision_scope",
     "rehearse",
     "represent",
     "search_precision",

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import keras
 
 from tfamp.inspect import model_inputs, quantized, structure, traces
-from tfamp.precision import overrides, plan, rules
+from tfamp.precision import overrides, plan, slow_layers
 
 _KINDS = keras.layers
-_DEPTHWISE = rules.DEPTHWISE
+_DEPTHWISE = slow_layers.DEPTHWISE
 _TRANSPOSED = (_KINDS.Conv1DTranspose, _KINDS.Conv2DTranspose, _KINDS.Conv3DTranspose)
 _CONVOLUTIONS = (
     _KINDS.Conv1D,
@@ -113,7 +113,7 @@ def _trace(model, specs):
         float32 = layer is not None and layer.compute_dtype == "float32"
         return float32 and _is_by_rule(_planned(layer))
 
-    def note(layer, inputs, results):
+    def note(layer, inputs, results, _):
         if isinstance(layer, keras.Model):
             return
         for tensor in results:
@@ -189,7 +189,7 @@ def _facts(place, calls, output_dtype) -> LayerFacts:
         data_format=getattr(layer, "data_format", None) or "",
         depthwise=isinstance(layer, _DEPTHWISE),
         is_batch_norm=isinstance(layer, _KINDS.BatchNormalization),
-        slow=rules.slow(layer),
+        slow=slow_layers.ratio_of(layer),
         activation="softmax" if isinstance(layer, _KINDS.Softmax) else activation,
         output_dtype=output_dtype,
         planned=_planned(layer),

@@ -55,6 +55,8 @@ WATCHES = "tensorflow.python.eager.record:VariableWatcher"
 GLOBALS = (*_TRAINS, "keras.src.backend.common.global_state:set_global_attribute")
 REMAT = (RECORDS, STOPS, WATCHES, *GLOBALS)
 _EXECUTE = "tensorflow.python.eager.execute"
+_SUMS = "tensorflow.python.ops.gen_math_ops"
+_LOSSES = "losses summed in float32"
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
 # The thread, or "not filed" and the symptom; when the patches may go: a test is one of
 # tests/upstream/test_keras_contract.py.
@@ -171,6 +173,23 @@ UPSTREAM = {
             _EXECUTE,
             "args_to_matching_eager",
             ("tensorflow.python.framework.ops:raise_from_not_ok_status",),
+        ),
+    ),
+    "https://github.com/tensorflow/tensorflow/issues/43978; remove when "
+    "test_tensorflow_sums_losses_in_16_bits fails": (
+        *(
+            Patch(_LOSSES, _SUMS, name)
+            for name in ("_sum", "mean", "prod", "euclidean_norm")
+        ),
+        Patch(_LOSSES, "tensorflow:nn", "l2_loss"),
+        Patch(_LOSSES, "tensorflow", "norm"),
+        Patch(_LOSSES, "tensorflow:linalg", "norm", (), "linalg_norm"),
+        Patch(
+            _LOSSES,
+            "keras.src.backend:numpy",
+            "mean",
+            (),
+            "keras_mean",
         ),
     ),
     "not filed; symptom: `apply` divides by the loss scale in a `train_step` that did "

@@ -161,12 +161,13 @@ class Steps:
             raise StopIteration
         return outputs[0]
 
-    def step(self, batch: Any, spec: Any) -> Any:
+    def step(self, batch: Any, spec: Any, call: Callable | None = None) -> Any:
         """Takes a step on one batch that was drawn from a `tf.data.Dataset`.
 
         Args:
           batch: The batch, eager tensors in any structure.
           spec: The `element_spec` of the dataset, for which the step is traced.
+          call: Function of (a `tf.function` of a batch, the batch) that calls it.
 
         Returns:
           What Keras' function returns.
@@ -179,7 +180,8 @@ class Steps:
             if self._gathers and self._first is None:
                 self._first = exact
             known = self._first is not None and exact == self._first
-            return self._graph(function, exact if known else spec)(batch)
+            graph = self._graph(function, exact if known else spec)
+            return call(graph, batch) if call else graph(batch)
 
         return self._step([batch], run)
 

@@ -11,9 +11,9 @@ from tfamp.facts import user_code
 from tfamp.keras_patches import keras_optimizers, replicas
 from tfamp.loss_scaling import (
     growth_schedules,
-    large_inputs,
     rule,
     saved_state,
+    skipped_loss,
     train_steps,
 )
 from tfamp.updates import gate
@@ -29,13 +29,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     A drop-in replacement for `keras.optimizers.LossScaleOptimizer`, with the same
     positional arguments and attributes. It adds bounds, separate factors, hysteresis,
     growth schedules, a static scale and counters. A step with a gradient that is not
-    finite is skipped on all replicas: no weight, slot, average, accumulator or counter
-    of the inner optimizer changes. `rule.next_state` documents the rule.
-
-    With `initial_scale=1, dynamic=False` it guards bfloat16 and float32 training: it
-    skips and counts bad steps without scaling. It works without a strategy and under
-    OneDeviceStrategy, MirroredStrategy and MultiWorkerMirroredStrategy; create it in
-    the scope of the strategy.
+    finite is skipped on all replicas: nothing of the inner optimizer changes.
+    `rule.next_state` documents the rule. With `initial_scale=1, dynamic=False` it
+    guards bfloat16 and float32 training: it skips and counts bad steps. It works
+    without a strategy and under OneDeviceStrategy, MirroredStrategy and
+    MultiWorkerMirroredStrategy; create it in the scope of the strategy.
 
     Args:
       inner_optimizer: The Keras optimizer to wrap. Its clipping, weight decay, moving
@@ -47,7 +45,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       growth_factor: Float > 1. Factor by which the loss scale grows.
       backoff_factor: Float in (0, 1). Factor by which the loss scale backs off.
       hysteresis: Int >= 1. Non-finite steps since the last growth before the loss
-        scale backs off. After that each further one backs off, until it grows.
+        scale backs off; after that each further one does, until it grows.
       min_scale: Float > 0. Lower bound of the loss scale.
       max_scale: Float. Upper bound; None: `max(2**24, initial_scale)`.
       dynamic: Bool. If False the loss scale is static; bad steps are still skipped.
@@ -61,6 +59,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       config: A `rule.LossScaleConfig`: the settings.
       growth_tracker, hysteresis_tracker, current_growth_interval, skipped_steps,
         consecutive_skipped_steps: int64 variables [] of `rule.LossScaleState`.
+      retried_steps: Int. Steps that `fit` took again to find the loss scale.
 
     Raises:
       ValueError: If a setting is invalid, or the inner optimizer scales the loss.
@@ -73,6 +72,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     _restore_on_build = None
     _scale_was_read = False
+    retried_steps = 0
     # A monitor's `OverflowCounts`, for the steps that are traced from then on.
     overflow_counts: Any = None
 
@@ -113,11 +113,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         object.__setattr__(self, "config", config)
         stock = inner_optimizer, config.initial_scale, config.growth_interval
         super().__init__(*stock, name=name)
+        self.skipped_loss = skipped_loss.SkippedLoss()
         self._create_state()
+        unbuilt = [] if inner_optimizer.built else inner_optimizer.variables
         # Not a list: TensorFlow would make it a part of its checkpoints.
-        self._unbuilt_inner = frozenset(
-            id(v) for v in inner_optimizer.variables if not inner_optimizer.built
-        )
+        self._unbuilt_inner = frozenset(map(id, unbuilt))
 
     def _create_state(self):
         """Before `build`: a `tf.function` traced earlier reads the live scale."""
@@ -134,7 +134,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.skipped_steps = scalar("skipped_steps", 0)
         self.consecutive_skipped_steps = scalar("consecutive_skipped_steps", 0)
 
-    def _state(self):
+    def state(self) -> rule.LossScaleState:
+        """Returns its variables."""
         return rule.LossScaleState(
             vars(self)["dynamic_scale"],
             self.growth_tracker,
@@ -149,9 +150,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             "get_scaled_loss": "`scale_loss(loss)`",
             "get_unscaled_gradients": "`apply(gradients, variables)`, which unscales",
         }
-        text = f"'{type(self).__name__}' object has no attribute '{name}'"
         hint = f": in Keras 3 it is {now[name]}" if name in now else ""
-        raise AttributeError(text + hint)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
     @property
     def initial_scale(self) -> float:
@@ -200,12 +200,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Returns `loss` times the loss scale, in float32 or wider."""
         self._scale_was_read = True
         train_steps.mark_read(self)
+        skipped_loss.note(loss)
         return keras.ops.multiply(loss, self.usable_scale())
 
     @_NOT_CONVERTED
     def usable_scale(self):
         """Returns the loss scale, clamped to its bounds: float32 tensor []."""
-        return rule.clamp_scale(self.config, self._state().scale.value)
+        return rule.clamp_scale(self.config, self.state().scale.value)
 
     @_NOT_CONVERTED
     def check_finite(self, grads):
@@ -259,13 +260,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "optimizer.scale_loss(loss)`."
             )
 
+        loss = skipped_loss.last()
         scale = (lambda: 1.0) if settle else self.usable_scale  # Read where it is used.
 
         def unscale(grads):
             return gate.unscale(grads, variables, scale())
 
         def count_overflows(grads, finite):
-            large_inputs.record(self, finite)
+            self.skipped_loss.record(loss, finite)
             if self.overflow_counts is not None:
                 # Below a scale of 1 they may overflow only there.
                 self.overflow_counts.record(unscale(grads), variables, finite)
@@ -290,7 +292,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def settle(self, finite):
         """Updates the loss scale and counters; `finite`: bool tensor of the step."""
-        state = self._state()
+        state = self.state()
         after = rule.next_state(self.config, state, finite)
         for variable, value in zip(state, after, strict=True):
             variable.assign(value)
@@ -307,7 +309,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             inner = self.inner_optimizer.variables
             head = [v for v in inner if id(v) in self._unbuilt_inner]
             saved_state.restore(saved, self._variables, inner, head)
-            saved_state.fit_to_config(self._state(), self.config)
+            saved_state.fit_to_config(self.state(), self.config)
 
         if self.built:
             restore()

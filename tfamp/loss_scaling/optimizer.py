@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.facts import names, user_code
-from tfamp.loss_scaling import large_inputs, train_steps
+from tfamp.loss_scaling import retried_steps, train_steps
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -81,14 +81,19 @@ def _unscaled_optimizers(model):
 _SEARCH = 8  # A sound model may skip so many at first, while its scale falls.
 
 
-def watch_skipped_steps(model: keras.Model) -> None:
-    """Warns, once, if most steps of an epoch of the current `fit` were skipped.
+def watch_steps(model: keras.Model, heal: retried_steps.Heal) -> None:
+    """Has the first steps of a `fit` retried, and warns, once, if most are skipped.
 
     Without the warning, a model whose every step overflows shows a healthy progress
     bar. The counters are read between epochs, so that no step waits for them. The hook
     is the `History` that Keras creates for each `fit`, which sees the end of every
     epoch whatever callbacks the user passes.
+
+    Args:
+      model: The model.
+      heal: As for `retried_steps.watch`, which is asked now and between epochs.
     """
+    retried_steps.watch(model, heal)
     history, first = getattr(model, "history", None), _read_steps(model)
     if history is None or first is None or "on_epoch_end" in vars(history):
         return
@@ -100,10 +105,10 @@ def watch_skipped_steps(model: keras.Model) -> None:
         now = _read_steps(model) or before
         steps, skipped = now[0] - before[0], now[1] - before[1]
         before = now
-        large = large_inputs.describe(model.optimizer) if skipped else ""
-        if large or (2 * skipped > steps and now[1] - first[1] >= _SEARCH):
+        retried_steps.watch(model, heal)
+        if 2 * skipped > steps and now[1] - first[1] >= _SEARCH:
             on_train_end()
-            _warn_of_skipped(model, steps, skipped, large)
+            _warn_of_skipped(model, steps, skipped)
 
     def on_train_end(logs=None):
         vars(history).pop("on_epoch_end", None)
@@ -122,10 +127,10 @@ def _read_steps(model) -> tuple[int, int] | None:
     return train_steps.updates(optimizer) + skipped, skipped
 
 
-def _warn_of_skipped(model, steps, skipped, large):
+def _warn_of_skipped(model, steps, skipped):
     optimizer = model.optimizer
     scale = float(optimizer.dynamic_scale.numpy())
-    advice = large or (
+    advice = (
         "If this continues, numbers overflow before the loss: look for constants "
         "beyond 65504, such as masks of -1e9, name the layer in "
         "overrides={...: 'float32'}, or train in mixed_bfloat16. "

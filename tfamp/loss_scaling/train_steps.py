@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfamp.facts import names, user_code
 from tfamp.keras_patches import hooks, keras_optimizers
-from tfamp.loss_scaling import large_inputs
+from tfamp.loss_scaling import input_gradients, skipped_loss
 from tfamp.updates import gate
 
 _VARIABLES = (tf.Variable, keras.Variable)
@@ -77,9 +77,12 @@ def updates(optimizer: Any) -> int:
     Args:
       optimizer: A `LossScaleOptimizer`.
     """
-    return sum(
-        int(x.iterations.numpy()) for x in [optimizer, *_others.get(optimizer, ())]
-    )
+    return sum(int(x.iterations.numpy()) for x in [optimizer, *others(optimizer)])
+
+
+def others(optimizer: Any) -> list:
+    """Returns the plain optimizers beside this one in steps that it scales."""
+    return [*_others.get(optimizer, ())]
 
 
 def mark_read(optimizer: Any) -> bool:
@@ -136,10 +139,15 @@ def _gradient(original):
     ):
         step, given = _now.step, output_gradients
         if step is None or step.read or not _scales(tape, target, sources):
-            return original(tape, target, sources, given, unconnected_gradients)
+            grads = original(tape, target, sources, given, unconnected_gradients)
+            flat = tf.nest.flatten(sources)
+            if not (_now.step or _now.suspended) and not _has_variables(flat):
+                input_gradients.look(tf.nest.flatten(grads))
+            return grads
         scale = step.optimizer.usable_scale()
         if any(x.dtype == tf.float16 for x in tf.nest.flatten(target)):
             scale = tf.minimum(scale, _LARGEST)
+        skipped_loss.note(target)
         seeds = _seeds(target, given, scale)
         with suspended():  # Functions with gradients of their own may take some, too.
             grads = original(tape, target, sources, seeds, unconnected_gradients)
@@ -155,11 +163,15 @@ def _scales(tape, target, sources):
     targets = tf.nest.flatten(target)
     if not all(isinstance(x, tf.Tensor) and x.dtype.is_floating for x in targets):
         return False
-    if not any(isinstance(x, _VARIABLES) for x in tf.nest.flatten(sources)):
+    if not _has_variables(tf.nest.flatten(sources)):
         return False
     inside = tape.stop_recording() if tape._recording else contextlib.nullcontext()
     with inside:  # So that only tapes around it count.
         return not names.resolve(_RECORDS)()
+
+
+def _has_variables(sources):
+    return any(isinstance(x, _VARIABLES) for x in sources)
 
 
 def _seeds(target, given, scale):
@@ -198,10 +210,11 @@ def _apply(original):
         if not grads:
             return None
         _others.setdefault(step.optimizer, weakref.WeakSet()).add(optimizer)
+        loss = skipped_loss.last()
         gated = gate.Step(
             check=lambda grads: gate.all_finite(grads, 1.0),
             update=lambda grads: original(optimizer, grads, variables),
-            skip=lambda grads, finite: large_inputs.record(step.optimizer, finite),
+            skip=lambda grads, finite: step.optimizer.skipped_loss.record(loss, finite),
             settle=step.optimizer.settle,
         )
         with suspended():
@@ -224,6 +237,11 @@ def _tell_of_loops():
 
 
 class _Hooks(hooks.HookGroup):
+    def install(self) -> None:
+        if not self.in_force():
+            input_gradients.forget()
+        super().install()
+
     def add(self, kind: type) -> None:
         """Hooks the `train_step` of a model's class, too, if it is the user's own."""
         owner = _owner(kind)

@@ -86,23 +86,15 @@ def search_precision(
         model=model.name,
         mode=chosen.name,
         tolerance=tolerance,
-        overrides={_pattern(model, path): search.wide for path in best.kept},
+        overrides={
+            overriding.pattern_of(model, path): search.wide for path in best.kept
+        },
         held_out=best,
         layers=tuple(layers),
         frontier=tuple(choices),
         complete=complete,
         notes=known.notes,
     )
-
-
-def _pattern(model, path):
-    """A pattern for such models, whatever number Keras gives them: model, model_1."""
-    base, rest = re.sub(r"_\d+$", "", model.name), path.removeprefix(model.name)
-    kind = type(model).__name__.lower()
-    is_counted = base.replace("_", "") == kind.replace("_", "")
-    if structure.is_functional(model) or not is_counted:
-        return re.escape(path)
-    return rf"{base}(_\d+)?{re.escape(rest)}"
 
 
 def _inputs_and_targets(batch):

@@ -13,7 +13,7 @@ from tfamp.graph_rewrite import switch
 from tfamp.keras_patches import replicas
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import train_steps
-from tfamp.precision import model_hooks, policy, promotion, settings
+from tfamp.precision import model_hooks, policy, promotion, reductions, settings
 from tfamp.precision.status import NOTES, Status, describe
 from tfamp.storage import remat as rematerialization
 from tfamp.updates import compiled
@@ -55,6 +55,7 @@ def enable(
     optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32",
     weights: Literal["float32", "bfloat16"] = "float32",
     xla_flags: bool = True,
+    heal: bool = True,
 ) -> Status:
     """Sets the precision of models built from now on, and returns why it was chosen.
 
@@ -99,6 +100,8 @@ def enable(
         the first training step on, with stochastically rounded updates.
       xla_flags: Whether XLA on an NVIDIA GPU gets flags with which it compiles faster,
         and a folder that keeps what it compiled (docs/hardware.md).
+      heal: Whether `fit` sets layers that overflow float16 to float32, and warns;
+        False: it only warns.
 
     Returns:
       A `Status`.
@@ -110,22 +113,8 @@ def enable(
     Example:
       print(tfamp.enable(overrides={"head": "float32"}))
     """
-    asked = settings.parse(
-        _own_rewrite() is not None,
-        mode,
-        overrides,
-        loss_scale,
-        graph_rewrite,
-        fused_kernels,
-        float32_outputs,
-        sum_embedding_gradients,
-        on_unsupported,
-        remat,
-        optimizer_state,
-        weights,
-        xla_flags,
-    )
-    return _start(asked)
+    given = dict(locals())  # Before any other name is local.
+    return _start(settings.parse(_own_rewrite() is not None, **given))
 
 
 def _own_rewrite() -> switch.Rewrite | None:
@@ -227,6 +216,7 @@ def _refresh_hooks() -> None:
         (long_attention.LAYER_HOOKS, mixed and fuses),
         (replicas.HOOKS, asked is not None),
         (promotion.HOOKS, mixed),
+        (reductions.HOOKS, mixed),
         (train_steps.HOOKS, scaled),
         (rematerialization.HOOKS, asked is not None),
         (flags_of_xla, asked is not None and asked.xla_flags),

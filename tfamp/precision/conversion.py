@@ -1,6 +1,7 @@
 """`set_precision`, `set_remat`: another precision, or less memory, for built models."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -89,6 +90,43 @@ def set_precision(
         model.make_train_function()
     _log(model, chosen)
     return model
+
+
+@contextlib.contextmanager
+def precision_scope(
+    model: keras.Model, mode: str, overrides: Mapping[str, str] | None = None
+) -> Iterator[keras.Model]:
+    """Scopes `set_precision`: afterwards the model computes as before.
+
+    For what needs more precision than training does, such as gradients by inputs
+    (saliency, FGSM), which float16 loses. Nothing else may use the model meanwhile. A
+    `tf.function` of your own that was traced before keeps its precision.
+
+    Args:
+      model: A built `keras.Model` of any kind.
+      mode: As for `set_precision`.
+      overrides: As for `set_precision`.
+
+    Yields:
+      The model itself.
+
+    Raises:
+      OverrideError: As `set_precision`.
+      ValueError: If there is no such mode, or the model is not built.
+
+    Example:
+      with tfamp.precision_scope(model, "float32"), tf.GradientTape() as tape:
+        tape.watch(image)
+        score = model(image)[:, label]
+      saliency = tape.gradient(score, image)
+    """
+    chosen = modes.get_mode(mode)
+    parsed = overriding.parse(chosen, overrides)
+    structure.check_built(model)
+    planned = plan_of(model, chosen, parsed)
+    planned.check(planned.matched)
+    with assigned.assigned(model, planned):
+        yield model
 
 
 def set_remat(model: keras.Model, patterns: Sequence[str] | None) -> keras.Model:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import keras
 
 from tfamp import errors
-from tfamp.facts import formats
+from tfamp.facts import formats, user_code
 from tfamp.inspect import quantized, structure
-from tfamp.precision import plan, rules
+from tfamp.precision import plan, rules, slow_layers
 from tfamp.storage import recomputed
 
 
@@ -49,6 +49,15 @@ def _reason(layer):
 # ---- What is faster in float32 ----
 
 
+def tell_of_slow(model: keras.Model, low: str) -> None:
+    """Warns of a model that is faster in float32, as most of it stays in that."""
+    if slow := mostly_slow(model, low):
+        user_code.warn(
+            f"float32 is faster for this model here: most of '{model.name}' "
+            f"({', '.join(slow)}) stays in float32. Use tfamp.enable('float32')."
+        )
+
+
 def mostly_slow(model: keras.Model, low: str) -> list[str]:
     """Returns the layers that are faster in float32, if little else multiplies.
 
@@ -59,7 +68,7 @@ def mostly_slow(model: keras.Model, low: str) -> list[str]:
     for place in structure.walk(model):
         layer = place.layer
         size = rules.size(layer)
-        why = layer.compute_dtype == "float32" and rules.slow_here(layer, low)
+        why = layer.compute_dtype == "float32" and slow_layers.slow_here(layer, low)
         if why:
             found.append(f"{layer.name}: {why}")
         if why or inside & {id(each.layer) for each in place.holders}:
@@ -70,6 +79,26 @@ def mostly_slow(model: keras.Model, low: str) -> list[str]:
         elif not isinstance(layer, keras.layers.Embedding):
             others += size
     return found if in_slow > others else []
+
+
+# ---- What a trace has shown ----
+
+
+def tell_of_trace(model: keras.Model, traced: rules.Traced | None) -> None:
+    """Says, once, which raw values are rounded, and which sums stay in float32."""
+    for name in traced.rounded if traced else ():
+        user_code.warn(
+            f"Layer {name!r} receives values that other layers have rounded to 16 "
+            "bits, which loses digits of years and prices. Put it before those "
+            "layers, or name them in overrides={...: 'float32'}."
+        )
+    if traced and traced.mixed:
+        user_code.log(
+            f"Model {model.name!r} adds or multiplies its inputs and what layers "
+            f"computed from them ({errors.examples(traced.mixed)}): the results are "
+            "float32, of twice the memory. A layer, such as keras.layers.Add(), "
+            "returns 16 bits."
+        )
 
 
 # ---- What a saved file would not hold ----

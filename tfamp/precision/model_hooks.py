@@ -27,8 +27,17 @@ from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, quantized, structure, traces
 from tfamp.keras_patches import compiling, hooks, places, xla_steps
 from tfamp.kernels import clusters
-from tfamp.loss_scaling import large_inputs, optimizer, train_steps
-from tfamp.precision import assigned, described, plan, policy, promotion, rules
+from tfamp.loss_scaling import optimizer, train_steps
+from tfamp.precision import (
+    assigned,
+    described,
+    healed,
+    plan,
+    policy,
+    promotion,
+    reductions,
+    rules,
+)
 from tfamp.precision.settings import Settings
 from tfamp.storage import low_bit
 
@@ -100,7 +109,6 @@ class _Rules:
         self.settled: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._policy = asked and asked.mode.policy
         self._state = asked.optimizer_state if asked else "float32"
-        self._has_float16 = asked is not None and asked.has_float16
         self._explicit: weakref.WeakSet = weakref.WeakSet()  # Made with a `dtype`.
         self._matched: set[str] = set()
         self._met: weakref.WeakSet = weakref.WeakSet()
@@ -147,7 +155,9 @@ class _Rules:
                 self._before_training(model)
             original(model, *args, **kwargs)
             if self.scaling is not False:
-                optimizer.watch_skipped_steps(model)
+                assigns = self.asked is None or self.asked.heal
+                heal = functools.partial(healed.heal, model, assigns=assigns)
+                optimizer.watch_steps(model, heal)
             if not hasattr(model.train_function, "is_first_step"):
                 look = first_step.look(model, is_new)
                 if builds or look is not None:
@@ -230,18 +240,9 @@ class _Rules:
         assigned.keep(model, planned, forget=forget, takes_over=forget)
         if lost := described.unsaved(planned) if self.overrides else "":
             user_code.log(lost)
-        for name in traced.rounded if traced else ():
-            user_code.warn(
-                f"Layer {name!r} receives values that other layers have rounded to 16 "
-                "bits, which loses digits of years and prices. Put it before those "
-                "layers, or name them in overrides={...: 'float32'}."
-            )
-        low = self.asked.mode.compute_format
-        if check and (slow := described.mostly_slow(model, low)):
-            user_code.warn(
-                f"float32 is faster for this model here: most of '{model.name}' "
-                f"({', '.join(slow)}) stays in float32. Use tfamp.enable('float32')."
-            )
+        described.tell_of_trace(model, traced)
+        if check:
+            described.tell_of_slow(model, self.asked.mode.compute_format)
 
     # ---- Calls ----
 
@@ -256,8 +257,6 @@ class _Rules:
             if isinstance(layer, keras.layers.Embedding) and not self._is_stateless():
                 rules.check_ids(layer, *args)
             inner = not isinstance(layer, keras.Model) or self._is_inside(args, kwargs)
-            if self._has_float16:
-                large_inputs.look(layer, args, begins=not inner)
             if inner:
                 return original(layer, *args, **kwargs)
             settles = self._settle(layer, args, kwargs)
@@ -281,6 +280,7 @@ class _Rules:
     def _meet(self, layer):
         """Has a layer of raw values in float32; scopes an override by its path."""
         self._met.add(layer)
+        reductions.HOOKS.add(layer.activity_regularizer)
         around = names.resolve(_PATH, str)()
         paths = (f"{around}/{layer.name}" if around else layer.name,)
         asked = next((x for x in self.overrides if x.matches(paths)), None)

@@ -1,4 +1,4 @@
-"""Per-layer precision: {pattern of a layer's path: mode}, checked and matched; pure.
+"""Per-layer precision: {pattern of a layer's path: mode}, checked and matched.
 
 A pattern is a regular expression that matches a layer's *whole* path
 (`re.fullmatch`): `head` in a functional model, `model/head` in a subclassed one,
@@ -22,8 +22,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import keras
+
 from tfamp import errors
 from tfamp.facts import modes
+from tfamp.inspect import structure
 
 REQUESTED = "requested by"  # Begins the reason of an override.
 _MOST_SHOWN = 8  # Known paths in a message.
@@ -168,3 +171,13 @@ def unmatched(patterns: Sequence[str], paths: Sequence[str]) -> str:
         f"{', '.join(map(repr, shown)) or 'none'}{rest}. (Layers inside a wrapper, or "
         "a recurrent or attention layer, have that layer's precision.)"
     )
+
+
+def pattern_of(model: keras.Model, path: str) -> str:
+    """Returns a pattern for a path, whatever number Keras gives the model: model_1."""
+    base, rest = re.sub(r"_\d+$", "", model.name), path.removeprefix(model.name)
+    kind = type(model).__name__.lower()
+    is_counted = base.replace("_", "") == kind.replace("_", "")
+    if structure.is_functional(model) or not is_counted:
+        return re.escape(path)
+    return rf"{base}(_\d+)?{re.escape(rest)}"

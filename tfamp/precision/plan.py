@@ -162,11 +162,23 @@ class Plan:
         kept = self._keeps(place.layer)
         if found := self._asked(place) or self._pinned(place) or kept:
             return found
+        largest = rules.HEALED.get(place.layer)
+        if largest is not None and self.mode.compute_format == "float16":
+            return "float32", rules.healed_by(largest)
         if reason := self._traced.routes.get(id(place.layer)):
             return "float32", reason
+        if self._takes_float32(place.layer):
+            return "float32", rules.NORMALIZES
         if leader := _leader(place):
             return self._row(leader)[0], f"follows {leader.layer.name!r}"
         return _by_mode(place.layer, self.mode, f"{BY_MODE} {self.mode.name}")
+
+    def _takes_float32(self, layer):
+        """Whether a normalization takes float32, which 16 bits may not hold."""
+        sources = self._traced.sources.get(id(layer), ())
+        places = [x for x in self._places if any(x.layer is y for y in sources)]
+        wide = any(x.layer is layer or self._row(x)[0] == "float32" for x in places)
+        return wide and self.mode.policy != "float32"
 
     def _asked(self, place):
         if found := self._own.get(id(place.layer)):

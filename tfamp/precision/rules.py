@@ -5,11 +5,14 @@ model. `plan.Plan` asks them, and nothing else decides what computes in what.
 
 | rule | matches | when |
 |---|---|---|
-| raw values | preprocessing; the layers that hand it the model's inputs | first call |
+| raw values | preprocessing | first call |
+| raw inputs | what computes with the model's inputs before any product | plan |
+| normalized float32 | normalization of what comes in float32 | plan |
 | saved | a layer that calls a SavedModel | first call |
 | squares | `UnitNormalization` | first call |
 | bilinear, softmax | by kind | plan |
 | int8 | weights of int8, in float16 | plan |
+| healed | what overflowed float16 in training | from then on |
 | slow | what this CPU runs slower in bfloat16 | plan |
 | outputs | what computes, or passes on, an output | plan |
 
@@ -27,8 +30,9 @@ import keras
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.facts import formats, hardware
-from tfamp.inspect import model_inputs, quantized, structure, traces
+from tfamp.facts import formats
+from tfamp.inspect import flow, model_inputs, quantized, structure
+from tfamp.precision import slow_layers
 
 OUTPUT = "computes an output of the model, which stays in float32"
 PASSES_OUTPUT = "passes on an output of the model, which stays in float32"
@@ -77,65 +81,13 @@ def _if(matches, reason):
     return lambda layer, low: reason if matches(layer) else ""
 
 
-class SlowLayer(NamedTuple):
-    """A kind of layer that CPUs run slower in bfloat16 than in float32.
-
-    Attributes:
-      what: The layers, as text.
-      kinds: Their classes.
-      is_slow: Function of a layer of these kinds: whether it is meant.
-      ratio: Time of a training step of the layer in bfloat16 to that in float32.
-    """
-
-    what: str
-    kinds: tuple[type, ...]
-    is_slow: Callable[[Any], bool]
-    ratio: str
+# Of layers whose numbers float16 does not hold: the largest magnitude (`healed`).
+HEALED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def _strided(layer):
-    return max(tf.nest.flatten(layer.strides)) > 1
-
-
-def _wide(layer):
-    return not _strided(layer) and max(tf.nest.flatten(layer.kernel_size)) > 3
-
-
-DEPTHWISE = (
-    *(_KINDS.DepthwiseConv1D, _KINDS.DepthwiseConv2D),
-    *(_KINDS.SeparableConv1D, _KINDS.SeparableConv2D),
-)
-_RECURRENT = (_KINDS.GRU, _KINDS.SimpleRNN)
-# results/layers: 2 cores of an AMD EPYC with AVX512_BF16, TensorFlow 2.21 with oneDNN.
-SLOW = (
-    SlowLayer("depthwise convolutions with strides", DEPTHWISE, _strided, "4 to 19"),
-    SlowLayer("those with kernels above 3", DEPTHWISE, _wide, "1.8 to 2.0"),
-    SlowLayer(
-        "GRU and SimpleRNN of up to 64 units",
-        *(_RECURRENT, lambda layer: layer.units <= 64, "1.0 to 1.3"),
-    ),
-)
-
-
-def slow(layer: keras.layers.Layer) -> str:
-    """Returns how much slower than in float32 a layer is in bfloat16 on CPUs, or ""."""
-    ratios = (x.ratio for x in SLOW if isinstance(layer, x.kinds) and x.is_slow(layer))
-    return next(ratios, "")
-
-
-def has_slow(low: str) -> bool:
-    """Whether `SLOW` is about this host: a CPU that computes bfloat16 natively."""
-    devices = hardware.read_devices()
-    native = hardware.format_support("bfloat16", devices).fast
-    return low == "bfloat16" and native and all(x.kind == "CPU" for x in devices)
-
-
-def slow_here(layer: keras.layers.Layer, low: str) -> str:
-    """Returns why a layer is faster in float32 on this host; empty if it is not."""
-    ratio = slow(layer)
-    if not ratio or not has_slow(low):
-        return ""
-    return f"{ratio} times slower in bfloat16 on this CPU"
+def healed_by(largest: float) -> str:
+    """Returns why a layer that was healed stays in float32."""
+    return f"healed: it overflowed float16 in training (up to {largest:g})"
 
 
 BY_KIND = (
@@ -182,7 +134,7 @@ BY_KIND = (
             else ""
         ),
     ),
-    Rule("layers slower in bfloat16 on this CPU", slow_here),
+    Rule("layers slower in bfloat16 on this CPU", slow_layers.slow_here),
 )
 
 
@@ -227,16 +179,30 @@ class Traced(NamedTuple):
     Attributes:
       outputs: {id of a layer: why it stays in float32}, as outputs come from it, or
         pass through it. Layers in it stay with it.
-      routes: The same of layers that pass raw values on; not of layers in them.
+      routes: The same of layers that compute with raw values, or pass them on; not of
+        layers in them.
+      sources: {id of a normalization: the layers, no normalizations, that return what
+        it takes}; itself, if that is float32 whatever they compute in.
       rounded: Names of layers of raw values that get what 16 bits have rounded.
+      mixed: Names of operations, of no layer, of raw values and computed ones.
     """
 
     outputs: dict[int, str] = {}
     routes: dict[int, str] = {}
+    sources: dict[int, list] = {}
     rounded: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
 
 
 UNTRACED = Traced()
+_RAW = "computes with raw values, which 16 bits would round"
+NORMALIZES = "normalizes what comes in float32"
+_NORMALIZATIONS = (
+    _KINDS.BatchNormalization,
+    _KINDS.GroupNormalization,
+    _KINDS.LayerNormalization,
+    _KINDS.RMSNormalization,
+)
 # Of each model: its layers, and the result of its last trace.
 _last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -249,26 +215,34 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
       *args, **kwargs: What it is called with: tensors or `tf.TensorSpec`s.
     """
     kwargs["training"] = False
-    found = traces.read_flow(model, args, kwargs, _computes, _takes_exact_values)
+    found = flow.read_flow(model, args, kwargs, _computes, _takes_exact_values)
     outputs = {id(layer): PASSES_OUTPUT for layer in found.passing}
     outputs |= {id(layer): OUTPUT for layer in found.computing if not _is_large(layer)}
-    exact = found.exact[0].name if found.exact else ""
-    why = f"passes values on to {exact!r}, and must not round them"
+    ends = [*(x.name for x in (*found.exact, *found.raw)), *found.mixed, "operators"]
+    why = f"passes values on to {ends[0]!r}, and must not round them"
     routes = {id(layer): why for layer in found.between}
+    routes |= {id(layer): _RAW for layer in found.raw}
+    norms = [p.layer for p in structure.walk(model) if _normalizes(p.layer)]
+    sources = {
+        id(x): [y for y in found.sources.get(id(x), ()) if y is x or not _normalizes(y)]
+        for x in norms
+    }
     rounded = [layer.name for layer in found.rounded if _takes_raw_values(layer)]
-    _last[model] = structure.layer_ids(model), Traced(outputs, routes, tuple(rounded))
+    result = Traced(outputs, routes, sources, tuple(rounded), tuple(found.mixed))
+    _last[model] = structure.layer_ids(model), result
     return _last[model][1]
 
 
 def known(model: keras.Model) -> Traced:
     """Returns the results of traces of the models in one that has none itself."""
-    outputs, routes = {}, {}
+    outputs, routes, sources = {}, {}, {}
     for layer in [place.layer for place in structure.walk(model)]:
         layers, found = _last.get(layer, (None, UNTRACED))
         if layers is not None and layers == structure.layer_ids(layer):
             outputs |= found.outputs
             routes |= found.routes
-    return Traced(outputs, routes)
+            sources |= found.sources
+    return Traced(outputs, routes, sources)
 
 
 def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
@@ -292,6 +266,10 @@ def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
         return found
     with model_inputs.explained(model, "cannot be traced"):
         return traced(model, given)
+
+
+def _normalizes(layer):
+    return isinstance(layer, _NORMALIZATIONS)
 
 
 def _is_large(layer):

@@ -34,6 +34,7 @@ class Settings(NamedTuple):
       optimizer_state: How slots of optimizers are stored: one of `low_bit.STATES`.
       weights: How weights are stored: "float32" or "bfloat16".
       xla_flags: Whether XLA's flags and its programs on disk are wanted on a GPU.
+      heal: Whether layers that overflow float16 in training are set to float32.
     """
 
     requested: str
@@ -49,6 +50,7 @@ class Settings(NamedTuple):
     optimizer_state: str
     weights: str
     xla_flags: bool
+    heal: bool
 
     @property
     def is_mixed(self) -> bool:
@@ -90,6 +92,7 @@ def parse(
     optimizer_state: str = "float32",
     weights: str = "float32",
     xla_flags: bool = True,
+    heal: bool = True,
 ) -> Settings:
     """Checks the arguments of `enable` and decides for this host.
 
@@ -114,6 +117,7 @@ def parse(
         "float32_outputs": float32_outputs,
         "sum_embedding_gradients": sum_embedding_gradients,
         "xla_flags": xla_flags,
+        "heal": heal,
     }
     for name, value in flags.items():
         if not isinstance(value, bool):

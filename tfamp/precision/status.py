@@ -16,7 +16,7 @@ from tfamp.graph_rewrite import first_step, switch
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule
-from tfamp.precision import policy, promotion, rules, settings
+from tfamp.precision import policy, promotion, rules, settings, slow_layers
 from tfamp.storage import remat
 from tfamp.updates import compiled
 
@@ -47,6 +47,7 @@ class Status(NamedTuple):
       xla: Which flags XLA was given for a GPU, whether they are in force, and where
         what it compiles is kept on disk; else why not.
       float32_layers: Which kinds of layers stay in float32 in a 16-bit mode, and why.
+      healed: Which layers overflowed float16 in training and are float32 since then.
       formats_meet: Where in the user's code operators were computed in float32, because
         float32 and 16 bits meet there, or float16 cannot represent a number.
       versions: TensorFlow and Keras, whether the pair was tested, and which features
@@ -72,6 +73,7 @@ class Status(NamedTuple):
     attention: str
     xla: str
     float32_layers: str
+    healed: str
     formats_meet: str
     versions: str
 
@@ -143,6 +145,7 @@ def describe(
         attention=long_attention.describe(),
         xla=_describe_xla(asked),
         float32_layers=_describe_float32(asked),
+        healed=errors.examples(_describe_healed()) or "none",
         formats_meet=errors.examples(promotion.places()) or "none seen",
         versions=_describe_versions(devices),
     )
@@ -215,11 +218,15 @@ def _describe_float32(asked):
     if asked is None or not asked.is_mixed:
         return "only those requested"
     *kinds, slow = [each.what for each in rules.BY_KIND]
-    listed = ", ".join(["outputs", *kinds])
-    if not rules.has_slow(asked.mode.compute_format):
+    listed = ", ".join(["outputs", "what computes with raw inputs", *kinds])
+    if not slow_layers.has_slow(asked.mode.compute_format):
         return listed
-    each = ", ".join(f"{x.what} ({x.ratio} times)" for x in rules.SLOW)
+    each = ", ".join(f"{x.what} ({x.ratio} times)" for x in slow_layers.SLOW)
     return f"{listed}; {slow}: {each}"
+
+
+def _describe_healed():
+    return [f"{x.path!r} (up to {most:g})" for x, most in rules.HEALED.items()]
 
 
 def _describe_versions(devices):

@@ -1,0 +1,58 @@
+"""Gradients by inputs (saliency, FGSM) that float16 loses: outside of training the loss
+is not scaled, and nothing else would say so.
+
+Below its smallest normal number float16 has multiples of one number only, and 0 below
+that. So has a gradient that was computed in it, whatever it was multiplied by later.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfamp.facts import formats, user_code
+
+_FEWEST = 256  # Elements; fewer may well be all 0.
+_SHARE = 0.1  # Of zeros, from which on it is said.
+_FEW, _MOST = 3, 64  # Multiples: how many there must be, and how many are looked at.
+_TEXT = (
+    "a gradient by an input is 0 in {share:.0%} of its elements: float16 has no "
+    "numbers below 6e-8, and outside of a training step the loss is not scaled. "
+    "Compute it in float32: `with tfamp.precision_scope(model, 'float32'):` around "
+    "the tape."
+)
+_told: set[str] = set()
+
+
+def look(grads: Sequence[Any]) -> None:
+    """Warns, once, of eager gradients of which float16 has lost a part."""
+    if _told or not tf.executing_eagerly():
+        return
+    for grad in grads:
+        if isinstance(grad, tf.Tensor) and grad.dtype.is_floating and grad.shape.rank:
+            share = _lost(np.abs(tf.cast(grad, "float32").numpy()).ravel())
+            if share >= _SHARE:
+                _told.add(_TEXT)
+                user_code.warn(_TEXT.format(share=share))
+                return
+
+
+def forget() -> None:
+    """Has the next such gradient reported."""
+    _told.clear()
+
+
+def _lost(sizes):
+    """Returns the share of zeros, if the other numbers are those of an underflow."""
+    if len(sizes) < _FEWEST:
+        return 0.0
+    share, numbers = float(np.mean(sizes == 0)), sizes[sizes > 0]
+    if share < _SHARE or share == 1.0:
+        return share
+    unit = numbers.min()
+    multiples = numbers[numbers < _MOST * unit] / unit
+    whole = np.abs(multiples - np.round(multiples)) < 0.01
+    is_small = unit < formats.float_format("float16").smallest_normal
+    several = len(set(np.round(multiples))) >= _FEW
+    return share if is_small and several and whole.mean() > 0.9 else 0.0

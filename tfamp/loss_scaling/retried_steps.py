@@ -1,0 +1,294 @@
+"""Steps that are taken again, on the same batch, while the loss scale is sought.
+
+The loss scale begins at 2**15, far too high for a loss that is a sum. Backing off by
+halves would lose a batch each time. So a step of `fit` or `train_on_batch` whose
+gradients are not finite, though its loss is, is undone and taken again:
+
+| updates so far | the scale |
+|---|---|
+| none | / 16, until the gradients are finite or it is at its minimum |
+| none, and they are finite | * 2, as long as they are: growth takes 2000 steps each |
+| 1 to 15, after such a search | / 2: it fits one batch, and the next may be larger |
+
+Then, and after a first step that fits, Keras' function runs as ever. If the loss is not
+finite, no scale helps: layers may be healed (`healed`), then and after 8 skipped steps
+in a row, and the step is taken again as a first one. Everything that
+the step wrote is undone: weights, slots, statistics, metrics, random seeds and
+counters, of every model in it. What it did on the host (prints, `tf.py_function`)
+happens again.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfamp.facts import user_code
+from tfamp.keras_patches import xla_steps
+from tfamp.loss_scaling import train_steps
+from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
+
+_MOST = 16  # Retries of a run.
+_LOWER, _HIGHER, _NEXT = 2.0**-4, 2.0, 2.0**-1
+_SETTLED = 16  # Updates after which a scale that was sought is left to its rule.
+_LOOKS = 3  # Steps of a `fit` whose loss is looked into.
+_STUCK = 8  # Steps that are skipped in a row, where a scale does not help.
+
+Heal = Callable[[Any], bool]  # Of a batch: whether layers were healed.
+
+
+class _Saved:
+    """The values of the variables that a function uses, on the host.
+
+    On the device they would be a second copy of weights and slots.
+
+    Args:
+      captured: The tensors that the function captures.
+      without: The ids of those that are left out.
+    """
+
+    def __init__(self, captured: Sequence[tf.Tensor], without: Container[int]):
+        with tf.device("CPU:0"):
+            self._values = [
+                (handle, tf.identity(_read(handle, dtype)))
+                for handle in captured
+                if id(handle) not in without and (dtype := _dtype(handle)) is not None
+            ]
+
+    def restore(self) -> None:
+        """Gives the variables these values again."""
+        for handle, value in self._values:
+            with tf.device(handle.device):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _dtype(handle):
+    """Returns the dtype of a variable by its handle; None of other tensors."""
+    data = getattr(handle, "_handle_data", None)  # TensorFlow 2.21.
+    if handle.dtype != tf.resource or data is None or not data.is_set:
+        return None
+    return tf.as_dtype(data.shape_and_type[0].dtype)
+
+
+def _read(handle, dtype):
+    with tf.device(handle.device):
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+class RetriedSteps:
+    """A model's training function until its first update; see the module.
+
+    Args:
+      model: The model.
+      function: Its training function, which is called from then on.
+      heal: What looks into a step whose loss is not finite.
+      begins: Whether the next step is as a first one, whatever was updated before.
+    """
+
+    def __init__(
+        self, model: keras.Model, function: Callable, heal: Heal, begins=False
+    ):
+        self._model, self._function, self._heal = model, function, heal
+        self._begins, self._looks, self._saved = begins, _LOOKS, None
+        self._is_spread = True
+        self._graph = tf.function(
+            lambda batch: function(iter([batch])), autograph=False
+        )
+
+    def __call__(self, data: Iterator) -> Any:
+        """Takes the next steps, as the function of Keras that this stands for."""
+        if not self._begins and not (_searches(self._model) and self._looks):
+            if self._model.train_function is self:
+                self._model.train_function = self._function
+            return self._function(data)
+        spec, outputs = getattr(data, "element_spec", None), None
+        # Batches of several replicas, or of `train_on_batch`.
+        self._is_spread = not isinstance(data, tf.data.Iterator)
+        for batch in itertools.islice(data, self._model.steps_per_execution):
+            if spec is None:  # Of `train_on_batch`: arrays, and None for no weights.
+                batch = tuple(
+                    keras.tree.map_structure(tf.convert_to_tensor, x)
+                    for x in batch
+                    if x is not None
+                )
+            outputs = self.take(batch, spec)
+        if outputs is None:
+            raise StopIteration
+        return outputs
+
+    def take(self, batch: Any, spec: Any) -> Any:
+        """Takes a step on one batch, until it fits; returns what Keras' function does.
+
+        Args:
+          batch: The batch, tensors in any structure.
+          spec: The `element_spec` of its dataset; None for none.
+        """
+        optimizer, self._saved = self._model.optimizer, None
+        is_first = self._begins or not train_steps.updates(optimizer)
+        self._begins, self._without = False, () if is_first else _gated(optimizer)
+        first = float(optimizer.usable_scale())
+        outputs, fits = self._attempt(batch, spec)
+        if fits or not _has_tries(optimizer):
+            return outputs
+        if not optimizer.skipped_loss.was_finite():
+            return self._look(batch, spec, outputs)
+        lowest, lower = optimizer.config.min_scale, _LOWER if is_first else _NEXT
+        scale = failed = first
+        while not fits and scale > lowest and _has_tries(optimizer):
+            failed, scale = scale, max(scale * lower, lowest)
+            outputs, fits = self._attempt(batch, spec, scale)
+        if not fits:  # Its gradients have NaN at any scale: a step like any other.
+            return self._attempt(batch, spec, first)[0]
+        while scale * _HIGHER < failed and _has_tries(optimizer):
+            outputs, fits = self._attempt(batch, spec, scale * _HIGHER)
+            if not fits:
+                outputs, _ = self._attempt(batch, spec, scale)
+                break
+            scale *= _HIGHER
+        if is_first:
+            self._tell(first, scale)
+        return outputs
+
+    def _look(self, batch, spec, outputs):
+        """Has layers healed and takes a step again, if that is what it needs."""
+        optimizer, strategy = self._model.optimizer, self._model.distribute_strategy
+        self._looks -= 1
+        several = getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)()
+        if several or not self._heal(_whole(batch, strategy)):
+            return outputs
+        self._saved.restore()
+        scale = max(float(optimizer.usable_scale()), optimizer.initial_scale)
+        optimizer.state().scale.assign(scale)
+        optimizer.retried_steps += 1
+        self._model.make_train_function()  # It was forgotten.
+        again = RetriedSteps(self._model, _plain(self._model), self._heal, begins=True)
+        again._looks, again._is_spread = self._looks, self._is_spread
+        self._model.train_function = again
+        return again.take(batch, spec)
+
+    def _tell(self, first, scale):
+        user_code.log(
+            f"Model '{self._model.name}': the loss scale begins at {scale:g}, not at "
+            f"{first:g}, where gradients overflow. The first batch was tried "
+            f"{1 + self._model.optimizer.retried_steps} times, and no batch is lost."
+        )
+
+    def _attempt(self, batch, spec, scale=None):
+        """Takes a step, again if with a scale; returns what it does, and if it fits."""
+        optimizer = self._model.optimizer
+        if scale is not None:
+            self._saved.restore()
+            optimizer.state().scale.assign(scale)
+            optimizer.retried_steps += 1
+        before = int(optimizer.skipped_steps.numpy())
+        if self._model.run_eagerly:
+            self._save(_handles(self._model))
+            outputs = self._function(iter([batch]))
+        elif isinstance(self._function, xla_steps.Steps):
+            outputs = self._function.step(batch, spec or _spec(batch), self._call)
+        elif not self._is_spread and (traced := _traced(self._function)):
+            data = _iterator(batch, spec)  # No other trace than for those to come.
+            self._save(traced.get_concrete_function(data).captured_inputs)
+            outputs = self._function(data)
+        else:
+            outputs = self._call(self._graph, batch)
+        return outputs, int(optimizer.skipped_steps.numpy()) == before
+
+    def _call(self, graph, batch):
+        self._save(graph.get_concrete_function(batch).captured_inputs)
+        return graph(batch)
+
+    def _save(self, captured):
+        if self._saved is None:
+            self._saved = _Saved(captured, self._without)
+
+
+def _traced(function):
+    """Returns the `tf.function` of an iterator in a function of Keras, or None."""
+    if not inspect.isfunction(function):
+        return None
+    # Keras 3.15 has it in a closure only; without it a step is traced twice.
+    held = inspect.getclosurevars(function).nonlocals.get("multi_step_on_iterator")
+    return held if hasattr(held, "get_concrete_function") else None
+
+
+def _iterator(batch, spec):
+    """Returns an iterator over one batch, of a type for which a step was traced."""
+    data = tf.data.Dataset.from_tensors(batch)
+    variant = tf.data.experimental.to_variant(data)
+    return iter(tf.data.experimental.from_variant(variant, spec))
+
+
+def _spec(batch):
+    return tf.nest.map_structure(tf.type_spec_from_value, batch)
+
+
+def _handles(model):
+    """Returns the handles of variables that an eager step may write."""
+    optimizers = [model.optimizer, *train_steps.others(model.optimizer)]
+    found = [*model.variables, *(v for x in optimizers for v in x.variables)]
+    values = [getattr(v, "value", v) for v in found]
+    each = [getattr(v, "values", (v,)) for v in values]  # Of several replicas.
+    return list({id(v): v.handle for values in each for v in values}.values())
+
+
+def _gated(optimizer):
+    """Returns the ids of handles that a skipped step of an optimizer leaves alone."""
+    if tf.distribute.has_strategy():
+        return ()
+    inner = optimizer.inner_optimizer
+    trained = inner._trainable_variables if inner.built else ()
+    return {id(each.value.handle) for each in (*inner.variables, *trained)}
+
+
+def _searches(model):
+    """Whether the loss scale of a model is still to be found."""
+    optimizer = model.optimizer
+    if not isinstance(optimizer, LossScaleOptimizer) or not optimizer.config.dynamic:
+        return False
+    most = _SETTLED - 1 if optimizer.retried_steps else 0
+    return _has_tries(optimizer) and train_steps.updates(optimizer) <= most
+
+
+def _has_tries(optimizer):
+    return optimizer.retried_steps < _MOST - 1  # One more may be needed to go back.
+
+
+def _plain(model):
+    function = model.train_function
+    return function._function if isinstance(function, RetriedSteps) else function
+
+
+def _whole(batch, strategy):
+    """Returns a batch of all replicas as one."""
+
+    def joined(x):
+        parts = strategy.experimental_local_results(x)
+        return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+    return tf.nest.map_structure(joined, batch)
+
+
+def watch(model: keras.Model, heal: Heal) -> None:
+    """Has a model's training function retry its next steps, if they may need it.
+
+    Args:
+      model: The model.
+      heal: Looks into the batch of a step whose loss is not finite.
+    """
+    function = model.train_function
+    if function is None or isinstance(function, RetriedSteps):
+        return
+    stuck = _skipped_in_a_row(model) >= _STUCK
+    if stuck or _searches(model):
+        model.train_function = RetriedSteps(model, function, heal, begins=stuck)
+
+
+def _skipped_in_a_row(model):
+    optimizer = model.optimizer
+    if not isinstance(optimizer, LossScaleOptimizer):
+        return 0
+    return int(optimizer.consecutive_skipped_steps.numpy())

@@ -1,0 +1,253 @@
+"""Layers whose numbers float16 cannot hold, found in one batch and set to float32.
+
+```
+a step was skipped, and its loss was not finite
+run the batch in float32: not finite, or weights beyond float16? It is not precision
+layers whose numbers in float32 are beyond float16's largest: float32
+run the batch in 16 bits: layers that make infinity or NaN of finite numbers: float32
+    (of what a layer computes from others in it: those, too)
+and again, as these hand on larger numbers, until all are finite
+```
+Layers in a healed one keep their precision. `rules` has healed layers float32 in every
+plan of the model.
+"""
+
+import contextlib
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfamp import errors
+from tfamp.facts import formats, user_code
+from tfamp.inspect import calls, structure
+from tfamp.precision import assigned, overrides, rules
+
+_LARGEST = formats.float_format("float16").max
+_ROUNDS = 8
+
+
+class _Numbers(NamedTuple):
+    """What a call of a layer took and made.
+
+    Attributes:
+      owner: The layer.
+      is_finite: Whether all that it made is finite.
+      largest: The largest magnitude of the finite numbers that it took and made.
+      lost: The layers whose finite numbers it made infinite or NaN, and itself.
+    """
+
+    owner: keras.Operation
+    is_finite: bool
+    largest: float
+    lost: list[keras.layers.Layer]
+
+
+def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
+    """Sets layers that overflow float16 to float32, and says which, or why not.
+
+    Args:
+      model: A model that trains, and whose last step was skipped.
+      batch: The batch of that step, as `train_step` takes it.
+      assigns: Whether to set them, and not only to say which they are.
+
+    Returns:
+      Whether it has set any; then the model has forgotten its training function.
+    """
+    inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    if why := _not_precision(model):
+        _tell(model, why)
+        return False
+    facts = _describe_batch(inputs, targets)
+    with assigned.EXCLUSIVE, contextlib.ExitStack() as undo:
+        try:
+            with assigned.float32(model):
+                exact = _run(model, inputs)
+            is_finite = all(each.is_finite for each in exact)
+            found = _search(undo, model, inputs, exact) if is_finite else {}
+        except Exception as error:  # Code of the user's layers may raise anything.
+            logging.info("Model %r cannot be called on a batch: %s", model.name, error)
+            return False
+        if found and assigns:
+            undo.pop_all()  # They stay.
+            rules.HEALED.update(found)
+    if found:
+        _tell_healed(model, inputs, found, assigns)
+    else:
+        what = (
+            "the numbers of its layers are finite"
+            if is_finite
+            else ("it is not finite in float32 either")
+        )
+        _tell(model, f"{what}: {facts}")
+    return bool(found) and assigns
+
+
+def _search(undo, model, inputs, exact):
+    """Returns {layer: largest magnitude}; they are float32 until `undo` ends."""
+    largest: dict[Any, float] = {}
+    for each in exact:
+        largest[each.owner] = max(largest.get(each.owner, 0.0), each.largest)
+    found = {x for x, y in largest.items() if y > _LARGEST and _can_heal(x)}
+    for _ in range(_ROUNDS):
+        rows = {id(x): ("float32", rules.healed_by(largest[x])) for x in found}
+        undo.enter_context(assigned.assign(model, rows))
+        low = _run(model, inputs)
+        if all(each.is_finite for each in low):
+            return {layer: largest[layer] for layer in largest if layer in found}
+        more = {layer for each in low for layer in each.lost if _can_heal(layer)}
+        more -= found
+        if not more:
+            break
+        found |= more
+    return {}
+
+
+def _can_heal(owner):
+    graph = structure.is_functional(owner) or isinstance(owner, keras.Sequential)
+    is_layer = isinstance(owner, keras.layers.Layer) and not graph
+    return is_layer and owner.compute_dtype == "float16"
+
+
+def _run(model, inputs):
+    """Returns the `_Numbers` of each call in a training step's forward pass."""
+    makers: list[list] = []
+
+    def run(inputs):
+        with tf.GradientTape() as tape:
+            recorder = calls.Recorder(model, tape)
+            with recorder.installed():
+                model(inputs, training=True)
+        leaves = {
+            x.ref(): call.owner
+            for call in recorder.calls
+            if isinstance(call.owner, keras.layers.Layer) and not call.children
+            for x in calls.floats(call.outputs)
+        }
+        measured = []
+        for call in (x for x in recorder.calls if x.made):
+            sources = [_sources(x, call, leaves) for x in call.made]
+            owners = [[call.owner, *(leaves.get(x.ref()) for x in y)] for y in sources]
+            makers.append(owners)
+            finite = tf.stack([_is_finite(call.made), *map(_is_finite, sources)])
+            each = [_is_finite([x]) for x in call.made]
+            largest = _largest_of([*call.taken, *call.made])
+            measured.append((finite, tf.stack(each), largest))
+        return measured
+
+    inputs = keras.tree.map_structure(tf.convert_to_tensor, inputs)
+    traced = tf.function(run, autograph=False).get_concrete_function(inputs)
+    rows = []
+    for owners, (finite, each, largest) in zip(makers, traced(inputs), strict=True):
+        whole, *took = finite.numpy().tolist()
+        begins = zip(owners, took, each.numpy().tolist(), strict=True)
+        lost = [x for found, took, made in begins if took and not made for x in found]
+        lost = [x for x in lost if x is not None]
+        rows.append(_Numbers(owners[0][0], whole, float(largest), lost))
+    return rows
+
+
+def _sources(tensor, call, leaves):
+    """Returns what a tensor is computed from in a call: layers' results, arguments."""
+    is_layer = isinstance(call.owner, keras.layers.Layer)
+    if is_layer and not call.children:
+        return call.taken
+    found, visited = [], set()
+    queue = [tensor] if is_layer else calls.floats(call.sources)
+    stops = {x.ref() for x in calls.floats(call.arguments)} | leaves.keys()
+    while queue:
+        each = queue.pop()
+        if each.ref() not in visited:
+            visited.add(each.ref())
+            found += [each] * (each.ref() in stops)
+            queue += [] if each.ref() in stops else each.op.inputs
+    return found
+
+
+def _is_finite(tensors):
+    holds = [
+        tf.reduce_all(tf.math.is_finite(x)) for x in tensors if x.dtype.is_floating
+    ]
+    return tf.reduce_all(tf.stack(holds)) if holds else tf.constant(True)
+
+
+def _largest_of(tensors):
+    wide = [_finite(tf.cast(x, "float32")) for x in tensors]
+    return tf.reduce_max([0.0, *(tf.reduce_max(tf.abs(x)) for x in wide)])
+
+
+def _finite(x):
+    return tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))
+
+
+# ---- What is said ----
+
+
+def _tell(model, why):
+    user_code.warn(
+        f"Model '{model.name}': a training step was skipped because its loss is "
+        f"infinite or NaN, and precision is not the cause: {why}."
+    )
+
+
+def _not_precision(model):
+    """Returns what the weights say; empty if float16 can hold them."""
+    for weight in model.trainable_variables:
+        largest = _largest(weight.value)
+        if not largest <= _LARGEST:
+            return f"weight {weight.path!r} is {largest:g}, so training has diverged"
+    return ""
+
+
+def _largest(x):
+    """Returns the largest magnitude of a tensor; NaN if it has one."""
+    return float(tf.reduce_max(tf.abs(tf.cast(x, "float32")))) if tf.size(x) else 0.0
+
+
+def _describe_batch(inputs, targets):
+    parts = []
+    for name, nested in (("x", inputs), ("y", targets)):
+        tensors = [tf.convert_to_tensor(x) for x in keras.tree.flatten(nested)]
+        floats = [tf.cast(x, "float32") for x in tensors if x.dtype.is_floating]
+        if floats:
+            lost = sum(int(tf.math.count_nonzero(tf.math.is_nan(x))) for x in floats)
+            largest = max(_largest(tf.where(tf.math.is_nan(x), 0.0, x)) for x in floats)
+            parts.append(f"{name} has {lost} NaN, its largest number is {largest:g}")
+    return "; ".join(parts) or "the batch has no floating numbers"
+
+
+def _tell_healed(model, inputs, found, assigns):
+    places = {x.layer: x.path for x in structure.walk(model)}
+    named = {places[x]: y for x, y in found.items() if not isinstance(x, keras.Model)}
+    shown = [f"{path!r} (up to {largest:g})" for path, largest in named.items()]
+    patterns = {overrides.pattern_of(model, path): "float32" for path in named}
+    start = (
+        " To have them in float32 from the start: tfamp.enable(..., "
+        f"overrides={patterns})."
+    )
+    done = "They compute in float32 from now on, and the batch is taken again"
+    user_code.warn(
+        f"Model '{model.name}': numbers beyond float16's largest, {_LARGEST:g}, made "
+        f"its loss infinite or NaN, in {errors.examples(shown) or 'its inputs'}. "
+        f"{done if assigns else 'Nothing is changed (heal=False)'}."
+        f"{start if named else ''}{_describe_inputs(model, inputs)}"
+    )
+
+
+def _describe_inputs(model, inputs):
+    """Returns what to say of inputs that float16 cannot hold; empty if all fit."""
+    flat = [tf.convert_to_tensor(x) for x in keras.tree.flatten(inputs)]
+    known = getattr(model, "inputs", None) or ()
+    names = [x.name for x in known] if len(known) == len(flat) else []
+    names = sorted(inputs) if isinstance(inputs, dict) else names
+    if len(names) != len(flat) or "keras_tensor" in str(names):
+        names = [f"input {i}" for i in range(len(flat))]
+    peaks = [_largest(x) if x.dtype.is_floating else 0.0 for x in flat]
+    large = [
+        f"{x!r} up to {y:g}" for x, y in zip(names, peaks, strict=True) if y > _LARGEST
+    ]
+    scale = "Or scale them, by a Normalization layer before all others"
+    return (
+        f" Inputs beyond float16: {errors.examples(large)}. {scale}." if large else ""
+    )

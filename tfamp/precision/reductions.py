@@ -1,0 +1,124 @@
+"""Reductions that make a loss are float32, as in PyTorch's autocast.
+
+A sum over a batch and its pixels passes 65,504, float16's largest number, soon. While
+`HOOKS` are installed, these compute in float32 and return it:
+
+| what | where |
+|---|---|
+| sums, means, products, norms of all, or for each row of a batch | the user's code |
+| squares that are only summed so | the same, in graphs |
+| activity regularizers | as a whole, if they are a `Regularizer` |
+
+Others stay: they make activations (a pooling, a normalization of the user's own, where
+`keepdims` tells), and what they make is as large. So do `exp`, `log` and `pow`, which
+PyTorch computes in float32: their results are as large as an activation.
+"""
+
+import inspect
+import os
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfamp.facts import formats
+from tfamp.keras_patches import hooks
+
+_TF, _KERAS, _OWN = (
+    os.path.dirname(x) + os.sep
+    for x in (tf.__file__, keras.__file__, os.path.dirname(__file__))
+)
+# What a user calls, and what that calls.
+_WITHIN = (_TF, _OWN, *(os.path.join(_KERAS, "src", x) for x in ("ops", "backend")))
+_MAKES_LOSSES = tuple(
+    os.path.join(_KERAS, "src", x) for x in ("losses", "metrics", "regularizers")
+)
+_BACKWARD = os.path.join(_TF, "python", "eager", "backprop.py")
+
+
+def _reduction(original):
+    signature = inspect.signature(original)
+
+    def reduce(*args, **kwargs):
+        x = args[0] if args else None
+        if _is_low(x):
+            call = signature.bind(*args, **kwargs)
+            found = call.arguments
+            keeps = found.get("keep_dims") or found.get("keepdims")
+            if not keeps and _leaves_rows(x, found.get("axis")) and _makes_loss():
+                args = (_wide(x), *args[1:])
+        return original(*args, **kwargs)
+
+    return reduce
+
+
+def _is_low(x):
+    return isinstance(x, tf.Tensor) and x.dtype.name in formats.LOW
+
+
+def _leaves_rows(x, axis):
+    """Whether at most the first dimension is left of a tensor."""
+    rank = x.shape.rank
+    if not rank:
+        return False
+    axes = range(rank) if axis is None else tf.get_static_value(axis)
+    if axes is None:
+        return False
+    reduced = {int(each) % rank for each in np.ravel(axes)}
+    return len(reduced) > 0 and set(range(rank)) - reduced <= {0}
+
+
+def _makes_loss():
+    """Whether the user's code, or a regularizer, asks, and not for a gradient."""
+    frame: Any = sys._getframe(2)
+    while frame and frame.f_code.co_filename.startswith(_WITHIN):
+        frame = frame.f_back
+    file = frame.f_code.co_filename if frame else _KERAS
+    if file.startswith(_KERAS) and not file.startswith(_MAKES_LOSSES):
+        return False
+    while frame and frame.f_code.co_filename != _BACKWARD:
+        frame = frame.f_back
+    return frame is None
+
+
+def _wide(x):
+    """Returns a tensor in float32; a square, computed so."""
+    operation = getattr(x, "op", None) if tf.is_symbolic_tensor(x) else None
+    inputs = list(operation.inputs) if operation is not None else []
+    is_square = operation is not None and operation.type in ("Square", "Mul")
+    if is_square and all(each is inputs[0] for each in inputs):
+        return tf.square(tf.cast(inputs[0], "float32"))
+    return tf.cast(x, "float32")
+
+
+def _regularized(original):
+    def __call__(regularizer, x):
+        return original(regularizer, _wide(x) if _is_low(x) else x)
+
+    return __call__
+
+
+class _Hooks(hooks.HookGroup):
+    def add(self, regularizer: Any) -> None:
+        """Has a layer's activity regularizer compute in float32, too."""
+        if not self._hooks or not isinstance(regularizer, keras.Regularizer):
+            return  # A function is its sum.
+        kinds = type(regularizer).__mro__
+        owner = next(kind for kind in kinds if "__call__" in vars(kind))
+        if not any(hook.owner is owner for _, hook in self._hooks):
+            made = hooks.Hook(owner, "__call__", _regularized)
+            self._hooks.append((self.places[0], made))
+
+
+HOOKS = _Hooks(
+    _sum=_reduction,
+    mean=_reduction,
+    prod=_reduction,
+    euclidean_norm=_reduction,
+    l2_loss=_reduction,
+    norm=_reduction,
+    linalg_norm=_reduction,
+    keras_mean=_reduction,
+)
