@@ -105,7 +105,8 @@ def test_who_scales_by_himself_is_not_scaled_twice(how, monkeypatch):
 
 @pytest.mark.device
 def test_a_step_with_infinity_changes_nothing_and_lowers_the_scale():
-    _, _, model = regression("mixed_float16", bad=True)
+    with pytest.warns(UserWarning, match="not finite in float32 either.* is inf"):
+        _, _, model = regression("mixed_float16", bad=True)
     assert int(model.optimizer.skipped_steps) == 3
     assert float(model.optimizer.loss_scale) == 2.0**12
     assert np.isfinite(np.concatenate([np.ravel(x) for x in model.get_weights()])).all()
@@ -410,26 +411,14 @@ class Subclassed(keras.Model):
 def test_an_input_beyond_float16_is_told_by_its_name_and_value(make, keywords):
     tfamp.enable("mixed_float16")
     model = make()
-    model.compile("sgd", "mse", **keywords)
+    model.compile(keras.optimizers.SGD(1e-12), "mse", **keywords)
     inputs = {"price": PRICES, "age": PRICES / 1e6}
     with pytest.warns(UserWarning, match="'price' up to 1[0-9]+") as caught:
         model.fit(inputs, PRICES / 1e6, batch_size=4, verbose=0)
     (told,) = [x for x in caught if "price" in str(x.message)]
     assert told.filename == __file__
     assert "'age'" not in str(told.message)
-
-
-def test_inputs_are_told_of_for_the_fit_that_they_are_in(recwarn):
-    tfamp.enable("mixed_float16", loss_scale={"initial_scale": 2.0**24})
-    model = dense(1, 4, 1)
-    model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="up to"):
-        model.fit(PRICES, PRICES / 1e6, batch_size=4, verbose=0)
-    model.optimizer.loss_scale.assign(2.0**24)
-    recwarn.clear()  # Skips steps, too, but not for what comes in.
-    model.fit(PRICES / 1e6, PRICES, batch_size=8, verbose=0)
-    assert int(model.optimizer.skipped_steps) > 8
-    assert not [x for x in recwarn if "up to" in str(x.message)]
+    assert int(model.optimizer.skipped_steps) == 0
 
 
 def test_exact_inputs_beyond_float16_are_no_matter():

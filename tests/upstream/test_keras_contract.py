@@ -473,6 +473,14 @@ def test_tensorflow_computes_in_one_format_only():
         tf.function(tf.add)(wide, low)
 
 
+def test_tensorflow_sums_losses_in_16_bits():
+    x = tf.fill([4, 300], tf.constant(100.0, tf.float16))
+    keras_mean = keras.ops.mean(keras.ops.square(x) * 10)
+    sums = [tf.reduce_sum(x), tf.nn.l2_loss(x), tf.norm(x), keras_mean]
+    assert {each.dtype for each in sums} == {tf.float16}
+    assert np.isinf(sums[0])
+
+
 def test_tensorflows_dropout_misses_the_share_in_bfloat16():
     x = tf.ones([2**20], tf.bfloat16)
     y = tf.nn.experimental.stateless_dropout(x, 0.1, seed=[1, 2])

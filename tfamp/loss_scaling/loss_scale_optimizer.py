@@ -56,7 +56,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       **kwargs: Keras' deprecated defaults.
 
     Attributes:
-      config: A `rule.LossScaleConfig`: the settings.
+      config: The settings: a `rule.LossScaleConfig`.
       growth_tracker, hysteresis_tracker, current_growth_interval, skipped_steps,
         consecutive_skipped_steps: int64 variables [] of `rule.LossScaleState`.
       retried_steps: Int. Steps that `fit` took again to find the loss scale.
@@ -66,15 +66,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       TypeError: If the inner optimizer is not a Keras optimizer.
 
     Example:
-      optimizer = tfamp.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
-      model.compile(optimizer, loss="mse")
+      model.compile(tfamp.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), "mse")
     """
 
     _restore_on_build = None
     _scale_was_read = False
     retried_steps = 0
-    # A monitor's `OverflowCounts`, for the steps that are traced from then on.
-    overflow_counts: Any = None
+    overflow_counts: Any = None  # A monitor's, in steps that are traced from then on.
 
     def __init__(
         self,
@@ -111,8 +109,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         config = config or rule.LossScaleConfig.from_keywords(keywords)
         # Before Keras' constructor, which assigns what are properties of it here.
         object.__setattr__(self, "config", config)
-        stock = inner_optimizer, config.initial_scale, config.growth_interval
-        super().__init__(*stock, name=name)
+        scale, interval = config.initial_scale, config.growth_interval
+        super().__init__(inner_optimizer, scale, interval, name=name)
         self.skipped_loss = skipped_loss.SkippedLoss()
         self._create_state()
         unbuilt = [] if inner_optimizer.built else inner_optimizer.variables
@@ -210,7 +208,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @_NOT_CONVERTED
     def check_finite(self, grads):
-        """Returns whether every unscaled gradient is finite: bool tensor []."""
+        """Returns whether every unscaled gradient is finite: bool []."""
         return gate.all_finite(grads, self.usable_scale())
 
     def build(self, var_list):

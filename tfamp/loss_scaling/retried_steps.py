@@ -228,7 +228,11 @@ def _spec(batch):
 
 def _handles(model):
     """Returns the handles of variables that an eager step may write."""
-    optimizers = [model.optimizer, *train_steps.others(model.optimizer)]
+    optimizer = model.optimizer
+    if not optimizer.built and model.built:  # Else the step makes slots of its own.
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+    optimizers = [optimizer, *train_steps.others(optimizer)]
     found = [*model.variables, *(v for x in optimizers for v in x.variables)]
     values = [getattr(v, "value", v) for v in found]
     each = [getattr(v, "values", (v,)) for v in values]  # Of several replicas.

@@ -2,7 +2,7 @@
 
 ```
 a step was skipped, and its loss was not finite
-run the batch in float32: not finite, or weights beyond float16? It is not precision
+weights that have diverged? The batch in float32 is not finite? It is not precision
 layers whose numbers in float32 are beyond float16's largest: float32
 run the batch in 16 bits: layers that make infinity or NaN of finite numbers: float32
     (of what a layer computes from others in it: those, too)
@@ -25,6 +25,7 @@ from tfamp.inspect import calls, structure
 from tfamp.precision import assigned, overrides, rules
 
 _LARGEST = formats.float_format("float16").max
+_LARGEST_WEIGHT = _LARGEST**0.5  # Beyond it, a weight times its own size overflows.
 _ROUNDS = 8
 
 
@@ -92,6 +93,10 @@ def _search(undo, model, inputs, exact):
     found = {x for x, y in largest.items() if y > _LARGEST and _can_heal(x)}
     for _ in range(_ROUNDS):
         rows = {id(x): ("float32", rules.healed_by(largest[x])) for x in found}
+        for place in structure.walk(model):  # Keras runs those by that one's precision.
+            for holder in place.holders:
+                if holder.layer in found and rules.follows(place.layer, holder.layer):
+                    rows[id(place.layer)] = "float32", f"follows {holder.layer.name!r}"
         undo.enter_context(assigned.assign(model, rows))
         low = _run(model, inputs)
         if all(each.is_finite for each in low):
@@ -192,11 +197,13 @@ def _tell(model, why):
 
 
 def _not_precision(model):
-    """Returns what the weights say; empty if float16 can hold them."""
-    for weight in model.trainable_variables:
-        largest = _largest(weight.value)
-        if not largest <= _LARGEST:
-            return f"weight {weight.path!r} is {largest:g}, so training has diverged"
+    """Returns what the weights say; empty if they are none of a run that diverged."""
+    for place in structure.walk(model):
+        low = place.layer.compute_dtype == "float16"
+        for weight in structure.own_weights(place.layer):
+            largest = _largest(weight.value) if weight.trainable else 0.0
+            if not largest <= (_LARGEST_WEIGHT if low else _LARGEST):
+                return f"weight {weight.path!r} is {largest:g}: training has diverged"
     return ""
 
 
