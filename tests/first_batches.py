@@ -116,7 +116,7 @@ def losses(name, run):
         model.compile(optimizer, loss=model.loss)
         batches = tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
         each = keras.callbacks.LambdaCallback(
-            on_train_batch_begin=lambda batch: model.reset_metrics(),
+            on_train_batch_begin=lambda batch, logs: model.reset_metrics(),
             on_train_batch_end=lambda batch, logs: found.append(float(logs["loss"])),
         )
         model.fit(batches, verbose=0, callbacks=[each])

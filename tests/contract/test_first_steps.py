@@ -225,6 +225,29 @@ def test_a_run_that_goes_on_is_not_retried():
     assert int(model.optimizer.skipped_steps) > 0
 
 
+def test_sparse_batches_are_taken():
+    tfamp.enable("mixed_float16")
+    model = keras.Sequential([keras.Input((16,), sparse=True), layers.Dense(1)])
+    model.compile("adam", "mse")
+    model.train_on_batch(tf.sparse.from_dense(X[:32]), Y[:32])
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_a_loss_that_overflows_outside_of_layers_is_not_blamed_on_data():
+    class Squares(OwnStep):
+        def compute_loss(self, x=None, y=None, y_pred=None, **_):
+            return tf.cast(
+                tf.reduce_mean(tf.cast(y_pred, "float16") * 6e4 * 6e4), "float32"
+            )
+
+    tfamp.enable("mixed_float16")
+    model = Squares(body())
+    model.compile("adam", "mse")
+    said = "what computes the loss, which should be in float32|training steps of this"
+    with pytest.warns(UserWarning, match=said):
+        in_fit(model)
+
+
 def test_data_are_drawn_once():
     tfamp.enable("mixed_float16")
     drawn = []
@@ -394,7 +417,7 @@ def test_bad_data_are_said_and_neither_healed_nor_retried(data, fact):
     tfamp.enable("mixed_float16")
     model = keras.Sequential(body())
     model.compile("adam", "mse")
-    with pytest.warns(UserWarning, match=f"not the cause: .*{fact}"):
+    with pytest.warns(UserWarning, match=f"infinite or NaN. .*{fact}"):
         model.fit(*data, batch_size=32, shuffle=False, verbose=0)
     assert model.optimizer.retried_steps == 0
     assert int(model.optimizer.skipped_steps) == 1
@@ -488,13 +511,13 @@ def test_raw_columns_train_as_in_float32(make, columns):
             model.compile(keras.optimizers.Adam(1e-2), "mse")
             data = columns, wanted_ones
             fitted = model.fit(*data, batch_size=32, shuffle=False, epochs=3, verbose=0)
+            assert np.isfinite(model.predict(columns, verbose=0)).all()
             return model, fitted.history["loss"][-1]
 
     _, wanted = run("float32")
     model, found = run("mixed_float16")
     assert found == pytest.approx(wanted, rel=0.2)
     assert int(model.optimizer.skipped_steps) == 0
-    assert np.isfinite(model.predict(columns, verbose=0)).all()
 
 
 FORMATS = {
@@ -647,6 +670,68 @@ def test_reductions_that_make_activations_keep_16_bits():
     assert model.layers[2].dtype_policy.compute_dtype == "float16"
     tfamp.disable()
     assert tf.reduce_sum(x).dtype == tf.float16
+
+
+def in_a_loop(x):
+    start = 0, tf.zeros(tf.shape(x)[:1], x.dtype)
+    return tf.while_loop(
+        lambda i, sums: i < 3,
+        lambda i, sums: (i + 1, sums + tf.reduce_sum(x, -1)),
+        start,
+    )[1]
+
+
+def in_a_scan(x):
+    start = tf.zeros(tf.shape(x)[1:], x.dtype)
+    return tf.scan(lambda state, row: state + tf.reduce_mean(row), x, start)
+
+
+def in_a_map(x):
+    return tf.map_fn(lambda row: tf.reduce_sum(row), x)
+
+
+def in_an_array(x):
+    array = tf.TensorArray(x.dtype, 1)
+    return array.write(0, tf.reduce_sum(x)).stack()
+
+
+def in_a_branch(x):
+    branches = [lambda: tf.reduce_mean(x), lambda: x[0, 0]]
+    return tf.switch_case(tf.constant(0), branches)
+
+
+def with_a_gradient_of_its_own(x):
+    @tf.custom_gradient
+    def own(x):
+        return tf.reduce_sum(x, -1), lambda slope: slope[:, None] * tf.ones_like(x)
+
+    return own(x) + x[:, 0]
+
+
+def computed_again(x):
+    return tf.recompute_grad(lambda x: x * tf.reduce_mean(x))(x)
+
+
+FIXED = [in_a_loop, in_a_scan, in_a_map, in_an_array, in_a_branch]
+FIXED += [with_a_gradient_of_its_own, computed_again]
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("function", FIXED)
+def test_sums_where_a_format_is_fixed_keep_it(function, graph):
+    tfamp.enable("mixed_float16")
+
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result = function(x)
+        return result, tape.gradient(result, x)
+
+    run = tf.function(run) if graph else run
+    found, slope = run(tf.ones((4, 8), "float16"))
+    exact, exact_slope = run(tf.ones((4, 8), "float32"))
+    np.testing.assert_allclose(found, exact, rtol=1e-2)
+    np.testing.assert_allclose(slope, exact_slope, rtol=1e-2)
 
 
 # ---- Gradients by inputs ----

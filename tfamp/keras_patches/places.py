@@ -183,6 +183,7 @@ UPSTREAM = {
         ),
         Patch(_LOSSES, "tensorflow:nn", "l2_loss"),
         Patch(_LOSSES, "tensorflow", "norm"),
+        Patch(_LOSSES, "tensorflow:TensorArray", "write"),
         Patch(_LOSSES, "tensorflow:linalg", "norm", (), "linalg_norm"),
         Patch(
             _LOSSES,

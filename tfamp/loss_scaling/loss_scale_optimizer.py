@@ -71,7 +71,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     _restore_on_build = None
     _scale_was_read = False
-    retried_steps = 0
+    retried_steps = looks = 0  # `looks`: of `retried_steps`, in vain.
     overflow_counts: Any = None  # A monitor's, in steps that are traced from then on.
 
     def __init__(

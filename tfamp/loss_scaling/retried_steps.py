@@ -34,7 +34,7 @@ from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 _MOST = 16  # Retries of a run.
 _LOWER, _HIGHER, _NEXT = 2.0**-4, 2.0, 2.0**-1
 _SETTLED = 16  # Updates after which a scale that was sought is left to its rule.
-_LOOKS = 3  # Steps of a `fit` whose loss is looked into.
+_LOOKS = 3  # Steps in vain whose loss is looked into.
 _STUCK = 8  # Steps that are skipped in a row, where a scale does not help.
 
 Heal = Callable[[Any], bool]  # Of a batch: whether layers were healed.
@@ -92,7 +92,7 @@ class RetriedSteps:
         self, model: keras.Model, function: Callable, heal: Heal, begins=False
     ):
         self._model, self._function, self._heal = model, function, heal
-        self._begins, self._looks, self._saved = begins, _LOOKS, None
+        self._begins, self._saved = begins, None
         self._is_spread = True
         self._graph = tf.function(
             lambda batch: function(iter([batch])), autograph=False
@@ -100,7 +100,7 @@ class RetriedSteps:
 
     def __call__(self, data: Iterator) -> Any:
         """Takes the next steps, as the function of Keras that this stands for."""
-        if not self._begins and not (_searches(self._model) and self._looks):
+        if not self._begins and not _searches(self._model):
             if self._model.train_function is self:
                 self._model.train_function = self._function
             return self._function(data)
@@ -110,9 +110,7 @@ class RetriedSteps:
         for batch in itertools.islice(data, self._model.steps_per_execution):
             if spec is None:  # Of `train_on_batch`: arrays, and None for no weights.
                 batch = tuple(
-                    keras.tree.map_structure(tf.convert_to_tensor, x)
-                    for x in batch
-                    if x is not None
+                    tf.nest.map_structure(_tensor, x) for x in batch if x is not None
                 )
             outputs = self.take(batch, spec)
         if outputs is None:
@@ -155,7 +153,7 @@ class RetriedSteps:
     def _look(self, batch, spec, outputs):
         """Has layers healed and takes a step again, if that is what it needs."""
         optimizer, strategy = self._model.optimizer, self._model.distribute_strategy
-        self._looks -= 1
+        optimizer.looks += 1
         several = getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)()
         if several or not self._heal(_whole(batch, strategy)):
             return outputs
@@ -165,7 +163,7 @@ class RetriedSteps:
         optimizer.retried_steps += 1
         self._model.make_train_function()  # It was forgotten.
         again = RetriedSteps(self._model, _plain(self._model), self._heal, begins=True)
-        again._looks, again._is_spread = self._looks, self._is_spread
+        again._is_spread, optimizer.looks = self._is_spread, 0
         self._model.train_function = again
         return again.take(batch, spec)
 
@@ -222,6 +220,11 @@ def _iterator(batch, spec):
     return iter(tf.data.experimental.from_variant(variant, spec))
 
 
+def _tensor(x):
+    kinds = tf.Tensor, tf.SparseTensor, tf.RaggedTensor
+    return x if isinstance(x, kinds) else tf.convert_to_tensor(x)
+
+
 def _spec(batch):
     return tf.nest.map_structure(tf.type_spec_from_value, batch)
 
@@ -254,7 +257,8 @@ def _searches(model):
     if not isinstance(optimizer, LossScaleOptimizer) or not optimizer.config.dynamic:
         return False
     most = _SETTLED - 1 if optimizer.retried_steps else 0
-    return _has_tries(optimizer) and train_steps.updates(optimizer) <= most
+    tries = _has_tries(optimizer) and optimizer.looks < _LOOKS
+    return tries and train_steps.updates(optimizer) <= most
 
 
 def _has_tries(optimizer):
@@ -286,6 +290,8 @@ def watch(model: keras.Model, heal: Heal) -> None:
     function = model.train_function
     if function is None or isinstance(function, RetriedSteps):
         return
+    if model.run_eagerly and train_steps.HOOKS.scales(model):
+        return  # Nobody knows what such a step writes.
     stuck = _skipped_in_a_row(model) >= _STUCK
     if stuck or _searches(model):
         model.train_function = RetriedSteps(model, function, heal, begins=stuck)
@@ -295,4 +301,5 @@ def _skipped_in_a_row(model):
     optimizer = model.optimizer
     if not isinstance(optimizer, LossScaleOptimizer):
         return 0
-    return int(optimizer.consecutive_skipped_steps.numpy())
+    looks = optimizer.looks < _LOOKS
+    return int(optimizer.consecutive_skipped_steps.numpy()) if looks else 0

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from absl import logging
 
 from tfamp import errors
-from tfamp.facts import formats, user_code
+from tfamp.facts import formats, modes, user_code
 from tfamp.inspect import calls, structure
-from tfamp.precision import assigned, overrides, rules
+from tfamp.precision import assigned, described, overrides, plan, rules
 
 _LARGEST = formats.float_format("float16").max
 _LARGEST_WEIGHT = _LARGEST**0.5  # Beyond it, a weight times its own size overflows.
@@ -68,20 +67,32 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             is_finite = all(each.is_finite for each in exact)
             found = _search(undo, model, inputs, exact) if is_finite else {}
         except Exception as error:  # Code of the user's layers may raise anything.
-            logging.info("Model %r cannot be called on a batch: %s", model.name, error)
+            user_code.log(
+                f"Model '{model.name}': the loss of a step is infinite or NaN, and it "
+                "cannot be called on the batch, to see where that begins "
+                f"({type(error).__name__}). Name the layer in overrides."
+            )
             return False
         if found and assigns:
             undo.pop_all()  # They stay.
             rules.HEALED.update(found)
     if found:
         _tell_healed(model, inputs, found, assigns)
-    else:
-        what = (
-            "the numbers of its layers are finite"
-            if is_finite
-            else ("it is not finite in float32 either")
+        everything = plan.Plan(model, modes.get_mode("mixed_float16"))
+        if lost := described.unsaved(everything) if assigns else "":
+            user_code.log(lost)
+    elif is_finite:
+        _tell(
+            model,
+            "The numbers of its layers are finite: look at the targets, and at what "
+            f"computes the loss, which should be in float32. {facts}.",
         )
-        _tell(model, f"{what}: {facts}")
+    else:
+        _tell(
+            model,
+            "Precision is not the cause, as it is not finite in float32 either. "
+            f"{facts}.",
+        )
     return bool(found) and assigns
 
 
@@ -141,7 +152,6 @@ def _run(model, inputs):
             measured.append((finite, tf.stack(each), largest))
         return measured
 
-    inputs = keras.tree.map_structure(tf.convert_to_tensor, inputs)
     traced = tf.function(run, autograph=False).get_concrete_function(inputs)
     rows = []
     for owners, (finite, each, largest) in zip(makers, traced(inputs), strict=True):
@@ -192,7 +202,7 @@ def _finite(x):
 def _tell(model, why):
     user_code.warn(
         f"Model '{model.name}': a training step was skipped because its loss is "
-        f"infinite or NaN, and precision is not the cause: {why}."
+        f"infinite or NaN. {why}"
     )
 
 
@@ -203,8 +213,16 @@ def _not_precision(model):
         for weight in structure.own_weights(place.layer):
             largest = _largest(weight.value) if weight.trainable else 0.0
             if not largest <= (_LARGEST_WEIGHT if low else _LARGEST):
-                return f"weight {weight.path!r} is {largest:g}: training has diverged"
+                return (
+                    "Precision is not the cause: training has diverged, weight "
+                    f"{weight.path!r} is {largest:g}."
+                )
     return ""
+
+
+def _tensors(nested):
+    flat = tf.nest.flatten(nested, expand_composites=True)
+    return [tf.convert_to_tensor(x) for x in flat if x is not None]
 
 
 def _largest(x):
@@ -215,7 +233,7 @@ def _largest(x):
 def _describe_batch(inputs, targets):
     parts = []
     for name, nested in (("x", inputs), ("y", targets)):
-        tensors = [tf.convert_to_tensor(x) for x in keras.tree.flatten(nested)]
+        tensors = _tensors(nested)
         floats = [tf.cast(x, "float32") for x in tensors if x.dtype.is_floating]
         if floats:
             lost = sum(int(tf.math.count_nonzero(tf.math.is_nan(x))) for x in floats)
@@ -244,7 +262,7 @@ def _tell_healed(model, inputs, found, assigns):
 
 def _describe_inputs(model, inputs):
     """Returns what to say of inputs that float16 cannot hold; empty if all fit."""
-    flat = [tf.convert_to_tensor(x) for x in keras.tree.flatten(inputs)]
+    flat = _tensors(inputs)
     known = getattr(model, "inputs", None) or ()
     names = [x.name for x in known] if len(known) == len(flat) else []
     names = sorted(inputs) if isinstance(inputs, dict) else names

@@ -9,9 +9,11 @@ A sum over a batch and its pixels passes 65,504, float16's largest number, soon.
 | squares that are only summed so | the same, in graphs |
 | activity regularizers | as a whole, if they are a `Regularizer` |
 
-Others stay: they make activations (a pooling, a normalization of the user's own, where
-`keepdims` tells), and what they make is as large. So do `exp`, `log` and `pow`, which
-PyTorch computes in float32: their results are as large as an activation.
+Not in the body of a loop or a branch, nor in a `tf.custom_gradient`: what it returns
+has the format that it was made for. Others stay, too: they make activations (a pooling,
+a normalization of the user's own, where `keepdims` tells), and what they make is as
+large. So do `exp`, `log` and `pow`, which PyTorch computes in float32: their results
+are as large as an activation.
 """
 
 import inspect
@@ -35,7 +37,18 @@ _WITHIN = (_TF, _OWN, *(os.path.join(_KERAS, "src", x) for x in ("ops", "backend
 _MAKES_LOSSES = tuple(
     os.path.join(_KERAS, "src", x) for x in ("losses", "metrics", "regularizers")
 )
-_BACKWARD = os.path.join(_TF, "python", "eager", "backprop.py")
+# A gradient has the format of its input, a loop's state the one that it began with.
+_FIXED = {
+    os.path.join(_TF, "python", *x.split("/"))
+    for x in (
+        "eager/backprop.py",
+        "ops/custom_gradient.py",
+        "ops/functional_ops.py",
+        "ops/map_fn.py",
+        "ops/while_loop.py",
+    )
+}
+_BODIES = {"CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph"}
 
 
 def _reduction(original):
@@ -71,16 +84,22 @@ def _leaves_rows(x, axis):
 
 
 def _makes_loss():
-    """Whether the user's code, or a regularizer, asks, and not for a gradient."""
+    """Whether the user's code, or a regularizer, asks, where no format is fixed."""
     frame: Any = sys._getframe(2)
     while frame and frame.f_code.co_filename.startswith(_WITHIN):
+        if frame.f_code.co_filename in _FIXED:
+            return False
         frame = frame.f_back
     file = frame.f_code.co_filename if frame else _KERAS
     if file.startswith(_KERAS) and not file.startswith(_MAKES_LOSSES):
         return False
-    while frame and frame.f_code.co_filename != _BACKWARD:
-        frame = frame.f_back
-    return frame is None
+    graph = tf.compat.v1.get_default_graph()
+    if type(graph).__name__ in _BODIES:
+        return False
+    while frame and not file.startswith(_KERAS) and file not in _FIXED:
+        frame = frame.f_back  # As far as the layer or step that the user's code is.
+        file = frame.f_code.co_filename if frame else ""
+    return file not in _FIXED
 
 
 def _wide(x):
@@ -91,6 +110,15 @@ def _wide(x):
     if is_square and all(each is inputs[0] for each in inputs):
         return tf.square(tf.cast(inputs[0], "float32"))
     return tf.cast(x, "float32")
+
+
+def _write(original):
+    def write(array, index, value, name=None):
+        if array.dtype.name in formats.LOW and isinstance(value, tf.Tensor):
+            value = tf.cast(value, array.dtype)  # It may be such a sum.
+        return original(array, index, value, name)
+
+    return write
 
 
 def _regularized(original):
@@ -121,4 +149,5 @@ HOOKS = _Hooks(
     norm=_reduction,
     linalg_norm=_reduction,
     keras_mean=_reduction,
+    write=_write,
 )
