@@ -114,6 +114,7 @@ def losses(name, run):
         if own:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         model.compile(optimizer, loss=model.loss)
+        data = data[0] if len(data) == 1 else data
         batches = tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
         each = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs: model.reset_metrics(),
