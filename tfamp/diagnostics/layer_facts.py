@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfamp.inspect import model_inputs, quantized, structure, traces
-from tfamp.precision import overrides, plan, slow_layers
+from tfamp.inspect import model_inputs, quantized, slow_layers, structure, traces
+from tfamp.precision import overrides, plan
 
 _KINDS = keras.layers
 _DEPTHWISE = slow_layers.DEPTHWISE

@@ -9,8 +9,8 @@ import keras
 
 from tfamp import errors
 from tfamp.facts import formats, user_code
-from tfamp.inspect import quantized, structure
-from tfamp.precision import plan, rules, slow_layers
+from tfamp.inspect import quantized, slow_layers, structure
+from tfamp.precision import plan, rules
 from tfamp.storage import recomputed
 
 

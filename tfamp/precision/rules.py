@@ -31,8 +31,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.facts import formats
-from tfamp.inspect import flow, model_inputs, quantized, structure
-from tfamp.precision import slow_layers
+from tfamp.inspect import flow, model_inputs, quantized, slow_layers, structure
 
 OUTPUT = "computes an output of the model, which stays in float32"
 PASSES_OUTPUT = "passes on an output of the model, which stays in float32"

@@ -13,10 +13,11 @@ from tfamp.facts import (
     xla_flags,
 )
 from tfamp.graph_rewrite import first_step, switch
+from tfamp.inspect import slow_layers
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule
-from tfamp.precision import policy, promotion, rules, settings, slow_layers
+from tfamp.precision import policy, promotion, rules, settings
 from tfamp.storage import remat
 from tfamp.updates import compiled
 
