@@ -344,6 +344,51 @@ def test_a_layer_that_overflows_is_healed_and_no_batch_is_lost(make):
     assert np.isfinite(model.predict(X, verbose=0)).all()
 
 
+class Adversarial(keras.Model):
+    """Has no `call`: what computes what is in its `train_step` only."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        self.generator = keras.Sequential([layers.Input((8,)), layers.Dense(16)])
+        self.critic = keras.Sequential(
+            [
+                layers.Input((16,)),
+                layers.Dense(16, "relu"),
+                Times(name="large"),
+                layers.LayerNormalization(),
+                layers.Dense(1, name="score"),
+            ]
+        )
+        self.steps = tf.Variable(0)
+
+    def train_step(self, real):
+        self.steps.assign_add(1)
+        with tf.GradientTape() as tape:
+            fake = self.generator(real[:, :8])
+            scores = self.critic(fake) - self.critic(real)
+            loss = tf.reduce_mean(tf.nn.softplus(scores))
+        weights = self.critic.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def adversarial():
+    model = Adversarial()
+    model.compile(keras.optimizers.SGD(1e-2))
+    return model, model.fit(X, batch_size=32, shuffle=False, verbose=0).history["loss"]
+
+
+def test_a_model_without_a_call_is_healed_in_its_train_step():
+    _, (expected,) = adversarial()
+    tfamp.enable("mixed_float16")
+    said = "/large' .*and the batch is taken again|does not hold"
+    with pytest.warns(UserWarning, match=said):
+        model, (loss,) = adversarial()
+    assert int(model.steps) == int(model.optimizer.iterations) == 8
+    assert loss == pytest.approx(expected, rel=0.05)
+
+
 def test_what_is_healed_stays_so_and_is_listed(tmp_path):
     tfamp.enable("mixed_float16")
     model = sequential()

@@ -101,11 +101,14 @@ class Recorder:
         return [*_inner_first(self._completed[0])]
 
     @contextlib.contextmanager
-    def installed(self, collect_losses: bool = False) -> Iterator[None]:
+    def installed(
+        self, collect_losses: bool = False, is_stateless: bool = True
+    ) -> Iterator[None]:
         """Scopes the watching; afterwards all is as before.
 
         Args:
           collect_losses: Whether layers that add losses find them there.
+          is_stateless: Whether what the calls write goes nowhere.
         """
         owners = [owner for owner, _ in self._paths.values()]
         with traces.unchanged(owners):
@@ -113,7 +116,8 @@ class Recorder:
                 traces.watch(owner, functools.partial(self._watched, owner))
             self._graph = tf.compat.v1.get_default_graph()
             # Seeds, statistics and losses of these calls go nowhere.
-            with keras.StatelessScope(collect_losses=collect_losses):
+            scope = keras.StatelessScope(collect_losses=collect_losses)
+            with scope if is_stateless else contextlib.nullcontext():
                 yield
 
     def again(self, call: Call, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -119,28 +119,8 @@ def _forwards(model, graph, calls, returned, takes):
     def is_raw(tensor):
         return kinds.get(tensor.ref()) == _RAW
 
-    exact, raw, rounded, sources = {}, {}, {}, {}
-    owners: dict[int, keras.layers.Layer] = {}
-    for layer, _, _, operations in calls:
-        owners |= dict.fromkeys(set(operations) - owners.keys(), layer)
-    queue: list[tf.Tensor] = []
-    mixed, wide = [], set()  # What operators compute with float32 is float32.
-    for index, operation in enumerate(graph.get_operations()):
-        layer, all_raw = owners.get(index), all(map(is_raw, operation.outputs))
-        floats = [x for x in operation.inputs if x.dtype.is_floating]
-        given = [x for x in floats if is_raw(x)]
-        if layer is None or not (given or any(x.ref() in wide for x in floats)):
-            continue
-        in_graph = structure.is_functional(layer) or isinstance(layer, keras.Sequential)
-        if in_graph and not all_raw and not _ends(operation):
-            wide |= {x.ref() for x in operation.outputs}
-        if not given or operation.type in _MOVES or _ends(operation):
-            continue
-        if in_graph and not all_raw:
-            mixed.append(operation.name.split("/")[-1])
-        elif not in_graph and (all_raw or structure.children(layer)):
-            raw[id(layer)] = layer
-        queue += given
+    raw, mixed, wide, queue = _with_raw(graph, calls, is_raw)
+    exact, rounded, sources = {}, {}, {}
     for layer, inputs, _, _ in calls:
         taken = [x for x in map(_uncast, inputs) if x.dtype.is_floating]
         if takes(layer) and any(map(is_raw, taken)):
@@ -155,27 +135,65 @@ def _forwards(model, graph, calls, returned, takes):
             sources.setdefault(id(layer), []).extend(
                 made or returned.get(source.ref(), [])
             )
-    visited, marked = set(), exact | raw
-    between: set[int] = set()
+    marked = exact | raw
+    between = _between(model, returned, is_raw, queue, marked)
+    rows = map(list, map(dict.values, (exact, raw, between, rounded)))
+    return *rows, sources, mixed
+
+
+def _with_raw(graph, calls, is_raw):
+    """Returns what computes with raw values.
+
+    Returns:
+      Layers by id; names of operations in models of a graph, that mix raw values with
+      computed ones; references of what these make, which is float32; raw tensors that
+      are computed with.
+    """
+    owners: dict[int, keras.layers.Layer] = {}
+    for layer, _, _, operations in calls:
+        owners |= dict.fromkeys(set(operations) - owners.keys(), layer)
+    raw, mixed, wide = {}, [], set()
+    used: list[tf.Tensor] = []
+    for index, operation in enumerate(graph.get_operations()):
+        layer, all_raw = owners.get(index), all(map(is_raw, operation.outputs))
+        floats = [x for x in operation.inputs if x.dtype.is_floating]
+        given = [x for x in floats if is_raw(x)]
+        if layer is None or not (given or any(x.ref() in wide for x in floats)):
+            continue
+        mixes = _is_graph(layer) and not all_raw
+        if mixes and not _ends(operation):
+            wide |= {x.ref() for x in operation.outputs}
+        if not given or operation.type in _MOVES or _ends(operation):
+            continue
+        if mixes:
+            mixed.append(operation.name.split("/")[-1])
+        elif not _is_graph(layer) and (all_raw or structure.children(layer)):
+            raw[id(layer)] = layer
+        used += given
+    return raw, mixed, wide, used
+
+
+def _is_graph(layer):
+    return structure.is_functional(layer) or isinstance(layer, keras.Sequential)
+
+
+def _between(model, returned, is_raw, queue, marked):
+    """Returns, by id, the layers that pass raw values on to those that are marked."""
+    visited, found = set(), set()
     while queue:
         tensor = queue.pop()
         if tensor.ref() not in visited:
             visited.add(tensor.ref())
             queue += filter(is_raw, tensor.op.inputs)
-            between |= {id(layer) for layer in returned.get(tensor.ref(), ())}
+            found |= {id(layer) for layer in returned.get(tensor.ref(), ())}
     places = structure.walk(model)
     for place in places:
-        if id(place.layer) in between | marked.keys():
-            between |= {id(layer) for layer in _around(place)}  # They cast it, too.
-    layers = [x.layer for x in places if id(x.layer) in between - marked.keys()]
-    return (
-        [*exact.values()],
-        [*raw.values()],
-        [x for x in layers if not structure.is_functional(x)],
-        [*rounded.values()],
-        sources,
-        mixed,
-    )
+        if id(place.layer) in found | marked.keys():
+            found |= {id(layer) for layer in _around(place)}  # They cast it, too.
+    layers = {
+        id(x.layer): x.layer for x in places if id(x.layer) in found - marked.keys()
+    }
+    return {key: x for key, x in layers.items() if not structure.is_functional(x)}
 
 
 _LOW = (tf.bfloat16, tf.float16)

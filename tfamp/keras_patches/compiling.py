@@ -126,5 +126,5 @@ def run_once(model: keras.Model, look: Any, then: Callable[[], None] | None) -> 
             raise
         return logs
 
-    step.is_first_step = True  # pyright: ignore[reportFunctionMemberAccess]
+    step.then_function = function  # pyright: ignore[reportFunctionMemberAccess]
     model.train_function = step

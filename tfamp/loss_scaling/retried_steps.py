@@ -20,7 +20,7 @@ happens again.
 
 import inspect
 import itertools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -30,6 +30,7 @@ from tfamp.facts import user_code
 from tfamp.keras_patches import xla_steps
 from tfamp.loss_scaling import train_steps
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
+from tfamp.updates import saved_values
 
 _MOST = 16  # Retries of a run.
 _LOWER, _HIGHER, _NEXT = 2.0**-4, 2.0, 2.0**-1
@@ -38,44 +39,6 @@ _LOOKS = 3  # Steps in vain whose loss is looked into.
 _STUCK = 8  # Steps that are skipped in a row, where a scale does not help.
 
 Heal = Callable[[Any], bool]  # Of a batch: whether layers were healed.
-
-
-class _Saved:
-    """The values of the variables that a function uses, on the host.
-
-    On the device they would be a second copy of weights and slots.
-
-    Args:
-      captured: The tensors that the function captures.
-      without: The ids of those that are left out.
-    """
-
-    def __init__(self, captured: Sequence[tf.Tensor], without: Container[int]):
-        with tf.device("CPU:0"):
-            self._values = [
-                (handle, tf.identity(_read(handle, dtype)))
-                for handle in captured
-                if id(handle) not in without and (dtype := _dtype(handle)) is not None
-            ]
-
-    def restore(self) -> None:
-        """Gives the variables these values again."""
-        for handle, value in self._values:
-            with tf.device(handle.device):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-def _dtype(handle):
-    """Returns the dtype of a variable by its handle; None of other tensors."""
-    data = getattr(handle, "_handle_data", None)  # TensorFlow 2.21.
-    if handle.dtype != tf.resource or data is None or not data.is_set:
-        return None
-    return tf.as_dtype(data.shape_and_type[0].dtype)
-
-
-def _read(handle, dtype):
-    with tf.device(handle.device):
-        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
 class RetriedSteps:
@@ -201,7 +164,7 @@ class RetriedSteps:
 
     def _save(self, captured):
         if self._saved is None:
-            self._saved = _Saved(captured, self._without)
+            self._saved = saved_values.SavedValues(captured, self._without)
 
 
 def _traced(function):
@@ -267,6 +230,7 @@ def _has_tries(optimizer):
 
 def _plain(model):
     function = model.train_function
+    function = getattr(function, "then_function", function)  # Of a first step.
     return function._function if isinstance(function, RetriedSteps) else function
 
 

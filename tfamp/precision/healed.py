@@ -20,8 +20,11 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.facts import formats, modes, user_code
+from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import calls, structure
+from tfamp.loss_scaling import train_steps
 from tfamp.precision import assigned, described, overrides, plan, rules
+from tfamp.updates import saved_values
 
 _LARGEST = formats.float_format("float16").max
 _LARGEST_WEIGHT = _LARGEST**0.5  # Beyond it, a weight times its own size overflows.
@@ -63,9 +66,9 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
     with assigned.EXCLUSIVE, contextlib.ExitStack() as undo:
         try:
             with assigned.float32(model):
-                exact = _run(model, inputs)
+                exact = _run(model, batch)
             is_finite = all(each.is_finite for each in exact)
-            found = _search(undo, model, inputs, exact) if is_finite else {}
+            found = _search(undo, model, batch, exact) if is_finite else {}
         except Exception as error:  # Code of the user's layers may raise anything.
             user_code.log(
                 f"Model '{model.name}': the loss of a step is infinite or NaN, and it "
@@ -82,10 +85,13 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
         if lost := described.unsaved(everything) if assigns else "":
             user_code.log(lost)
     elif is_finite:
+        rest = "what computes the loss, which should be in float32"
+        if graph_rewrite.active() is not None:
+            rest = "what the graph rewrite computes in float16, which is not seen here"
         _tell(
             model,
-            "The numbers of its layers are finite: look at the targets, and at what "
-            f"computes the loss, which should be in float32. {facts}.",
+            "The numbers of its layers are finite: look at the targets, and at "
+            f"{rest}. {facts}.",
         )
     else:
         _tell(
@@ -96,7 +102,7 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
     return bool(found) and assigns
 
 
-def _search(undo, model, inputs, exact):
+def _search(undo, model, batch, exact):
     """Returns {layer: largest magnitude}; they are float32 until `undo` ends."""
     largest: dict[Any, float] = {}
     for each in exact:
@@ -109,7 +115,7 @@ def _search(undo, model, inputs, exact):
                 if holder.layer in found and rules.follows(place.layer, holder.layer):
                     rows[id(place.layer)] = "float32", f"follows {holder.layer.name!r}"
         undo.enter_context(assigned.assign(model, rows))
-        low = _run(model, inputs)
+        low = _run(model, batch)
         if all(each.is_finite for each in low):
             return {layer: largest[layer] for layer in largest if layer in found}
         more = {layer for each in low for layer in each.lost if _can_heal(layer)}
@@ -126,15 +132,20 @@ def _can_heal(owner):
     return is_layer and owner.compute_dtype == "float16"
 
 
-def _run(model, inputs):
-    """Returns the `_Numbers` of each call in a training step's forward pass."""
+def _run(model, batch):
+    """Returns the `_Numbers` of each call in a training step, which is undone."""
     makers: list[list] = []
+    own_step = train_steps.HOOKS.scales(model)  # Its model need not have a `call`.
+    given = batch if own_step else keras.utils.unpack_x_y_sample_weight(batch)[0]
 
-    def run(inputs):
+    def run(given):
         with tf.GradientTape() as tape:
             recorder = calls.Recorder(model, tape)
-            with recorder.installed():
-                model(inputs, training=True)
+            with recorder.installed(is_stateless=not own_step):
+                if own_step:
+                    model.train_step(given)
+                else:
+                    model(given, training=True)
         leaves = {
             x.ref(): call.owner
             for call in recorder.calls
@@ -152,9 +163,14 @@ def _run(model, inputs):
             measured.append((finite, tf.stack(each), largest))
         return measured
 
-    traced = tf.function(run, autograph=False).get_concrete_function(inputs)
+    traced = tf.function(run, autograph=False).get_concrete_function(given)
+    before = saved_values.SavedValues(traced.captured_inputs)
+    try:
+        measured = traced(given)
+    finally:
+        before.restore()
     rows = []
-    for owners, (finite, each, largest) in zip(makers, traced(inputs), strict=True):
+    for owners, (finite, each, largest) in zip(makers, measured, strict=True):
         whole, *took = finite.numpy().tolist()
         begins = zip(owners, took, each.numpy().tolist(), strict=True)
         lost = [x for found, took, made in begins if took and not made for x in found]

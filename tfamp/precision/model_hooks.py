@@ -158,7 +158,7 @@ class _Rules:
                 assigns = self.asked is None or self.asked.heal
                 heal = functools.partial(healed.heal, model, assigns=assigns)
                 optimizer.watch_steps(model, heal)
-            if not hasattr(model.train_function, "is_first_step"):
+            if not hasattr(model.train_function, "then_function"):
                 look = first_step.look(model, is_new)
                 if builds or look is not None:
                     then = functools.partial(self._built, model, original)
