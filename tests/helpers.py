@@ -17,7 +17,8 @@ from tfamp.facts import hardware
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule as loss_scale
-from tfamp.precision import model_hooks, promotion
+from tfamp.operators import lost_numbers, promotion
+from tfamp.precision import model_hooks
 from tfamp.updates import compiled
 
 # ---- The process' globals, as conftest.py saves, compares and restores them ----
@@ -81,6 +82,7 @@ def write_globals(saved: Globals) -> None:
         module.HOOKS.remove()
     bias_gradient.EMBEDDING_HOOKS.remove()
     long_attention.LAYER_HOOKS.remove()
+    lost_numbers.HOOKS.remove()
     promotion.HOOKS.remove()
     model_hooks.remove()
     for (base, name), function in saved.methods.items():

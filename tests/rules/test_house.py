@@ -18,7 +18,7 @@ FLOORS = (
     {"facts"},
     {"inspect", "keras_patches"},
     {"updates"},
-    {"loss_scaling", "graph_rewrite", "kernels", "storage"},
+    {"loss_scaling", "graph_rewrite", "kernels", "operators", "storage"},
     {"precision"},
     {"serving", "numerics", "diagnostics"},
     {"resume"},

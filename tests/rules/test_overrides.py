@@ -52,14 +52,19 @@ def test_malformed_overrides_are_refused(mode, asked, messages):
     [
         ("head", "head", True),
         ("head", "heads", False),
-        ("head", "model/head", False),
+        ("head", "model/head", True),
+        ("block/head", "model/block/head", True),
+        ("head", "model/a_head", False),
+        ("head", "head/query", False),
+        ("^head", "head", True),
+        ("^head", "model/head", False),
         (".*head", "model/head", True),
         ("a|b", "b", True),
         ("(?i)HEAD", "head", True),
         (r"(\w)\1", "aa", True),
     ],
 )
-def test_pattern_matches_a_whole_path(pattern, path, matches):
+def test_a_pattern_matches_a_path_or_its_end(pattern, path, matches):
     found = overrides.find(["other", path], parsed({pattern: "float32"}))
     assert (found is not None) == matches
 

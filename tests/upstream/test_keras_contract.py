@@ -471,6 +471,51 @@ def test_tensorflow_computes_in_one_format_only():
         tf.add(wide, low)
     with pytest.raises(TypeError, match="'AddV2' Op"):
         tf.function(tf.add)(wide, low)
+    with pytest.raises(ValueError, match="requires tf.float32"):
+        tf.signal.rfft(low)
+    with pytest.raises(tf.errors.NotFoundError, match="Lgamma"):
+        tf.math.lgamma(low)
+
+
+def test_tensorflows_loops_hold_one_format():
+    wide, low = tf.ones([2]), tf.ones([2], tf.bfloat16)
+
+    @tf.function
+    def loop():
+        state = low
+        for _ in tf.range(2):
+            state = wide
+        return state
+
+    def body(i, state):
+        return i + 1, wide
+
+    with pytest.raises(TypeError, match="dtype"):
+        loop()
+    with pytest.raises(TypeError, match="bfloat16"):
+        tf.function(tf.while_loop)(lambda i, state: i < 2, body, [0, low])
+    with pytest.raises(TypeError):
+        tf.function(tf.switch_case)(tf.constant(0), [lambda: low, lambda: wide])
+
+
+def test_tensorflow_resizes_no_16_bits():
+    images = tf.ones([1, 4, 4, 1], tf.bfloat16)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(images)
+        bicubic = tf.image.resize(images, (6, 6), "bicubic")
+        smooth = tf.image.resize(images, (2, 2), antialias=True)
+    assert tape.gradient(bicubic, images) is None
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ScaleAndTranslateGrad"):
+        tape.gradient(smooth, images)
+
+
+def test_a_copy_of_an_output_has_no_gradient():
+    x = tf.ones([2], tf.bfloat16)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        hidden = x * 2
+        copy, output = tf.cast(hidden, "float32"), hidden * 3
+    assert tape.gradient(output, copy) is None
 
 
 def test_tensorflow_sums_losses_in_16_bits():

@@ -39,7 +39,12 @@ NAMES = {
     "tensorflow.python.pywrap_tfe:TF_SetXlaConstantFoldingDisabled": _KEPT,
     "tensorflow.python.grappler.tf_optimizer:OptimizeGraph": "previews of the rewrite",
     "tensorflow.python.grappler.cluster:Cluster": _COUNTS,
-    "tensorflow.python.framework.kernels:get_registered_kernels_for_op": _COUNTS,
+    "tensorflow.python.framework.kernels:get_registered_kernels_for_op": (
+        "audits that count launches, float32 for operators without 16 bits"
+    ),
+    "tensorflow.python.framework.op_def_registry:get": (
+        "float32 for operators without 16 bits"
+    ),
     "tensorflow.python.ops.handle_data_util:get_resource_handle_data": _COUNTS,
     "tensorflow.core.protobuf.device_properties_pb2:NamedDevice": _COUNTS,
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable": (

@@ -54,7 +54,8 @@ STOPS = "tensorflow.python.eager.record:stop_recording"
 WATCHES = "tensorflow.python.eager.record:VariableWatcher"
 GLOBALS = (*_TRAINS, "keras.src.backend.common.global_state:set_global_attribute")
 REMAT = (RECORDS, STOPS, WATCHES, *GLOBALS)
-_EXECUTE = "tensorflow.python.eager.execute"
+_KERNELS = "tensorflow.python.framework.kernels:get_registered_kernels_for_op"
+_DEFINITIONS = "tensorflow.python.framework.op_def_registry:get"
 _SUMS = "tensorflow.python.ops.gen_math_ops"
 _LOSSES = "losses summed in float32"
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
@@ -163,16 +164,59 @@ UPSTREAM = {
             "constant",
         ),
         Patch(
-            "float32 where formats meet in eager operators",
-            "tensorflow.python.framework.ops",
-            "raise_from_not_ok_status",
-            (f"{_EXECUTE}:args_to_matching_eager",),
+            "float32 for numbers that float16 cannot hold",
+            "tensorflow.python.framework.override_binary_operator",
+            "maybe_promote_tensors",
+        ),
+        Patch(
+            "float32 where formats meet in operators of graphs",
+            "tensorflow.python.framework.op_def_library",
+            "_apply_op_helper",
+            (_KERNELS, _DEFINITIONS),
         ),
         Patch(
             "float32 where formats meet in eager operators",
-            _EXECUTE,
-            "args_to_matching_eager",
-            ("tensorflow.python.framework.ops:raise_from_not_ok_status",),
+            "tensorflow.python.pywrap_tfe",
+            "TFE_Py_FastPathExecute",
+            (_KERNELS, _DEFINITIONS),
+        ),
+        Patch(
+            "float32 where formats meet in eager operators",
+            "tensorflow.python.eager.execute",
+            "execute",
+            (_KERNELS, _DEFINITIONS),
+        ),
+        *(
+            Patch("float32 in Fourier transforms", "tensorflow:signal", name)
+            for name in ("rfft", "rfft2d", "rfft3d")
+        ),
+    ),
+    "not filed; symptom: a loop's state or a branch's result of two formats is an "
+    "error; remove when test_tensorflows_loops_hold_one_format fails": (
+        Patch("one format in loops", "tensorflow.python.ops.while_loop", "while_loop"),
+        Patch(
+            "one format in loops of AutoGraph's",
+            "tensorflow.python.autograph.operators.control_flow",
+            "_tf_while_stmt",
+        ),
+        Patch("one format of branches", "tensorflow", "switch_case"),
+    ),
+    "not filed; symptom: gradients of bicubic and antialiased resizing by 16 bits are "
+    "None, or an error; remove when test_tensorflow_resizes_no_16_bits fails": (
+        Patch(
+            "gradients in the formats of inputs",
+            "tensorflow.python.framework.registry:Registry",
+            "lookup",
+            alias="gradient_lookup",
+        ),
+    ),
+    "not filed; symptom: the gradient by a float32 copy of an output is None; remove "
+    "when test_a_copy_of_an_output_has_no_gradient fails": (
+        Patch(
+            "gradients by what a model returns",
+            "tensorflow:GradientTape",
+            "gradient",
+            alias="output_gradient",
         ),
     ),
     "https://github.com/tensorflow/tensorflow/issues/43978; remove when "

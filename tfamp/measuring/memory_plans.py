@@ -16,6 +16,7 @@ from tfamp import checks, errors, tables
 from tfamp.facts import hardware
 from tfamp.inspect import structure
 from tfamp.measuring import processes, training_steps, trials, workloads
+from tfamp.precision import overrides
 from tfamp.runs import run_files
 from tfamp.storage import account
 
@@ -360,13 +361,14 @@ def _blocks(model, own):
         return sum(own.get(place.layer, 0) for place in structure.walk(layer))
 
     places = {id(place.layer): place for place in structure.walk(model)}
+    paths = [place.path for place in places.values()]
     found, queue = [], structure.children(model)
     while queue:
         layer = queue.pop(0)
         if not (inner := structure.children(layer)):
             continue
         if 0 < share(layer) <= sum(own.values()) / 2:
-            found.append(re.escape(places[id(layer)].path))
+            found.append(overrides.exact(places[id(layer)].path, paths))
         else:
             queue += inner
     return found

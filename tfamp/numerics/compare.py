@@ -10,8 +10,9 @@ import tensorflow as tf
 from tfamp.facts import formats, hardware, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, quantized, structure
-from tfamp.numerics import results, statistics
-from tfamp.precision import assigned, conversion, described, promotion
+from tfamp.numerics import backward, results, statistics
+from tfamp.operators import promotion
+from tfamp.precision import assigned, conversion, described
 
 
 class _Pass(NamedTuple):
@@ -64,7 +65,8 @@ def compare_precision(
     Raises:
       TypeError: If `model` is no Keras model.
       ValueError: If it is not built; if the mode is not one of 16 bits; if the
-        float32 pass itself makes NaN; if there are targets, but no loss.
+        float32 pass itself makes NaN; if there are targets, but no loss; if inputs
+        are strings.
 
     Example:
       print(tfamp.compare_precision(model, x, "mixed_float16"))
@@ -127,6 +129,11 @@ def compare(
 def as_float32(x: Any) -> tf.Tensor:
     """Returns a tensor, in float32 if it is of floats."""
     tensor = tf.convert_to_tensor(x)
+    if tensor.dtype == tf.string:
+        raise ValueError(
+            "Layers are compared on numbers. Received strings as inputs. Pass a model "
+            "without its TextVectorization or StringLookup, and what those return."
+        )
     return tf.cast(tensor, "float32") if tensor.dtype.is_floating else tensor
 
 
@@ -170,7 +177,7 @@ def _recorded(model, inputs, objective, scale, note, chosen):
             sources = [(x.made, x.taken, x.weights) for x in own]
     found = [([], [], [])] * len(own)
     if objective:
-        found = gradients(tape, value, sources)
+        found = backward.gradients(tape, value, sources)
     noted: list[Any] = []
     with recorder.installed():
         for each in zip(own, found, strict=True):
@@ -185,22 +192,6 @@ def _computes(call):
     return call.made and not call.only_chains
 
 
-def _backward(recorder, call, taken, upstream):
-    """Makes a call again; returns its results, and its gradients given their own."""
-    with tf.GradientTape() as tape:
-        tape.watch(taken)
-        made = recorder.again(call, taken)
-    sources = [*taken, *call.weights]
-    return made, gradients(tape, made, sources, upstream) if upstream else []
-
-
-def gradients(tape, target, sources, upstream=None):
-    """Returns gradients as tensors, also of an embedding's rows; zeros for None."""
-    zero = tf.UnconnectedGradients.ZERO
-    found = tape.gradient(target, sources, upstream, zero)
-    return keras.tree.map_structure(tf.convert_to_tensor, found)
-
-
 def _run_exact(model, inputs, objective, jit_compile):
     """Returns values of the float32 pass, a `_Pass` for each call, and the paths."""
     paths = []
@@ -208,7 +199,7 @@ def _run_exact(model, inputs, objective, jit_compile):
     def note(recorder, call, gradients):
         local = []
         if objective:
-            _, local = _backward(recorder, call, call.taken, gradients[0])
+            _, local = backward.again(recorder, call, call.taken, gradients[0])
         return _Pass(call.taken, call.made, *gradients, local)
 
     def run(inputs):
@@ -258,7 +249,9 @@ def _set_beside(recorder, call, gradients, wide, scale):
     upstream, passed, of_weights = gradients
     scaled = [x * scale for x in wide.upstream]
     given = _cast_as(scaled, call.made) if scaled else []
-    made, local = _backward(recorder, call, _cast_as(wide.taken, call.taken), given)
+    made, local = backward.again(
+        recorder, call, _cast_as(wide.taken, call.taken), given
+    )
     errors = [(call.taken, wide.taken), (call.made, wide.made), (made, wide.made)]
     counts = [(call.made, wide.made), _cast_weights(call)]
     if scaled:

@@ -14,8 +14,9 @@ from absl import logging
 from tfamp import checks, tables
 from tfamp.facts import formats, user_code
 from tfamp.inspect import calls, structure
-from tfamp.numerics import compare, statistics
-from tfamp.precision import assigned, model_hooks, promotion
+from tfamp.numerics import backward, statistics
+from tfamp.operators import promotion
+from tfamp.precision import assigned, model_hooks, overrides
 
 _KINDS = ("outputs", "weights", "gradients", "weight_gradients")
 
@@ -117,7 +118,7 @@ class NumericsMonitor(keras.callbacks.Callback):
     def _find_layers(self):
         places = structure.walk(self.model)
         low = [x for x in places if x.layer.compute_dtype in formats.LOW]
-        low = [x for x in low if self._pattern.fullmatch(x.path)]
+        low = [x for x in low if overrides.matches(self._pattern, x.path)]
         if not low or (self._seen == 1 and not model_hooks.has_its_plan(self.model)):
             return False
         self._layers = [(x.layer, x.path, x.layer.compute_dtype) for x in low]
@@ -191,7 +192,7 @@ class NumericsMonitor(keras.callbacks.Callback):
             of_layer = [call for call in own if call.owner is layer]
             outputs = calls.floats([call.outputs for call in of_layer])
             sources.append((outputs, of_layer[0].weights if of_layer else []))
-        gradients = compare.gradients(tape, loss, sources)
+        gradients = backward.gradients(tape, loss, sources)
         rows, largest = [], []
         for (*_, low), (outputs, weights), (down, of_weights) in zip(
             self._layers, sources, gradients, strict=True

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 import statistics as python_statistics
 import time
 from collections.abc import Callable, Iterable
@@ -14,8 +13,9 @@ import tensorflow as tf
 from tfamp.facts import formats, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, quantized, structure
-from tfamp.numerics import compare, results, statistics
-from tfamp.precision import assigned, conversion, plan, policy, promotion, settings
+from tfamp.numerics import backward, compare, results, statistics
+from tfamp.operators import promotion
+from tfamp.precision import assigned, conversion, plan, policy, settings
 from tfamp.precision import overrides as overriding
 
 _FEWEST, _MOST = 4, 16  # Batches that are looked at.
@@ -133,10 +133,11 @@ class _Search:
         self.wide = mode.policy if mode.product_format else "float32"
         low = (mode.product_format,) if mode.product_format else formats.LOW
         paths = {x.path for x in known.rows if x.format in low}
+        self._paths = [place.path for place in structure.walk(model)]
         asked = overriding.parse(mode, self._overrides(paths))
         self._traced = conversion.traced(model, mode, batches[0][0])
         can = plan.Plan(model, mode, asked).matched
-        self._rows = [x for x in known.rows if not x.call and re.escape(x.path) in can]
+        self._rows = [x for x in known.rows if not x.call and self._only(x.path) in can]
         self._units = [x.path for x in self._rows]
         with assigned.float32(model):
             self._exact = self._step(None if self._scale is None else 1.0)
@@ -169,7 +170,7 @@ class _Search:
 
     def _alone(self, row):
         others = self._overrides(set(self._units) - {row.path})
-        found = self._try(others | {re.escape(row.path): self._mode.name}, self._seen)
+        found = self._try(others | {self._only(row.path): self._mode.name}, self._seen)
         if found is _FAILED:  # What the layer itself does is known.
             found = row.local_error, row.local_gradient_error, None
         return results.LayerSensitivity(row.path, *found)
@@ -200,7 +201,10 @@ class _Search:
         return results.Choice(label, tuple(kept), *found)
 
     def _overrides(self, paths):
-        return {re.escape(path): self.wide for path in sorted(paths)}
+        return {self._only(path): self.wide for path in sorted(paths)}
+
+    def _only(self, path):
+        return overriding.exact(path, self._paths)
 
     def _try(self, overrides, batches):
         """Returns the largest errors on the batches, and the time over float32's."""
@@ -244,7 +248,7 @@ class _Search:
                     value = objective(outputs) * scale
             gradients = []
             if scale is not None:
-                gradients = compare.gradients(tape, value, weights)
+                gradients = backward.gradients(tape, value, weights)
             unscaled = [tf.cast(x, "float32") / scale for x in gradients]
             return calls.floats(outputs), unscaled
 

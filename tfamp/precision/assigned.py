@@ -19,7 +19,8 @@ import tensorflow as tf
 from tfamp.facts import formats, modes
 from tfamp.inspect import quantized, structure
 from tfamp.kernels import bias_gradient
-from tfamp.precision import plan, policy, promotion
+from tfamp.operators import lost_numbers, promotion
+from tfamp.precision import plan, policy
 from tfamp.storage import recomputed
 
 # What models of Keras and KerasHub make of themselves when they are first traced.
@@ -52,7 +53,8 @@ def assigned(model: keras.Model, planned: plan.Plan) -> Iterator[None]:
         undo.callback(_scopes.pop)
         undo.enter_context(policy.policy_scope(planned.mode.name))
         undo.enter_context(assign(model, planned.rows))
-        for hooks in (bias_gradient.HOOKS, promotion.HOOKS) if low else ():
+        groups = (bias_gradient.HOOKS, promotion.HOOKS, lost_numbers.HOOKS)
+        for hooks in groups if low else ():
             undo.enter_context(hooks.installed())
         for place in structure.walk(model) if not low else ():
             for operation in getattr(place.layer, "operations", ()):

@@ -13,7 +13,8 @@ from tfamp.graph_rewrite import switch
 from tfamp.keras_patches import replicas
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import train_steps
-from tfamp.precision import model_hooks, policy, promotion, reductions, settings
+from tfamp.operators import lost_numbers, promotion, reductions
+from tfamp.precision import model_hooks, policy, settings
 from tfamp.precision.status import NOTES, Status, describe
 from tfamp.storage import remat as rematerialization
 from tfamp.updates import compiled
@@ -216,6 +217,7 @@ def _refresh_hooks() -> None:
         (long_attention.LAYER_HOOKS, mixed and fuses),
         (replicas.HOOKS, asked is not None),
         (promotion.HOOKS, mixed),
+        (lost_numbers.HOOKS, asked and asked.has_float16),
         (reductions.HOOKS, mixed),
         (train_steps.HOOKS, scaled),
         (rematerialization.HOOKS, asked is not None),

@@ -28,16 +28,8 @@ from tfamp.inspect import model_inputs, quantized, structure, traces
 from tfamp.keras_patches import compiling, hooks, places, xla_steps
 from tfamp.kernels import clusters
 from tfamp.loss_scaling import optimizer, train_steps
-from tfamp.precision import (
-    assigned,
-    described,
-    healed,
-    plan,
-    policy,
-    promotion,
-    reductions,
-    rules,
-)
+from tfamp.operators import promotion, reductions
+from tfamp.precision import assigned, described, healed, plan, policy, rules
 from tfamp.precision.settings import Settings
 from tfamp.storage import low_bit
 

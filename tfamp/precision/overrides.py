@@ -1,8 +1,8 @@
 """Per-layer precision: {pattern of a layer's path: mode}, checked and matched.
 
-A pattern is a regular expression that matches a layer's *whole* path
-(`re.fullmatch`): `head` in a functional model, `model/head` in a subclassed one,
-`stack/head` in a sequential one that is named "stack". What applies to a layer is, in
+A pattern is a regular expression that matches a layer's whole path, or its end after a
+`/` (`re.fullmatch`): `head` is every layer of that name, in a model of any kind, and
+`block/head` those in a "block"; `^head` is a whole path. What applies to a layer is, in
 this order:
 
     1. the override whose pattern matches its own path
@@ -48,11 +48,27 @@ class Override(NamedTuple):
         return f"{REQUESTED} {self.pattern!r}"
 
     def matches(self, paths: Iterable[str]) -> bool:
-        """Whether the pattern matches one of a layer's paths as a whole."""
-        return any(re.fullmatch(self.pattern, path) for path in paths)
+        """Whether the pattern matches one of a layer's paths, or its end."""
+        return any(matches(self.pattern, path) for path in paths)
 
 
 Overrides = tuple[Override, ...]
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a pattern matches a path as a whole, or its end after a `/`.
+
+    `^` is the start of the path, so that `^head` is no `block/head`.
+    """
+    starts = (0, *(found.end() for found in re.finditer("/", path)))
+    compiled = re.compile(pattern)
+    return any(compiled.fullmatch(path, start) for start in starts)
+
+
+def exact(path: str, paths: Iterable[str]) -> str:
+    """Returns a pattern that matches one of these paths alone."""
+    is_an_end = any(each.endswith(f"/{path}") for each in paths)
+    return f"{'^' * is_an_end}{re.escape(path)}"
 
 
 def parse(mode: modes.Mode, overrides: Mapping[str, str] | None) -> Overrides:
@@ -145,7 +161,7 @@ def find(paths: Iterable[str], parsed: Overrides) -> Override | None:
         raise OverrideError(
             f"{len(matching)} patterns match {next(iter(paths))!r} with different "
             f"modes: {asked}. Let only one of them match, for example by a negative "
-            "lookahead, '(?!...)'."
+            "lookahead, '^(?!...)'."
         )
     return matching[0] if matching else None
 

@@ -16,7 +16,6 @@ earlier one has assigned.
 """
 
 import functools
-import re
 import weakref
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
@@ -139,7 +138,7 @@ class Plan:
         free = {id(place.layer) for place in self._free if place.holders}
 
         def matches(place, pattern):
-            matched = any(re.fullmatch(pattern, path) for path in _paths(place))
+            matched = any(overriding.matches(pattern, x) for x in _paths(place))
             return id(place.layer) in free and matched
 
         def is_inside(place, pattern):

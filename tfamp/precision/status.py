@@ -17,7 +17,8 @@ from tfamp.inspect import slow_layers
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule
-from tfamp.precision import policy, promotion, rules, settings
+from tfamp.operators import again
+from tfamp.precision import policy, rules, settings
 from tfamp.storage import remat
 from tfamp.updates import compiled
 
@@ -147,7 +148,7 @@ def describe(
         xla=_describe_xla(asked),
         float32_layers=_describe_float32(asked),
         healed=errors.examples(_describe_healed()) or "none",
-        formats_meet=errors.examples(promotion.places()) or "none seen",
+        formats_meet=errors.examples(again.places()) or "none seen",
         versions=_describe_versions(devices),
     )
 

@@ -10,7 +10,8 @@ import numpy as np
 from tfamp import errors
 from tfamp.facts import formats, modes
 from tfamp.inspect import quantized, structure
-from tfamp.precision import assigned, conversion, promotion
+from tfamp.operators import promotion
+from tfamp.precision import assigned, conversion
 from tfamp.serving import litert, onnx_file, report, staging, writing
 from tfamp.storage import stored
 

@@ -1,0 +1,346 @@
+"""Operators of the user's code that 16 bits fail, or lose the gradients of."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfamp
+
+pytestmark = pytest.mark.usefixtures("disabled")
+
+LOW = {"mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
+in_both = pytest.mark.parametrize("mode", LOW)
+X = tf.random.stateless_normal((4, 16), (1, 2))
+layers = keras.layers
+
+
+# ---- Operators without a kernel ----
+
+
+def squares(x):
+    return tf.reshape(x, (-1, 4, 4)) + 3 * tf.eye(4, dtype=x.dtype)
+
+
+def boxes(x):
+    low = tf.sigmoid(x[:, :2])
+    return tf.concat([low, low + tf.cast(0.4, x.dtype)], 1)
+
+
+def crops(x):
+    images = tf.reshape(x, (4, 4, 4, 1))
+    return tf.image.crop_and_resize(images, boxes(x), tf.range(4), (2, 2))
+
+
+def chosen(x):
+    return tf.gather(x, tf.image.non_max_suppression(boxes(x), x[:, 0], 2))
+
+
+def log_gamma(x):
+    return tf.raw_ops.Lgamma(x=tf.nn.softplus(x) + 1)
+
+
+ALONE = {
+    "rfft": lambda x: tf.abs(tf.signal.rfft(x)),
+    "stft": lambda x: tf.abs(tf.signal.stft(x, 8, 4)),
+    "dct": lambda x: tf.signal.dct(x),
+    "complex": lambda x: tf.abs(tf.complex(x, 2 * x)),
+    "crop_and_resize": crops,
+    "non_max_suppression": chosen,
+    "fake_quant": lambda x: tf.quantization.fake_quant_with_min_max_args(x, -4, 4),
+    "lgamma": lambda x: tf.math.lgamma(tf.nn.softplus(x) + 1),
+    "raw lgamma": log_gamma,
+    "digamma": lambda x: tf.math.digamma(tf.nn.softplus(x) + 1),
+    "igamma": lambda x: tf.math.igamma(tf.nn.softplus(x), tf.nn.softplus(x) + 1),
+    "erfinv": lambda x: tf.math.erfinv(0.5 * tf.tanh(x)),
+    "inverse": lambda x: tf.linalg.inv(squares(x)),
+    "solve": lambda x: tf.linalg.solve(squares(x), tf.reshape(x, (4, 4, 4))),
+    "logdet": lambda x: tf.linalg.logdet(squares(x) @ squares(x)),
+    "keras.ops.det": lambda x: keras.ops.det(squares(x)),
+    "keras.ops.norm": lambda x: keras.ops.norm(squares(x), ord=2, axis=(1, 2)),
+    "lrn": lambda x: tf.nn.lrn(tf.reshape(x, (1, 4, 4, 4))),
+    "max_pool3d": lambda x: tf.nn.max_pool3d(
+        tf.reshape(x, (1, 4, 4, 4, 1)), 2, 2, "SAME"
+    ),
+}
+
+
+def value_and_gradient(function):
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return y, tape.gradient(y, x)
+
+    return run
+
+
+@in_both
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("name", ALONE)
+def test_what_16_bits_do_not_have_is_computed_in_float32(name, how, mode):
+    low = tf.cast(X, LOW[mode])
+    run = value_and_gradient(ALONE[name])
+    expected, slope = run(tf.cast(low, "float32"))
+    tfamp.enable(mode, on_unsupported="warn")
+    found, gradient = helpers.RUNNERS[how](run)(low)
+    np.testing.assert_allclose(
+        tf.cast(found, "float32"), expected, rtol=0.02, atol=0.05
+    )
+    assert gradient is not None and gradient.dtype == LOW[mode]
+    tolerance = 0.02 * float(tf.reduce_max(tf.abs(slope)))
+    dense = [tf.cast(tf.convert_to_tensor(x), "float32") for x in (gradient, slope)]
+    np.testing.assert_allclose(*dense, rtol=0.05, atol=tolerance)
+
+
+@in_both
+def test_a_lambda_of_such_operators_trains_and_each_is_told_once(mode, caplog):
+    tfamp.enable(mode, on_unsupported="warn")
+    spectrum = layers.Lambda(lambda x: tf.abs(tf.signal.rfft(x)))
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(16), spectrum])
+    model.add(layers.Dense(1))
+    model.compile(keras.optimizers.SGD(1e-4), "mse")
+    with caplog.at_level("WARNING"):
+        fitted = model.fit(X, X[:, :1], epochs=2, verbose=0)
+    assert np.isfinite(fitted.history["loss"]).all()
+    said = tfamp.status().formats_meet
+    assert f"no {LOW[mode].name} in rfft" in said and said.count(" in rfft") == 1
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+def test_an_assertion_of_a_format_still_asserts(how):
+    tfamp.enable("mixed_bfloat16", on_unsupported="warn")
+    low = tf.cast(X, "bfloat16")
+    with pytest.raises(TypeError, match="float32"):
+        helpers.RUNNERS[how](lambda x: tf.debugging.assert_type(x, tf.float32))(low)
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+def test_an_operator_that_fails_in_float32_too_says_so_itself(how):
+    tfamp.enable("mixed_bfloat16", on_unsupported="warn")
+    low = tf.cast(X, "bfloat16")
+    kinds = ValueError, tf.errors.InvalidArgumentError
+    with pytest.raises(kinds, match="must be square|must be equal, but are 4 and 16"):
+        helpers.RUNNERS[how](tf.linalg.inv)(low)
+
+
+# ---- Functions that make masks for their inputs' format ----
+
+
+@in_both
+@pytest.mark.parametrize("how", helpers.RUNNERS)
+@pytest.mark.parametrize("name", ["sampled_softmax_loss", "nce_loss"])
+def test_a_sampled_loss_is_finite_where_a_label_is_sampled(name, how, mode):
+    def loss(x):
+        kernel, bias, labels = x[:, :4], x[:, 0], tf.constant([[0], [1], [2], [3]])
+        function = getattr(tf.nn, name)
+        return function(kernel, bias, tf.cast(labels, "int64"), x[:, :4], 4, 4)
+
+    if how == "xla":
+        pytest.skip("XLA has no sampler")
+    tfamp.enable(mode, on_unsupported="warn")
+    run = value_and_gradient(loss)
+    found, gradient = helpers.RUNNERS[how](run)(tf.cast(X, LOW[mode]))
+    assert np.isfinite(found).all()
+    assert np.isfinite(tf.cast(gradient, "float32")).all()
+
+
+def test_a_mask_of_a_number_first_is_that_of_float32():
+    tfamp.enable("mixed_float16", on_unsupported="warn")
+    mask = tf.cast(X > 0, "float16")
+    low = tf.cast(X, "float16")
+    masked = tf.function(lambda x, mask: x - 1e9 * mask)(low, mask)
+    wide = tf.cast(low, "float32") - 1e9 * tf.cast(mask, "float32")
+    np.testing.assert_allclose(masked, wide)
+
+
+# ---- Gradients ----
+
+RESIZED = {
+    "bicubic": dict(method="bicubic"),
+    "antialias": dict(method="bilinear", antialias=True),
+    "lanczos": dict(method="lanczos3"),
+    "gaussian": dict(method="gaussian"),
+    "mitchell": dict(method="mitchellcubic"),
+}
+
+
+@in_both
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("name", RESIZED)
+def test_resizing_has_the_gradients_of_float32(name, how, mode):
+    def resized(x):
+        return tf.image.resize(tf.reshape(x, (1, 4, 4, 4)), (6, 6), **RESIZED[name])
+
+    low = tf.cast(X, LOW[mode])
+    run = value_and_gradient(resized)
+    _, slope = run(tf.cast(low, "float32"))
+    tfamp.enable(mode, on_unsupported="warn")
+    _, gradient = helpers.RUNNERS[how](run)(low)
+    assert gradient.dtype == LOW[mode]
+    np.testing.assert_allclose(tf.cast(gradient, "float32"), slope, atol=0.03)
+
+
+@in_both
+def test_a_gradient_that_is_none_in_float32_stays_none(mode):
+    low = tf.cast(X, LOW[mode])
+    tfamp.enable(mode, on_unsupported="warn")
+    for function in (tf.floor, tf.stop_gradient, tf.round):
+        assert value_and_gradient(function)(low)[1] is None
+
+
+def functional():
+    inputs = keras.Input((8, 8, 1))
+    features = layers.Conv2D(4, 3, activation="relu", name="last")(inputs)
+    outputs = layers.Dense(3)(layers.Flatten()(features))
+    model = keras.Model(inputs, outputs)
+    return keras.Model(model.inputs, [model.get_layer("last").output, model.output])
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.last, self.flat = layers.Conv2D(4, 3, activation="relu"), layers.Flatten()
+        self.head = layers.Dense(3)
+
+    def call(self, x):
+        features = self.last(x)
+        return features, self.head(self.flat(features))
+
+
+def class_activation(model, images):
+    with tf.GradientTape() as tape:
+        features, scores = model(images)
+        best = scores[:, 0] + 0.5 * tf.reduce_mean(features, (1, 2, 3))
+        plain = scores[:, 0]
+        both = tf.stack([best, plain])
+    return tape.gradient(both, features), features
+
+
+@in_both
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("make", [functional, Subclassed], ids=["functional", "own"])
+def test_a_gradient_by_what_a_model_returns_is_that_of_float32(make, how, mode):
+    images = tf.random.stateless_normal((2, 8, 8, 1), (1, 2))
+
+    def run():
+        keras.utils.set_random_seed(0)
+        model = make()
+        model(images)
+        called = helpers.RUNNERS[how](lambda x: class_activation(model, x))
+        return called(images)
+
+    expected, _ = run()
+    tfamp.enable(mode, on_unsupported="warn")
+    found, features = run()
+    assert found.dtype == features.dtype == "float32"
+    largest = float(tf.reduce_max(tf.abs(expected)))
+    np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.02 * largest)
+
+
+# ---- Loops and branches ----
+
+
+class Cell(layers.Layer):
+    """Adds time constants of a `tf.Variable`, and noise, to a state."""
+
+    state_size = output_size = 8
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 8))
+        self.rate = tf.Variable(tf.fill((8,), 0.5))
+
+    def call(self, x, states):
+        new = tf.tanh(x @ self.kernel) + 1e-3 * tf.random.stateless_normal((8,), (1, 2))
+        state = self.rate * states[0] + (1 - self.rate) * new
+        return state, [state]
+
+
+@in_both
+@pytest.mark.parametrize("keywords", [{}, {"jit_compile": True}], ids=["graph", "XLA"])
+def test_a_cell_that_meets_float32_trains(mode, keywords):
+    def losses():
+        keras.utils.set_random_seed(0)
+        body = [keras.Input((4, 4)), layers.RNN(Cell()), layers.Dense(1)]
+        model = keras.Sequential(body)
+        model.compile(keras.optimizers.SGD(0.1), "mse", **keywords)
+        x = tf.reshape(X, (4, 4, 4))
+        return model.fit(x, X[:, :1], epochs=4, verbose=0).history["loss"]
+
+    expected = losses()
+    tfamp.enable(mode, on_unsupported="warn")
+    np.testing.assert_allclose(losses(), expected, rtol=0.02)
+
+
+def by_while(h, f):
+    return tf.while_loop(lambda i, s: i < 3, lambda i, s: (i + 1, s + f), [0, h])[1]
+
+
+def by_autograph(h, f):
+    state = h
+    for _ in tf.range(3):
+        state = state + f
+    return state
+
+
+def by_autograph_while(h, f):
+    state, i = h, 0
+    while i < tf.size(h) - 13:
+        state = state * f
+        i += 1
+    return state
+
+
+def by_array(h, f):
+    array = tf.TensorArray(h.dtype, 4)
+    for i in range(4):
+        array = array.write(i, h[i] + f)
+    return array.stack()
+
+
+LOOPS = {
+    "while_loop": by_while,
+    "autograph for": by_autograph,
+    "autograph while": by_autograph_while,
+    "array": by_array,
+    "scan": lambda h, f: tf.scan(lambda s, x: s * f + x, h),
+    "foldl": lambda h, f: tf.foldl(lambda s, x: s * f + x, h),
+    "foldr": lambda h, f: tf.foldr(lambda s, x: s * f + x, h),
+    "map_fn": lambda h, f: tf.map_fn(lambda x: x + f, h),
+    "map of a function": lambda h, f: tf.map_fn(tf.math.erfinv, 0.1 * h),
+    "keras.ops.while_loop": lambda h, f: keras.ops.while_loop(
+        lambda i, s: i < 3, lambda i, s: (i + 1, s + f), (0, h)
+    )[1],
+    "keras.ops.fori_loop": lambda h, f: keras.ops.fori_loop(
+        0, 3, lambda i, s: s + f, h
+    ),
+    "keras.ops.scan": lambda h, f: keras.ops.scan(lambda s, x: (s * f + x, s), h[0], h)[
+        0
+    ],
+}
+
+
+@in_both
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loops_state_keeps_its_format(name, mode):
+    low, wide = tf.cast(tf.tanh(X), LOW[mode])[:, 0], tf.constant(0.5)
+    expected = tf.function(LOOPS[name])(tf.cast(low, "float32"), wide)
+    tfamp.enable(mode, on_unsupported="warn")
+    run = tf.function(lambda h, f: value_and_gradient(lambda x: LOOPS[name](x, f))(h))
+    found, gradient = run(low, wide)
+    assert gradient.dtype == LOW[mode]
+    np.testing.assert_allclose(tf.cast(found, "float32"), expected, rtol=0.05)
+
+
+@in_both
+def test_branches_of_two_formats_return_float32(mode):
+    tfamp.enable(mode, on_unsupported="warn")
+    low, wide = tf.cast(X, LOW[mode]), X
+
+    @tf.function
+    def chosen(i):
+        return tf.switch_case(i, [lambda: low, lambda: low + wide, lambda: wide])
+
+    for i in range(3):
+        assert chosen(tf.constant(i)).dtype == "float32"

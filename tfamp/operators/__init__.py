@@ -1,0 +1,1 @@
+"""Single operators: what they compute in, whatever layer they are in."""

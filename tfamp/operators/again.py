@@ -1,0 +1,154 @@
+"""What failed on 16 bits is run again in float32: when, on what, and what is said."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfamp.facts import formats, user_code
+from tfamp.keras_patches import hooks
+
+_WITHIN = tuple(os.path.dirname(x) for x in (tf.__file__, hooks.__file__, __file__))
+_TENSORS = (tf.Tensor, tf.Variable, tf.SparseTensor, keras.Variable)
+_places: set[str] = set()  # Those reported since `promotion.HOOKS` went in.
+_lock = threading.Lock()
+
+
+# ---- Formats ----
+
+
+def format_of(value: Any) -> str | None:
+    """Returns the format of a tensor or variable; None for everything else."""
+    dtype = value.dtype if isinstance(value, _TENSORS) else None
+    return getattr(dtype, "name", dtype)
+
+
+def leaves(values: Iterable) -> Iterator[Any]:
+    """Yields what lists and tuples hold, at any depth."""
+    for value in values:
+        if type(value) in (list, tuple):
+            yield from leaves(value)
+        else:
+            yield value
+
+
+def low_formats(values: Iterable) -> list[str]:
+    """Returns the 16-bit formats among tensors, if float32 can stand for them.
+
+    None for bfloat16 beside float16 alone, which is an error of its own.
+    """
+    found = {format_of(each) for each in leaves(values)}
+    low = sorted(found.intersection(formats.LOW))
+    return low if len(low) == 1 or "float32" in found else []
+
+
+def meet(values: Iterable) -> bool:
+    """Whether there are tensors of float32 beside those of 16 bits."""
+    found = {format_of(each) for each in leaves(values)}
+    return "float32" in found and not found.isdisjoint(formats.LOW)
+
+
+def wide(value: Any) -> Any:
+    """Returns a tensor in float32, if it has 16 bits; lists and tuples with those."""
+    if type(value) in (list, tuple):
+        return type(value)(map(wide, value))
+    return tf.cast(value, "float32") if format_of(value) in formats.LOW else value
+
+
+# ---- Second tries ----
+
+
+class _Now(threading.local):
+    is_running = False
+
+
+_now = _Now()
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Scopes a second try; in it, single operators have one of their own."""
+    before, _now.is_running = _now.is_running, True
+    try:
+        yield
+    finally:
+        _now.is_running = before
+
+
+def can_run(name: str, values: Iterable) -> bool:
+    """Whether a function of `tf` may be called again in float32.
+
+    Not if it asserts something of a format, and not if it calls the user's functions:
+    a body that is traced again would have its effects twice.
+
+    Args:
+      name: The function's name.
+      values: Its arguments.
+    """
+    given = [*leaves(values)]
+    calls_others = any(callable(x) and not isinstance(x, type) for x in given)
+    return bool(low_formats(given)) and not calls_others and "assert" not in name
+
+
+def functions_around(operators: bool = True) -> int:
+    """Returns how many functions have a second try, up to the user's code.
+
+    None in a second try.
+
+    Args:
+      operators: Whether those that add an operator to a graph count.
+    """
+    frame, found = sys._getframe(1), 0
+    if _now.is_running:
+        return 0
+    while frame and (file := frame.f_code.co_filename).startswith(_WITHIN):
+        if frame.f_code.co_name == "op_dispatch_handler":  # Around a function of `tf`.
+            found += _handles(frame.f_locals)
+        elif operators and "gen_" in file:
+            found += "dispatch" in frame.f_code.co_names
+        frame = frame.f_back
+    return found
+
+
+def _handles(given):
+    name = getattr(given.get("dispatch_target"), "__name__", "")
+    values = [*given.get("args", ()), *given.get("kwargs", {}).values()]
+    return name.startswith("convert_to_tensor") or can_run(name, values)
+
+
+# ---- Reports ----
+
+
+def reason(values: Iterable, low: Iterable[str]) -> str:
+    """Says why: float32 and 16 bits meet, or 16 bits alone fail."""
+    named = " and ".join(low)
+    return f"float32 and {named} meet" if meet(values) else f"no {named}"
+
+
+def note(why: str, operator: str) -> None:
+    """Tells of a place that computes in float32, the first time."""
+    file, line = user_code.place()
+    text = f"{file}:{line}: {why} in {operator}"
+    with _lock:
+        is_known = text in _places
+        _places.add(text)
+    if not is_known:
+        logging.warning("%s: computed in float32", text)
+
+
+def places() -> list[str]:
+    """Returns where operators were computed in float32, as text."""
+    with _lock:
+        return sorted(_places)
+
+
+def forget_places() -> None:
+    """Forgets where that was."""
+    with _lock:
+        _places.clear()

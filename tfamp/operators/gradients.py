@@ -1,0 +1,121 @@
+"""Gradients have the formats of what they are taken by.
+
+Inside of a gradient function, what has no kernel for 16 bits is computed in float32,
+too. So what it returns is cast to the formats of the operator's inputs, and a function
+that knows no gradient by 16 bits (TensorFlow's of `ResizeBicubic`) is asked in float32.
+
+A model's outputs are returned in float32, as copies: a gradient by one of these is that
+by what the model computed its other outputs from, too.
+"""
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfamp.facts import formats
+from tfamp.operators import again
+
+
+def lookup(original):
+    """For where gradient functions are looked up, in each trace."""
+
+    def lookup(registry, name):
+        found = original(registry, name)
+        is_function = registry._name == "gradient" and found is not None
+        return functools.partial(_in_formats, found) if is_function else found
+
+    return lookup
+
+
+def _in_formats(function, op, *received):
+    given, inputs = function(op, *received), op.inputs or ()
+    low = [i for i, x in enumerate(inputs) if again.format_of(x) in formats.LOW]
+    if not low:
+        return given
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    if len(found) != len(inputs):
+        return given
+    skipped = getattr(op, "skip_input_indices", None) or ()
+    if any(found[i] is None and i not in skipped for i in low):
+        found = _asked_in_float32(function, op, received, found)
+    for i in low:
+        if isinstance(found[i], _KINDS) and found[i].dtype == tf.float32:
+            found[i] = tf.cast(found[i], inputs[i].dtype)
+    return found
+
+
+_KINDS = (tf.Tensor, tf.IndexedSlices)
+
+
+class _Wide:
+    """An operator whose 16-bit inputs, outputs and types are float32."""
+
+    def __init__(self, op: Any):
+        self._op = op
+        self.inputs, self.outputs = again.wide([*op.inputs]), again.wide(op.outputs)
+
+    def get_attr(self, name: str) -> Any:
+        """Returns an attribute."""
+        value = self._op.get_attr(name)
+        is_low = isinstance(value, tf.DType) and value.name in formats.LOW
+        return tf.float32 if is_low else value
+
+    def __getattr__(self, name):
+        return getattr(self._op, name)
+
+
+def _asked_in_float32(function, op, received, found):
+    """Returns gradients with those that are None for 16 bits, and not in float32."""
+    try:
+        given = function(_Wide(op), *map(again.wide, received))
+    except (TypeError, ValueError, LookupError):
+        return found
+    wide = list(given) if isinstance(given, list | tuple) else [given]
+    if len(wide) != len(found):
+        return found
+    more = [y if x is None else x for x, y in zip(found, wide, strict=True)]
+    return more
+
+
+def by_outputs(original):
+    """For `tf.GradientTape.gradient`."""
+
+    def gradient(
+        tape,
+        target,
+        sources,
+        output_gradients=None,
+        unconnected_gradients=tf.UnconnectedGradients.NONE,
+    ):
+        flat = tf.nest.flatten(sources)
+        copied = [x for x in flat if hasattr(x, "narrow")]
+        if not copied:
+            return original(
+                tape, target, sources, output_gradients, unconnected_gradients
+            )
+        narrow = [x.narrow for x in copied]
+        both = original(tape, target, [*flat, *narrow], output_gradients)
+        found, others = both[: len(flat)], iter(both[len(flat) :])
+        found = [
+            _whole(y, next(others)) if hasattr(x, "narrow") else y
+            for x, y in zip(flat, found, strict=True)
+        ]
+        if unconnected_gradients != tf.UnconnectedGradients.NONE:
+            pairs = zip(flat, found, strict=True)
+            found = [tf.zeros_like(x) if y is None else y for x, y in pairs]
+        return tf.nest.pack_sequence_as(sources, found)
+
+    return gradient
+
+
+def _whole(by_copy, by_original):
+    """Returns the gradient by a copy in float32 and all that its original went to."""
+    if by_original is None:
+        return by_copy
+    whole = tf.cast(by_original, "float32")
+    if by_copy is None:
+        return whole
+    # The original's has the copy's in it, rounded: the rest is what went elsewhere.
+    rest = whole - tf.cast(tf.cast(by_copy, by_original.dtype), "float32")
+    return by_copy + tf.where(tf.math.is_finite(rest), rest, tf.zeros_like(rest))

@@ -1,0 +1,70 @@
+"""Operators that a device computes in float32 and not in a 16-bit format.
+
+Read from TensorFlow's registry of kernels: what has none fails only when it runs, and
+in a graph on a GPU it is moved to the host without a word.
+"""
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfamp.facts import names
+
+_KERNELS = "tensorflow.python.framework.kernels:get_registered_kernels_for_op"
+_DEFINITIONS = "tensorflow.python.framework.op_def_registry:get"
+_ALL = frozenset({"float32", "bfloat16", "float16"})
+
+
+def lacks_kernel(operator: str, inputs: tuple[str, ...], format: str) -> bool:
+    """Whether only float32 is computed where a step runs: on a GPU, or on the host.
+
+    Args:
+      operator: Name of an operator, as "Lgamma".
+      inputs: Names of those of its inputs that have the format.
+      format: "bfloat16" or "float16".
+    """
+    has_gpu = bool(tf.config.get_visible_devices("GPU"))
+    return _lacks(operator, inputs, format, has_gpu)
+
+
+@functools.cache
+def types_of_inputs(operator: str) -> dict[str, str]:
+    """Returns {name of an input: the attribute that is its type}, "" if it is fixed."""
+    definition = names.resolve(_DEFINITIONS, lambda name: None)(operator)
+    inputs = definition.input_arg if definition else ()
+    return {x.name: x.type_attr or x.type_list_attr for x in inputs}
+
+
+@functools.cache
+def _lacks(operator, inputs, format, has_gpu):
+    types = types_of_inputs(operator)
+    asked = {types[each] for each in inputs if types.get(each)}
+    for device in ("GPU", "CPU") if has_gpu else ("CPU",):
+        found = _formats(operator, device)
+        if any("float32" in each for each in found.values()):
+            lacked = [x for x in asked if format not in found.get(x, _ALL)]
+            return any("float32" in found[x] for x in lacked)
+    return False
+
+
+@functools.cache
+def _formats(operator, device) -> dict[str, set[str]]:
+    """Returns {type of inputs: formats}, as far as a device computes it."""
+    definition: Any = names.resolve(_DEFINITIONS, lambda name: None)(operator)
+    allowed = {
+        x.name: x.allowed_values for x in (definition.attr if definition else ())
+    }
+    found = {x: set() for x in types_of_inputs(operator).values() if x}
+    listed: Any = names.resolve(_KERNELS)
+    for kernel in listed(operator).kernel if listed and found else ():
+        if kernel.device_type == device and not kernel.label:
+            limits = {x.name: x.allowed_values for x in kernel.constraint}
+            for name, formats in found.items():
+                computed = _named(limits[name]) if name in limits else _ALL
+                formats |= computed & (_named(allowed[name]) or _ALL)
+    return found
+
+
+def _named(values):
+    return {tf.as_dtype(x).name for x in values.list.type} & _ALL

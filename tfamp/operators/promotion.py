@@ -1,0 +1,158 @@
+"""Where 16 bits are not enough for an operator, it is computed in float32.
+
+TensorFlow's operators take one format, and not all of them have 16 bits. In a mixed
+mode a layer's own code meets both: a `tf.Variable`, a mask or noise has 32 bits beside
+its inputs of 16, and `tf.signal` and most of `tf.linalg` compute in float32 alone. Each
+is an error in TensorFlow. While `HOOKS` are installed, what failed on 16 bits runs
+again with these cast up, and returns float32:
+
+| what failed | what runs again |
+| --- | --- |
+| a function of `tf` raised a TypeError or ValueError | the outermost that was called |
+| an operator in none: of a gradient, of `tf.raw_ops`, an eager one | that operator |
+| an operator without a kernel for 16 bits, which fails when it runs (`missing`) | it |
+
+A function runs again as a whole: masks that it makes for the format of its inputs, as
+in `tf.nn.sampled_softmax_loss`, are then those of float32, and finite. All but the
+last row comes after a failure, so that programs of one format are as fast as before.
+What fails in float32 too fails as it does there, and so does bfloat16 beside float16
+alone. Assertions and functions that call the user's own (`tf.cond`, loops and maps) are
+not run again: in their bodies, each operator is.
+
+What 16 bits are converted to float32 for, outside of operators, is cast, such as in
+`variable.assign(x)`. Keras' own operators (`keras.ops`, and Python's on a Keras
+variable) promote by Keras' rules first. NumPy arrays and numbers take the format of the
+tensor beside them, as ever, but for numbers that float16 cannot hold.
+"""
+
+import re
+import sys
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfamp.facts import formats
+from tfamp.inspect import calls
+from tfamp.keras_patches import hooks
+from tfamp.operators import again, gradients, loops, lost_numbers, single
+
+_NOT_SUPPORTED = tf.__internal__.dispatch.OpDispatcher.NOT_SUPPORTED
+
+
+def widened(outputs: Any) -> Any:
+    """Returns a model's outputs with those of 16 bits in float32; others as they are.
+
+    Args:
+      outputs: Tensors in any structure, or None.
+    """
+    return keras.tree.map_structure(_as_float32, outputs)
+
+
+def _as_float32(value):
+    if not isinstance(value, tf.Tensor) or value.dtype.name not in formats.LOW:
+        return value
+    # Losses and metrics leave out what a mask hides.
+    copy = calls.with_mask_of(tf.cast(value, "float32"), value)
+    copy.narrow = value  # For gradients by it.
+    return copy
+
+
+def _dispatch(original):
+    """For the function that TensorFlow asks, once `op` raised, for another result."""
+
+    def dispatch(op, args, kwargs):
+        result = original(op, args, kwargs)
+        if result is not _NOT_SUPPORTED:
+            return result
+        error = sys.exc_info()[1]  # TensorFlow asks while it handles it.
+        given = [*again.leaves([*args, *kwargs.values()])]
+        # `x + 1e-12` tries float32 by itself, and then fails.
+        number = lost_numbers.behind(error) or lost_numbers.among(given)
+        is_outer = again.functions_around() < 2
+        if op is tf.convert_to_tensor and not again.meet(given):
+            return result if number and not is_outer else _converted(given, number)
+        if op.__name__.startswith("cond") and "same number, type" in str(error):
+            try:
+                return loops.cond(*args, **kwargs)
+            except (TypeError, ValueError):  # That of the branches as they are.
+                return result
+        # What the user called is the one to try again.
+        if not is_outer or not again.can_run(op.__name__, given):
+            return result
+        named = re.search(r"'(\w+)' Op|cannot compute (\w+) as", str(error))
+        plain = re.sub(r"^_|_dispatch$|_v2$", "", op.__name__)
+        meets = again.meet(given) and not number
+        name = (named[1] or named[2]) if named and meets else plain
+        try:
+            with again.running():
+                wide = {name: again.wide(x) for name, x in kwargs.items()}
+                result = op(*again.wide(args), **wide)
+        except Exception as error:
+            raise error from None
+        low = again.low_formats(given)
+        lost = f"{number} is lost in float16"
+        again.note(lost if number else again.reason(given, low), name)
+        return result
+
+    return dispatch
+
+
+def _converted(given, number):
+    """Returns another result of `tf.convert_to_tensor`, if there is one."""
+    if number:
+        again.note(f"{number} is lost in float16", "convert_to_tensor")
+        return tf.constant(number, "float32")
+    value, *others = given
+    names = [getattr(x, "name", x) for x in others if isinstance(x, str | tf.DType)]
+    if "float32" not in names or again.format_of(value) not in formats.LOW:
+        return _NOT_SUPPORTED
+    return tf.cast(value, "float32")
+
+
+def _of_float32(original):
+    """For a function that TensorFlow gives no second try."""
+
+    def function(input_tensor, *args, **kwargs):
+        low = again.low_formats([input_tensor])
+        if low:
+            again.note(again.reason([], low), original.__name__.strip("_"))
+        return original(again.wide(input_tensor), *args, **kwargs)
+
+    return function
+
+
+def _tf_tensor(original):
+    """For what a tensor is converted by: `variable.assign(x)` computes nothing."""
+
+    def __tf_tensor__(tensor, dtype=None, name=None):
+        if dtype is tf.float32 and tensor.dtype.name in formats.LOW:
+            if not again.functions_around():
+                return tf.cast(tensor, dtype)
+        return original(tensor, dtype, name)
+
+    return __tf_tensor__
+
+
+class _Hooks(hooks.HookGroup):
+    def install(self) -> None:
+        if not self.in_force():
+            again.forget_places()
+        super().install()
+
+
+HOOKS = _Hooks(
+    dispatch=_dispatch,
+    __tf_tensor__=_tf_tensor,
+    _apply_op_helper=single.apply_op_helper,
+    TFE_Py_FastPathExecute=single.fast_path,
+    execute=single.slow_path,
+    while_loop=loops.while_loop,
+    _tf_while_stmt=loops.autograph_loop,
+    switch_case=loops.switch_case,
+    rfft=_of_float32,
+    rfft2d=_of_float32,
+    rfft3d=_of_float32,
+    gradient_lookup=gradients.lookup,
+    output_gradient=gradients.by_outputs,
+)

@@ -1,0 +1,117 @@
+"""Single operators that fail on 16 bits are computed in float32.
+
+In graphs where they are added, eagerly where they run. If a function of `tf` is around
+that can be called again, it is: see `promotion`.
+"""
+
+import re
+
+import tensorflow as tf
+
+from tfamp.facts import formats
+from tfamp.operators import again, lost_numbers, missing
+
+_MIXED = re.compile(r"cannot compute \w+ as input .* a (\w+) tensor but is a (\w+) ")
+_LOW = {tf.as_dtype(name).as_datatype_enum for name in formats.LOW}
+
+
+class OperatorError(TypeError):
+    """Has TensorFlow ask for another result of a function around."""
+
+
+def apply_op_helper(original):
+    """For what adds an operator to a graph."""
+
+    def apply(op_type_name, name=None, **keywords):
+        low = {key: x for key, each in keywords.items() if (x := _low_format(each))}
+        if not low:
+            return original(op_type_name, name, **keywords)
+        try:
+            if _lacks_kernel(op_type_name, low):
+                raise OperatorError(f"'{op_type_name}' Op has no kernel for 16 bits")
+            return original(op_type_name, name, **keywords)
+        except (TypeError, ValueError) as error:
+            found = again.low_formats(keywords.values())
+            is_number = lost_numbers.behind(error) is not None
+            if not found or is_number or again.functions_around():
+                raise
+        wide = {key: again.wide(value) for key, value in keywords.items()}
+        made = original(op_type_name, name, **wide)
+        again.note(again.reason(keywords.values(), found), op_type_name)
+        return made
+
+    return apply
+
+
+def _low_format(value):
+    """Returns the 16-bit format of a tensor, or of one in a list; "" for none."""
+    if isinstance(value, tf.Tensor):
+        return value.dtype.name if value.dtype.name in formats.LOW else ""
+    if type(value) in (list, tuple):
+        return next(filter(None, map(_low_format, value)), "")
+    return ""
+
+
+def _lacks_kernel(operator, low):
+    inputs, found = tuple(low), set(low.values())
+    return len(found) == 1 and missing.lacks_kernel(operator, inputs, *found)
+
+
+def fast_path(original):
+    """For what runs an eager operator. Each one comes here: only a failure may cost."""
+
+    def execute(*given):
+        try:
+            return original(*given)
+        except Exception as error:
+            context, operator, name, *inputs = given
+            found = _fails_in(operator, inputs, error)
+            if not found:
+                raise
+            failure = error
+        if again.functions_around(operators=False):
+            raise OperatorError(failure.message) from None
+        made = original(context, operator, name, *map(again.wide, inputs))
+        again.note(again.reason(inputs, found), operator)
+        return made
+
+    return execute
+
+
+def slow_path(original):
+    """For the same, of inputs that had to be converted first."""
+
+    def execute(op_name, num_outputs, inputs, attrs, ctx, name=None):
+        try:
+            return original(op_name, num_outputs, inputs, attrs, ctx, name)
+        except Exception as error:
+            operator = op_name.decode() if isinstance(op_name, bytes) else op_name
+            found = _fails_in(operator, inputs, error)
+            if not found:
+                raise
+            failure = error
+        if again.functions_around():
+            raise OperatorError(failure.message) from None
+        values = [*map(again.wide, inputs)]
+        types = missing.types_of_inputs(operator).values()
+        pairs = [
+            (key, tf.float32.as_datatype_enum if key in types and x in _LOW else x)
+            for key, x in zip(attrs[::2], attrs[1::2], strict=True)
+        ]
+        flat = [each for pair in pairs for each in pair]
+        made = original(op_name, num_outputs, values, tuple(flat), ctx, name)
+        again.note(again.reason(inputs, found), operator)
+        return made
+
+    return execute
+
+
+def _fails_in(operator, inputs, error):
+    """Returns the 16-bit formats for which an operator failed; none if for others."""
+    found, message = again.low_formats(inputs), getattr(error, "message", "")
+    if not found or not isinstance(message, str) or not message:
+        return []  # No failure of a kernel.
+    named = zip(missing.types_of_inputs(operator), inputs, strict=False)
+    low = {key: x for key, each in named if (x := _low_format(each))}
+    lacks = _lacks_kernel(operator, low)
+    return found if lacks or _MIXED.search(message) else []
