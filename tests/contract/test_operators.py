@@ -344,3 +344,34 @@ def test_branches_of_two_formats_return_float32(mode):
 
     for i in range(3):
         assert chosen(tf.constant(i)).dtype == "float32"
+
+
+# ---- What still fails ----
+
+
+class Strict(layers.Layer):
+    """Takes float32 alone, by its own check, as a library may."""
+
+    def call(self, x):
+        if x.dtype != "float32":
+            raise TypeError(f"float32 is needed, not {x.dtype}")
+        return x
+
+
+@in_both
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Strict(name="strict"),
+        lambda: layers.Lambda(Strict().call, name="strict"),
+    ],
+    ids=["layer", "Lambda"],
+)
+def test_an_error_about_16_bits_names_the_override(make, mode):
+    tfamp.enable(mode, on_unsupported="warn")
+    with pytest.raises((TypeError, NotImplementedError)) as raised:
+        make()(layers.Dense(4)(keras.Input((4,))))
+    (note,) = raised.value.__notes__
+    assert "'strict' computes in" in note and "overrides={'strict': 'float32'}" in note
+    tfamp.enable(mode, on_unsupported="warn", overrides={"strict": "float32"})
+    assert make()(layers.Dense(4)(keras.Input((4,)))).shape == (None, 4)

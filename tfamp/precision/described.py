@@ -185,6 +185,28 @@ def others(
     return [model] if model in found else found
 
 
+# Of what an error is about; Keras adds what a layer was called with: "dtype=bfloat16".
+_ABOUT_LOW = re.compile(r"(?<!dtype=)\b(bfloat16|float16|half)\b")
+
+
+def add_override(error: BaseException, layer: keras.layers.Layer) -> None:
+    """Adds to an error about 16 bits how to have the layer in float32.
+
+    Args:
+      error: What the layer's call raised; an inner layer's has a note already.
+      layer: The layer.
+    """
+    root = error
+    while root.__cause__ or root.__context__:
+        root = root.__cause__ or root.__context__
+    low = layer.compute_dtype in formats.LOW
+    if low and _ABOUT_LOW.search(str(root)) and not hasattr(error, "__notes__"):
+        error.add_note(
+            f"Layer {layer.name!r} computes in {layer.compute_dtype}. To have it in "
+            f"float32: tfamp.enable(..., overrides={{{layer.name!r}: 'float32'}})."
+        )
+
+
 def describe_others(models: list[keras.Model], policy: str) -> str:
     """Returns what to say of models that are not in the policy in force."""
     layers = [layer for model in models for layer in weighted(model)]

@@ -250,7 +250,11 @@ class _Rules:
                 rules.check_ids(layer, *args)
             inner = not isinstance(layer, keras.Model) or self._is_inside(args, kwargs)
             if inner:
-                return original(layer, *args, **kwargs)
+                try:
+                    return original(layer, *args, **kwargs)
+                except Exception as error:
+                    described.add_override(error, layer)
+                    raise
             settles = self._settle(layer, args, kwargs)
             try:
                 outputs = original(layer, *args, **kwargs)
