@@ -361,14 +361,19 @@ def functions():
                 if full in CALLS and CALLS[full] is None:
                     continue
                 if not any(x in name for x in NOT_TRACED.split()):
-                    yield full, value, CALLS.get(full)
+                    yield full, by_name(holder, name), CALLS.get(full)
     for name in CALLS:
         owner, attribute = name.split(" ")[0].rsplit(".", 1)
         if " " in name or owner not in MODULES and CALLS[name]:
             holder = tf
             for part in owner.split(".")[1:]:
                 holder = getattr(holder, part)
-            yield name, getattr(holder, attribute), CALLS[name]
+            yield name, by_name(holder, attribute), CALLS[name]
+
+
+def by_name(holder, name):
+    """Returns what calls a function as users do: by its name, when it is called."""
+    return lambda *args, **kwargs: getattr(holder, name)(*args, **kwargs)
 
 
 class Calls(keras.layers.Layer):
@@ -445,7 +450,7 @@ def sweep(only=""):
         bound, expected = chosen(function, call)
         if bound is not None:
             exact[name] = bound, expected
-    print(f"{len(known)} functions, of which float32 computes {len(exact)}")
+    print(f"{len(known)} functions, of which float32 computes {len(exact)}", flush=True)
     for mode in MODES:
         tfamp.enable(mode, on_unsupported="warn")
         for name, (bound, expected) in exact.items():

@@ -59,6 +59,9 @@ ALONE = {
     "logdet": lambda x: tf.linalg.logdet(squares(x) @ squares(x)),
     "keras.ops.det": lambda x: keras.ops.det(squares(x)),
     "keras.ops.norm": lambda x: keras.ops.norm(squares(x), ord=2, axis=(1, 2)),
+    "ragged": lambda x: tf.math.lgamma(tf.RaggedTensor.from_tensor(x * x + 1)).values,
+    "stft of Keras": lambda x: keras.ops.stft(x, 8, 4, 8)[0],
+    "eigenvalues": lambda x: tf.abs(tf.linalg.eigvals(squares(x))) + 0 * x[0, 0],
     "lrn": lambda x: tf.nn.lrn(tf.reshape(x, (1, 4, 4, 4))),
     "max_pool3d": lambda x: tf.nn.max_pool3d(
         tf.reshape(x, (1, 4, 4, 4, 1)), 2, 2, "SAME"
@@ -146,13 +149,31 @@ def test_a_sampled_loss_is_finite_where_a_label_is_sampled(name, how, mode):
     assert np.isfinite(tf.cast(gradient, "float32")).all()
 
 
-def test_a_mask_of_a_number_first_is_that_of_float32():
-    tfamp.enable("mixed_float16", on_unsupported="warn")
-    mask = tf.cast(X > 0, "float16")
-    low = tf.cast(X, "float16")
-    masked = tf.function(lambda x, mask: x - 1e9 * mask)(low, mask)
-    wide = tf.cast(low, "float32") - 1e9 * tf.cast(mask, "float32")
-    np.testing.assert_allclose(masked, wide)
+LARGEST = float(np.finfo("float32").max)
+MASKED = {
+    "number first": lambda x, mask: x - 1e9 * mask,
+    "NumPy's": lambda x, mask: x - np.float32(1e9) * mask,
+    "an integer": lambda x, mask: x - np.int64(10**9) * mask,
+    "an array": lambda x, mask: x - np.array(1e9) * mask,
+    "a list": lambda x, mask: x - [1e9] * 16 * mask,
+    "the format's least": lambda x, mask: x + mask * x.dtype.min,
+    "float32's least": lambda x, mask: x - mask * LARGEST,
+    "epsilon first": lambda x, mask: 1e-12 + x * 0,
+}
+
+
+@in_both
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mask_is_finite_as_in_float32(name, how, mode):
+    tfamp.enable(mode, on_unsupported="warn")
+    low, mask = tf.cast(X, LOW[mode]), tf.cast(X > 0, LOW[mode])
+    masked = helpers.RUNNERS[how](MASKED[name])(low, mask)
+    wide = [tf.cast(x, "float32") for x in (low, mask)]
+    expected = MASKED[name](*wide)
+    if name == "the format's least":
+        expected = wide[0] + wide[1] * float(low.dtype.min)
+    np.testing.assert_allclose(tf.cast(masked, "float32"), expected, rtol=0.01)
 
 
 # ---- Gradients ----
@@ -296,7 +317,8 @@ def by_array(h, f):
     array = tf.TensorArray(h.dtype, 4)
     for i in range(4):
         array = array.write(i, h[i] + f)
-    return array.stack()
+    array = array.scatter([0, 1], array.stack()[:2] + f)
+    return tf.TensorArray(h.dtype, 4).unstack(array.stack() + f).stack()
 
 
 LOOPS = {
@@ -334,16 +356,60 @@ def test_a_loops_state_keeps_its_format(name, mode):
 
 
 @in_both
-def test_branches_of_two_formats_return_float32(mode):
+def test_branches_of_two_formats_return_float32_and_are_traced_once(mode):
     tfamp.enable(mode, on_unsupported="warn")
-    low, wide = tf.cast(X, LOW[mode]), X
+    low, wide, traced = tf.cast(X, LOW[mode]), X, []
+
+    def first():
+        traced.append("first")
+        return low
 
     @tf.function
-    def chosen(i):
-        return tf.switch_case(i, [lambda: low, lambda: low + wide, lambda: wide])
+    def switched(i):
+        return tf.switch_case(i, [first, lambda: low + wide, lambda: wide])
 
-    for i in range(3):
-        assert chosen(tf.constant(i)).dtype == "float32"
+    @tf.function
+    def nested(i):
+        return tf.cond(i > 1, lambda: switched(i), lambda: {"a": low}["a"])
+
+    @tf.function
+    def by_if(i):
+        if i > 1:
+            y = low * wide
+        else:
+            y = low
+        return y
+
+    @tf.function
+    def with_break(i):
+        y = low
+        for j in tf.range(3):
+            if j > i:
+                break
+            y = y * wide
+        return y
+
+    for i in map(tf.constant, range(3)):
+        assert switched(i).dtype == nested(i).dtype == by_if(i).dtype == "float32"
+        assert with_break(i).dtype == LOW[mode]
+    assert traced == ["first"]
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+def test_branches_of_other_formats_fail_as_ever(how):
+    tfamp.enable("mixed_bfloat16", on_unsupported="warn")
+    low, calls = tf.cast(X, "bfloat16"), []
+
+    def failing():
+        calls.append("called")
+        raise ValueError("the user's own")
+
+    with pytest.raises(ValueError, match="the user's own"):
+        run = lambda: tf.switch_case(tf.constant(1), [lambda: low, failing])  # noqa: E731
+        helpers.RUNNERS[how](run)()
+    assert len(calls) == 1
+    with pytest.raises(TypeError, match="int32|type"):
+        tf.function(tf.cond)(tf.constant(True), lambda: low, lambda: tf.constant(1))
 
 
 # ---- What still fails ----
@@ -375,3 +441,15 @@ def test_an_error_about_16_bits_names_the_override(make, mode):
     assert "'strict' computes in" in note and "overrides={'strict': 'float32'}" in note
     tfamp.enable(mode, on_unsupported="warn", overrides={"strict": "float32"})
     assert make()(layers.Dense(4)(keras.Input((4,)))).shape == (None, 4)
+
+
+@in_both
+def test_a_dtype_that_is_asked_for_is_float32_with_the_rest(mode):
+    tfamp.enable(mode, on_unsupported="warn")
+    rate = tf.cast(1 + X * X, LOW[mode])
+    drawn = [
+        tf.random.stateless_gamma(rate.shape, (1, 2), rate, dtype=rate.dtype),
+        tf.random.poisson([], rate, dtype=rate.dtype),
+        tf.random.normal(rate.shape, rate, tf.ones([]), dtype=rate.dtype),
+    ]
+    assert all(np.isfinite(tf.cast(each, "float32")).all() for each in drawn)

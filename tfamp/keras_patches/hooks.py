@@ -15,9 +15,11 @@ class Hook:
       owner: Class or module.
       name: Name of the function in it.
       make: Function of the original that returns what replaces it.
+      is_hot: Whether each eager operator calls it: one call less then, and nobody else
+        may patch it.
     """
 
-    def __init__(self, owner, name: str, make: Callable):
+    def __init__(self, owner, name: str, make: Callable, is_hot: bool = False):
         self.owner, self.name, self.active = owner, name, True
         self.original = original = vars(owner)[name]
         called = make(original)
@@ -30,7 +32,7 @@ class Hook:
             nonlocal called  # An attribute of `self` would cost each eager operator.
             called = original
 
-        if inspect.isbuiltin(original):  # Of each eager operator: one call less.
+        if is_hot:
             method = called
         else:  # Keras reads it without following wrappers.
             method.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess]
@@ -70,7 +72,8 @@ class HookGroup:
         rows = zip(self.places, self._makes, strict=True) if not self._hooks else ()
         for place, make in rows:
             if owner := place.find():
-                self._hooks.append((place, Hook(owner, place.name, make)))
+                made = Hook(owner, place.name, make, place.is_hot)
+                self._hooks.append((place, made))
 
     def remove(self) -> None:
         """Puts the originals back; idempotent. What was traced before stays."""

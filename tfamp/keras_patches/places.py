@@ -20,6 +20,7 @@ class Patch(NamedTuple):
       name: Name of the function in it.
       needs: Other private names that the replacement uses.
       alias: Its key in `PLACES`, where several places have the name.
+      is_hot: As for `hooks.Hook`.
     """
 
     what: str
@@ -27,6 +28,7 @@ class Patch(NamedTuple):
     name: str
     needs: tuple[str, ...] = ()
     alias: str = ""
+    is_hot: bool = False
 
     def lacks(self) -> list[str]:
         """Returns the names that this release does not have."""
@@ -59,6 +61,16 @@ _DEFINITIONS = "tensorflow.python.framework.op_def_registry:get"
 _SUMS = "tensorflow.python.ops.gen_math_ops"
 _LOSSES = "losses summed in float32"
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
+# Functions that look at formats themselves, and where they are.
+OF_FLOAT32 = {
+    **dict.fromkeys(("rfft", "rfft2d", "rfft3d"), "tensorflow:signal"),
+    **dict.fromkeys(("eig", "eigvals"), "tensorflow:linalg"),
+    **dict.fromkeys(("stft", "istft"), "keras.src.backend:math"),
+    **dict.fromkeys(
+        ("affine_transform", "perspective_transform"), "keras.src.backend:image"
+    ),
+    "lstsq": "keras.src.backend:linalg",
+}
 # The thread, or "not filed" and the symptom; when the patches may go: a test is one of
 # tests/upstream/test_keras_contract.py.
 UPSTREAM = {
@@ -167,6 +179,7 @@ UPSTREAM = {
             "float32 for numbers that float16 cannot hold",
             "tensorflow.python.framework.override_binary_operator",
             "maybe_promote_tensors",
+            is_hot=True,
         ),
         Patch(
             "float32 where formats meet in operators of graphs",
@@ -179,6 +192,7 @@ UPSTREAM = {
             "tensorflow.python.pywrap_tfe",
             "TFE_Py_FastPathExecute",
             (_KERNELS, _DEFINITIONS),
+            is_hot=True,
         ),
         Patch(
             "float32 where formats meet in eager operators",
@@ -187,8 +201,8 @@ UPSTREAM = {
             (_KERNELS, _DEFINITIONS),
         ),
         *(
-            Patch("float32 in Fourier transforms", "tensorflow:signal", name)
-            for name in ("rfft", "rfft2d", "rfft3d")
+            Patch("float32 where a function takes nothing else", owner, name)
+            for name, owner in OF_FLOAT32.items()
         ),
     ),
     "not filed; symptom: a loop's state or a branch's result of two formats is an "
@@ -199,7 +213,16 @@ UPSTREAM = {
             "tensorflow.python.autograph.operators.control_flow",
             "_tf_while_stmt",
         ),
-        Patch("one format of branches", "tensorflow", "switch_case"),
+        Patch(
+            "one format of branches",
+            "tensorflow.python.ops.cond_v2",
+            "_check_same_outputs",
+        ),
+        Patch(
+            "one format of branches of AutoGraph's",
+            "tensorflow.python.autograph.operators.control_flow",
+            "verify_single_cond_var",
+        ),
     ),
     "not filed; symptom: gradients of bicubic and antialiased resizing by 16 bits are "
     "None, or an error; remove when test_tensorflow_resizes_no_16_bits fails": (
@@ -227,7 +250,10 @@ UPSTREAM = {
         ),
         Patch(_LOSSES, "tensorflow:nn", "l2_loss"),
         Patch(_LOSSES, "tensorflow", "norm"),
-        Patch(_LOSSES, "tensorflow:TensorArray", "write"),
+        *(
+            Patch(_LOSSES, "tensorflow:TensorArray", name)
+            for name in ("write", "scatter", "unstack")
+        ),
         Patch(_LOSSES, "tensorflow:linalg", "norm", (), "linalg_norm"),
         Patch(
             _LOSSES,

@@ -61,6 +61,12 @@ def wide(value: Any) -> Any:
     return tf.cast(value, "float32") if format_of(value) in formats.LOW else value
 
 
+def wide_argument(value: Any) -> Any:
+    """Returns what `wide` does, and float32 for a dtype of 16 bits."""
+    is_dtype = isinstance(value, tf.DType) and value.name in formats.LOW
+    return tf.float32 if is_dtype else wide(value)
+
+
 # ---- Second tries ----
 
 
@@ -110,8 +116,10 @@ def functions_around(operators: bool = True) -> int:
     while frame and (file := frame.f_code.co_filename).startswith(_WITHIN):
         if frame.f_code.co_name == "op_dispatch_handler":  # Around a function of `tf`.
             found += _handles(frame.f_locals)
-        elif operators and "gen_" in file:
-            found += "dispatch" in frame.f_code.co_names
+        elif operators and "gen_" in file and "dispatch" in frame.f_code.co_names:
+            count = frame.f_code.co_argcount
+            names = frame.f_code.co_varnames[:count]
+            found += can_run("", (frame.f_locals.get(name) for name in names))
         frame = frame.f_back
     return found
 

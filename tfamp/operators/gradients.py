@@ -53,7 +53,16 @@ class _Wide:
 
     def __init__(self, op: Any):
         self._op = op
-        self.inputs, self.outputs = again.wide([*op.inputs]), again.wide(op.outputs)
+
+    @property
+    def inputs(self) -> list[tf.Tensor]:
+        """Its inputs; cast where they are used, for the graph keeps what it casts."""
+        return again.wide([*self._op.inputs])
+
+    @property
+    def outputs(self) -> list[tf.Tensor]:
+        """Its outputs."""
+        return again.wide([*self._op.outputs])
 
     def get_attr(self, name: str) -> Any:
         """Returns an attribute."""
@@ -74,8 +83,7 @@ def _asked_in_float32(function, op, received, found):
     wide = list(given) if isinstance(given, list | tuple) else [given]
     if len(wide) != len(found):
         return found
-    more = [y if x is None else x for x, y in zip(found, wide, strict=True)]
-    return more
+    return [y if x is None else x for x, y in zip(found, wide, strict=True)]
 
 
 def by_outputs(original):

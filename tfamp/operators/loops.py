@@ -2,10 +2,9 @@
 
 A loop's state keeps the format that it began with, as a gradient keeps that of its
 input: a recurrent cell that adds noise in float32 to a state of 16 bits returns it in
-16 bits. The branches of a condition have one result, and float32 wins.
+16 bits. The branches of a condition have one result, and float32 wins. Each body and
+branch is traced once, as ever.
 """
-
-from typing import Any
 
 import tensorflow as tf
 
@@ -41,55 +40,53 @@ def autograph_loop(original):
 
 def _like(state, before):
     """Returns a state with what was of 16 bits, and has become float32, cast back."""
-    new, old = tf.nest.flatten(state), tf.nest.flatten(before)
+    new, old = (tf.nest.flatten(x, expand_composites=True) for x in (state, before))
     if len(new) != len(old):
         return state  # TensorFlow says what is wrong.
-    if not any(_widens(*pair) for pair in zip(new, old, strict=True)):
+    pairs = [*zip(new, old, strict=True)]
+    if not any(_is_widened(*pair) for pair in pairs):
         return state
-    kept = [
-        tf.cast(x, y.dtype) if _widens(x, y) else x
-        for x, y in zip(new, old, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(state, kept)
+    kept = [tf.cast(x, y.dtype) if _is_widened(x, y) else x for x, y in pairs]
+    return tf.nest.pack_sequence_as(state, kept, expand_composites=True)
 
 
-def _widens(x, y):
+def _is_widened(x, y):
+    """Whether one tensor is of float32, and another of 16 bits."""
     low = isinstance(y, tf.Tensor) and y.dtype.name in formats.LOW
     return low and isinstance(x, tf.Tensor) and x.dtype == tf.float32
 
 
-def switch_case(original):
-    """For `tf.switch_case`: `tf.cond` is asked for another result by TensorFlow."""
+def same_outputs(original):
+    """For where the traced branches of a condition are compared."""
 
-    def switch_case(branch_index, branch_fns, default=None, name="switch_case"):
-        given = branch_index, branch_fns, default, name
-        try:
-            return original(*given)
-        except (TypeError, ValueError) as error:
-            failure = error
-        try:
-            return original(*(_in_float32(each) for each in given))
-        except (TypeError, ValueError):
-            raise failure from None
+    def check(op_type, graphs):
+        rows = zip(*(graph.outputs for graph in graphs), strict=False)
+        mixed = [
+            i
+            for i, each in enumerate(rows)
+            if any(_is_widened(x, y) for x in each for y in each)
+        ]
+        for graph in graphs if mixed else ():
+            with graph.as_default():
+                found = [graph.outputs[i] for i in mixed]
+                wide = {id(x): again.wide(x) for x in found}
+            graph.outputs = [wide.get(id(x), x) for x in graph.outputs]
+            graph.structured_outputs = tf.nest.map_structure(
+                lambda x, wide=wide: wide.get(id(x), x),
+                graph.structured_outputs,
+                expand_composites=True,
+            )
+        return original(op_type, graphs)
 
-    return switch_case
+    return check
 
 
-def cond(pred: Any, true_fn: Any, false_fn: Any, *_, name: Any = None, **__) -> Any:
-    """Returns what `tf.cond` does where one branch returns float32, one 16 bits.
+def same_variable(original):
+    """For where AutoGraph compares what the branches of an `if` left in a variable."""
 
-    Raises:
-      TypeError, ValueError: That of `tf.cond`, if it is not for that.
-    """
-    return tf.cond(pred, _in_float32(true_fn), _in_float32(false_fn), name=name)
+    def verify(name, body_var, orelse_var):
+        one, other = body_var, orelse_var
+        if not (_is_widened(one, other) or _is_widened(other, one)):
+            original(name, body_var, orelse_var)
 
-
-def _in_float32(branches):
-    """Returns branches, a function or a structure of them, that return float32."""
-    if isinstance(branches, dict):
-        return {key: _in_float32(each) for key, each in branches.items()}
-    if isinstance(branches, list | tuple):
-        return type(branches)(map(_in_float32, branches))
-    if not callable(branches):
-        return branches
-    return lambda: tf.nest.map_structure(again.wide, branches())
+    return verify

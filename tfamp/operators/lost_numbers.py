@@ -1,6 +1,7 @@
-"""Numbers that float16 cannot hold: an epsilon of 1e-12 is 0, a mask of -1e9 infinite.
+"""Numbers that 16 bits cannot hold: an epsilon of 1e-12 is 0, a mask of -1e9 infinite.
 
-What takes one beside a tensor of float16 is computed in float32.
+That is so in float16; in bfloat16, of float32's smallest and largest numbers. What
+takes one beside a tensor of 16 bits is computed in float32.
 """
 
 from collections.abc import Iterable
@@ -13,23 +14,31 @@ from tfamp.keras_patches import hooks
 from tfamp.operators import again
 
 _NUMBERS = (int, float, np.number)  # A union would be built at each call.
-_PLAIN = {int, float, np.float16, np.float32, np.float64}
+_TENSOR = tf.Tensor
+# The largest number of a format, and below what it has 0.
+_LIMITS = {"float16": (65504.0, 2.0**-25), "bfloat16": (3.3895313892515355e38, 0.0)}
 
 
 class NumberError(TypeError):
-    """What a conversion raises, so that TensorFlow asks for another result."""
+    """What a conversion raises, so that TensorFlow asks for another result.
 
-    def __init__(self, value):
-        super().__init__(f"{value!r} is lost in float16")
+    Attributes:
+      value: The number, or a list or array with it.
+    """
+
+    def __init__(self, value: Any, low: str):
+        one = value if np.ndim(value) == 0 else np.max(np.abs(value))
+        super().__init__(f"{one!s} is lost in {low}")
         self.value = value
 
 
 def _constant(original):
-    """For what makes a constant of a number."""
+    """For what makes a constant of a number, or of a list or array of numbers."""
 
     def constant(value, dtype=None, shape=None, name="Const"):
-        if dtype is tf.float16 and _is_lost(value) and again.functions_around():
-            raise NumberError(value)
+        low = getattr(dtype, "name", "")
+        if low in _LIMITS and _is_lost(value, low) and again.functions_around():
+            raise NumberError(value, low)
         return original(value, dtype, shape, name)
 
     return constant
@@ -41,8 +50,8 @@ def _promoted(original):
     def maybe_promote_tensors(*tensors, force_same_dtype=False):
         for number in tensors:
             # Each eager operator comes here.
-            if type(number) in _PLAIN and _is_lost(number) and among(tensors):
-                again.note(f"{number} is lost in float16", "an operator")
+            if not isinstance(number, _TENSOR) and (lost := among(tensors)):
+                again.note(str(lost), "an operator")
                 wide = tf.constant(number, "float32")
                 tensors = [wide if x is number else again.wide(x) for x in tensors]
                 break
@@ -51,34 +60,39 @@ def _promoted(original):
     return maybe_promote_tensors
 
 
-def _is_lost(value):
-    """Whether float16 has 0 or infinity for a number, or infinity for a little more.
+def _is_lost(value, low):
+    """Whether a format has 0 or infinity for a number, or infinity for a little more.
 
-    That is so of its largest, as of a mask of `x.dtype.min`.
+    That is so of its largest, as of a mask of `x.dtype.min`. Of many numbers it matters
+    that none is infinite.
     """
-    # Each eager operator asks: what most numbers are comes first, and is fast.
-    if not isinstance(value, _NUMBERS):
+    largest, smallest = _LIMITS[low]
+    if isinstance(value, _NUMBERS):
+        if value == 0 or smallest < abs(value) < largest:
+            return False
+        return bool(np.isfinite(value))
+    if not isinstance(value, list | tuple | np.ndarray):
         return False
-    if value == 0 or 2**-25 < abs(value) < 65504:
+    try:
+        many = np.abs(np.asarray(value, "float64"))
+    except (TypeError, ValueError, NotImplementedError):  # Tensors among them.
         return False
-    return bool(np.isfinite(value))
+    return bool(np.any((many >= largest) & np.isfinite(many)))
 
 
-def behind(error: BaseException | None) -> Any:
-    """Returns the number that led to an error, or None."""
-    while error is not None:
-        if isinstance(error, NumberError):
-            return error.value
+def behind(error: BaseException | None) -> NumberError | None:
+    """Returns the lost number that led to an error, or None."""
+    while error is not None and not isinstance(error, NumberError):
         error = error.__context__
-    return None
+    return error
 
 
-def among(values: Iterable) -> Any:
-    """Returns a number that is lost beside a tensor of float16, or None."""
+def among(values: Iterable) -> NumberError | None:
+    """Returns a number that is lost beside a tensor of 16 bits, or None."""
     values = list(values)
-    has_float16 = "float16" in map(again.format_of, values)
-    return next(filter(_is_lost, values), None) if has_float16 else None
+    low = next((x for x in map(again.format_of, values) if x in _LIMITS), "")
+    lost = [x for x in values if low and _is_lost(x, low)]
+    return NumberError(lost[0], low) if lost else None
 
 
-# In bfloat16 no number is lost, and eager operators need not ask.
 HOOKS = hooks.HookGroup(constant=_constant, maybe_promote_tensors=_promoted)

@@ -9,10 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfamp.facts import names
+from tfamp.facts import graph_context, names
 
 _KERNELS = "tensorflow.python.framework.kernels:get_registered_kernels_for_op"
 _DEFINITIONS = "tensorflow.python.framework.op_def_registry:get"
+_HOLDERS = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
+# What XLA's registry has for 16 bits, and its compiler ends at: TensorFlow 2.21.
+_NOT_BY_XLA = {"LRN", "LRNGrad", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "Range"}
+_NOT_BY_XLA |= {"ResizeBilinearGrad"}
 _ALL = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -24,15 +28,22 @@ def lacks_kernel(operator: str, inputs: tuple[str, ...], format: str) -> bool:
       inputs: Names of those of its inputs that have the format.
       format: "bfloat16" or "float16".
     """
+    if operator in _NOT_BY_XLA and graph_context.in_xla():
+        return True
     has_gpu = bool(tf.config.get_visible_devices("GPU"))
     return _lacks(operator, inputs, format, has_gpu)
 
 
 @functools.cache
 def types_of_inputs(operator: str) -> dict[str, str]:
-    """Returns {name of an input: the attribute that is its type}, "" if it is fixed."""
+    """Returns {name of an input: the attribute that is its type}, "" if it is fixed.
+
+    Empty for what has its format from elsewhere: from a variable, or to check it.
+    """
     definition = names.resolve(_DEFINITIONS, lambda name: None)(operator)
     inputs = definition.input_arg if definition else ()
+    if any(x.is_ref or x.type in _HOLDERS for x in inputs) or "Numeric" in operator:
+        return {}
     return {x.name: x.type_attr or x.type_list_attr for x in inputs}
 
 

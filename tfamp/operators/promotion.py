@@ -22,7 +22,7 @@ not run again: in their bodies, each operator is.
 What 16 bits are converted to float32 for, outside of operators, is cast, such as in
 `variable.assign(x)`. Keras' own operators (`keras.ops`, and Python's on a Keras
 variable) promote by Keras' rules first. NumPy arrays and numbers take the format of the
-tensor beside them, as ever, but for numbers that float16 cannot hold.
+tensor beside them, as ever, but for numbers that 16 bits cannot hold.
 """
 
 import re
@@ -34,7 +34,7 @@ import tensorflow as tf
 
 from tfamp.facts import formats
 from tfamp.inspect import calls
-from tfamp.keras_patches import hooks
+from tfamp.keras_patches import hooks, places
 from tfamp.operators import again, gradients, loops, lost_numbers, single
 
 _NOT_SUPPORTED = tf.__internal__.dispatch.OpDispatcher.NOT_SUPPORTED
@@ -72,11 +72,6 @@ def _dispatch(original):
         is_outer = again.functions_around() < 2
         if op is tf.convert_to_tensor and not again.meet(given):
             return result if number and not is_outer else _converted(given, number)
-        if op.__name__.startswith("cond") and "same number, type" in str(error):
-            try:
-                return loops.cond(*args, **kwargs)
-            except (TypeError, ValueError):  # That of the branches as they are.
-                return result
         # What the user called is the one to try again.
         if not is_outer or not again.can_run(op.__name__, given):
             return result
@@ -86,13 +81,12 @@ def _dispatch(original):
         name = (named[1] or named[2]) if named and meets else plain
         try:
             with again.running():
-                wide = {name: again.wide(x) for name, x in kwargs.items()}
-                result = op(*again.wide(args), **wide)
+                wide = {key: again.wide_argument(x) for key, x in kwargs.items()}
+                result = op(*map(again.wide_argument, args), **wide)
         except Exception as error:
             raise error from None
         low = again.low_formats(given)
-        lost = f"{number} is lost in float16"
-        again.note(lost if number else again.reason(given, low), name)
+        again.note(str(number) if number else again.reason(given, low), name)
         return result
 
     return dispatch
@@ -101,8 +95,8 @@ def _dispatch(original):
 def _converted(given, number):
     """Returns another result of `tf.convert_to_tensor`, if there is one."""
     if number:
-        again.note(f"{number} is lost in float16", "convert_to_tensor")
-        return tf.constant(number, "float32")
+        again.note(str(number), "convert_to_tensor")
+        return tf.constant(number.value, "float32")
     value, *others = given
     names = [getattr(x, "name", x) for x in others if isinstance(x, str | tf.DType)]
     if "float32" not in names or again.format_of(value) not in formats.LOW:
@@ -111,13 +105,15 @@ def _converted(given, number):
 
 
 def _of_float32(original):
-    """For a function that TensorFlow gives no second try."""
+    """For a function that looks at formats itself, and has no second try."""
 
-    def function(input_tensor, *args, **kwargs):
-        low = again.low_formats([input_tensor])
-        if low:
-            again.note(again.reason([], low), original.__name__.strip("_"))
-        return original(again.wide(input_tensor), *args, **kwargs)
+    def function(*args, **kwargs):
+        given = [*args, *kwargs.values()]
+        if low := again.low_formats(given):
+            again.note(again.reason(given, low), original.__name__.strip("_"))
+            kwargs = {name: again.wide(x) for name, x in kwargs.items()}
+            args = again.wide(args)
+        return original(*args, **kwargs)
 
     return function
 
@@ -149,10 +145,9 @@ HOOKS = _Hooks(
     execute=single.slow_path,
     while_loop=loops.while_loop,
     _tf_while_stmt=loops.autograph_loop,
-    switch_case=loops.switch_case,
-    rfft=_of_float32,
-    rfft2d=_of_float32,
-    rfft3d=_of_float32,
+    _check_same_outputs=loops.same_outputs,
+    verify_single_cond_var=loops.same_variable,
+    **dict.fromkeys(places.OF_FLOAT32, _of_float32),
     gradient_lookup=gradients.lookup,
     output_gradient=gradients.by_outputs,
 )

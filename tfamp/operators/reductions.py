@@ -121,6 +121,15 @@ def _write(original):
     return write
 
 
+def _write_all(original):
+    def unstack(array, value, name=None):
+        if array.dtype.name in formats.LOW and isinstance(value, tf.Tensor):
+            value = tf.cast(value, array.dtype)
+        return original(array, value, name)
+
+    return unstack
+
+
 def _regularized(original):
     def __call__(regularizer, x):
         return original(regularizer, _wide(x) if _is_low(x) else x)
@@ -150,4 +159,6 @@ HOOKS = _Hooks(
     linalg_norm=_reduction,
     keras_mean=_reduction,
     write=_write,
+    scatter=_write,
+    unstack=_write_all,
 )

@@ -217,7 +217,7 @@ def _refresh_hooks() -> None:
         (long_attention.LAYER_HOOKS, mixed and fuses),
         (replicas.HOOKS, asked is not None),
         (promotion.HOOKS, mixed),
-        (lost_numbers.HOOKS, asked and asked.has_float16),
+        (lost_numbers.HOOKS, mixed),
         (reductions.HOOKS, mixed),
         (train_steps.HOOKS, scaled),
         (rematerialization.HOOKS, asked is not None),
