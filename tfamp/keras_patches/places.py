@@ -56,8 +56,11 @@ STOPS = "tensorflow.python.eager.record:stop_recording"
 WATCHES = "tensorflow.python.eager.record:VariableWatcher"
 GLOBALS = (*_TRAINS, "keras.src.backend.common.global_state:set_global_attribute")
 REMAT = (RECORDS, STOPS, WATCHES, *GLOBALS)
-_KERNELS = "tensorflow.python.framework.kernels:get_registered_kernels_for_op"
-_DEFINITIONS = "tensorflow.python.framework.op_def_registry:get"
+_MEET, _EAGER = "float32 where formats meet", "eager operators"
+_OPERATORS = (
+    "tensorflow.python.framework.kernels:get_registered_kernels_for_op",
+    "tensorflow.python.framework.op_def_registry:get",
+)
 _SUMS = "tensorflow.python.ops.gen_math_ops"
 _LOSSES = "losses summed in float32"
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
@@ -164,12 +167,8 @@ UPSTREAM = {
     ),
     "https://github.com/tensorflow/tensorflow/issues/49460; remove when "
     "test_tensorflow_computes_in_one_format_only fails": (
-        Patch(
-            "float32 where formats meet",
-            "tensorflow.python.util.dispatch",
-            "dispatch",
-        ),
-        Patch("float32 where formats meet", "tensorflow:Tensor", "__tf_tensor__"),
+        Patch(_MEET, "tensorflow.python.util.dispatch", "dispatch"),
+        Patch(_MEET, "tensorflow:Tensor", "__tf_tensor__"),
         Patch(
             "float32 for numbers that float16 cannot hold",
             "tensorflow.python.framework.constant_op",
@@ -181,24 +180,17 @@ UPSTREAM = {
             "maybe_promote_tensors",
             is_hot=True,
         ),
-        Patch(
-            "float32 where formats meet in operators of graphs",
-            "tensorflow.python.framework.op_def_library",
-            "_apply_op_helper",
-            (_KERNELS, _DEFINITIONS),
-        ),
-        Patch(
-            "float32 where formats meet in eager operators",
-            "tensorflow.python.pywrap_tfe",
-            "TFE_Py_FastPathExecute",
-            (_KERNELS, _DEFINITIONS),
-            is_hot=True,
-        ),
-        Patch(
-            "float32 where formats meet in eager operators",
-            "tensorflow.python.eager.execute",
-            "execute",
-            (_KERNELS, _DEFINITIONS),
+        *(
+            Patch(f"{_MEET} in {what}", owner, name, _OPERATORS, "", name[0] == "T")
+            for what, owner, name in (
+                (
+                    "operators of graphs",
+                    "tensorflow.python.framework.op_def_library",
+                    "_apply_op_helper",
+                ),
+                (_EAGER, "tensorflow.python.pywrap_tfe", "TFE_Py_FastPathExecute"),
+                (_EAGER, "tensorflow.python.eager.execute", "execute"),
+            )
         ),
         *(
             Patch("float32 where a function takes nothing else", owner, name)
