@@ -10,10 +10,12 @@ called with the first of `FORMS` that float32 computes, or as `CALLS` says.
 
 import collections
 import csv
+import datetime
 import inspect
 import os
 import pathlib
 import platform
+import subprocess
 import sys
 
 import keras
@@ -478,10 +480,13 @@ def main(folder):
         writer = csv.DictWriter(file, made[0])
         writer.writeheader()
         writer.writerows(made)
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
     lines = [
         "# Operators in a layer of 16 bits",
         "",
-        f"TensorFlow {tf.__version__}, Keras {keras.__version__}, CPU "
+        f"`python tests/operator_sweep.py {folder}`, {datetime.date.today()}, commit "
+        f"{commit}; TensorFlow {tf.__version__}, Keras {keras.__version__}, a CPU "
         f"({platform.processor() or platform.machine()}).",
         "",
         "| mode | module | functions | in 16 bits | in float32 | fail |",

@@ -250,6 +250,16 @@ def test_layers_that_set_precision_builds_are_built_once():
     assert model(X).dtype == "float32" and len(model.weights) == 4
 
 
+@pytest.mark.parametrize("build", [functional, subclassed, built_in_name, late])
+def test_a_layers_name_is_a_pattern_in_a_model_of_any_kind(build):
+    enable({"head": F32})
+    model = build()
+    model.compile("sgd", "mse")
+    fit(model)
+    rows = [x.policy for x in tfamp.describe_layers(model) if x.path.endswith("head")]
+    assert rows == ["float32"]
+
+
 # ---- Patterns that match nothing ----
 
 
@@ -267,7 +277,7 @@ def test_unmatched_patterns_raise_when_a_built_model_is_compiled():
 
 @pytest.mark.parametrize("build", [subclassed, built_in_name, late])
 def test_unmatched_patterns_raise_each_time_a_model_is_trained(build):
-    enable({"head": F32})
+    enable({"^head": F32})
     model = build()
     model.compile("sgd", "mse")
     known = "Known paths: 'net', 'net/body', 'net/head'."  # No more of Keras' own.
@@ -279,10 +289,10 @@ def test_unmatched_patterns_raise_each_time_a_model_is_trained(build):
 
 
 def test_a_pattern_may_match_in_a_model_that_was_compiled_before():
-    enable({"head": F32, "g/.*": F32})
+    enable({"^head": F32, "g/.*": F32})
     generator = Subclassed(name="g")
     generator(X)
-    with pytest.raises(tfamp.OverrideError, match="no layer: 'head'"):
+    with pytest.raises(tfamp.OverrideError, match="no layer: '.head'"):
         generator.compile("sgd", "mse")
     enable({"g/.*": F32})
     generator.compile("sgd", "mse")

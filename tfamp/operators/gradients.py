@@ -29,7 +29,8 @@ def lookup(original):
 
 
 def _in_formats(function, op, *received):
-    given, inputs = function(op, *received), op.inputs or ()
+    given = function(op, *received)
+    inputs = getattr(op, "inputs", None) or ()  # None where a SavedModel is traced.
     low = [i for i, x in enumerate(inputs) if again.format_of(x) in formats.LOW]
     if not low:
         return given
