@@ -652,7 +652,6 @@ REGULARIZERS = {
 
 @pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("name", REGULARIZERS)
-@pytest.mark.issue("tensorflow#43978")
 def test_activity_regularizers_sum_in_float32(name, mode):
     def losses(mode):
         keras.utils.set_random_seed(0)

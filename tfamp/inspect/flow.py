@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp.inspect import structure, traces
+from tfamp.inspect import quantized, structure, traces
 
 _RAW, _COMPUTED = "raw", "computed"
 # Operations that move numbers, and compute none.
@@ -167,6 +167,8 @@ def _with_raw(graph, calls, is_raw):
             continue
         if mixes:
             mixed.append(operation.name.split("/")[-1])
+        elif quantized.mode_of(layer):
+            continue  # It scales its inputs before its product, in any format.
         elif not _is_graph(layer) and (all_raw or structure.children(layer)):
             raw[id(layer)] = layer
         used += given
@@ -205,12 +207,22 @@ def _kinds(graph):
     inputs = {tensor.ref() for tensor in graph.inputs} - captured
     kinds: dict[Any, str] = {}
     for operation in graph.get_operations():  # In the order in which they were made.
-        given = {kinds.get(x.ref()) for x in operation.inputs if x.dtype.is_floating}
+        if operation.type == "IdentityN":  # Of a custom gradient: inputs, too.
+            pairs = zip(operation.outputs, operation.inputs, strict=True)
+            kinds |= {y.ref(): kinds[x.ref()] for y, x in pairs if x.ref() in kinds}
+            continue
+        given = {kinds.get(x.ref()) for x in operation.inputs}
+        of_integers = [x for x in operation.inputs if not x.dtype.is_floating]
+        # The product of a quantized layer is one of integers.
+        product = "MatMul" in operation.type or "Conv" in operation.type
+        product |= any(kinds.get(x.ref()) == _COMPUTED for x in of_integers)
         for tensor in operation.outputs:
             if tensor.ref() in inputs and tensor.dtype.is_floating:
                 kinds[tensor.ref()] = _RAW
             elif tensor.dtype.is_floating and (kind := _kind(operation, given)):
                 kinds[tensor.ref()] = kind
+            elif product and not tensor.dtype.is_floating:
+                kinds[tensor.ref()] = _COMPUTED
     return kinds
 
 
