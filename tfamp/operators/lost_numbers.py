@@ -14,7 +14,7 @@ from tfamp.keras_patches import hooks
 from tfamp.operators import again
 
 _NUMBERS = (int, float, np.number)  # A union would be built at each call.
-_TENSOR = tf.Tensor
+_TENSOR, _PLAIN = tf.Tensor, (int, float)
 # The largest number of a format, and below what it has 0.
 _LIMITS = {"float16": (65504.0, 2.0**-25), "bfloat16": (3.3895313892515355e38, 0.0)}
 
@@ -50,7 +50,11 @@ def _promoted(original):
     def maybe_promote_tensors(*tensors, force_same_dtype=False):
         for number in tensors:
             # Each eager operator comes here.
-            if not isinstance(number, _TENSOR) and (lost := among(tensors)):
+            if isinstance(number, _TENSOR) or (
+                type(number) in _PLAIN and 2**-25 < abs(number) < 65504
+            ):
+                continue
+            if lost := among(tensors):
                 again.note(str(lost), "an operator")
                 wide = tf.constant(number, "float32")
                 tensors = [wide if x is number else again.wide(x) for x in tensors]
