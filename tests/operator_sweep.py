@@ -86,6 +86,9 @@ FORMS += [lambda f, x: f(tf.complex(tf.cast(rows(x), "float32"), 0.0))]
 FORMS += [lambda f, x: f((rows(x), rows(x)))]
 
 
+MORPHOLOGY = ([1] * 4, "SAME", "NHWC", [1] * 4)
+
+
 def boxes(x):
     corners = tf.sigmoid(x[:, :2])
     return tf.concat([corners, corners + tf.cast(0.3, x.dtype)], 1)
@@ -241,20 +244,10 @@ CALLS = {
         "SAME",
     ),
     "tf.nn.dilation2d": lambda f, x: f(
-        images(x),
-        tf.reshape(vector(x)[:12], (2, 2, 3)),
-        [1] * 4,
-        "SAME",
-        "NHWC",
-        [1] * 4,
+        images(x), tf.reshape(vector(x)[:12], (2, 2, 3)), *MORPHOLOGY
     ),
     "tf.nn.erosion2d": lambda f, x: f(
-        images(x),
-        tf.reshape(vector(x)[:12], (2, 2, 3)),
-        [1] * 4,
-        "SAME",
-        "NHWC",
-        [1] * 4,
+        images(x), tf.reshape(vector(x)[:12], (2, 2, 3)), *MORPHOLOGY
     ),
     "tf.nn.ctc_loss": lambda f, x: f(
         tf.cast(LABELS, tf.int32),

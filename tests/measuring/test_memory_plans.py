@@ -232,7 +232,8 @@ def test_a_plan_is_measured_in_processes(file):
     assert found.chosen["option"] == "float32"
     limit = found.chosen["measured_bytes"] - 24 * MIB  # It differs by 11 MiB.
     found = tfamp.fit_memory(f"{file}:build", limit, batch_size=4096, steps=1)
-    assert found.chosen["option"] == "mixed_bfloat16"
+    # A CPU without bfloat16 holds copies in float32, and needs parts of a batch, too.
+    assert found.chosen["option"].startswith("mixed_bfloat16")
     assert found.chosen["measured_bytes"] <= limit
 
 

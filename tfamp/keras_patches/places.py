@@ -57,7 +57,7 @@ WATCHES = "tensorflow.python.eager.record:VariableWatcher"
 GLOBALS = (*_TRAINS, "keras.src.backend.common.global_state:set_global_attribute")
 REMAT = (RECORDS, STOPS, WATCHES, *GLOBALS)
 _MEET, _EAGER = "float32 where formats meet", "eager operators"
-_OPERATORS = (
+OPERATORS = (  # TensorFlow's registries of kernels, and of operators.
     "tensorflow.python.framework.kernels:get_registered_kernels_for_op",
     "tensorflow.python.framework.op_def_registry:get",
 )
@@ -181,7 +181,7 @@ UPSTREAM = {
             is_hot=True,
         ),
         *(
-            Patch(f"{_MEET} in {what}", owner, name, _OPERATORS, "", name[0] == "T")
+            Patch(f"{_MEET} in {what}", owner, name, OPERATORS, "", name[0] == "T")
             for what, owner, name in (
                 (
                     "operators of graphs",

@@ -56,7 +56,7 @@ def _promoted(original):
                 continue
             if lost := among(tensors):
                 again.note(str(lost), "an operator")
-                wide = tf.constant(number, "float32")
+                number, wide = lost.value, tf.constant(lost.value, "float32")
                 tensors = [wide if x is number else again.wide(x) for x in tensors]
                 break
         return original(*tensors, force_same_dtype=force_same_dtype)

@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfamp.facts import graph_context, names
+from tfamp.keras_patches import places
 
-_KERNELS = "tensorflow.python.framework.kernels:get_registered_kernels_for_op"
-_DEFINITIONS = "tensorflow.python.framework.op_def_registry:get"
+_KERNELS, _DEFINITIONS = places.OPERATORS
 _HOLDERS = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 # What XLA's registry has for 16 bits, and its compiler ends at: TensorFlow 2.21.
 _NOT_BY_XLA = {"LRN", "LRNGrad", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "Range"}
