@@ -114,8 +114,9 @@ def test_a_killed_run_resumes_after_its_last_epoch(folder):
     assert after[: len(before)] == before  # Nothing was trained again.
     epochs = [row for row in after if row["kind"] == "epoch"]
     assert [row["epoch"] for row in epochs] == [1, 2]
-    # As the run that was not killed; another CPU or release rounds otherwise.
-    assert epochs[1]["loss"] == pytest.approx(2.341031551361084, rel=1e-3)
+    # As the run that was not killed; its first epoch had 2.378. A CPU without bfloat16
+    # computes in float32: 2.325.
+    assert epochs[1]["loss"] == pytest.approx(2.341031551361084, rel=1e-2)
 
 
 def test_a_finished_run_is_evaluated(folder):

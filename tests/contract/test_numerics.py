@@ -464,7 +464,7 @@ def test_a_monitor_beside_a_training_step_of_the_users_own():
         model = OwnStep()
     model.compile("sgd", "mse", auto_scale_loss=False)
     model.fit(**keywords, batch_size=8, callbacks=[monitor])
-    assert [row.path for row in monitor.rows] == ["own_step/head"]
+    assert [row.path for row in monitor.rows] == [f"{model.name}/head"]
     assert "train_step" not in vars(model)
 
 
