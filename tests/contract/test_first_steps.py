@@ -671,6 +671,32 @@ def test_activity_regularizers_sum_in_float32(name, mode):
     np.testing.assert_allclose(losses(mode), wanted, rtol=0.02)
 
 
+@keras.saving.register_keras_serializable("test_first_steps")
+class Regularized(keras.Model):
+    def __init__(self, **keywords):
+        super().__init__(**keywords)
+        self.dense = layers.Dense(4, activity_regularizer="l2")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.issue("tensorflow#43978")
+def test_a_subclassed_model_with_an_activity_regularizer_is_saved(tmp_path):
+    x = np.ones((8, 3), "float32")
+    with helpers.enabled("mixed_float16"):
+        model = Regularized()
+        model.compile("adam", "mse")
+        model.fit(x, np.ones((8, 4)), verbose=0)
+        model.save(tmp_path / "model.keras")
+        tfamp.export(model, tmp_path / "exported")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    exported = tf.saved_model.load(tmp_path / "exported")
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), expected)
+    np.testing.assert_allclose(exported.serve(x), expected, rtol=2**-9)
+
+
 SUMS = {
     "sum": lambda x: tf.reduce_sum(x),
     "sum of squares": lambda x: tf.reduce_sum(tf.square(x)),
