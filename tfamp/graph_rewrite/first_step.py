@@ -1,22 +1,18 @@
 """What Keras' `compile` and a model's first training step show of the rewrite."""
 
 import contextlib
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 from absl import logging
 
-from tfamp import errors
+from tfamp import errors, records
 from tfamp.facts import formats, user_code
 from tfamp.graph_rewrite import observe, switch
 from tfamp.inspect import structure
 
 _seen: observe.GraphRewriteReport | None = None
-# Model -> request -> what its training function showed: TensorFlow keeps what it has
-# optimized, and shows it no second time.
-_reports: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def last_report() -> observe.GraphRewriteReport | None:
@@ -66,7 +62,8 @@ def look(model: keras.Model, is_new: bool) -> Any:
         return None
     switch.sync_thread()  # Another thread may have enabled the rewrite.
     check_policies(model)
-    reports = _reports.setdefault(model, {})
+    # TensorFlow keeps what it has optimized, and shows it no second time.
+    reports = records.of(model).rewrites
     if is_new:
         reports.clear()
     _seen = reports.get(rewrite.config)
@@ -86,4 +83,4 @@ def _looked_at(model, rewrite, fresh) -> Iterator[None]:
         user_code.warn(f"Model '{model.name}': {report}")
     else:
         logging.info("Model '%s': %s", model.name, report)
-    _seen = _reports[model][rewrite.config] = report
+    _seen = records.of(model).rewrites[rewrite.config] = report

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp import errors
+from tfamp import errors, records
 from tfamp.inspect import structure
 
 _BATCH, _OTHER = 2, 16  # Sizes of generated samples; 16 survives four 2x poolings.
@@ -25,15 +24,11 @@ _ID_LAYERS = (
 )
 
 
-# What subclassed models took when they were first called under `enable`: symbols.
-_taken: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
 def remember(model: keras.Model, inputs: Any) -> None:
     """Notes what a model is called with, of which Keras records no dtypes."""
     with contextlib.suppress(TypeError, ValueError, AttributeError):  # No tensors.
         tensors = keras.tree.map_structure(tf.convert_to_tensor, inputs)
-        _taken[model] = keras.tree.map_structure(_any_batch, tensors)
+        records.of(model).inputs = keras.tree.map_structure(_any_batch, tensors)
 
 
 def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
@@ -129,8 +124,8 @@ def _any_batch(tensor):
 
 def _recorded_specs(model):
     """Returns specs from the shapes of a subclassed model's first call."""
-    if model in _taken:
-        return _specs(_taken[model])
+    if (taken := records.of(model).inputs) is not None:
+        return _specs(taken)
     shapes = (model.get_build_config() or {}).get("input_shape")
     reads_ids = any(isinstance(p.layer, _ID_LAYERS) for p in structure.walk(model))
     if shapes is None or reads_ids:

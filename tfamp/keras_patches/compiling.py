@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp.keras_patches import hooks, places, xla_steps
+from tfamp import records
+from tfamp.keras_patches import hooks, places
 
 OptimizerTransform = Callable[[keras.Model, object], object]
 CompileRule = Callable[[keras.Model, dict[str, Any]], None]
@@ -48,7 +49,8 @@ def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> hooks.Hook
             if given["optimizer"] is not None:
                 given["optimizer"] = keras.optimizers.get(given["optimizer"])
             optimizer, asks = given["optimizer"], given["jit_compile"] is True
-            xla_steps.note(model, asks and not is_being_made(model))
+            # A file says so where Keras had chosen it.
+            records.of(model).wants_xla = asks and not is_being_made(model)
             rule(model, given)
             if given["auto_scale_loss"] or _forced:
                 if optimizer is not None:

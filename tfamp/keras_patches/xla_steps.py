@@ -21,7 +21,6 @@ import contextlib
 import itertools
 import re
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfamp import errors
+from tfamp import errors, records
 from tfamp.facts import graph_context, user_code
 from tfamp.keras_patches import hooks
 
@@ -48,16 +47,6 @@ _OPERATORS = re.compile(
     r"(\w+) \(No registered|with op (\w+) must be a compile|op_type=\"(\w+)\""
 )
 _NODE = re.compile(r"{{node ([^}]+)}}")
-# Models that were compiled with `jit_compile=True`.
-_asked: weakref.WeakSet = weakref.WeakSet()
-
-
-def note(model: keras.Model, asks: bool) -> None:
-    """Notes whether the user asks for XLA in `compile`.
-
-    A file says `jit_compile=True` where Keras had chosen it: loading does not ask.
-    """
-    _asked.add(model) if asks else _asked.discard(model)
 
 
 def hooked(
@@ -225,7 +214,7 @@ class Steps:
         """Warns that XLA is given up, or raises where the user has asked for it."""
         cause = f"XLA does not compile {_operator(str(error))} in {what}"
         cure = "Use `compile(jit_compile=False)`"
-        if self._model in _asked:
+        if records.of(self._model).wants_xla:
             error.add_note(f"{cause}. Received: jit_compile=True. {cure}.")
             raise error
         user_code.warn(

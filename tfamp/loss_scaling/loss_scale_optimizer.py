@@ -1,6 +1,7 @@
 """An optimizer that scales the loss: a Keras shell of variables around the rule."""
 
 import dataclasses
+import weakref
 from typing import Any
 
 import keras
@@ -112,6 +113,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         scale, interval = config.initial_scale, config.growth_interval
         super().__init__(inner_optimizer, scale, interval, name=name)
         self.skipped_loss = skipped_loss.SkippedLoss()
+        self.beside: Any = (
+            weakref.WeakSet()
+        )  # Plain optimizers in steps that it scales.
         self._create_state()
         unbuilt = [] if inner_optimizer.built else inner_optimizer.variables
         # Not a list: TensorFlow would make it a part of its checkpoints.

@@ -198,7 +198,7 @@ def _handles(model):
     if not optimizer.built and model.built:  # Else the step makes slots of its own.
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
-    optimizers = [optimizer, *train_steps.others(optimizer)]
+    optimizers = [optimizer, *optimizer.beside]
     found = [*model.variables, *(v for x in optimizers for v in x.variables)]
     values = [getattr(v, "value", v) for v in found]
     each = [getattr(v, "values", (v,)) for v in values]  # Of several replicas.

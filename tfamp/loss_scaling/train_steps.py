@@ -16,7 +16,6 @@ import contextlib
 import inspect
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,8 +29,6 @@ from tfamp.updates import gate
 
 _VARIABLES = (tf.Variable, keras.Variable)
 _LARGEST = 2.0**15  # The largest power of two of float16, for a loss in float16.
-# Of a `LossScaleOptimizer`: the plain ones beside it in steps that it scales.
-_others: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _TAPE = inspect.getsourcefile(tf.GradientTape)
 _RECORDS = "tensorflow.python.eager.record:could_possibly_record"
 
@@ -77,12 +74,7 @@ def updates(optimizer: Any) -> int:
     Args:
       optimizer: A `LossScaleOptimizer`.
     """
-    return sum(int(x.iterations.numpy()) for x in [optimizer, *others(optimizer)])
-
-
-def others(optimizer: Any) -> list:
-    """Returns the plain optimizers beside this one in steps that it scales."""
-    return [*_others.get(optimizer, ())]
+    return sum(int(x.iterations.numpy()) for x in [optimizer, *optimizer.beside])
 
 
 def mark_read(optimizer: Any) -> bool:
@@ -209,7 +201,7 @@ def _apply(original):
         grads, variables = keras_optimizers.pairs(optimizer, grads, trainable_variables)
         if not grads:
             return None
-        _others.setdefault(step.optimizer, weakref.WeakSet()).add(optimizer)
+        step.optimizer.beside.add(optimizer)
         loss = skipped_loss.last()
         gated = gate.Step(
             check=lambda grads: gate.all_finite(grads, 1.0),

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfamp import records
 from tfamp.facts import formats, modes
 from tfamp.inspect import quantized, structure
 from tfamp.kernels import bias_gradient
@@ -28,8 +29,6 @@ _TRACED = ("train_function", "test_function", "predict_function", "generate_func
 # Two assignments at a time would put each other's policies back.
 EXCLUSIVE = threading.RLock()
 _scopes: list[keras.Model] = []  # Those in force, under the lock.
-# The models that `set_precision` was called on: their layers are no other plan's.
-SET: weakref.WeakSet = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -84,11 +83,13 @@ def keep(
     inside = {id(place.layer) for place in structure.walk(planned.model)}
 
     def is_free(layer):
-        record = plan.record_of(layer)
-        root = record and record.root()
+        last = plan.assignment_of(layer)
+        root = last and last.root()
         if root is None or id(root) in inside:
             return True
-        return takes_over and (root not in SET or planned.model in SET)
+        if not takes_over or not records.of(root).precision_is_set:
+            return takes_over
+        return records.of(planned.model).precision_is_set
 
     rows = planned.rows.items()
     rows = {key: row for key, row in rows if key in layers and is_free(layers[key])}
@@ -96,7 +97,7 @@ def keep(
         now = {key: quantized.base_name(structure.policy(layers[key])) for key in rows}
         changes = any(now[key] != rows[key][0] for key in rows)
         changes |= any(v.dtype in formats.LOW for v in model.variables)
-        if planned.remat is not None and model not in recomputed.SET:
+        if planned.remat is not None and not records.of(model).remat_is_set:
             free = [layer for layer in layers.values() if is_free(layer)]
             changes |= recompute(free, planned.remat)
         assign(model, rows, forget and changes, planned.model)
@@ -174,8 +175,9 @@ def _assign_layer(undo, layer, name, reason, root):
     made = plan.made_with(layer)
     is_made = quantized.base_name(made) == name
     new = made if is_made else quantized.policy_of(made, name)
-    undo.callback(plan.RECORDS.__setitem__, layer, plan.RECORDS.get(layer))
-    plan.RECORDS[layer] = plan.Record(made, new, reason, weakref.ref(root))
+    record = records.of(layer)
+    undo.callback(setattr, record, "assignment", record.assignment)
+    record.assignment = plan.Assignment(made, new, reason, weakref.ref(root))
     # Through the property, Keras would write into a map, which layers share.
     is_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
     held = "_dtype_policy" if is_map else "dtype_policy"

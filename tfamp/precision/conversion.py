@@ -7,12 +7,11 @@ from typing import Any
 import keras
 from absl import logging
 
-from tfamp import errors
+from tfamp import errors, records
 from tfamp.facts import formats, modes
 from tfamp.inspect import quantized, structure
 from tfamp.precision import assigned, described, model_hooks, plan, rules
 from tfamp.precision import overrides as overriding
-from tfamp.storage import recomputed
 
 
 class ConversionError(errors.TfampError, RuntimeError):
@@ -76,11 +75,12 @@ def set_precision(
     planned.check(planned.matched)
     _check_model(model, planned)
     trains = getattr(model, "train_function", None) is not None
-    assigned.SET.add(model)
+    record, was_set = records.of(model), records.of(model).precision_is_set
+    record.precision_is_set = True
     try:
         assigned.keep(model, planned, forget=True, takes_over=True)
     except BaseException:
-        assigned.SET.discard(model)
+        record.precision_is_set = was_set
         raise
     if lost := described.unsaved(planned):
         logging.warning("%s", lost)
@@ -163,7 +163,7 @@ def set_remat(model: keras.Model, patterns: Sequence[str] | None) -> keras.Model
     planned.check(planned.matched)
     trains = getattr(model, "train_function", None) is not None
     with assigned.EXCLUSIVE:
-        recomputed.SET.add(model)
+        records.of(model).remat_is_set = True
         layers = [place.layer for place in structure.walk(model)]
         if assigned.recompute(layers, planned.remat or {}):
             assigned.assign(model, {})
@@ -189,11 +189,7 @@ def plan_of(
     """
     layers = [plan.made_with(x).compute_dtype for x in described.weighted(model)]
     mixes = mode.policy != "float32" and not set(formats.LOW).isdisjoint(layers)
-
-    def keeps(layer):  # Float32 that it was made with, beside layers of 16 bits.
-        wide = mixes and plan.made_with(layer).compute_dtype == "float32"
-        return ("float32", plan.AS_MADE) if wide else None
-
+    keeps = plan.keeps_float32_made if mixes else plan.keeps_nothing
     return plan.Plan(model, mode, parsed, traced(model, mode, inputs), keeps)
 
 
@@ -204,12 +200,7 @@ def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Tr
     try:
         return rules.traced_by(model, inputs)
     except errors.ExportError as error:
-        logging.warning(
-            "The layers that compute outputs are not known, nor those that take raw "
-            "values or ids as floats: none of these stays in float32. Name them in "
-            "`overrides`, or call the model under `tfamp.enable` first. %s",
-            error,
-        )
+        described.tell_of_untraced(error)
         return rules.UNTRACED
 
 
@@ -222,13 +213,7 @@ def as_served(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> plan.
     layers = [place.layer for place in structure.walk(model)]
     if all(layer.compute_dtype not in formats.LOW for layer in layers):
         return plan_of(model, mode, (), inputs)
-
-    def keeps(layer):
-        wide = layer.compute_dtype == "float32"
-        name = quantized.base_name(structure.policy(layer))
-        return (name, plan.reason_of(layer)) if wide else None
-
-    return plan.Plan(model, mode, keeps=keeps)
+    return plan.Plan(model, mode, keeps=plan.keeps_float32_now)
 
 
 def _check_model(model, planned):

@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Container
 from typing import NamedTuple
 
 import keras
+from absl import logging
 
-from tfamp import errors
+from tfamp import errors, records
 from tfamp.facts import formats, user_code
 from tfamp.inspect import quantized, slow_layers, structure
 from tfamp.precision import plan, rules
@@ -101,6 +101,16 @@ def tell_of_trace(model: keras.Model, traced: rules.Traced | None) -> None:
         )
 
 
+def tell_of_untraced(error: Exception) -> None:
+    """Warns of a model without a trace: what that tells stays in float32 does not."""
+    logging.warning(
+        "The layers that compute outputs are not known, nor those that take raw values "
+        "or ids as floats: none of these stays in float32. Name them in `overrides`, "
+        "or call the model under `tfamp.enable` first. %s",
+        error,
+    )
+
+
 # ---- What a saved file would not hold ----
 
 
@@ -163,19 +173,18 @@ def is_of_another(model: keras.Model, policy: str) -> bool:
     return bool(layers) and low not in made
 
 
-def others(
-    model: keras.Model, policy: str, explicit: Container[keras.layers.Layer]
-) -> list[keras.Model]:
+def others(model: keras.Model, policy: str) -> list[keras.Model]:
     """Returns the models, this one or in it, that were made in float32 as a whole.
 
-    A loaded model has the policy in force itself, whatever its layers have. Layers in
-    `explicit` are in float32 on purpose, and so are those that were set to it.
+    A loaded model has the policy in force itself, whatever its layers have. Layers that
+    were made with a `dtype` are in float32 on purpose, and those that were set to it.
     """
 
     def is_ours(layer):
         by = plan.reason_of(layer)
         told = by != plan.AS_MADE and not by.startswith(plan.BY_MODE)
-        return told or layer in explicit or layer.compute_dtype in formats.LOW
+        explicit = records.of(layer).enabled.is_explicit
+        return told or explicit or layer.compute_dtype in formats.LOW
 
     if policy == "float32":
         return []

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import errors
+from tfamp import errors, records
 from tfamp.facts import formats, modes, user_code
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import calls, structure
@@ -78,7 +78,8 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             return False
         if found and assigns:
             undo.pop_all()  # They stay.
-            rules.HEALED.update(found)
+            for layer, largest in found.items():
+                records.of(layer).overflow = largest
     if found:
         _tell_healed(model, inputs, found, assigns)
         everything = plan.Plan(model, modes.get_mode("mixed_float16"))

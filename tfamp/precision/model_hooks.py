@@ -13,15 +13,13 @@
 
 import contextlib
 import functools
-import weakref
 from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import logging
 
-from tfamp import errors
-from tfamp.facts import formats, names, user_code
+from tfamp import errors, records
+from tfamp.facts import names, user_code
 from tfamp.graph_rewrite import first_step
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import model_inputs, quantized, structure, traces
@@ -30,6 +28,7 @@ from tfamp.kernels import clusters
 from tfamp.loss_scaling import optimizer, train_steps
 from tfamp.operators import promotion, reductions
 from tfamp.precision import assigned, described, healed, plan, policy, rules
+from tfamp.precision import overrides as overriding
 from tfamp.precision.settings import Settings
 from tfamp.storage import low_bit
 
@@ -63,12 +62,16 @@ def remove() -> None:
     while _rules and _rules.hooks:
         _rules.hooks.pop().remove()
     _rules = None
+    records.forget_enable()
     first_step.forget()
 
 
 def has_its_plan(model: keras.Model) -> bool:
     """Whether nothing that `enable` asks of a model is still to come."""
-    return _rules is None or model in _rules.settled or model in assigned.SET
+    record = records.of(model)
+    return (
+        _rules is None or record.precision_is_set or record.enabled.planned is not None
+    )
 
 
 def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextManager:
@@ -97,15 +100,9 @@ class _Rules:
         self.is_mixed = asked is not None and asked.is_mixed
         self.overrides = asked.overrides if asked else ()
         self.scaling = asked.scaling if asked else None  # The defaults.
-        # Models that have their plan: the layers that they had then.
-        self.settled: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._policy = asked and asked.mode.policy
         self._state = asked.optimizer_state if asked else "float32"
-        self._explicit: weakref.WeakSet = weakref.WeakSet()  # Made with a `dtype`.
         self._matched: set[str] = set()
-        self._met: weakref.WeakSet = weakref.WeakSet()
-        # Compiled models: whether `compile` is to scale the loss.
-        self._compiled: Any = weakref.WeakKeyDictionary()
         # The last one returns None where no file is being loaded.
         found = map(names.resolve, places.CALLS)
         self._attribute, self._is_stateless, self._loading = found
@@ -117,8 +114,8 @@ class _Rules:
         scaling = self.scaling  # What patterns match is not known before it is built.
         low = any(x.mode.policy == "mixed_float16" for x in self.overrides)
         late = low and not structure.is_built(model)
-        if model in self._compiled:
-            self._compiled[model] = True
+        now = records.of(model).enabled
+        now.scales_loss = now.is_compiled
         if scaling is False or not (late or optimizer.needs_loss_scale(model)):
             return given
         return optimizer.wrap_optimizer(given, config=scaling)
@@ -129,7 +126,8 @@ class _Rules:
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
             first_step.keep_from_xla(model, arguments)
-        self._compiled[model] = False
+        records.of(model).enabled.is_compiled = True
+        records.of(model).enabled.scales_loss = False
         self._plan(model)
 
     def make_train_function(self, original):
@@ -138,7 +136,8 @@ class _Rules:
             builds = is_new and not structure.is_built(model)
             for each in (train_steps.HOOKS, clusters.HOOKS):
                 each.add(type(model))
-            if is_new and self._compiled.get(model) and model.optimizer is not None:
+            scales = records.of(model).enabled.scales_loss
+            if is_new and scales and model.optimizer is not None:
                 with model.distribute_strategy.scope():  # Set after its `compile`.
                     model.optimizer = self.scale(model, model.optimizer)
             if is_new:
@@ -183,41 +182,36 @@ class _Rules:
 
     def planned(self, root, traced=None):
         """Returns the plan of a model, or of one around it."""
-
-        def keeps(layer):
-            name = quantized.base_name(plan.made_with(layer))
-            return (name, plan.AS_MADE) if name != self._policy else None
-
-        traced = traced or rules.known(root)
+        traced, keeps = traced or rules.known(root), plan.keeps_unlike(self._policy)
         asked = self.asked
         return plan.Plan(root, asked.mode, self.overrides, traced, keeps, asked.remat)
 
     def _plan(self, model):
         """Gives a compiled model's layers their plan; says if it is older."""
-        if self._policy is None or model in assigned.SET:
+        if self._policy is None or records.of(model).precision_is_set:
             return
         is_built = structure.is_built(model)
         is_being_made = compiling.is_being_made(model)
         if not (others := [model] * described.is_of_another(model, self._policy)):
             check, layers = is_built and not is_being_made, structure.layer_ids(model)
-            if self.settled.get(model) == layers:
+            if records.of(model).enabled.planned == layers:
                 self._check(self.planned(model), check)
             else:
                 self._plan_anew(model, layers, is_built, check)
             if is_built:
-                others = described.others(model, self._policy, self._explicit)
+                others = described.others(model, self._policy)
         if others and not is_being_made:
             user_code.warn(described.describe_others(others, self._policy))
 
     def _plan_anew(self, model, layers, is_built, check):
-        self.settled.pop(model, None)
-        traced = None
+        now, traced = records.of(model).enabled, None
+        now.planned = None
         if is_built and self.is_mixed:
             with contextlib.suppress(errors.ExportError):  # Its first call will.
                 traced = rules.traced_by(model)
         self._assign(model, model, traced, check, forget=True)
         if traced or not self.is_mixed:
-            self.settled[model] = layers
+            now.planned = layers
 
     def _check(self, planned, check):
         """Raises OverrideError for patterns that have matched no model so far."""
@@ -242,9 +236,8 @@ class _Rules:
         def __call__(layer, *args, **kwargs):
             if traces.is_tracing():
                 return original(layer, *args, **kwargs)
-            asked = self._meet(layer) if layer not in self._met else None
-            if asked is not None:  # It may be in no model yet, and fail in 16 bits.
-                with asked:
+            if not records.of(layer).enabled.was_called:
+                with self._meet(layer):
                     return __call__(layer, *args, **kwargs)
             if isinstance(layer, keras.layers.Embedding) and not self._is_stateless():
                 rules.check_ids(layer, *args)
@@ -260,7 +253,7 @@ class _Rules:
                 outputs = original(layer, *args, **kwargs)
             except BaseException:
                 if settles:
-                    self.settled.pop(layer, None)
+                    records.of(layer).enabled.planned = None
                 raise
             return promotion.widened(outputs) if self.asked.float32_outputs else outputs
 
@@ -274,22 +267,23 @@ class _Rules:
 
     @_NOT_CONVERTED
     def _meet(self, layer):
-        """Has a layer of raw values in float32; scopes an override by its path."""
-        self._met.add(layer)
+        """Gives a layer what its first call needs; scopes what is for that call alone.
+
+        It may be in no model yet.
+        """
+        now, held = records.of(layer).enabled, structure.policy(layer)
+        now.was_called = True
+        if held.name != self._policy and not layer.built and self._loading() is None:
+            now.is_explicit = not policy.was_global(held)
         reductions.HOOKS.add(layer.activity_regularizer)
         around = names.resolve(_PATH, str)()
-        paths = (f"{around}/{layer.name}" if around else layer.name,)
-        asked = next((x for x in self.overrides if x.matches(paths)), None)
-        if asked and not isinstance(layer, keras.Model):
-            rows = {id(layer): (asked.mode.policy, asked.reason)}
-            return assigned.assign(layer, rows, forget=False)
-        held, low = structure.policy(layer), self.asked.mode.compute_format
-        if held.name != self._policy:
-            is_new = not layer.built and self._loading() is None
-            if is_new and not policy.was_global(held):
-                self._explicit.add(layer)
-        elif low in formats.LOW and (why := rules.by_kind(layer, low, first_call=True)):
-            assigned.assign(layer, {id(layer): ("float32", why)}, forget=False)
+        path = f"{around}/{layer.name}" if around else layer.name
+        row = plan.at_first_call(layer, path, self.asked.mode, self.overrides)
+        if not row:
+            return contextlib.nullcontext()
+        undo = assigned.assign(layer, {id(layer): row}, forget=False)
+        is_override = row[1].startswith(overriding.REQUESTED)
+        return undo if is_override else contextlib.nullcontext()
 
     @_NOT_CONVERTED
     def _settle(self, model, args, kwargs):
@@ -301,10 +295,10 @@ class _Rules:
         if not assigned.EXCLUSIVE.acquire(blocking=waits):
             return False
         try:
-            if model in self.settled or assigned.in_force():
+            if has_its_plan(model) or assigned.in_force():
                 return False
             self._settle_now(model, args, kwargs)
-            self.settled[model] = structure.layer_ids(model)
+            records.of(model).enabled.planned = structure.layer_ids(model)
             return True
         finally:
             assigned.EXCLUSIVE.release()
@@ -312,7 +306,11 @@ class _Rules:
     def _settle_now(self, model, args, kwargs):
         if described.is_of_another(model, self._policy):
             return
-        around = [x for x in self._compiled if id(model) in structure.layer_ids(x)]
+        around = [
+            each
+            for each, record in records.every()
+            if record.enabled.is_compiled and id(model) in structure.layer_ids(each)
+        ]
         self._assign(root := [model, *around][-1], model, traced := None, check=False)
         if structure.is_functional(model):  # By its own specs: Keras warns of others.
             with contextlib.suppress(errors.ExportError):
@@ -322,5 +320,6 @@ class _Rules:
         try:
             traced = traced or rules.traced(model, *args, **kwargs)
         except Exception as error:  # Code of the user's layers may raise anything.
-            logging.info("The outputs of %r are not known: %s", model.name, error)
-        self._assign(root, model, traced, check=model in self._compiled)
+            described.tell_of_untraced(error)
+        is_compiled = records.of(model).enabled.is_compiled
+        self._assign(root, model, traced, check=is_compiled)

@@ -11,19 +11,18 @@ applies to a layer is, in this order:
     the format of the layer by which Keras runs it
     the mode
 
-A layer has a record of what it was made with. So each plan decides anew, whatever an
+A layer's assignment says what it was made with. So each plan decides anew, whatever an
 earlier one has assigned.
 """
 
 import functools
-import weakref
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
-from tfamp import errors
-from tfamp.facts import modes
+from tfamp import errors, records
+from tfamp.facts import formats, modes
 from tfamp.inspect import quantized, structure
 from tfamp.precision import overrides as overriding
 from tfamp.precision import rules
@@ -32,8 +31,8 @@ AS_MADE, BY_MODE = "as it was created", "the mode is"
 Row = tuple[str, str]  # The name of a dtype policy, and why.
 
 
-class Record(NamedTuple):
-    """What is known of a layer that a plan was applied to.
+class Assignment(NamedTuple):
+    """The dtype policy that a plan has given a layer.
 
     Attributes:
       made: The dtype policy that it was made with.
@@ -48,30 +47,85 @@ class Record(NamedTuple):
     root: Any
 
 
-# Layer -> its record, or None.
-RECORDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def record_of(layer: keras.layers.Layer) -> Record | None:
-    """Returns the record of a layer that still has the policy of it, else None."""
-    record = RECORDS.get(layer)
-    return record if record and record.policy is structure.policy(layer) else None
+def assignment_of(layer: keras.layers.Layer) -> Assignment | None:
+    """Returns a layer's assignment if it still has the policy of it, else None."""
+    last = records.of(layer).assignment
+    return last if last and last.policy is structure.policy(layer) else None
 
 
 def made_with(layer: keras.layers.Layer) -> keras.DTypePolicy:
     """Returns the dtype policy that a layer was made with, or that the user gave it."""
-    record = record_of(layer)
-    return record.made if record else structure.policy(layer)
+    last = assignment_of(layer)
+    return last.made if last else structure.policy(layer)
 
 
 def reason_of(layer: keras.layers.Layer) -> str:
     """Returns why a layer has its dtype policy."""
-    record = record_of(layer)
-    return record.reason if record else AS_MADE
+    last = assignment_of(layer)
+    return last.reason if last else AS_MADE
+
+
+# ---- What a layer keeps where neither an override nor a rule applies ----
+
+Keeps = Callable[[keras.layers.Layer], Row | None]
+
+
+def keeps_unlike(policy: str) -> Keeps:
+    """For `enable`: another dtype policy than the mode's that a layer was made with."""
+
+    def keeps(layer):
+        name = quantized.base_name(made_with(layer))
+        return (name, AS_MADE) if name != policy else None
+
+    return keeps
+
+
+def keeps_float32_made(layer: keras.layers.Layer) -> Row | None:
+    """For `set_precision`: the float32 that a layer was made with."""
+    is_wide = made_with(layer).compute_dtype == "float32"
+    return ("float32", AS_MADE) if is_wide else None
+
+
+def keeps_float32_now(layer: keras.layers.Layer) -> Row | None:
+    """For an export: the float32 that a layer has, and why."""
+    name = quantized.base_name(structure.policy(layer))
+    return (name, reason_of(layer)) if layer.compute_dtype == "float32" else None
+
+
+def keeps_nothing(layer: keras.layers.Layer) -> Row | None:
+    """For all else."""
+
+
+def at_first_call(
+    layer: keras.layers.Layer,
+    path: str,
+    mode: modes.Mode,
+    overrides: overriding.Overrides,
+) -> Row | None:
+    """Returns what a layer gets that is called before its model has a plan, or None.
+
+    Args:
+      layer: A layer that is in no model yet.
+      path: Where it is called, as far as Keras knows it.
+      mode: The mode.
+      overrides: What `overrides.parse` returned.
+
+    Raises:
+      OverrideError: If patterns that match the path contradict one another.
+    """
+    if isinstance(layer, keras.Model):
+        return None
+    if found := overriding.find((path,), overrides):
+        return found.mode.policy, found.reason
+    low = mode.compute_format
+    if low not in formats.LOW or keeps_unlike(mode.policy)(layer):
+        return None
+    why = rules.by_kind(layer, low, first_call=True)
+    return ("float32", why) if why else None
 
 
 class Plan:
-    """What a mode and overrides ask of the layers of a model; pure.
+    """What a mode and overrides ask of the layers of a model, which stays as it is.
 
     `matched` are the patterns that match a layer to which they can apply; `remat` says
     which layers are computed again: {id of a layer: pattern}, None to leave them.
@@ -81,8 +135,7 @@ class Plan:
       mode: The mode of all layers that nothing else applies to.
       overrides: What `overrides.parse` returned.
       traced: The result of a trace of it; see `rules.traced`.
-      keeps: Function of a layer: the row that it keeps unless an override applies to
-        it; None if it keeps nothing.
+      keeps: The row that a layer keeps unless an override applies to it, or None.
       remat: Patterns of layers to compute again in the backward pass; None to leave
         those as they are.
 
@@ -96,7 +149,7 @@ class Plan:
         mode: modes.Mode,
         overrides: overriding.Overrides = (),
         traced: rules.Traced = rules.UNTRACED,
-        keeps: Callable[[keras.layers.Layer], Row | None] = lambda layer: None,
+        keeps: Keeps = keeps_nothing,
         remat: Sequence[str] | None = None,
     ):
         self.model, self.mode = model, mode
@@ -161,7 +214,7 @@ class Plan:
         kept = self._keeps(place.layer)
         if found := self._asked(place) or self._pinned(place) or kept:
             return found
-        largest = rules.HEALED.get(place.layer)
+        largest = records.of(place.layer).overflow
         if largest is not None and self.mode.compute_format == "float16":
             return "float32", rules.healed_by(largest)
         if reason := self._traced.routes.get(id(place.layer)):

@@ -22,14 +22,13 @@ rounded. "Plan": when the model is compiled, or first called if it is built by t
 """
 
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfamp import errors
+from tfamp import errors, records
 from tfamp.facts import formats
 from tfamp.inspect import flow, model_inputs, quantized, slow_layers, structure
 
@@ -78,10 +77,6 @@ def _is_bilinear(layer):
 
 def _if(matches, reason):
     return lambda layer, low: reason if matches(layer) else ""
-
-
-# Of layers whose numbers float16 does not hold: the largest magnitude (`healed`).
-HEALED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def healed_by(largest: float) -> str:
@@ -202,8 +197,6 @@ _NORMALIZATIONS = (
     _KINDS.LayerNormalization,
     _KINDS.RMSNormalization,
 )
-# Of each model: its layers, and the result of its last trace.
-_last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def traced(model: keras.Model, *args, **kwargs) -> Traced:
@@ -228,19 +221,24 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
     }
     rounded = [layer.name for layer in found.rounded if _takes_raw_values(layer)]
     result = Traced(outputs, routes, sources, tuple(rounded), tuple(found.mixed))
-    _last[model] = structure.layer_ids(model), result
-    return _last[model][1]
+    records.of(model).traced = structure.layer_ids(model), result
+    return result
+
+
+def _last(model):
+    """Returns the result of a model's last trace, if it has the same layers yet."""
+    layers, result = records.of(model).traced or (None, None)
+    return result if layers and layers == structure.layer_ids(model) else None
 
 
 def known(model: keras.Model) -> Traced:
     """Returns the results of traces of the models in one that has none itself."""
     outputs, routes, sources = {}, {}, {}
-    for layer in [place.layer for place in structure.walk(model)]:
-        layers, found = _last.get(layer, (None, UNTRACED))
-        if layers is not None and layers == structure.layer_ids(layer):
-            outputs |= found.outputs
-            routes |= found.routes
-            sources |= found.sources
+    for place in structure.walk(model):
+        if last := _last(place.layer):
+            outputs |= last.outputs
+            routes |= last.routes
+            sources |= last.sources
     return Traced(outputs, routes, sources)
 
 
@@ -259,10 +257,9 @@ def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
     try:
         given = model_inputs.specs(model) if inputs is None else inputs
     except errors.ExportError:
-        layers, found = _last.get(model, (None, UNTRACED))
-        if layers != structure.layer_ids(model):
-            raise
-        return found
+        if last := _last(model):
+            return last
+        raise
     with model_inputs.explained(model, "cannot be traced"):
         return traced(model, given)
 

@@ -3,7 +3,7 @@
 import threading
 from typing import NamedTuple
 
-from tfamp import errors
+from tfamp import errors, records
 from tfamp.facts import (
     graph_context,
     hardware,
@@ -228,7 +228,8 @@ def _describe_float32(asked):
 
 
 def _describe_healed():
-    return [f"{x.path!r} (up to {most:g})" for x, most in rules.HEALED.items()]
+    most = {layer.path: record.overflow for layer, record in records.every()}
+    return [f"{path!r} (up to {x:g})" for path, x in most.items() if x is not None]
 
 
 def _describe_versions(devices):
