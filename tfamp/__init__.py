@@ -45,6 +45,7 @@ from tfamp.precision.control import (
     disable_graph_rewrite,
     enable,
     enable_graph_rewrite,
+    enabled,
     graph_rewrite_scope,
     status,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "disable_graph_rewrite",
     "enable",
     "enable_graph_rewrite",
+    "enabled",
     "export",
     "export_float32",
     "find_batch_size",

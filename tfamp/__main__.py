@@ -47,14 +47,14 @@ def _find_config(command, name):
     if command == "benchmark":
         files = {*timed.glob("*.py")} - {timed / "models.py"}  # What they time.
     root = timed if command == "benchmark" else _CONFIGS
-    found = {str(path.relative_to(root).with_suffix("")): path for path in files}
+    configs = {str(path.relative_to(root).with_suffix("")): path for path in files}
     name, _, argument = name.partition(":")
-    if name not in found:
+    if name not in configs:
         sys.exit(
             f"error: Unknown configuration. Received: {name!r}. Expected "
-            f"--config=FILE, or one of {', '.join(sorted(found))}."
+            f"--config=FILE, or one of {', '.join(sorted(configs))}."
         )
-    return f"{found[name]}:{argument}" if argument else found[name]
+    return f"{configs[name]}:{argument}" if argument else configs[name]
 
 
 def _run_script(name):

@@ -31,12 +31,12 @@ def check_count(
         )
 
 
-def check_keywords(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+def check_keywords(what: str, keywords: Iterable[str], expected: Sequence[str]) -> None:
     """Raises TypeError unless all keywords are known; `what` names them."""
-    if unknown := [name for name in given if name not in known]:
+    if unknown := [name for name in keywords if name not in expected]:
         raise TypeError(
             f"Unknown {what}. Received: {', '.join(map(repr, unknown))}. "
-            f"Expected some of {', '.join(known)}."
+            f"Expected some of {', '.join(expected)}."
         )
 
 

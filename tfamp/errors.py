@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 def examples(names: Iterable[str]) -> str:
     """Returns at most five names as one phrase, for a message."""
-    first, more = (found := list(names))[:5], len(found) - 5
+    first, more = (all_names := list(names))[:5], len(all_names) - 5
     return ", ".join(first) + (f", and {more} more" if more > 0 else "")
 
 

@@ -40,11 +40,11 @@ def name_of(function: str | Callable[..., Any]) -> str:
     module, _, name = str(function).rpartition(":")
     if module.endswith(".py"):
         path = pathlib.Path(module).absolute()
-        found = path.exists()
+        exists = path.exists()
         module = str(path)
     else:
-        found = bool(module) and _module_exists(module)
-    if not found or not name.isidentifier():
+        exists = bool(module) and _module_exists(module)
+    if not exists or not name.isidentifier():
         raise ValueError(f"Function not found. Received: {function!r}. {_EXPECTED}")
     return f"{module}:{name}"
 
@@ -73,11 +73,11 @@ def find(name: str) -> Callable[..., Any]:
     Raises:
       ValueError: If its file has no such function.
     """
-    module, _, function = name.rpartition(":")
-    found = getattr(_load(module), function, None)
-    if found is None:
+    module, _, attribute = name.rpartition(":")
+    function = getattr(_load(module), attribute, None)
+    if function is None:
         raise ValueError(f"Function not found. Received: {name!r}. {_EXPECTED}")
-    return found
+    return function
 
 
 def _load(module):
@@ -88,7 +88,7 @@ def _load(module):
     spec = importlib.util.spec_from_file_location(pathlib.Path(module).stem, module)
     if spec is None or spec.loader is None:
         raise ImportError(f"{module} is not a Python file.")
-    found = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, found)
-    spec.loader.exec_module(found)
-    return found
+    script = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, script)
+    spec.loader.exec_module(script)
+    return script

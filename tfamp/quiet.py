@@ -24,8 +24,8 @@ _DRIVER = "/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"
 def is_command() -> bool:
     """Whether this process is the `tfamp` command, or `python -m tfamp`."""
     name = os.path.basename(sys.argv[0] if sys.argv else "")
-    given = sys.orig_argv[1:]
-    as_module = "-m" in given and given[given.index("-m") + 1 :][:1] == ["tfamp"]
+    argv = sys.orig_argv[1:]
+    as_module = "-m" in argv and argv[argv.index("-m") + 1 :][:1] == ["tfamp"]
     return name in ("tfamp", "tfamp.exe") or (
         name in ("-m", "__main__.py") and as_module
     )

@@ -104,3 +104,31 @@ def test_guard_names_each_leak_and_undoes_it(monkeypatch):
     ]
     assert helpers.find_leaks(before, helpers.read_globals()) == []
     assert "compile" not in vars(keras.Model)
+
+
+def test_a_scope_of_enable_ends_as_if_it_had_not_been():
+    x, y = tf.ones((8, 4)), tf.ones((8, 1))
+
+    def fitted():
+        layers = [keras.layers.Dense(4), keras.layers.Dense(1, name="head")]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        model.fit(x, y, verbose=0)
+        return model
+
+    before = helpers.read_globals()
+    with tfamp.enabled(BF16) as outer:
+        assert (outer.effective, tfamp.status()) == (BF16, outer)
+        with tfamp.enabled("mixed_float16", overrides={"head": "float32"}) as inner:
+            assert inner.effective == "mixed_float16"
+            assert isinstance(fitted().optimizer, tfamp.LossScaleOptimizer)
+        assert not isinstance(fitted().optimizer, tfamp.LossScaleOptimizer)
+        assert tfamp.status().overrides == outer.overrides == "none"
+        with pytest.raises(ZeroDivisionError), tfamp.enabled("float32"):
+            _ = 1 / 0
+        assert tfamp.status().effective == BF16
+        with pytest.raises(ValueError, match="mixed_float15"):
+            tfamp.enabled("mixed_float15").__enter__()
+        assert tfamp.status().effective == BF16
+    assert helpers.find_leaks(before, helpers.read_globals()) == []
+    assert tfamp.status().requested is None

@@ -61,8 +61,8 @@ def _run_flags():
         raise ValueError("Nothing to measure: pass --workload=module:function.")
     if values.tiny:
         config = cells.apply_tiny(config)
-        given = config_flags.get_override_values(flags.FLAGS["config"])
-        config.update_from_flattened_dict(given)  # Flags win.
+        flag_values = config_flags.get_override_values(flags.FLAGS["config"])
+        config.update_from_flattened_dict(flag_values)  # Flags win.
     for task in config.tasks.values() if values.modes else ():
         task.modes = tuple(values.modes)
     _keep_tasks(config, values.tasks)
@@ -75,10 +75,10 @@ def _run_flags():
     if os.path.isfile(script):
         script = f"python {os.path.relpath(script)}"
     command = f"{script} {shlex.join(sys.argv[1:])}".rstrip()
-    made = runner.run(config, folder, app.say, command)
-    sys.stdout.write(made.to_markdown())
+    report = runner.run(config, folder, app.say, command)
+    sys.stdout.write(report.to_markdown())
     app.say(f"open {folder / 'report.html'} in a browser")
-    made.check(folder)
+    report.check(folder)
 
 
 def _measure_own(config, workload):
@@ -91,11 +91,11 @@ def _measure_own(config, workload):
 
 def _keep_tasks(config, names):
     """Drops the tasks that were not requested."""
-    known = {*config.tasks, *config.time_to_accuracy}
-    if set(names) - known:
+    tasks = {*config.tasks, *config.time_to_accuracy}
+    if set(names) - tasks:
         raise ValueError(
             f"Unknown tasks. Received: --tasks={','.join(names)}. Expected some of "
-            f"{', '.join(sorted(known))}."
+            f"{', '.join(sorted(tasks))}."
         )
     for part in (config.tasks, config.time_to_accuracy) if names else ():
         with part.unlocked():

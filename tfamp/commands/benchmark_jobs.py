@@ -73,10 +73,10 @@ def settings(job: str, tiny: bool = False) -> Settings:
     Raises:
       ValueError: If a flag makes no sense.
     """
-    found = {name: flags.FLAGS[_PREFIX + name] for name in Settings._fields[1:]}
-    values: dict[str, Any] = {name: flag.value for name, flag in found.items()}
+    job_flags = {name: flags.FLAGS[_PREFIX + name] for name in Settings._fields[1:]}
+    values: dict[str, Any] = {name: flag.value for name, flag in job_flags.items()}
     if tiny:
-        values |= {k: v for k, v in _TINY.items() if not found[k].present}
+        values |= {k: v for k, v in _TINY.items() if not job_flags[k].present}
     for name in ("modes", "jit"):
         values[name] = tuple(values[name])
     for name in ("batch_sizes", "sequence_lengths"):
@@ -100,23 +100,23 @@ def _benchmark(config, settings):
     mixed, _ = compare.mixed_mode(precision.mode, precision.graph_rewrite)
     if precision.graph_rewrite:
         mixed = mixed.replace("mixed", "rewrite")
-    asked = {None: "auto", True: "on", False: "off"}[config.jit_compile]
+    jit = {None: "auto", True: "on", False: "off"}[config.jit_compile]
     if settings.sequence_lengths and not own:
         raise ValueError(
             "Only texts have a sequence length. Received: sequence lengths "
             f"{settings.sequence_lengths} for config.task={config.task!r}."
         )
-    made, task = cells.get_config(), cells.get_task(config)
+    benchmark, task = cells.get_config(), cells.get_task(config)
     task.update(
         {
             "modes": settings.modes or (*cells.plain_modes(), mixed),
-            "jit": settings.jit or (asked,),
+            "jit": settings.jit or (jit,),
             "frameworks": ("tfamp",),
             "batch_sizes": settings.batch_sizes,
             "sequence_lengths": settings.sequence_lengths or ((own,) if own else ()),
         }
     )
-    made.update(
+    benchmark.update(
         {
             "name": f"{config.name}-{settings.job}-benchmark",
             "job": settings.job,
@@ -125,7 +125,7 @@ def _benchmark(config, settings):
             "tasks": {config.name: task},
         }
     )
-    return made
+    return benchmark
 
 
 def identity(config, settings: Settings):
@@ -149,9 +149,9 @@ def plan(config, settings: Settings) -> list[cells.Cell]:
       DataError: If the preset is missing or malformed.
       ValueError: If a setting is invalid, or a mode is unknown.
     """
-    made = _benchmark(config, settings)
-    planned = cells.plan(made)
-    runner.check(made, planned)
+    benchmark = _benchmark(config, settings)
+    planned = cells.plan(benchmark)
+    runner.check(benchmark, planned)
     return planned
 
 
@@ -176,35 +176,37 @@ def run(
       DataError, ValueError: As `runner.run`.
       RunError: As there, and if every cell failed.
     """
-    made = runner.run(_benchmark(config, settings), workdir, say)
-    made.check(workdir)
-    table = tables.of_dicts(published(made))
-    text = f"{made.to_markdown()}\n## In NVIDIA's layout\n\n{table}\n"
+    benchmark_report = runner.run(_benchmark(config, settings), workdir, say)
+    benchmark_report.check(workdir)
+    table = tables.of_dicts(published(benchmark_report))
+    text = f"{benchmark_report.to_markdown()}\n## In NVIDIA's layout\n\n{table}\n"
     run_files.write_text(pathlib.Path(workdir, "report.md"), text)
     return text
 
 
-def published(made: report.Report) -> list[dict[str, str]]:
+def published(benchmark_report: report.Report) -> list[dict[str, str]]:
     """Returns the cells that have figures, as texts by column in NVIDIA's layout.
 
     Args:
-      made: The report.
+      benchmark_report: The report.
     """
-    known = {row.cell: row for row in made.rows if not row.failed}
-    return report.told([_line(r, known.get(r.base), made) for r in known.values()])
+    by_cell = {row.cell: row for row in benchmark_report.rows if not row.failed}
+    return report.told(
+        [_line(r, by_cell.get(r.base), benchmark_report) for r in by_cell.values()]
+    )
 
 
-def _line(row, base, made):
-    unit = made.tasks[row.cell.task]["unit"]
+def _line(row, base, benchmark_report):
+    unit = benchmark_report.tasks[row.cell.task]["unit"]
     sizes = row.cell.batch_size, base.cell.batch_size if base else "-"
     own = base.cell.mode if base else ""
     rates = {
         name: f"{base.rate:.2f}" if own == mode else "-"
         for name, mode in (("FP32", "float32"), ("TF32", "tf32"))
     }
-    name = "TF32" if made.base == "tf32" else "FP32"
+    name = "TF32" if benchmark_report.base == "tf32" else "FP32"
     return {
-        "GPU/CPU": made.machine["machine"],
+        "GPU/CPU": benchmark_report.machine["machine"],
         "sequence length": str(row.cell.sequence_length or "-"),
         f"batch size (mode, {name})": ", ".join(map(str, sizes)),
         "mode": row.cell.mode,

@@ -62,8 +62,8 @@ def audit_recipe(
       ValueError: If a setting is invalid, or the device is not in the table.
     """
     base_config.validate(config)
-    settings, found = config.precision, hardware.find_device(device)
-    best = hardware.choose_mode([found]).mode
+    settings, description = config.precision, hardware.find_device(device)
+    best = hardware.choose_mode([description]).mode
     mode = modes.get_mode(best if settings.mode == "auto" else settings.mode)
     synthetic = tasks.synthetic(config)
     rewrite = None
@@ -75,7 +75,7 @@ def audit_recipe(
         )
     if settings.graph_rewrite:
         dtype = "auto" if settings.mode == "auto" else mode.compute_format
-        rewrite, _ = graph_rewrite.choose_dtype(dtype, [found], {})
+        rewrite, _ = graph_rewrite.choose_dtype(dtype, [description], {})
     # As it trains: the trainer enables tfamp, which sums bias gradients rightly.
     scope = tfamp.policy_scope("float32" if rewrite else mode.name)
     with scope, bias_gradient.HOOKS.installed():

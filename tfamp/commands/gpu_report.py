@@ -39,10 +39,10 @@ def _run_flags():
     # As Ctrl-C: what it started ends, and the page is written.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     values = flags.FLAGS
-    given = values.parts, values.minutes, values.tiny, values.torch_python
+    arguments = values.parts, values.minutes, values.tiny, values.torch_python
     name = pathlib.Path(sys.argv[0])
     script = f"python {name}" if name.suffix == ".py" else str(name)
     command = f"{script} {shlex.join(sys.argv[1:])}".strip()
     folder = pathlib.Path(values.output).absolute()
-    made = plan.run(folder, *given, command, app.say)
-    app.say(f"send {made / 'report.json'}")
+    device_folder = plan.run(folder, *arguments, command, app.say)
+    app.say(f"send {device_folder / 'report.json'}")

@@ -22,8 +22,8 @@ class Job(NamedTuple):
     """
 
     run: Callable[[Any, pathlib.Path, Any], str]
-    check: Callable[[Any, Any], object] = lambda config, asked: None
-    identity: Callable[[Any, Any], Any] = lambda config, asked: config
+    check: Callable[[Any, Any], object] = lambda config, options: None
+    identity: Callable[[Any, Any], Any] = lambda config, options: config
 
 
 def _compare(config, workdir, seeds):
@@ -82,38 +82,42 @@ def _check_run(config, _=None):
             trainer.build(task, config)
 
 
-def _evaluate(config, folder, asked):
-    found = trained.evaluate(config, folder)
-    scores = {f"test {name}": score for name, score in found["scores"].items()}
-    rows = {"weights": found["weights"], "test loss": found["test_loss"], **scores}
+def _evaluate(config, folder, options):
+    evaluation = trained.evaluate(config, folder)
+    scores = {f"test {name}": score for name, score in evaluation["scores"].items()}
+    rows = {
+        "weights": evaluation["weights"],
+        "test loss": evaluation["test_loss"],
+        **scores,
+    }
     return _listed({**rows, "files": folder / "evaluation.json"})
 
 
-def _predict(config, folder, asked):
-    if not asked.input:
+def _predict(config, folder, options):
+    if not options.input:
         raise ValueError(
             "--job=predict needs rows to predict. Received: no --input. "
             "Expected: --input=FILE."
         )
-    suffix = pathlib.Path(asked.input).suffix
-    target = pathlib.Path(asked.output or folder / f"predicted{suffix}")
-    count, weights = trained.predict(config, folder, asked.input, target)
+    suffix = pathlib.Path(options.input).suffix
+    target = pathlib.Path(options.output or folder / f"predicted{suffix}")
+    count, weights = trained.predict(config, folder, options.input, target)
     return _listed({"weights": weights, "rows": count, "files": target})
 
 
-def _export(config, folder, asked):
-    path = pathlib.Path(asked.output or folder / "export").absolute()
-    return str(trained.export(config, folder.absolute(), asked.precision, path))
+def _export(config, folder, options):
+    path = pathlib.Path(options.output or folder / "export").absolute()
+    return str(trained.export(config, folder.absolute(), options.precision, path))
 
 
-def _find_batch_size(config, workdir, asked):
-    given = {"workdir": workdir, "report": app.say}
-    found = batch_size.find_batch_size(config, **asked, **given)
-    return f"{found.to_text()}\nfiles: {workdir}"
+def _find_batch_size(config, workdir, options):
+    keywords = {"workdir": workdir, "report": app.say}
+    sizes = batch_size.find_batch_size(config, **options, **keywords)
+    return f"{sizes.to_text()}\nfiles: {workdir}"
 
 
-def _benchmark(config, workdir, asked):
-    return f"{benchmark_jobs.run(config, workdir, asked, app.say)}\nfiles: {workdir}"
+def _benchmark(config, workdir, options):
+    return f"{benchmark_jobs.run(config, workdir, options, app.say)}\nfiles: {workdir}"
 
 
 JOBS = {
@@ -132,8 +136,8 @@ ON_RUNS = {
 # That of --find_batch_size.
 SEARCH = Job(
     _find_batch_size,
-    lambda config, asked: batch_size.plan(config, **asked),
-    lambda config, asked: training_steps.identity(config, batch_size.STEPS),
+    lambda config, options: batch_size.plan(config, **options),
+    lambda config, options: training_steps.identity(config, batch_size.STEPS),
 )
 # Those that time steps, a training or an inference benchmark.
 TIMED = Job(_benchmark, benchmark_jobs.plan, benchmark_jobs.identity)

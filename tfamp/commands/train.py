@@ -104,26 +104,26 @@ def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
 def run_flags() -> None:
     """Runs the job that the flags describe and prints what it returns."""
     values = flags.FLAGS
-    job, asked = _find_job(values)
+    job, options = _find_job(values)
     if job in jobs.ON_RUNS.values():  # The run's own settings count.
         folder = values.workdir or app.default_workdir(_resolve(values), "train")
         folder = pathlib.Path(folder)
-        print(job.run(_settings_of(values, folder), folder, asked))
+        print(job.run(_settings_of(values, folder), folder, options))
         return
     config = _resolve(values)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
-    named = job.identity(config, asked)
+    named = job.identity(config, options)
     workdir = pathlib.Path(values.workdir or app.default_workdir(named, values.job))
     if values.overwrite:
         # A model under a strategy is built by all workers, or waits for the others.
         if any(distribution.exchange(strategy, int(workdir.exists()))):
-            job.check(config, asked)
+            job.check(config, options)
             distribution.wait(strategy)
             if distribution.is_chief(strategy):
                 run_files.delete_run(workdir)
         distribution.wait(strategy)
     app.say(f"working directory: {workdir}")
-    text = job.run(config, workdir, asked)
+    text = job.run(config, workdir, options)
     if distribution.is_chief(strategy):
         print(text)
 
@@ -141,7 +141,7 @@ def _resolve(values):
     config.task = tasks.name_of(config)  # A file by its whole path.
     if values.tiny:
         config = base_config.apply_tiny(config)
-        config.update_from_flattened_dict(_given())  # Flags win.
+        config.update_from_flattened_dict(_flag_values())  # Flags win.
     with config.unlocked():
         # Part of the run's identity, wherever it resumes.
         config.data_dir = _absolute(values.data_dir)
@@ -154,7 +154,7 @@ def _resolve(values):
     return config
 
 
-def _given():
+def _flag_values():
     """Returns what the command line sets in the configuration; {} without one."""
     flag = flags.FLAGS["config"]
     return {} if flag.value is None else config_flags.get_override_values(flag)
@@ -173,7 +173,7 @@ def _settings_of(values, folder):
     """
     config = run_files.read_config(folder)
     with config.unlocked(), config.ignore_type():
-        config.update_from_flattened_dict(_given())
+        config.update_from_flattened_dict(_flag_values())
         run_files.open_folder(config, folder)
         for name in ("data_dir", "manual_dir"):  # Data may have been moved.
             config[name] = _absolute(values[name].value) or config[name]
@@ -194,10 +194,10 @@ def _find_job(values):
         (name == "export", "--job=export", ("precision",)),
         (name not in jobs.ON_RUNS, "a job that trains or measures", ("overwrite",)),
     ):
-        given = [f"--{other}" for other in others if flags.FLAGS[other].present]
-        if given and not wanted:
-            given = ", ".join(given)
-            raise ValueError(f"{given} belongs to {owner}. Received: {given}.")
+        names = [f"--{other}" for other in others if flags.FLAGS[other].present]
+        if names and not wanted:
+            names = ", ".join(names)
+            raise ValueError(f"{names} belongs to {owner}. Received: {names}.")
     if search:
         return jobs.SEARCH, _search_settings(values.tiny)
     if name in timed:

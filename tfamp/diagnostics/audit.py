@@ -139,8 +139,8 @@ def audit(
       print(tfamp.audit(model, batch_size=64, device="a100"))
     """
     structure.check_built(model)
-    found = hardware.find_device(device)
-    simulated = found not in hardware.read_devices()
+    description = hardware.find_device(device)
+    simulated = description not in hardware.read_devices()
     try:
         specs, size, notes = _specs(model, inputs, batch_size)
         with model_hooks.as_enabled(model, specs):
@@ -158,10 +158,10 @@ def audit(
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
     step = rules.TrainingStep(
-        found,
+        description,
         layers,
         size,
-        **_execution(model, found, simulated, jit_compile, rewrite),
+        **_execution(model, description, simulated, jit_compile, rewrite),
         rewrite=rewrite,
         tensor_float_32=policy.read().tensor_float_32,
         sums_biases=bool(bias_gradient.HOOKS.in_force()),
@@ -169,11 +169,11 @@ def audit(
         prefers_float32=not simulated
         and bool(described.mostly_slow(model, "bfloat16")),
     )
-    notes += _kept(step)
+    notes += _float32_notes(step)
     if step.jit_compile:
         notes.append(_of_sizes(model))
-    without_xla = training_step.without_xla(model, found)
-    if without_xla and found.kind == "GPU":
+    without_xla = training_step.without_xla(model, description)
+    if without_xla and description.kind == "GPU":
         notes.append(f"Keras turns XLA off for {errors.examples(without_xla)}.")
     more, counted, cost = _launches(model, specs, step, notes)
     bound = [each.what for each in more if each.rule == "launch_bound"]
@@ -181,7 +181,7 @@ def audit(
         status.NOTES[f"but a step of {model.name!r}: {bound[0]} (tfamp.audit)"] = None
     return AuditReport(
         model=model.name,
-        device=found.label,
+        device=description.label,
         simulated=simulated,
         batch_size=size,
         jit_compile=step.jit_compile,
@@ -224,10 +224,10 @@ def _launches(model, specs, step, notes):
     return [*more, *launch_rules.refusal(step, refused)], counted, cost
 
 
-def _kept(step):
+def _float32_notes(step):
     """Returns what to note of large layers that tfamp's plan keeps in float32."""
-    kept = [x for x in step.layers if x.is_kept and step.is_fast]
-    shares = [(x, step.share([x])) for x in kept]
+    layers = [x for x in step.layers if x.is_kept and step.is_fast]
+    shares = [(x, step.share([x])) for x in layers]
     large = [
         f"{x.path} ({percent(share)}: {x.planned})"
         for x, share in shares

@@ -52,8 +52,8 @@ class MachineReport(NamedTuple):
         """Returns the report as Markdown tables that can be read as they are."""
         title = "Simulated device" if self.simulated else "This machine trains on"
         facts = [{"fact": name, "value": text} for name, text in self.facts.items()]
-        found = filter(None, (self.formats, self.choices, facts, self.switches))
-        parts = [f"# {title}: {self.device}", *map(tables.of_dicts, found)]
+        sections = filter(None, (self.formats, self.choices, facts, self.switches))
+        parts = [f"# {title}: {self.device}", *map(tables.of_dicts, sections)]
         return "\n\n".join(parts) + "\n"
 
     __str__ = to_markdown
@@ -72,11 +72,11 @@ def describe(device: str | hardware.DeviceDescription | None = None) -> MachineR
       ValueError: If the device is not known.
     """
     simulated = device is not None
-    found = [hardware.find_device(device)] if simulated else hardware.read_devices()
-    decision = hardware.choose_mode(found)
+    devices = [hardware.find_device(device)] if simulated else hardware.read_devices()
+    decision = hardware.choose_mode(devices)
     try:
         environ = {} if simulated else os.environ
-        rewrite = graph_rewrite.choose_dtype("auto", found, environ)
+        rewrite = graph_rewrite.choose_dtype("auto", devices, environ)
     except (errors.UnsupportedModeError, ValueError) as error:
         rewrite = "no", str(error)
     choices = ("mode", decision.mode, decision.reason), ("graph rewrite", *rewrite)
@@ -84,7 +84,7 @@ def describe(device: str | hardware.DeviceDescription | None = None) -> MachineR
     switches = [] if simulated else kernel_switches.describe()
     return MachineReport(
         simulated=simulated,
-        device=hardware.device_label(found),
+        device=hardware.device_label(devices),
         formats=tuple(
             {
                 "device": each.label,
@@ -92,11 +92,11 @@ def describe(device: str | hardware.DeviceDescription | None = None) -> MachineR
                 "support": _support(x),
                 "reason": x.reason,
             }
-            for each in found
+            for each in devices
             for x in hardware.describe_support(each).values()
         ),
         choices=tuple(dict(zip(columns, row, strict=True)) for row in choices),
-        facts={} if simulated else _facts(found),
+        facts={} if simulated else _facts(devices),
         switches=tuple(switch._asdict() for switch in switches),
     )
 
@@ -105,12 +105,12 @@ def _support(support):
     return "native" if support.fast else "yes" if support.supported else "no"
 
 
-def _facts(found):
+def _facts(devices):
     packages = ("tfamp", "tensorflow", "keras", "numpy")
     facts = {"Python": f"{platform.python_version()}, {platform.system()}"}
     facts |= {name: str(versions.installed(name)) for name in packages}
     facts["CPU cores"] = str(os.cpu_count())
-    for cpu in (device for device in found if device.kind == "CPU"):
+    for cpu in (device for device in devices if device.kind == "CPU"):
         has = ", ".join(flag for flag in _CPU_FLAGS if flag in cpu.cpu_flags)
         facts["CPU has"] = has or "no instruction set for 16 bits"
         facts["oneDNN"] = "on" if cpu.onednn else "off"
@@ -119,7 +119,7 @@ def _facts(found):
         **facts,
         "TensorFlow was built for": str(builds.read_build()),
         **builds.describe_driver(),
-        **_ptxas(found),
+        **_ptxas(devices),
         "TF32 flag": "on" if state.tensor_float_32 else "off",
         "dtype policy": str(state.dtype_policy.name),
         "graph rewrite": graph_rewrite.requested_dtype() or "not requested",
@@ -127,8 +127,8 @@ def _facts(found):
     }
 
 
-def _ptxas(found):
+def _ptxas(devices):
     """Of hosts with an NVIDIA GPU: what assembles XLA's kernels, by the newest one."""
-    capabilities = [each.compute_capability for each in found]
+    capabilities = [each.compute_capability for each in devices]
     newest = max(filter(None, capabilities), default=None)
     return {"ptxas": builds.describe_ptxas(newest)} if newest else {}

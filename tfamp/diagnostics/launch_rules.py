@@ -38,27 +38,29 @@ class StepCost(NamedTuple):
         return self.launches > self.arithmetic + self.memory
 
 
-def cost(step: TrainingStep, found: Launches) -> StepCost:
+def cost(step: TrainingStep, launches: Launches) -> StepCost:
     """Returns what a step with such launches costs on its device."""
     work = 2 * _PASSES * step.multiplications
     shares = {name: work * share for name, share in step.formats().items()}
-    least = peaks.seconds(step.device, shares, found.moved)
+    least = peaks.seconds(step.device, shares, launches.moved)
     times = {name: 1e3 * each for name, each in least.items()}
-    return StepCost(1e-3 * MICROSECONDS * found.total, **times)
+    return StepCost(1e-3 * MICROSECONDS * launches.total, **times)
 
 
-def describe(found: Launches, costs: StepCost) -> tuple[list[str], str]:
+def describe(launches: Launches, costs: StepCost) -> tuple[list[str], str]:
     """Returns sentences about the launches of a step, and a table of them."""
-    is_whole = list(found.parts) != list(PARTS)  # One program, or several around calls.
-    about = "about " if is_whole and found.total > 1 else ""
+    is_whole = list(launches.parts) != list(
+        PARTS
+    )  # One program, or several around calls.
+    about = "about " if is_whole and launches.total > 1 else ""
     said = (
-        f"{about}{found.total:,} launch{'es' * (found.total > 1)} a step: "
+        f"{about}{launches.total:,} launch{'es' * (launches.total > 1)} a step: "
         f"{_ms(costs.launches)} at "
         f"{MICROSECONDS} us each, as measured with one H200."
     )
     if is_whole:
         said += " XLA makes one program of the step, a graph of kernels"
-        said += ", with convolutions in between." if found.total > 1 else "."
+        said += ", with convolutions in between." if launches.total > 1 else "."
     if costs.arithmetic is not None:
         said += f" At the device's peaks arithmetic takes {_ms(costs.arithmetic)}"
         if costs.memory is not None:
@@ -67,9 +69,9 @@ def describe(found: Launches, costs: StepCost) -> tuple[list[str], str]:
     said = said[0].upper() + said[1:]
     if is_whole:
         return [said], ""
-    rows = [*found.parts.items(), ("step", found.total)]
-    rows += [("casts in it", found.casts), ("graphs of XLA in it", found.graphs)]
-    rows += [("copies to the host", found.copies)]
+    rows = [*launches.parts.items(), ("step", launches.total)]
+    rows += [("casts in it", launches.casts), ("graphs of XLA in it", launches.graphs)]
+    rows += [("copies to the host", launches.copies)]
     shown = [[name, f"{number:,}"] for name, number in rows]
     return [said], tables.table(("part", "launches"), shown, markdown=True)
 
@@ -79,13 +81,17 @@ def _ms(time):
 
 
 def findings(
-    step: TrainingStep, found: Launches, costs: StepCost, gathers: bool, refused: list
+    step: TrainingStep,
+    launches: Launches,
+    costs: StepCost,
+    gathers: bool,
+    refused: list,
 ) -> list[Finding]:
     """Returns what the launches of a step are a reason for.
 
     Args:
       step: The step.
-      found, costs: Its launches, and what they cost.
+      launches, costs: Its launches, and what they cost.
       gathers: Whether `enable` has updates and small operators compiled.
       refused: Kinds of operators that XLA does not compile.
     """
@@ -100,8 +106,10 @@ def findings(
             "one program of the update and few of the small operators"
         )
         advice.insert(0, cure)
-    part, most = max(found.parts.items(), key=lambda each: each[1])
-    what = f"{found.total:,} launches of small kernels take longer than the arithmetic"
+    part, most = max(launches.parts.items(), key=lambda each: each[1])
+    what = (
+        f"{launches.total:,} launches of small kernels take longer than the arithmetic"
+    )
     saves = f"; {step.narrow} saves memory, and no launch" if step.narrow else ""
     why = (
         f"{_ms(costs.launches)} for {_ms(costs.arithmetic)} of arithmetic and "

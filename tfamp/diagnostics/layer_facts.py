@@ -109,7 +109,7 @@ def _trace(model, specs):
     calls, outputs = collections.defaultdict(list), {}
     makers = {}  # Of tensors: inner layers come before those around them.
 
-    def kept(layer):
+    def is_kept(layer):
         float32 = layer is not None and layer.compute_dtype == "float32"
         return float32 and _is_by_rule(_planned(layer))
 
@@ -124,23 +124,23 @@ def _trace(model, specs):
             cast = [x for x in inputs if x.ref() not in makers and _is_cast(x)]
             sources = [makers.get(x.op.inputs[0].ref()) for x in cast]
             free = [
-                x for x, maker in zip(cast, sources, strict=True) if not kept(maker)
+                x for x, maker in zip(cast, sources, strict=True) if not is_kept(maker)
             ]
-            elements = 0 if kept(layer) else sum(math.prod(x.shape) for x in free)
+            elements = 0 if is_kept(layer) else sum(math.prod(x.shape) for x in free)
             calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
 
-    given = keras.tree.map_structure(str, specs)
+    input_specs = keras.tree.map_structure(str, specs)
     advice = (
-        f"cannot be traced with inputs {given}. Pass `inputs`, a batch in the "
+        f"cannot be traced with inputs {input_specs}. Pass `inputs`, a batch in the "
         "model's structure"
     )
     with model_inputs.explained(model, advice):
         graph = traces.trace(model, (specs,), {"training": True}, note)
     for tensor in filter(_is_floating, graph.outputs):
-        made = tensor  # A model may end in a cast, or an operation, of its own.
-        while made.ref() not in makers and made.op.type in ("Cast", "Identity"):
-            made = made.op.inputs[0]
-        outputs[id(makers.get(made.ref(), model))] = tensor.dtype.name
+        source = tensor  # A model may end in a cast, or an operation, of its own.
+        while source.ref() not in makers and source.op.type in ("Cast", "Identity"):
+            source = source.op.inputs[0]
+        outputs[id(makers.get(source.ref(), model))] = tensor.dtype.name
     return calls, outputs
 
 
@@ -227,10 +227,10 @@ def _work(layer, inputs, result):
     # A tied embedding makes the logits.
     is_tied = isinstance(layer, _KINDS.Embedding) and len(source) == len(result)
     if isinstance(layer, _KINDS.EinsumDense):
-        given, weights = layer.equation.replace(" ", "").split("->")[0].split(",")
+        labels, weights = layer.equation.replace(" ", "").split("->")[0].split(",")
         extents = list(zip(weights, kernel, strict=True))
-        features = math.prod(size for label, size in extents if label in given)
-        units = math.prod(size for label, size in extents if label not in given)
+        features = math.prod(size for label, size in extents if label in labels)
+        units = math.prod(size for label, size in extents if label not in labels)
     elif kernel != (features, units) and not is_tied:
         return 0, 0, ()
     rows = math.prod(source) // features

@@ -22,7 +22,6 @@ from tfamp.diagnostics.findings import Finding, percent
 from tfamp.diagnostics.layer_facts import LayerFacts
 from tfamp.facts import formats, hardware
 
-NARROW = ("float16", "bfloat16")
 # Smaller shares are not reported; every mixed model has some casts.
 _LEAST = {"multiplications": 0.02, "elements": 0.02, "casts": 0.1, "batch_norm": 0.1}
 LARGE_OUTPUT = 0.1  # Smaller output layers are meant to be in float32.
@@ -61,7 +60,7 @@ class TrainingStep(NamedTuple):
         work = collections.Counter()
         for x in self.layers:
             # Models around others have a dtype, and compute nothing.
-            if x.compute_dtype in NARROW and (x.multiplications or x.elements):
+            if x.compute_dtype in formats.LOW and (x.multiplications or x.elements):
                 work[x.compute_dtype] += max(1, x.multiplications)
         return max(work, key=work.__getitem__, default=None)
 
@@ -165,6 +164,7 @@ def _of_layer(step, x):
             yield "xla", dtype
     if x.multiplications and name == "float32" and step.support("tf32").supported:
         yield "tf32", name
+    wide = dtype not in formats.LOW
     # There `slow` has those that were measured to be.
     measured = kind == "CPU" and step.support("bfloat16").fast
     if x.depthwise and step.narrow and not measured and not x.is_kept:
@@ -173,7 +173,7 @@ def _of_layer(step, x):
         yield "batch_norm", dtype
     if x.slow and measured and dtype == "bfloat16":
         yield "slow", f"{dtype}, {x.slow} times"
-    elif x.multiplications and dtype not in NARROW and step.is_fast and not x.is_kept:
+    elif wide and x.multiplications and step.is_fast and not x.is_kept:
         share = step.share([x])
         if not x.output_dtype or share >= LARGE_OUTPUT:
             yield "float32_islands", percent(share)
@@ -195,7 +195,7 @@ def _padded(role, size, multiple):
 
 def _of_accuracy(step, x):
     dtype = x.compute_dtype
-    if x.weights and x.variable_dtype in NARROW:
+    if x.weights and x.variable_dtype in formats.LOW:
         yield "narrow_variables", f"{x.weights:,} weights in {x.variable_dtype}"
     scaled = step.scales_loss is not False or step.is_unscaled
     if x.weights and not scaled and step.format_of(x) == "float16":
@@ -206,9 +206,9 @@ def _of_accuracy(step, x):
     if wrong and x.has_bias and dtype == "bfloat16" and many:
         yield "bias_gradients", f"{x.rows:,} rows"
     # Whatever the result of a softmax is cast to.
-    rounded = dtype in NARROW and x.activation in _ROUNDING
+    rounded = dtype in formats.LOW and x.activation in _ROUNDING
     # The plan leaves large products in 16 bits, and a model returns float32.
-    narrow = x.output_dtype in NARROW and not x.planned
+    narrow = x.output_dtype in formats.LOW and not x.planned
     if x.output_dtype and (narrow or rounded):
         yield "outputs", f"{x.activation or 'result'} in {dtype}"
 
@@ -298,7 +298,7 @@ _LAYER_RULES = {
 
 def examine(step: TrainingStep, more: Iterable = ()) -> tuple[Finding, ...]:
     """Returns what all rules find, and `more`: speed by share, then accuracy."""
-    found = [*_of_step(step), *more, *_of_batch(step)]
+    findings = [*_of_step(step), *more, *_of_batch(step)]
     broken = collections.defaultdict(dict)
     for x in step.layers:
         for rule, note in (*_of_layer(step, x), *_of_accuracy(step, x)):
@@ -307,7 +307,9 @@ def examine(step: TrainingStep, more: Iterable = ()) -> tuple[Finding, ...]:
         share = of and step.share(broken[rule], of)
         if broken[rule] and (of is None or share >= _LEAST.get(rule, _LEAST[of])):
             notes = broken[rule].items()
-            told = errors.examples(f"{x.path} ({note})" for x, note in notes)
+            examples = errors.examples(f"{x.path} ({note})" for x, note in notes)
             paths = tuple(x.path for x in broken[rule])
-            found.append(Finding(rule, share, what, f"{why}: {told}", advice, paths))
-    return tuple(sorted(found, key=lambda x: 1 if x.share is None else -x.share))
+            findings.append(
+                Finding(rule, share, what, f"{why}: {examples}", advice, paths)
+            )
+    return tuple(sorted(findings, key=lambda x: 1 if x.share is None else -x.share))

@@ -110,25 +110,25 @@ class _Step(keras.Model):
         self.notes, self.targets = [], None
         if hasattr(model, "output_names"):  # By which losses are given.
             self.output_names = model.output_names
-        given = self._as_compiled() if model.compiled else self._assumed()
-        optimizer = given["optimizer"]
+        arguments = self._as_compiled() if model.compiled else self._assumed()
+        optimizer = arguments["optimizer"]
         with _without_memory(optimizer):
             optimizer.build(model.trainable_variables)
         vars(optimizer)["apply_gradients"] = _named_update(optimizer.apply_gradients)
         # Not that of `enable`, which would give the model its plan for good.
         keras_own = compiling.keras_own_compile()
-        keras_own(self, **given, auto_scale_loss=False, jit_compile=False)
+        keras_own(self, **arguments, auto_scale_loss=False, jit_compile=False)
 
     def _as_compiled(self):
         model, config = self.inner, self.inner.get_compile_config()
-        found = {"loss": model.loss, "optimizer": _copied(model.optimizer)}
+        arguments = {"loss": model.loss, "optimizer": _copied(model.optimizer)}
         names = "loss_weights", "metrics", "weighted_metrics"
         try:
             read = keras.saving.deserialize_keras_object
-            return found | {name: read(config[name]) for name in names}
+            return arguments | {name: read(config[name]) for name in names}
         except Exception as error:  # Objects of the user's own, of any kind.
             self.notes.append(f"Launches are counted without the metrics: {error}")
-            return found
+            return arguments
 
     def _assumed(self):
         self.notes.append(
@@ -160,8 +160,8 @@ class _Step(keras.Model):
             flat = keras.tree.flatten(predictions)
             losses = keras.tree.flatten(self.loss)
             losses *= len(flat) if len(losses) == 1 else 1
-            made = [*map(_target, flat, losses)]
-            packed = keras.tree.pack_sequence_as(predictions, made)
+            placeholders = [*map(_target, flat, losses)]
+            packed = keras.tree.pack_sequence_as(predictions, placeholders)
             vars(self)["targets"] = packed  # Keras would make other dicts of them.
         return self.targets
 
@@ -200,14 +200,14 @@ def _without_memory(optimizer) -> Iterator[None]:
         yield
         return
 
-    def create(next_creator, **given):
-        value = given["initial_value"]
+    def create(next_creator, **kwargs):
+        value = kwargs["initial_value"]
         with tf.__internal__.FuncGraph("shapes").as_default():
-            known = tf.convert_to_tensor(value() if callable(value) else value)
-        if (known.shape.num_elements() or 0) < _SMALL:
-            return next_creator(**given)
-        given = {k: v for k, v in given.items() if k in ("name", "trainable")}
-        return uninitialized(shape=known.shape, dtype=known.dtype, **given)
+            tensor = tf.convert_to_tensor(value() if callable(value) else value)
+        if (tensor.shape.num_elements() or 0) < _SMALL:
+            return next_creator(**kwargs)
+        kwargs = {k: v for k, v in kwargs.items() if k in ("name", "trainable")}
+        return uninitialized(shape=tensor.shape, dtype=tensor.dtype, **kwargs)
 
     with tf.variable_creator_scope(create):
         yield

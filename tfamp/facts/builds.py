@@ -54,12 +54,12 @@ class Build(NamedTuple):
 
 def read_build() -> Build:
     """Returns what the installed TensorFlow was built for."""
-    found = tf.sysconfig.get_build_info()
+    build_info = tf.sysconfig.get_build_info()
     return Build(
-        bool(found.get("is_cuda_build")),
-        str(found.get("cuda_version", "")),
-        str(found.get("cudnn_version", "")),
-        tuple(found.get("cuda_compute_capabilities", ())),
+        bool(build_info.get("is_cuda_build")),
+        str(build_info.get("cuda_version", "")),
+        str(build_info.get("cudnn_version", "")),
+        tuple(build_info.get("cuda_compute_capabilities", ())),
     )
 
 
@@ -133,7 +133,7 @@ def read_gpus() -> list[Gpu]:
     number, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
         return []
-    found = []
+    gpus = []
     for each in range(number.value):
         device = ctypes.c_int()
         cuda.cuDeviceGet(ctypes.byref(device), each)
@@ -142,8 +142,8 @@ def read_gpus() -> list[Gpu]:
         for what, place in zip(_CAPABILITY, version, strict=True):
             cuda.cuDeviceGetAttribute(ctypes.byref(place), what, device)
         major, minor = (place.value for place in version)
-        found.append(Gpu(name.value.decode(errors="replace"), (major, minor)))
-    return found
+        gpus.append(Gpu(name.value.decode(errors="replace"), (major, minor)))
+    return gpus
 
 
 def driver_release() -> str:
@@ -266,10 +266,12 @@ def find_ptxas() -> Ptxas | None:
       XLA, `stream_executor/cuda/subprocess_compilation.cc`, `tsl/platform/default/
       cuda_root_path.cc`.
     """
-    given = re.findall(r"xla_gpu_cuda_data_dir=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    data_dirs = re.findall(
+        r"xla_gpu_cuda_data_dir=(\S+)", os.environ.get("XLA_FLAGS", "")
+    )
     roots = [*_ROOTS, _nvcc_folder(), sys.prefix]
     folders = (
-        *[os.path.join(root, "bin") for root in given[-1:]],
+        *[os.path.join(root, "bin") for root in data_dirs[-1:]],
         *os.environ.get("PATH", "").split(os.pathsep),
         *[os.path.join(root, "bin") for root in roots],
     )
@@ -289,13 +291,13 @@ def _nvcc_folder():
 def _version(file):
     """Of "Cuda compilation tools, release 12.9, V12.9.86"; () if it cannot be run."""
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [file, "--version"], capture_output=True, text=True, timeout=60
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    found = re.search(r"\bV(\d+)\.(\d+)\.(\d+)", told)
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.search(r"\bV(\d+)\.(\d+)\.(\d+)", output)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 def describe_ptxas(capability: tuple[int, int]) -> str:
@@ -304,18 +306,18 @@ def describe_ptxas(capability: tuple[int, int]) -> str:
     References:
       NVIDIA's bug 4826023, openxla/xla#19927.
     """
-    found = find_ptxas()
-    if found is None:
+    ptxas = find_ptxas()
+    if ptxas is None:
         return f'not found, and XLA needs it: pip install "{_NVCC}"'
-    text = f"{'.'.join(map(str, found.version))} ({found.path})"
-    if capability < (9, 0) or not (12, 0) <= found.version < (12, 6, 85):
+    text = f"{'.'.join(map(str, ptxas.version))} ({ptxas.path})"
+    if capability < (9, 0) or not (12, 0) <= ptxas.version < (12, 6, 85):
         return text
     folder = _nvcc_folder()
     text += (
         ": from 12.0 to 12.6.84 it compiles some limits (clamp, min, max) wrongly for "
         f'capability 9.0 and more (nvbug 4826023): pip install "{_NVCC}"'
     )
-    if not found.path.startswith(folder):
+    if not ptxas.path.startswith(folder):
         text += (
             f" and set XLA_FLAGS=--xla_gpu_cuda_data_dir={folder}, which comes first"
         )

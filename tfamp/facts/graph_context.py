@@ -76,8 +76,8 @@ def xla_supports(devices: Iterable[str], kinds: Container[str]) -> bool:
     names = set(devices)
     kind = _kind(names.pop()) if len(names) == 1 else ""
     # A GPU that TensorFlow was not built for is a plug-in (Apple's Metal): no XLA.
-    known = kind == "CPU" or (kind == "GPU" and tf.test.is_built_with_gpu_support())
-    return known and kind in kinds
+    has_xla = kind == "CPU" or (kind == "GPU" and tf.test.is_built_with_gpu_support())
+    return has_xla and kind in kinds
 
 
 def one_device(values: Iterable[tf.Tensor] = ()) -> str:
@@ -92,8 +92,8 @@ def one_device(values: Iterable[tf.Tensor] = ()) -> str:
         return ""
     if simulated := hardware.simulated_device():
         return simulated.kind
-    found = tf.config.get_visible_devices()
-    kinds = [x.device_type for x in found if x.device_type != "CPU"] or ["CPU"]
+    devices = tf.config.get_visible_devices()
+    kinds = [x.device_type for x in devices if x.device_type != "CPU"] or ["CPU"]
     if len(kinds) > 1 or not xla_supports([f"/device:{kinds[0]}:0"], ("CPU", "GPU")):
         return ""
     alone = all(_kind(value.device) in (kinds[0], "") for value in values)

@@ -298,12 +298,15 @@ def read_devices() -> list[DeviceDescription]:
     if _simulated:
         return _simulated[-1:]
     visible = tf.config.get_visible_devices
-    found = [_read_cpu() for _ in visible("CPU")[:1]]
+    devices = [_read_cpu() for _ in visible("CPU")[:1]]
     for gpu in visible("GPU"):
-        told = tf.config.experimental.get_device_details(gpu)
-        name, capability = told.get("device_name", ""), told.get("compute_capability")
-        found.append(DeviceDescription("GPU", name, capability))
-    return found + [DeviceDescription("TPU") for _ in visible("TPU")]
+        details = tf.config.experimental.get_device_details(gpu)
+        name, capability = (
+            details.get("device_name", ""),
+            details.get("compute_capability"),
+        )
+        devices.append(DeviceDescription("GPU", name, capability))
+    return devices + [DeviceDescription("TPU") for _ in visible("TPU")]
 
 
 def detect_support() -> dict[str, dict[str, PrecisionSupport]]:

@@ -120,9 +120,9 @@ def flatten_layers(layer: keras.layers.Layer, **keywords) -> list[keras.layers.L
 
 
 def _listed_layers(layer, include_self=True, recursive=True):
-    found = {id(layer): layer} if include_self else {}
+    layers = {id(layer): layer} if include_self else {}
     # The layers of a sequential model are without its input.
     for each in getattr(getattr(layer, "_functional", None) or layer, "layers", ()):
         inner = _listed_layers(each) if recursive else [each]
-        found |= {id(x): x for x in inner}
-    return found.values()
+        layers |= {id(x): x for x in inner}
+    return layers.values()

@@ -54,5 +54,5 @@ def seconds(
         low["bfloat16"] = peak.float32
     rates = low | {"tf32": peak.tf32 or peak.float32}
     times = [n / rates.get(name, peak.float32) for name, n in operations.items()]
-    found = {"arithmetic": sum(times) / 1e12}
-    return found if moved is None else found | {"memory": moved / peak.memory / 1e9}
+    bounds = {"arithmetic": sum(times) / 1e12}
+    return bounds if moved is None else bounds | {"memory": moved / peak.memory / 1e9}

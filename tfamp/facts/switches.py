@@ -88,18 +88,20 @@ def scope(
         GeForce RTX 4090 (NVIDIA, "Ada GPU Architecture", 2022, appendix A), and wrong
         for long sums (4096 ones and more).
     """
-    asked = {}
+    variables = {}
     if cudnn_autotune is not None:
-        asked[AUTOTUNE] = str(int(cudnn_autotune))
+        variables[AUTOTUNE] = str(int(cudnn_autotune))
     if float16_accumulation is not None:
         flipped = float16_accumulation == "float16"
         for name in VARIABLES.keys() - {AUTOTUNE}:
-            asked[name] = str(int(VARIABLES[name][1]) ^ flipped)
-    outer = {name: os.environ.get(name) for name in asked}
-    changed = [name for name in asked if asked[name] != _describe(name).requested]
+            variables[name] = str(int(VARIABLES[name][1]) ^ flipped)
+    outer = {name: os.environ.get(name) for name in variables}
+    changed = [
+        name for name in variables if variables[name] != _describe(name).requested
+    ]
     was_deterministic = graph_context.deterministic()
     try:
-        set_environ(asked)
+        set_environ(variables)
         _set_determinism(was_deterministic if deterministic is None else deterministic)
         late = [each for each in map(_describe, changed) if _IN_TIME in each.effective]
         if late:

@@ -25,12 +25,12 @@ def frames() -> list[traceback.FrameSummary]:
     folders = [os.path.dirname(each.__file__) for each in (absl, keras, tf)]
     skipped = (*(f + os.sep for f in (*folders, str(_OWN))), contextlib.__file__)
     tf_stack = "tensorflow.python.util.tf_stack:extract_stack"
-    found = []
+    stack = []
     for frame in reversed(names.resolve(tf_stack, traceback.extract_stack)()):
-        found.append(frame)
+        stack.append(frame)
         if not frame.filename.startswith(skipped):
             break
-    return found
+    return stack
 
 
 def place() -> tuple[str, int]:

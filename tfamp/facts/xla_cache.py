@@ -102,8 +102,8 @@ def _key(gpu):
     """A name for all that a program depends on, and TensorFlow's key does not name."""
     flags = os.environ.get(xla_flags.NAME, ""), *xla_flags.choose()[0]
     release = tf.version.VERSION, tf.version.GIT_VERSION
-    told = builds.driver_release(), builds.find_ptxas(), graph_context.deterministic()
-    parts = [flags, release, gpu, *told]
+    host = builds.driver_release(), builds.find_ptxas(), graph_context.deterministic()
+    parts = [flags, release, gpu, *host]
     digest = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
     return (
         f"{tf.version.VERSION}-sm{gpu.capability[0]}{gpu.capability[1]}-{digest[:16]}"
@@ -144,9 +144,9 @@ def _tidy(folder):
 def _files():
     for file in _root().rglob("*"):
         with contextlib.suppress(FileNotFoundError):
-            found = file.stat()
-            if stat.S_ISREG(found.st_mode):
-                yield found.st_mtime, found.st_size, file
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_mtime, status.st_size, file
 
 
 def is_whole(file: pathlib.Path) -> bool:
@@ -154,16 +154,16 @@ def is_whole(file: pathlib.Path) -> bool:
 
     An entry is a message of protocol buffers; of each field its length is read alone.
     """
-    found, size = set(), file.stat().st_size
+    fields, size = set(), file.stat().st_size
     with file.open("rb") as stream:
         while stream.tell() < size:
             field, length = _integer(stream), _integer(stream)
             # All fields have a length.
             if field & 7 != 2 or not 0 < length <= size - stream.tell():
                 return False
-            found.add(field >> 3)
+            fields.add(field >> 3)
             stream.seek(length, os.SEEK_CUR)
-    return found >= _WHOLE
+    return fields >= _WHOLE
 
 
 def _integer(stream):

@@ -42,12 +42,12 @@ def choose_dtype(
             "`dtype` must be 'auto', 'bfloat16' or 'float16'. "
             f"Received: dtype={dtype!r}."
         )
-    found = hardware.training_devices(devices)
-    on_gpu = any(device.kind == "GPU" for device in found)
+    targets = hardware.training_devices(devices)
+    on_gpu = any(device.kind == "GPU" for device in targets)
     best = "float16" if on_gpu else "bfloat16"
     chosen = best if dtype == "auto" else dtype
     _, _, fast, reason = hardware.format_support(chosen, devices)
-    obstacles = [_obstacle(chosen, device, environ) for device in found] or [reason]
+    obstacles = [_obstacle(chosen, device, environ) for device in targets] or [reason]
     if not fast:
         reason = f"warning: {reason}"
         reason += "" if on_gpu else "; expect 0.4 times float32's speed"

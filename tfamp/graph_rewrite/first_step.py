@@ -43,13 +43,13 @@ def keep_from_xla(model: keras.Model, arguments: dict[str, Any]) -> None:
     """Turns XLA off in arguments of `compile` where Keras would choose it."""
     if arguments["jit_compile"] == "auto":
         arguments["jit_compile"] = False  # On a GPU Keras 3.15 makes this True.
-    asked = {name: arguments[name] for name in ("run_eagerly", "jit_compile")}
-    if any(asked.values()):
+    options = {name: arguments[name] for name in ("run_eagerly", "jit_compile")}
+    if any(options.values()):
         user_code.warn(
             f"Model '{model.name}' is not rewritten to 16 bits and trains in float32: "
             "the rewrite applies only to graphs, and not to those that XLA compiles. "
             "Received: "
-            f"{', '.join(f'{name}={value}' for name, value in asked.items())}. Leave "
+            f"{', '.join(f'{name}={value}' for name, value in options.items())}. Leave "
             "both out, or use the dtype policy instead of the rewrite."
         )
 

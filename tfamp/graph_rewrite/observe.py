@@ -68,8 +68,8 @@ class GraphRewriteReport(NamedTuple):
         return {"schema_version": 1, **self._asdict()}
 
     def __str__(self) -> str:
-        asked = f"{self.requested} rewrite" if self.requested else "no rewrite"
-        start = f"{'preview: ' * self.preview}requested {asked}, effective: "
+        request = f"{self.requested} rewrite" if self.requested else "no rewrite"
+        start = f"{'preview: ' * self.preview}requested {request}, effective: "
         if self.effective is None:
             return f"{start}none, because {self.reason}"
         return (

@@ -58,8 +58,8 @@ class RewriteConfig:
           TypeError: If a keyword is unknown, or no names; ValueError if an operation
             is unknown, which TensorFlow would ignore.
         """
-        known = *EDITS, "float32_ops"
-        checks.check_keywords("keywords for the graph rewrite", keywords, known)
+        allowed = *EDITS, "float32_ops"
+        checks.check_keywords("keywords for the graph rewrite", keywords, allowed)
         edits = set()
         for edit, ops in {"float32_ops": FLOAT32_OPS, **keywords}.items():
             expected = (
@@ -88,7 +88,7 @@ class RewriteConfig:
         for edit, op in self.edits:
             ops[edit].add(op)
         added = {name: ops[f"{name}_add"] for name in LISTS}
-        kept = ops["float32_ops"].difference(*added.values())
+        float32_ops = ops["float32_ops"].difference(*added.values())
         for name in LISTS:
             removed = ops[f"{name}_remove"]
             removed.update(*(added[other] for other in LISTS if other != name))
@@ -98,7 +98,7 @@ class RewriteConfig:
                     f"it or added to another list. Received: {sorted(self.edits)}, and "
                     f"environment variables {PREFIX}*."
                 )
-            removed.update(kept if name != "denylist" else ())
+            removed.update(float32_ops if name != "denylist" else ())
         return {_variable(e): ",".join(sorted(ops[e])) or None for e in EDITS}
 
 

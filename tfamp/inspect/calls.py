@@ -33,21 +33,21 @@ class Call:
       outputs: What it returned.
     """
 
-    def __init__(self, owner: keras.Operation, path: str, number: int, given: Any):
+    def __init__(self, owner: keras.Operation, path: str, number: int, sources: Any):
         self.owner, self.path, self.number = owner, path, number
-        self.sources = given
-        self.arguments = keras.tree.map_structure(_own, given)
+        self.sources = sources
+        self.arguments = keras.tree.map_structure(_own, sources)
         self.children: list[Call] = []
         self.seeds = [tf.identity(seed.value) for seed in seeds_of(owner)]
         self.outputs: Any = None
 
     @property
-    def taken(self) -> list[tf.Tensor]:
+    def inputs(self) -> list[tf.Tensor]:
         """The floating tensors that it computes from."""
         return floats([self.arguments, *(each.outputs for each in self.children)])
 
     @property
-    def made(self) -> list[tf.Tensor]:
+    def results(self) -> list[tf.Tensor]:
         """The floating tensors that it computes."""
         return floats([self.outputs, *(each.arguments for each in self.children)])
 
@@ -61,12 +61,12 @@ class Call:
     @property
     def only_chains(self) -> bool:
         """Whether it does nothing but pass tensors to layers and return theirs."""
-        known = {id(x) for x in keras.tree.flatten(self.sources)}
-        known |= {id(x) for x in keras.tree.flatten(self.arguments)}
+        ids = {id(x) for x in keras.tree.flatten(self.sources)}
+        ids |= {id(x) for x in keras.tree.flatten(self.arguments)}
         for each in self.children:
-            known |= {id(x) for x in keras.tree.flatten(each.outputs)}
+            ids |= {id(x) for x in keras.tree.flatten(each.outputs)}
         results = [self.outputs, *(each.sources for each in self.children)]
-        return all(id(x) in known for x in floats(results))
+        return all(id(x) in ids for x in floats(results))
 
 
 def is_trained(variable: keras.Variable) -> bool:
@@ -132,9 +132,9 @@ class Recorder:
         """
         # Attention takes the mask off its arguments, which are copies of `sources`.
         masked = floats([call.sources, *(each.outputs for each in call.children)])
-        given = map(with_mask_of, values, masked)
-        args, kwargs = _refilled(call.arguments, given)
-        inner = [(each, _refilled(each.outputs, given)) for each in call.children]
+        tensors = map(with_mask_of, values, masked)
+        args, kwargs = _refilled(call.arguments, tensors)
+        inner = [(each, _refilled(each.outputs, tensors)) for each in call.children]
         for seed, state in zip(seeds_of(call.owner), call.seeds, strict=True):
             seed.assign(state)
         self._left, self._passed = [(call, None), *inner], []
@@ -191,13 +191,13 @@ def _inner_first(calls):
 def paths_of(model: keras.Model) -> dict[int, tuple[keras.Operation, str]]:
     """Returns {id: (owner, path)} of a model's layers and of the operations in it."""
     places = structure.walk(model)
-    found: Any = {id(place.layer): (place.layer, place.path) for place in places}
+    owners: Any = {id(place.layer): (place.layer, place.path) for place in places}
     for layer, path, holders in places:
         for each in getattr(layer, "operations", ()):
             inside = f"{path}/{each.name}" if holders else each.name
-            found.setdefault(id(each), (each, inside))
+            owners.setdefault(id(each), (each, inside))
     kind = keras.layers.InputLayer
-    return {key: each for key, each in found.items() if not isinstance(each[0], kind)}
+    return {key: each for key, each in owners.items() if not isinstance(each[0], kind)}
 
 
 def seeds_of(owner: keras.Operation) -> list[keras.Variable]:

@@ -131,9 +131,9 @@ def _forwards(model, graph, calls, returned, takes):
         for x in taken:
             source = _source(x)
             is_wide = x.dtype in _LOW and source.dtype == tf.float32
-            made = [layer] if is_wide or source.ref() in wide else []
+            itself = [layer] if is_wide or source.ref() in wide else []
             sources.setdefault(id(layer), []).extend(
-                made or returned.get(source.ref(), [])
+                itself or returned.get(source.ref(), [])
             )
     marked = exact | raw
     between = _between(model, returned, is_raw, queue, marked)
@@ -157,13 +157,13 @@ def _with_raw(graph, calls, is_raw):
     for index, operation in enumerate(graph.get_operations()):
         layer, all_raw = owners.get(index), all(map(is_raw, operation.outputs))
         floats = [x for x in operation.inputs if x.dtype.is_floating]
-        given = [x for x in floats if is_raw(x)]
-        if layer is None or not (given or any(x.ref() in wide for x in floats)):
+        raw_inputs = [x for x in floats if is_raw(x)]
+        if layer is None or not (raw_inputs or any(x.ref() in wide for x in floats)):
             continue
         mixes = _is_graph(layer) and not all_raw
         if mixes and not _ends(operation):
             wide |= {x.ref() for x in operation.outputs}
-        if not given or operation.type in _MOVES or _ends(operation):
+        if not raw_inputs or operation.type in _MOVES or _ends(operation):
             continue
         if mixes:
             mixed.append(operation.name.split("/")[-1])
@@ -171,7 +171,7 @@ def _with_raw(graph, calls, is_raw):
             continue  # It scales its inputs before its product, in any format.
         elif not _is_graph(layer) and (all_raw or structure.children(layer)):
             raw[id(layer)] = layer
-        used += given
+        used += raw_inputs
     return raw, mixed, wide, used
 
 
@@ -181,19 +181,19 @@ def _is_graph(layer):
 
 def _between(model, returned, is_raw, queue, marked):
     """Returns, by id, the layers that pass raw values on to those that are marked."""
-    visited, found = set(), set()
+    visited, ids = set(), set()
     while queue:
         tensor = queue.pop()
         if tensor.ref() not in visited:
             visited.add(tensor.ref())
             queue += filter(is_raw, tensor.op.inputs)
-            found |= {id(layer) for layer in returned.get(tensor.ref(), ())}
+            ids |= {id(layer) for layer in returned.get(tensor.ref(), ())}
     places = structure.walk(model)
     for place in places:
-        if id(place.layer) in found | marked.keys():
-            found |= {id(layer) for layer in _around(place)}  # They cast it, too.
+        if id(place.layer) in ids | marked.keys():
+            ids |= {id(layer) for layer in _around(place)}  # They cast it, too.
     layers = {
-        id(x.layer): x.layer for x in places if id(x.layer) in found - marked.keys()
+        id(x.layer): x.layer for x in places if id(x.layer) in ids - marked.keys()
     }
     return {key: x for key, x in layers.items() if not structure.is_functional(x)}
 
@@ -211,7 +211,7 @@ def _kinds(graph):
             pairs = zip(operation.outputs, operation.inputs, strict=True)
             kinds |= {y.ref(): kinds[x.ref()] for y, x in pairs if x.ref() in kinds}
             continue
-        given = {kinds.get(x.ref()) for x in operation.inputs}
+        input_kinds = {kinds.get(x.ref()) for x in operation.inputs}
         of_integers = [x for x in operation.inputs if not x.dtype.is_floating]
         # The product of a quantized layer is one of integers.
         product = "MatMul" in operation.type or "Conv" in operation.type
@@ -219,19 +219,19 @@ def _kinds(graph):
         for tensor in operation.outputs:
             if tensor.ref() in inputs and tensor.dtype.is_floating:
                 kinds[tensor.ref()] = _RAW
-            elif tensor.dtype.is_floating and (kind := _kind(operation, given)):
+            elif tensor.dtype.is_floating and (kind := _kind(operation, input_kinds)):
                 kinds[tensor.ref()] = kind
             elif product and not tensor.dtype.is_floating:
                 kinds[tensor.ref()] = _COMPUTED
     return kinds
 
 
-def _kind(operation, given):
-    if operation.type in _MOVES and _RAW in given:
+def _kind(operation, input_kinds):
+    if operation.type in _MOVES and _RAW in input_kinds:
         return _RAW
-    if _COMPUTED in given or any(each in operation.type for each in _PRODUCTS):
+    if _COMPUTED in input_kinds or any(each in operation.type for each in _PRODUCTS):
         return _COMPUTED
-    return _RAW if _RAW in given else None
+    return _RAW if _RAW in input_kinds else None
 
 
 def _ends(operation):

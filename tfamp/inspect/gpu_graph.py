@@ -19,10 +19,10 @@ def resolved(name: str) -> Any:
     Raises:
       ImportError: If this release does not have it.
     """
-    found = names.resolve(name)
-    if found is None:
+    target = names.resolve(name)
+    if target is None:
         raise ImportError(f"this release of TensorFlow has no {name}")
-    return found
+    return target
 
 
 def optimized(graph: tf.Graph, device: hardware.DeviceDescription) -> Any:
@@ -54,9 +54,9 @@ def optimized(graph: tf.Graph, device: hardware.DeviceDescription) -> Any:
 
 def _tell_shape(node, handle):
     """Has a handle that a function is given tell the shape of its variable."""
-    found = resolved(_HANDLE_DATA)(handle)
-    if found is not None and found.is_set:
-        variable = found.shape_and_type[0]
+    handle_data = resolved(_HANDLE_DATA)(handle)
+    if handle_data is not None and handle_data.is_set:
+        variable = handle_data.shape_and_type[0]
         node.op = "VarHandleOp"
         node.attr.clear()
         node.attr["dtype"].type = variable.dtype
@@ -65,14 +65,14 @@ def _tell_shape(node, handle):
 
 
 def _named(kind, device=None):
-    made = resolved(_NAMED)()
-    made.name = _DEVICE.format(kind)
-    made.properties.type, made.properties.num_cores = kind, 16
-    made.properties.frequency = 2000
+    proto = resolved(_NAMED)()
+    proto.name = _DEVICE.format(kind)
+    proto.properties.type, proto.properties.num_cores = kind, 16
+    proto.properties.frequency = 2000
     if device is not None:
         capability = device.compute_capability or (0, 0)
-        made.properties.environment["architecture"] = ".".join(map(str, capability))
-    return made
+        proto.properties.environment["architecture"] = ".".join(map(str, capability))
+    return proto
 
 
 class Loops:
@@ -111,8 +111,8 @@ class Loops:
         """Returns the least bound of a counter that a condition compares; else None."""
         op = condition.op
         if op.type == "LogicalAnd":
-            found = [self._least(x) for x in op.inputs]
-            return min((x for x in found if x is not None), default=None)
+            bounds = [self._least(x) for x in op.inputs]
+            return min((x for x in bounds if x is not None), default=None)
         return self._number(op.inputs[1]) if op.type == "Less" else None
 
     def _number(self, tensor):

@@ -97,9 +97,9 @@ def refused_by_xla(graph: tf.Graph) -> list[str]:
     registered = gpu_graph.resolved(_KERNELS)
     kinds = {node.op for node in _all_nodes(graph.as_graph_def())}
     kinds -= {"Placeholder", "NoOp", "Const"}
-    known = {kind: {k.device_type for k in registered(kind).kernel} for kind in kinds}
+    devices = {kind: {k.device_type for k in registered(kind).kernel} for kind in kinds}
     # A function of the graph's own has no kernels.
-    return sorted(k for k, on in known.items() if on and "XLA_GPU_JIT" not in on)
+    return sorted(k for k, on in devices.items() if on and "XLA_GPU_JIT" not in on)
 
 
 def _all_nodes(definition):
@@ -121,7 +121,7 @@ class _Counted:
         self.turns = gpu_graph.Loops(self.graph).turns
 
     def launches(self) -> Launches:
-        parts, found = dict.fromkeys(PARTS, 0), collections.Counter()
+        parts, counts = dict.fromkeys(PARTS, 0), collections.Counter()
         part_of: dict[tf.Operation, int] = {}
         for op in self.graph.get_operations():
             turns = self.turns(op)
@@ -130,12 +130,12 @@ class _Counted:
             taken = [part_of.get(x.op, 0) for x in op.inputs]
             part_of[op] = max(taken, default=0) if (n := _named_part(op)) is None else n
             parts[PARTS[part_of[op]]] += turns * number
-            found["casts"] += turns * number * (op.type == "Cast")
-            found["graphs"] += turns * is_graph
+            counts["casts"] += turns * number * (op.type == "Cast")
+            counts["graphs"] += turns * is_graph
             if number:
-                found["moved"] += turns * sum(map(_bytes, [*op.inputs, *op.outputs]))
-            found["copies"] += turns * len(self._copied(op))
-        return Launches(parts, *(found[x] for x in Launches._fields[1:]))
+                counts["moved"] += turns * sum(map(_bytes, [*op.inputs, *op.outputs]))
+            counts["copies"] += turns * len(self._copied(op))
+        return Launches(parts, *(counts[x] for x in Launches._fields[1:]))
 
     def _launched(self, op):
         """Returns how many launches a node is, and whether it is a CUDA graph."""
@@ -159,13 +159,13 @@ class _Counted:
         One kernel of each product, each sum and each write of a variable, and one of
         each other result: it fuses what is elementwise into those.
         """
-        made = {node.name: node for node in function.node_def}
+        nodes = {node.name: node for node in function.node_def}
         number = sum(_is_own_kernel(node) for node in function.node_def)
         for node in function.node_def:
             if node.op.endswith("PartitionedCall"):
                 number += self._kernels_of(self.library[node.attr["f"].func.name])
-        ends = {_behind_views(made, result) for result in function.ret.values()} - {""}
-        number += sum(not _is_own_kernel(made[name]) for name in ends)
+        ends = {_behind_views(nodes, result) for result in function.ret.values()} - {""}
+        number += sum(not _is_own_kernel(nodes[name]) for name in ends)
         return max(number, 1)
 
     # ---- Memory of the host ----
@@ -236,17 +236,17 @@ def _is_own_kernel(node):
     return node.op in _PRODUCTS or node.op in _SUMS or writes
 
 
-def _behind_views(made, result):
+def _behind_views(nodes, result):
     """Returns the node of a function that computes a result; "" for an input."""
     name = result.split(":")[0]
-    while name in made and (made[name].op in _FREE or made[name].op == "Cast"):
-        name = made[name].input[0].split(":")[0] if made[name].input else ""
-    return name if name in made else ""
+    while name in nodes and (nodes[name].op in _FREE or nodes[name].op == "Cast"):
+        name = nodes[name].input[0].split(":")[0] if nodes[name].input else ""
+    return name if name in nodes else ""
 
 
 def _named_part(op):
-    found = _PART.search(op.name)
-    return _SCOPES.index(found[1]) if found else None
+    match = _PART.search(op.name)
+    return _SCOPES.index(match[1]) if match else None
 
 
 def _flat(arguments, node):

@@ -46,10 +46,10 @@ def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
     Raises:
       ExportError: If the inputs are not known, or `sample_inputs` does not fit them.
     """
-    found = specs(model, sample_inputs)
+    input_specs = specs(model, sample_inputs)
     if sample_inputs is None:
-        return found, keras.tree.map_structure(_generator(), found)
-    return found, _fitted(sample_inputs, found)
+        return input_specs, keras.tree.map_structure(_generator(), input_specs)
+    return input_specs, _fitted(sample_inputs, input_specs)
 
 
 def specs(model: keras.Model, sample_inputs: Any = None) -> Any:
@@ -95,7 +95,7 @@ def _sequential_input(model):
 
 def _specs(tensors):
     """Returns specs for symbolic tensors; a key of a dict is its tensor's name."""
-    names, found = [], []
+    names, specs = [], []
     for path, tensor in keras.tree.flatten_with_path(tensors):
         keyed = any(isinstance(key, str) for key in path)
         name = "_".join(map(str, path)) if keyed else tensor.name
@@ -113,8 +113,8 @@ def _specs(tensors):
         names.append(name if name not in names else f"{name}_{len(names)}")
         floating = keras.backend.is_float_dtype(tensor.dtype)
         dtype = "float32" if floating else tensor.dtype
-        found.append(tf.TensorSpec(tensor.shape, dtype, names[-1]))
-    return keras.tree.pack_sequence_as(tensors, found)
+        specs.append(tf.TensorSpec(tensor.shape, dtype, names[-1]))
+    return keras.tree.pack_sequence_as(tensors, specs)
 
 
 def _any_batch(tensor):
@@ -156,7 +156,10 @@ def _generator():
 
     def generate(spec):
         sizes = [_BATCH, *[_OTHER] * len(spec.shape)]
-        shape = [known or size for known, size in zip(spec.shape, sizes, strict=False)]
+        shape = [
+            dimension or size
+            for dimension, size in zip(spec.shape, sizes, strict=False)
+        ]
         if spec.dtype.is_floating:
             return tf.cast(random.standard_normal(shape), spec.dtype)
         if spec.dtype.is_integer or spec.dtype.is_bool:

@@ -58,12 +58,12 @@ def _source(policy):
     return policy.get_config()["source_name"] or by_dtypes
 
 
-def policy_of(made: keras.DTypePolicy, name: str) -> keras.DTypePolicy:
+def policy_of(policy: keras.DTypePolicy, name: str) -> keras.DTypePolicy:
     """Returns the policy by a name, with the integers of the one a layer has."""
-    if made.quantization_mode in (None, FLOAT8):
+    if policy.quantization_mode in (None, FLOAT8):
         return keras.dtype_policies.get(name)
     source = name.rpartition("_from_")[2]
-    return type(made).from_config({**made.get_config(), "source_name": source})
+    return type(policy).from_config({**policy.get_config(), "source_name": source})
 
 
 def mode_of(layer: keras.layers.Layer) -> str | None:
@@ -151,20 +151,20 @@ def remove_scales(undo: contextlib.ExitStack, layer: keras.layers.Layer) -> None
       undo: Takes back what is done.
       layer: A layer that computes in float8 no longer.
     """
-    if kept := _scales(layer):
+    if scales := _scales(layer):
         _drop(layer)
-        undo.callback(_put_back, layer, kept)
+        undo.callback(_put_back, layer, scales)
 
 
 def _scales(layer):
     """A layer of int8 has a `kernel_scale`, too."""
-    found = {name: vars(layer)[name] for name in _ADDED if name in vars(layer)}
-    return found if len(found) == len(_ADDED) else {}
+    scales = {name: vars(layer)[name] for name in _ADDED if name in vars(layer)}
+    return scales if len(scales) == len(_ADDED) else {}
 
 
-def _put_back(layer, kept):
+def _put_back(layer, scales):
     layer._tracker.unlock()
-    for name, variable in kept.items():
+    for name, variable in scales.items():
         setattr(layer, name, variable)
     layer._tracker.lock()
     layer._is_quantized = True
@@ -206,14 +206,14 @@ def largest(model, paths, passes, scale) -> dict[int, tuple[float, float]]:
       scale: The loss scale of the pass in float8.
     """
     ids = {place.path: id(place.layer) for place in structure.walk(model)}
-    found: dict[int, tuple[float, float]] = {}
+    maxima: dict[int, tuple[float, float]] = {}
     for (path, _), each in zip(paths, passes, strict=True):
-        inputs, gradients = found.get(ids.get(path, 0), (0.0, 0.0))
-        found[ids.get(path, 0)] = (
-            max([inputs, *map(_amax, each.taken)]),
+        inputs, gradients = maxima.get(ids.get(path, 0), (0.0, 0.0))
+        maxima[ids.get(path, 0)] = (
+            max([inputs, *map(_amax, each.inputs)]),
             max([gradients, *(_amax(x) * scale for x in each.upstream)]),
         )
-    return found
+    return maxima
 
 
 def _amax(x):
@@ -235,9 +235,9 @@ def dequantized(model: keras.Model) -> Iterator[None]:
         for place in structure.walk(model)
         if mode_of(place.layer) not in (None, FLOAT8)
     ]
-    found = [(place.layer, *_float_weights(place)) for place in places]
+    weights = [(place.layer, *_float_weights(place)) for place in places]
     with contextlib.ExitStack() as undo:
-        for layer, name, value in found:
+        for layer, name, value in weights:
             kernel = keras.Variable(value, dtype="float32", name=name.strip("_"))
             bias = getattr(layer, "bias", None)
             new = {
@@ -280,19 +280,19 @@ def _kernel_of(layer):
 
     So that it is right however Keras packs and scales the integers.
     """
-    taken, kernel, made, sizes = _axes(layer)
+    taken, kernel, output, sizes = _axes(layer)
     summed = [x for x in kernel if x in taken]
     free = [x for x in kernel if x not in summed]
     rows = math.prod(sizes[x] for x in free)
     # The last such axis: TensorFlow 2.19 writes beyond a product of [n, 1, h, r] by
     # [r, d] (`matmul` with oneDNN).
     batch = [x for x in taken if x not in summed][-1]
-    sizes = dict.fromkeys((*taken, *made), 1) | {x: sizes[x] for x in kernel}
+    sizes = dict.fromkeys((*taken, *output), 1) | {x: sizes[x] for x in kernel}
     sizes[batch] = rows
     # A row of inputs for each unit, the gradient of whose outputs is 1 for that unit.
     inputs = tf.zeros([sizes[x] for x in taken])
     units = tf.reshape(tf.eye(rows), [rows, *(sizes[x] for x in free)])
-    order = [x for x in made if x == batch or x in free]
+    order = [x for x in output if x == batch or x in free]
     units = tf.einsum(f"{batch}{''.join(free)}->{''.join(order)}", units)
     activation, layer.activation = layer.activation, keras.activations.linear
     try:
@@ -301,7 +301,7 @@ def _kernel_of(layer):
             outputs = layer(inputs)
     finally:
         layer.activation = activation
-    shape = [sizes[x] for x in made]
+    shape = [sizes[x] for x in output]
     gradient = tape.gradient(outputs, inputs, tf.reshape(units, shape))
     order = "".join(x for x in taken if x == batch or x in summed)
     gradient = tf.reshape(gradient, [sizes[x] for x in order])
@@ -315,9 +315,9 @@ def _axes(layer):
     shape = layer.get_build_config()["input_shape"]
     if isinstance(layer, keras.layers.Dense):
         return "zx", "xy", "zy", {"x": shape[-1], "y": layer.units}
-    inputs, made = layer.equation.split("->")
+    inputs, output = layer.equation.split("->")
     taken, kernel = inputs.split(",")
     more = "ABCDEFGH"[: len(shape) - len(taken.replace("...", ""))]
-    taken, made = (x.replace("...", more) for x in (taken, made))
-    sizes = dict(zip(made, layer.compute_output_shape(shape), strict=True))
-    return taken, kernel, made, sizes | dict(zip(taken, shape, strict=True))
+    taken, output = (x.replace("...", more) for x in (taken, output))
+    sizes = dict(zip(output, layer.compute_output_shape(shape), strict=True))
+    return taken, kernel, output, sizes | dict(zip(taken, shape, strict=True))

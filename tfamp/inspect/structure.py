@@ -30,19 +30,19 @@ def walk(model: keras.layers.Layer) -> list[Place]:
     Formed from the structure: Keras (<= 3.15) gives no path to layers without a
     `build`, and a shorter one to layers that are loaded from a file.
     """
-    found: dict[int, Place] = {}
+    places: dict[int, Place] = {}
 
     def visit(layer, scope, *holders):
-        if id(layer) in found:
-            found[id(layer)].holders.extend(holders)
+        if id(layer) in places:
+            places[id(layer)].holders.extend(holders)
             return
         path = f"{scope}/{layer.name}" if scope else layer.name
-        found[id(layer)] = place = Place(layer, path, list(holders))
+        places[id(layer)] = place = Place(layer, path, list(holders))
         for each in children(layer):
             visit(each, "" if is_functional(layer) else path, place)
 
     visit(model, "")
-    return list(found.values())
+    return list(places.values())
 
 
 def check_built(model: Any, error: type[Exception] = ValueError) -> None:

@@ -133,15 +133,15 @@ def unchanged(layers: Iterable[keras.Operation]) -> Iterator[None]:
 
     Everything else stays as it is then: other threads may use the model meanwhile.
     """
-    kept = [(vars(layer), dict(vars(layer))) for layer in layers]
-    for held, before in kept:
+    attributes = [(vars(layer), dict(vars(layer))) for layer in layers]
+    for held, before in attributes:
         for name in _ADDED:
             if before.get(name) is not None:
                 held[name] = copy.copy(before[name])
     try:
         yield
     finally:
-        for held, before in kept:
+        for held, before in attributes:
             for name, value in list(held.items()):
                 if name in _REPLACED + _ADDED or _holds_tensors(value):
                     held.pop(name)

@@ -45,18 +45,18 @@ def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> hooks.Hook
         def compile(*args, **kwargs):
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()
-            model, given = call.arguments["self"], call.arguments
-            if given["optimizer"] is not None:
-                given["optimizer"] = keras.optimizers.get(given["optimizer"])
-            optimizer, asks = given["optimizer"], given["jit_compile"] is True
+            model, arguments = call.arguments["self"], call.arguments
+            if arguments["optimizer"] is not None:
+                arguments["optimizer"] = keras.optimizers.get(arguments["optimizer"])
+            optimizer, asks = arguments["optimizer"], arguments["jit_compile"] is True
             # A file says so where Keras had chosen it.
             records.of(model).wants_xla = asks and not is_being_made(model)
-            rule(model, given)
-            if given["auto_scale_loss"] or _forced:
+            rule(model, arguments)
+            if arguments["auto_scale_loss"] or _forced:
                 if optimizer is not None:
                     wanted = _forced[-1] if _forced else transform
-                    given["optimizer"] = wanted(model, optimizer)
-                given["auto_scale_loss"] = False
+                    arguments["optimizer"] = wanted(model, optimizer)
+                arguments["auto_scale_loss"] = False
             return original(*call.args, **call.kwargs)
 
         return compile

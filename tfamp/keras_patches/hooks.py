@@ -72,8 +72,8 @@ class HookGroup:
         rows = zip(self.places, self._makes, strict=True) if not self._hooks else ()
         for place, make in rows:
             if owner := place.find():
-                made = Hook(owner, place.name, make, place.is_hot)
-                self._hooks.append((place, made))
+                hook = Hook(owner, place.name, make, place.is_hot)
+                self._hooks.append((place, hook))
 
     def remove(self) -> None:
         """Puts the originals back; idempotent. What was traced before stays."""
@@ -91,9 +91,29 @@ class HookGroup:
             if not outer:
                 self.remove()
 
+    def add_to(self, kind: type, name: str, make: Callable, place=None) -> None:
+        """Replaces a method of a class, where it is defined, while these are in force.
+
+        Args:
+          kind: The class.
+          name: The method's name.
+          make: As of `Hook`.
+          place: The place that it belongs to; the group's first one if None.
+        """
+        owner = owner_of(kind, name)
+        replaced = [(hook.owner, hook.name) for _, hook in self._hooks]
+        if self._hooks and (owner, name) not in replaced:
+            hook = Hook(owner, name, make)
+            self._hooks.append((place or self.places[0], hook))
+
     def in_force(self) -> list[str]:
         """What is replaced now."""
         return [place.what for place, _ in self._hooks]
+
+
+def owner_of(kind: type, name: str) -> type:
+    """Returns the class, this one or a base, that defines a method."""
+    return next(base for base in kind.__mro__ if name in vars(base))
 
 
 @contextlib.contextmanager

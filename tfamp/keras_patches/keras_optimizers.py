@@ -28,11 +28,11 @@ def overwrites_with_gradient(variable) -> bool:
 
 def native(variables: Sequence) -> list[tf.Variable]:
     """Returns the TensorFlow variables of Keras variables: one or more of each."""
-    found = []
+    natives = []
     for v in variables:  # Those of `tfamp.storage.stored` have `natives`.
         plain = v.value if isinstance(v, keras.Variable) else v
-        found += getattr(v, "natives", (plain,))
-    return found
+        natives += getattr(v, "natives", (plain,))
+    return natives
 
 
 def in_float32(gradients: Sequence) -> list:
@@ -139,8 +139,8 @@ def _masked(variable, mask):
             old = nothing(rows.indices) if callable(nothing) else nothing
             old = tf.cast(old, rows.dtype)
             values = tf.where(mask, rows.values, old)
-            kept = tf.IndexedSlices(values, rows.indices, rows.dense_shape)
-            return original[name](kept, **kwargs)
+            slices = tf.IndexedSlices(values, rows.indices, rows.dense_shape)
+            return original[name](slices, **kwargs)
 
         return variable, name, masked
 

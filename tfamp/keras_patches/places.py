@@ -315,9 +315,11 @@ PLACES = {x.alias or x.name: x for places in UPSTREAM.values() for x in places}
 def missing() -> dict[str, str]:
     """Returns {what is off: the names that this release lacks for it}."""
     used = names.NAMES.items()
-    found = {what: [name] for name, what in used if names.resolve(name) is None}
-    found |= {place.what: place.lacks() for place in PLACES.values() if place.lacks()}
-    return {what: ", ".join(lacked) for what, lacked in found.items()}
+    features = {what: [name] for name, what in used if names.resolve(name) is None}
+    features |= {
+        place.what: place.lacks() for place in PLACES.values() if place.lacks()
+    }
+    return {what: ", ".join(lacked) for what, lacked in features.items()}
 
 
 def trainer_class(name: str = "compile") -> type:

@@ -76,11 +76,11 @@ def sum_gradients(grads: Sequence, variables: Sequence) -> list:
     """
     if not must_agree():
         return list(grads)
-    given = [grad for grad in grads if grad is not None]
+    tensors = [grad for grad in grads if grad is not None]
     context = tf.distribute.get_replica_context()
     # Where TensorFlow 2.21 merges no calls, on GPUs, it forgets the strategy's own.
-    how = tf.distribute.ReduceOp.SUM, given, communication_options(context.strategy)
-    sums = iter(context.all_reduce(*how) if given else ())
+    how = tf.distribute.ReduceOp.SUM, tensors, communication_options(context.strategy)
+    sums = iter(context.all_reduce(*how) if tensors else ())
 
     def summed(grad, variable):
         total = next(sums)

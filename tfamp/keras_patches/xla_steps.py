@@ -58,9 +58,9 @@ def hooked(
       train: Such a function for `make_train_function`; what it gets is replaced.
       gathers: Whether small operators become programs now, where sizes are known.
     """
-    made = {f"make_{name}": _hook(name, gathers) for name in _KINDS}
-    inner = made["make_train_function"]
-    return {**made, "make_train_function": lambda original: train(inner(original))}
+    makes = {f"make_{name}": _hook(name, gathers) for name in _KINDS}
+    inner = makes["make_train_function"]
+    return {**makes, "make_train_function": lambda original: train(inner(original))}
 
 
 def _hook(name, gathers):
@@ -68,11 +68,13 @@ def _hook(name, gathers):
         def make_function(model, *args, **kwargs):
             before = getattr(model, name)
             original(model, *args, **kwargs)
-            made = getattr(model, name)
-            if made is before or model.run_eagerly or not _is_alone(model):
-                return made
+            function = getattr(model, name)
+            if function is before or model.run_eagerly or not _is_alone(model):
+                return function
             if not model.jit_compile and gathers():
-                setattr(model, name, Steps(model, _KINDS[name], made, made, True))
+                setattr(
+                    model, name, Steps(model, _KINDS[name], function, function, True)
+                )
             if model.jit_compile:
                 model.jit_compile = False
                 try:  # Both now, of the same `train_step`; neither is traced.
@@ -80,7 +82,7 @@ def _hook(name, gathers):
                     plain = getattr(model, name)
                 finally:
                     model.jit_compile = True
-                steps = Steps(model, _KINDS[name], made, plain, gathers())
+                steps = Steps(model, _KINDS[name], function, plain, gathers())
                 setattr(model, name, steps)
             return getattr(model, name)
 
@@ -142,7 +144,7 @@ class Steps:
         if self._compiled is self._plain and _is_known(spec):
             return self._plain(data)
         loops = count > 1 and not self._gathers
-        if loops and any(known == spec for _, known, _ in self._graphs):
+        if loops and any(graph_spec == spec for _, graph_spec, _ in self._graphs):
             return self._compiled(data)  # Keras' loop: half the host's time.
         for batch in itertools.islice(data, count):
             outputs = [self.step(batch, spec)]
@@ -168,8 +170,8 @@ class Steps:
             exact = tf.nest.map_structure(tf.type_spec_from_value, batch)
             if self._gathers and self._first is None:
                 self._first = exact
-            known = self._first is not None and exact == self._first
-            graph = self._graph(function, exact if known else spec)
+            is_first = self._first is not None and exact == self._first
+            graph = self._graph(function, exact if is_first else spec)
             return call(graph, batch) if call else graph(batch)
 
         return self._step([batch], run)
@@ -195,8 +197,8 @@ class Steps:
         if shapes in self._seen:
             return run(self._compiled, False)
         what = f"the {self._kind} step of model '{self._model.name}'"
-        told = errors.examples(list(dict.fromkeys(map(str, shapes))))
-        logging.warning("XLA compiles %s for batches of shape %s.", what, told)
+        examples = errors.examples(list(dict.fromkeys(map(str, shapes))))
+        logging.warning("XLA compiles %s for batches of shape %s.", what, examples)
         began = time.perf_counter()
         try:
             outputs = run(self._compiled, False)
@@ -226,8 +228,8 @@ class Steps:
 
     def _graph(self, function, spec):
         """Keras' function on one batch, traced as Keras does: once for all sizes."""
-        for of, known, graph in self._graphs:
-            if of is function and known == spec:
+        for of, graph_spec, graph in self._graphs:
+            if of is function and graph_spec == spec:
                 return graph
 
         @tf.function(input_signature=[spec], autograph=False)
@@ -295,9 +297,9 @@ def _rows(batch):
 
 def _operator(message):
     """Returns the operators, and the node, that a refusal names; else its beginning."""
-    found = [next(filter(None, x)) for x in _OPERATORS.findall(message)]
+    operators = [next(filter(None, x)) for x in _OPERATORS.findall(message)]
     where = _NODE.search(message)
-    names = errors.examples(list(dict.fromkeys(found)))
+    names = errors.examples(list(dict.fromkeys(operators)))
     if not names and where is None:
         return f"an operator ({message.strip()[:200]})"
     return f"{names or 'an operator'} ({where[1]})" if where else names

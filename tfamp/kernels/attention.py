@@ -59,20 +59,20 @@ def attend(
       Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021,
       arxiv.org/abs/2112.05682
     """
-    given = [x for x in (query, key, value, bias) if x is not None]
+    inputs = [x for x in (query, key, value, bias) if x is not None]
     options = causal, dropout, unseen_rows == "zero", graph_context.in_xla()
-    return _attend(given, scale, mask, *options)
+    return _attend(inputs, scale, mask, *options)
 
 
 # A graph of its own: eagerly, a tape would keep what each block computes; in a graph, a
 # `ForwardAccumulator` takes no loops.
 @functools.partial(tf.function, autograph=False)
-def _attend(given, scale, mask, causal, dropout, zero, in_xla):
-    length, keys = given[0].shape[1], given[1].shape[1]
+def _attend(inputs, scale, mask, causal, dropout, zero, in_xla):
+    length, keys = inputs[0].shape[1], inputs[1].shape[1]
     # A bias, or a mean of all values, takes every key.
-    skips = causal and len(given) == 3 and (mask is None or zero)
+    skips = causal and len(inputs) == 3 and (mask is None or zero)
     spans = list(_spans(length, keys, skips))
-    by_row = [True, False, False, *(x.shape[2] != 1 for x in given[3:])]
+    by_row = [True, False, False, *(x.shape[2] != 1 for x in inputs[3:])]
 
     def attended(first, query, key, value, bias=None):
         """Returns a block's output; all are float32 [batch, heads, rows, ...]."""
@@ -92,8 +92,10 @@ def _attend(given, scale, mask, causal, dropout, zero, in_xla):
         if dropout is not None:
             # Integers that TensorFlow adds on the host, where a GPU's seed is read.
             seed = dropout.seed + tf.stack((first, 0))
-            kept = tf.random.stateless_uniform(tf.shape(weights), seed) >= dropout.rate
-            weights = tf.where(kept, weights / (1 - dropout.rate), 0.0)
+            keep_mask = (
+                tf.random.stateless_uniform(tf.shape(weights), seed) >= dropout.rate
+            )
+            weights = tf.where(keep_mask, weights / (1 - dropout.rate), 0.0)
         return _weighted(weights, value)
 
     def operands(first, rows, ends, query, key, value, *bias):
@@ -103,10 +105,10 @@ def _attend(given, scale, mask, causal, dropout, zero, in_xla):
         return [query, key[:, :, :ends], value[:, :, :ends], *bias]
 
     @tf.custom_gradient
-    def attention(*given):
+    def attention(*inputs):
         def gradient(upstream):
             # Anew: what the forward pass made would be kept for it.
-            wide, received = _wide(given), _by_heads([upstream])[0]
+            wide, received = _wide(inputs), _by_heads([upstream])[0]
 
             def backward(*block):
                 parts = operands(*block, *wide)
@@ -115,20 +117,20 @@ def _attend(given, scale, mask, causal, dropout, zero, in_xla):
                 # Where a `ForwardAccumulator` is active, a tape records nothing (2.21).
                 return tf.gradients(output, parts, part)
 
-            found = _by_heads(_over(spans, backward, wide, by_row, in_xla))
+            grads = _by_heads(_over(spans, backward, wide, by_row, in_xla))
             return [
-                tf.cast(x, like.dtype) for x, like in zip(found, given, strict=True)
+                tf.cast(x, like.dtype) for x, like in zip(grads, inputs, strict=True)
             ]
 
-        wide = _wide(given)
+        wide = _wide(inputs)
 
         def forward(*block):
             return [attended(block[0], *operands(*block, *wide))]
 
         output = _over(spans, forward, wide[:1], by_row[:1], in_xla)
-        return tf.cast(_by_heads(output)[0], given[2].dtype), gradient
+        return tf.cast(_by_heads(output)[0], inputs[2].dtype), gradient
 
-    return attention(*given)
+    return attention(*inputs)
 
 
 def _weighted(weights, value):
@@ -174,9 +176,9 @@ def _by_heads(tensors):
     return [*turned, *tensors[3:]]
 
 
-def _wide(given):
+def _wide(inputs):
     """Returns all by heads: keys in float32, and values but those in bfloat16."""
-    query, key, value, *bias = _by_heads(given)
+    query, key, value, *bias = _by_heads(inputs)
     if value.dtype != tf.bfloat16:
         value = tf.cast(value, tf.float32)
     return [query, tf.cast(key, tf.float32), value, *bias]
@@ -199,13 +201,13 @@ def _over(spans, function, like, by_row, in_xla):
     for first, blocks, rows, ends in spans:
 
         def body(i, *state, first=first, rows=rows, ends=ends):
-            found = zip(
+            results = zip(
                 function(first + i * rows, rows, ends), state, by_row, strict=True
             )
-            return i + 1, *(s.write(i, x) if row else s + x for x, s, row in found)
+            return i + 1, *(s.write(i, x) if row else s + x for x, s, row in results)
 
         # XLA takes no notice of it, and runs loops in turn by itself.
-        with tf.control_dependencies([x for made in parts for x in made[-1:]]):
+        with tf.control_dependencies([x for part in parts for x in part[-1:]]):
             state = [
                 tf.TensorArray(tf.float32, blocks) if row else _padded(total, x, ends)
                 for total, x, row in zip(sums, like, by_row, strict=True)
@@ -225,8 +227,8 @@ def _over(spans, function, like, by_row, in_xla):
         sums = state
     ends = math.inf
     return [
-        tf.concat(made, 2) if row else _padded(total, x, ends)
-        for made, total, x, row in zip(parts, sums, like, by_row, strict=True)
+        tf.concat(part, 2) if row else _padded(total, x, ends)
+        for part, total, x, row in zip(parts, sums, like, by_row, strict=True)
     ]
 
 

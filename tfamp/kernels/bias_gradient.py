@@ -31,8 +31,8 @@ def _with_exact_sums(original):
     """
 
     def lookup(registry, name):
-        found = original(registry, name)
-        return functools.partial(_of_bias, found) if name == "BiasAdd" else found
+        gradient = original(registry, name)
+        return functools.partial(_of_bias, gradient) if name == "BiasAdd" else gradient
 
     return lookup
 
@@ -86,11 +86,6 @@ def _summed(gradient):
     indices, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def sums_rows() -> bool:
-    """Whether optimizers get the rows of one index summed."""
-    return bool(EMBEDDING_HOOKS.in_force())
 
 
 HOOKS = hooks.HookGroup(lookup=_with_exact_sums)

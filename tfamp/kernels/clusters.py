@@ -70,9 +70,9 @@ def of_step(original):
 
 def _applies(args):
     flat = tf.nest.flatten(args, expand_composites=True)
-    known = all(x.shape.is_fully_defined() for x in flat if isinstance(x, tf.Tensor))
+    static = all(x.shape.is_fully_defined() for x in flat if isinstance(x, tf.Tensor))
     return (
-        known  # XLA compiles each size anew.
+        static  # XLA compiles each size anew.
         and graph_context.one_device() == "GPU"
         and not graph_context.in_xla()
         and not graph_context.watched()
@@ -110,8 +110,8 @@ def _programs(operations) -> dict[int, list]:
         # A constant is in each program, whatever it was ordered behind.
         inputs = [x for x in op.inputs if not small or programs.constant(x) is None]
         before = [*(x.op for x in inputs), *op.control_inputs, *order.before(op)]
-        known = [number[x] for x in before if x in number]
-        least = max((n + (small and not is_small) for n, is_small in known), default=0)
+        prior = [number[x] for x in before if x in number]
+        least = max((n + (small and not is_small) for n, is_small in prior), default=0)
         if small and not programs.is_view(op):
             if _is_early(op, early):
                 early.add(op)
@@ -122,11 +122,11 @@ def _programs(operations) -> dict[int, list]:
         # A cast of a bias, too, which costs nothing where it is added.
         if number[op][1] and (op not in early or op.type == "Cast"):
             number[op] = _latest(op, number), True
-    found = {}
+    groups = {}
     for op in operations:
         if number[op][1]:
-            found.setdefault(number[op][0], []).append(op)
-    return found
+            groups.setdefault(number[op][0], []).append(op)
+    return groups
 
 
 def _latest(op, number):
@@ -177,16 +177,16 @@ class _Order:
             return []
         handles = [id(x) for x in op.inputs if x.dtype == tf.resource]
         reads = op.type == "ReadVariableOp"
-        found = [self._written[h] for h in handles if h in self._written]
+        predecessors = [self._written[h] for h in handles if h in self._written]
         if not reads:
             for handle in handles:
-                found += self._used.pop(handle, [])
+                predecessors += self._used.pop(handle, [])
                 self._written[handle] = op
-            found += [self._last] * (self._last is not None)
+            predecessors += [self._last] * (self._last is not None)
             self._last = op
         for handle in handles:
             self._used.setdefault(handle, []).append(op)
-        return found
+        return predecessors
 
 
 class _Hooks(hooks.HookGroup):
@@ -196,13 +196,8 @@ class _Hooks(hooks.HookGroup):
 
     def add(self, kind: type) -> None:
         """Hooks the steps of a model's class, where they are others than Keras'."""
-        if not self.gather():
-            return
-        for place in self.places:
-            owner = next(base for base in kind.__mro__ if place.name in vars(base))
-            known = [(hook.owner, hook.name) for _, hook in self._hooks]
-            if (owner, place.name) not in known:
-                self._hooks.append((place, hooks.Hook(owner, place.name, of_step)))
+        for place in self.places if self.gather() else ():
+            self.add_to(kind, place.name, of_step, place)
 
 
 HOOKS = _Hooks(train_step=of_step, test_step=of_step, predict_step=of_step)

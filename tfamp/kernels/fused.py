@@ -100,12 +100,12 @@ def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tens
 
     @tf.custom_gradient
     def apply(x, *weights):
-        y, kept = forward(_padded(tf.reshape(x, shape), x), *weights)
+        y, saved = forward(_padded(tf.reshape(x, shape), x), *weights)
 
         def gradient(upstream):
             # Into the graph of a branch of `tf.cond`, an operation brings a tensor, but
             # a call of a compiled function does not (TensorFlow 2.21).
-            here = map(tf.identity, kept)
+            here = map(tf.identity, saved)
             upstream = _padded(tf.reshape(upstream, shape), x)
             of_x, *others = _here(backward, x)(*here, upstream)
             return _like(of_x, x), *others
@@ -276,8 +276,8 @@ def _compiled_dropout(threshold, dtype):
 
     @_compiled(input_signature=[bits, elements])
     def dropout(bits, x):
-        kept = bits >= tf.constant(threshold, tf.uint16)
-        return (tf.where(kept, tf.cast(tf.cast(x, tf.float32) * scale, dtype), 0),)
+        keep_mask = bits >= tf.constant(threshold, tf.uint16)
+        return (tf.where(keep_mask, tf.cast(tf.cast(x, tf.float32) * scale, dtype), 0),)
 
     return dropout
 

@@ -26,8 +26,8 @@ def or_keras_own(function: Callable) -> Callable:
 
     def make(original):
         def replacement(*args, **kwargs):
-            found = function(*args, **kwargs)
-            return original(*args, **kwargs) if found is NotImplemented else found
+            result = function(*args, **kwargs)
+            return original(*args, **kwargs) if result is NotImplemented else result
 
         return replacement
 
@@ -51,7 +51,7 @@ def _dropout(inputs, rate, noise_shape=None, seed=None):
         if not clusters.gathers(inputs) or len(noise_shape) != inputs.shape.rank:
             return NotImplemented
         pairs = zip(noise_shape, inputs.shape, strict=True)
-        noise_shape = [size if given is None else given for given, size in pairs]
+        noise_shape = [size if dim is None else dim for dim, size in pairs]
         if not all(isinstance(x, int) for x in noise_shape):
             return NotImplemented
     from keras.src.random import seed_generator
@@ -74,8 +74,10 @@ def _layer_normalization(x, gamma=None, beta=None, axis=-1, epsilon=None, **kwar
 
 
 def _is_of_features(weight, x):
-    known = isinstance(weight, keras.Variable | tf.Tensor)
-    return known and weight.dtype == "float32" and tuple(weight.shape) == x.shape[-1:]
+    is_tensor = isinstance(weight, keras.Variable | tf.Tensor)
+    return (
+        is_tensor and weight.dtype == "float32" and tuple(weight.shape) == x.shape[-1:]
+    )
 
 
 def _applies(x) -> bool:

@@ -18,8 +18,8 @@ def describe() -> str:
     """Says, for `status`, where it is used."""
     if not HOOKS.in_force():
         return "Keras'"
-    asked = "" if LAYER_HOOKS.in_force() else " where flash_attention=True"
-    return f"in linear memory{asked}, from {FROM} queries and keys"
+    condition = "" if LAYER_HOOKS.in_force() else " where flash_attention=True"
+    return f"in linear memory{condition}, from {FROM} queries and keys"
 
 
 def _dot_product_attention(original):
@@ -36,14 +36,14 @@ def _dot_product_attention(original):
         flash_attention=None,
         attn_logits_soft_cap=None,
     ):
-        given = [keras.ops.convert_to_tensor(x) for x in (query, key, value)]
+        inputs = [keras.ops.convert_to_tensor(x) for x in (query, key, value)]
         of_scores = [_of_scores(x) for x in (bias, mask)]
         plain = scale is None or isinstance(scale, int | float)
         wanted = (flash_attention or LAYER_HOOKS.in_force()) and plain
-        if not wanted or not _applies(*given, *of_scores):
+        if not wanted or not _applies(*inputs, *of_scores):
             options = is_causal, False, attn_logits_soft_cap
             return original(query, key, value, bias, mask, scale, *options)
-        query, key, value = given
+        query, key, value = inputs
         groups = query.shape[2] // key.shape[2]
         if groups > 1:
             key, value = (tf.repeat(x, groups, axis=2) for x in (key, value))
@@ -91,8 +91,8 @@ def _of_scores(x, axis=0):
 
 def _applies(query, key, value, bias, mask) -> bool:
     """Whether these are many scores, of sizes that are known but for the batch's."""
-    given, of_scores = (query, key, value), [x for x in (bias, mask) if x is not None]
-    if any(x.shape.rank != 4 or None in x.shape[1:] for x in (*given, *of_scores)):
+    inputs, of_scores = (query, key, value), [x for x in (bias, mask) if x is not None]
+    if any(x.shape.rank != 4 or None in x.shape[1:] for x in (*inputs, *of_scores)):
         return False
     _, queries, heads, _ = query.shape
     _, keys, groups, _ = key.shape
@@ -100,7 +100,7 @@ def _applies(query, key, value, bias, mask) -> bool:
         queries * keys >= FROM**2
         and heads % groups == 0
         and query.dtype in (tf.float32, tf.bfloat16, tf.float16)
-        and len({x.dtype for x in given}) == 1
+        and len({x.dtype for x in inputs}) == 1
         and (mask is None or mask.dtype == tf.bool)
         and all(x.shape[2] in (1, queries) for x in of_scores)
         and all(x.shape[3] in (1, keys) for x in of_scores)

@@ -15,9 +15,9 @@ def with_one_product(original):
     """Returns what replaces the look-up of gradients, which each trace does anew."""
 
     def lookup(registry, name):
-        found = original(registry, name)
+        gradient = original(registry, name)
         of_products = name == "BatchMatMulV2"
-        return functools.partial(_of_product, found) if of_products else found
+        return functools.partial(_of_product, gradient) if of_products else gradient
 
     return lookup
 

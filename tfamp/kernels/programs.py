@@ -71,8 +71,8 @@ def _is_value(x):
 
 
 def _is_shape(x):
-    known = x.dtype == tf.int32 and x.shape.is_fully_defined()
-    return known and x.shape.num_elements() <= SHAPE
+    static_int32 = x.dtype == tf.int32 and x.shape.is_fully_defined()
+    return static_int32 and x.shape.num_elements() <= SHAPE
 
 
 def constant(x: tf.Tensor) -> np.ndarray | None:
@@ -82,8 +82,8 @@ def constant(x: tf.Tensor) -> np.ndarray | None:
     if not _is_shape(x):
         return None
     # Also of what is computed from shapes.
-    known = names.resolve(_KNOWN, tf.get_static_value)(x)
-    return None if known is None else np.asarray(known, x.dtype.as_numpy_dtype)
+    value = names.resolve(_KNOWN, tf.get_static_value)(x)
+    return None if value is None else np.asarray(value, x.dtype.as_numpy_dtype)
 
 
 def is_view(op: tf.Operation) -> bool:
@@ -144,9 +144,9 @@ def replace(program: Program, compiled: dict[tuple, Callable], new: dict) -> Non
     key = definition.SerializeToString(deterministic=True), *specs, *wanted
     if key not in compiled:
         compiled[key] = _compile(definition, specs, wanted)
-    scope, found, _ = program.operations[-1].name.partition("/")
+    scope, slash, _ = program.operations[-1].name.partition("/")
     # Its own, as profilers show it: "gradient_tape" and others.
-    with tf.name_scope(f"{scope}/") if found else contextlib.nullcontext():
+    with tf.name_scope(f"{scope}/") if slash else contextlib.nullcontext():
         results = compiled[key](*program.inputs)
     inside = set(program.operations) - program.views
     for old, result in zip(program.outputs, results, strict=True):
@@ -191,7 +191,7 @@ def _definition(program):
 def _compile(definition, specs, results):
     @tf.function(autograph=False, jit_compile=True, input_signature=specs)
     def small_operators(*inputs):
-        given = {f"input{i}": x for i, x in enumerate(inputs)}
-        return tf.graph_util.import_graph_def(definition, given, results, name="")
+        input_map = {f"input{i}": x for i, x in enumerate(inputs)}
+        return tf.graph_util.import_graph_def(definition, input_map, results, name="")
 
     return small_operators

@@ -22,25 +22,27 @@ _TEXT = (
     "Compute it in float32: `with tfamp.precision_scope(model, 'float32'):` around "
     "the tape."
 )
-_told: set[str] = set()
+_was_said = False
 
 
 def look(grads: Sequence[Any]) -> None:
     """Warns, once, of eager gradients of which float16 has lost a part."""
-    if _told or not tf.executing_eagerly():
+    global _was_said
+    if _was_said or not tf.executing_eagerly():
         return
     for grad in grads:
         if isinstance(grad, tf.Tensor) and grad.dtype.is_floating and grad.shape.rank:
             share = _lost(np.abs(tf.cast(grad, "float32").numpy()).ravel())
             if share >= _SHARE:
-                _told.add(_TEXT)
+                _was_said = True
                 user_code.warn(_TEXT.format(share=share))
                 return
 
 
 def forget() -> None:
     """Has the next such gradient reported."""
-    _told.clear()
+    global _was_said
+    _was_said = False
 
 
 def _lost(sizes):

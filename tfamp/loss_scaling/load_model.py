@@ -61,22 +61,22 @@ def load_model(
       model = tfamp.load_model("model.keras")
       model.fit(x, y)  # Continues with the next loss of the uninterrupted run.
     """
-    asked = isinstance(loss_scale, Mapping)
-    if not (asked or loss_scale == "auto" or loss_scale is False):
+    has_keywords = isinstance(loss_scale, Mapping)
+    if not (has_keywords or loss_scale == "auto" or loss_scale is False):
         raise TypeError(
             "`loss_scale` must be 'auto', a dict of LossScaleOptimizer keywords or "
             f"False. Received: loss_scale={loss_scale!r}."
         )
-    settings = rule.own_names(loss_scale) if asked else {}
+    settings = rule.own_names(loss_scale) if has_keywords else {}
     rule.LossScaleConfig.from_keywords(settings)
 
-    def transform(model, given):
-        if isinstance(given, keras.optimizers.LossScaleOptimizer):
-            return _with_settings(given, settings)
+    def transform(model, original):
+        if isinstance(original, keras.optimizers.LossScaleOptimizer):
+            return _with_settings(original, settings)
         # Ours takes every layout; where none is wanted, it goes again.
         if loss_scale == "auto" and not optimizer.needs_loss_scale(model):
-            return given
-        return optimizer.wrap_optimizer(given, **settings)
+            return original
+        return optimizer.wrap_optimizer(original, **settings)
 
     custom_objects = {"Policy": keras.DTypePolicy, **(custom_objects or {})}
     with compiling.transforming(transform), warnings.catch_warnings():
@@ -86,28 +86,28 @@ def load_model(
             message = "Skipping variable loading"
             warnings.filterwarnings("error" if lost else "ignore", message)
         model = keras.models.load_model(path, custom_objects, compile, safe_mode)
-    found = getattr(model, "optimizer", None)
-    if compile and found is None and getattr(model, "compiled", False):
+    loaded = getattr(model, "optimizer", None)
+    if compile and loaded is None and getattr(model, "compiled", False):
         raise ValueError(
             f"{type(model).__name__} was not compiled when it was loaded, but the file "
             f"has an optimizer's state. Received: {os.fspath(path)!r}. Give the class "
             "`get_compile_config` and `compile_from_config`, or load with "
             "`compile=False`, compile, and call `model.load_weights` with this file."
         )
-    if loss_scale is False and isinstance(found, optimizer.LossScaleOptimizer):
+    if loss_scale is False and isinstance(loaded, optimizer.LossScaleOptimizer):
         _unwrap(model)
     return model
 
 
-def _with_settings(given, settings):
+def _with_settings(original, settings):
     """Returns our optimizer in place of a loss-scaled one, ours or stock Keras'."""
-    if isinstance(given, optimizer.LossScaleOptimizer):
-        saved = vars(given.config)
+    if isinstance(original, optimizer.LossScaleOptimizer):
+        saved = vars(original.config)
     else:
-        steps = given.dynamic_growth_steps
-        saved = {"initial_scale": given.initial_scale, "growth_interval": steps}
-    keywords = {"name": given.name, **saved, **settings}
-    return optimizer.LossScaleOptimizer(given.inner_optimizer, **keywords)
+        steps = original.dynamic_growth_steps
+        saved = {"initial_scale": original.initial_scale, "growth_interval": steps}
+    keywords = {"name": original.name, **saved, **settings}
+    return optimizer.LossScaleOptimizer(original.inner_optimizer, **keywords)
 
 
 def _has_slots(path):

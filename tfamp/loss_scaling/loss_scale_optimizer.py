@@ -113,9 +113,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         scale, interval = config.initial_scale, config.growth_interval
         super().__init__(inner_optimizer, scale, interval, name=name)
         self.skipped_loss = skipped_loss.SkippedLoss()
-        self.beside: Any = (
-            weakref.WeakSet()
-        )  # Plain optimizers in steps that it scales.
+        self.beside: Any = weakref.WeakSet()  # Plain ones, in steps that it scales.
         self._create_state()
         unbuilt = [] if inner_optimizer.built else inner_optimizer.variables
         # Not a list: TensorFlow would make it a part of its checkpoints.
@@ -261,7 +259,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "`scale_loss` was not called: differentiate `loss = "
                 "optimizer.scale_loss(loss)`."
             )
-
         loss = skipped_loss.last()
         scale = (lambda: 1.0) if settle else self.usable_scale  # Read where it is used.
 
@@ -324,9 +321,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's keywords as plain data."""
-        inner = {"inner_optimizer": self.inner_optimizer}
-        keywords = {**inner, **vars(self.config), "name": self.name}
-        return keras.saving.serialize_keras_object(keywords)
+        keywords = {"inner_optimizer": self.inner_optimizer, "name": self.name}
+        return keras.saving.serialize_keras_object(keywords | vars(self.config))
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

@@ -112,28 +112,28 @@ class LossScaleMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Starts counting; a training step that was traced before is traced again."""
-        found = self.model.optimizer
-        scaled = isinstance(found, loss_scale_optimizer.LossScaleOptimizer)
-        self._optimizer = found if scaled else None
+        optimizer = self.model.optimizer
+        scaled = isinstance(optimizer, loss_scale_optimizer.LossScaleOptimizer)
+        self._optimizer = optimizer if scaled else None
         if not scaled:
             logging.warning(
                 "LossScaleMonitor has nothing to record: the optimizer is %s. Call "
                 "tfamp.enable() before compile, or use tfamp.wrap_optimizer.",
-                type(found).__name__,
+                type(optimizer).__name__,
             )
             return
         self._warned, self._epochs = False, []
         self._latest = self._read()
-        if not found.built and self.model.built:
-            found.build(self.model.trainable_variables)
+        if not optimizer.built and self.model.built:
+            optimizer.build(self.model.trainable_variables)
         self._start_counting()
 
     def _start_counting(self):
-        found = self._optimizer
-        if found.overflow_counts is None and found.built:
+        optimizer = self._optimizer
+        if optimizer.overflow_counts is None and optimizer.built:
             with self.model.distribute_strategy.scope():
                 size = len(self.model.trainable_variables)
-                found.overflow_counts = OverflowCounts(size)
+                optimizer.overflow_counts = OverflowCounts(size)
             self.model.make_train_function(force=True)
 
     def on_train_end(self, logs=None):
@@ -170,11 +170,11 @@ class LossScaleMonitor(keras.callbacks.Callback):
             logs.update(self._latest | self._named)
 
     def _read(self):
-        found = self._optimizer
+        optimizer = self._optimizer
         return {
             # Not `loss_scale`: reading that counts as a loop that scales by itself.
-            "loss_scale": float(found.dynamic_scale.numpy()),
-            "skipped_steps": int(found.skipped_steps.numpy()),
+            "loss_scale": float(optimizer.dynamic_scale.numpy()),
+            "skipped_steps": int(optimizer.skipped_steps.numpy()),
         }
 
     def _look(self):
@@ -200,10 +200,10 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self._check_exhausted(overflows)
 
     def _check_exhausted(self, overflows):
-        found, scale = self._optimizer, self._latest["loss_scale"]
-        skipped = int(found.consecutive_skipped_steps.numpy())
-        static = not found.config.dynamic
-        stuck = static or scale <= found.config.min_scale
+        optimizer, scale = self._optimizer, self._latest["loss_scale"]
+        skipped = int(optimizer.consecutive_skipped_steps.numpy())
+        static = not optimizer.config.dynamic
+        stuck = static or scale <= optimizer.config.min_scale
         if self.on_exhausted == "ignore" or not stuck or skipped < self.patience:
             return
         where = f"static at {scale:g}" if static else f"at its floor of {scale:g}"

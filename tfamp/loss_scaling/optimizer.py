@@ -67,13 +67,13 @@ def _unscaled_optimizers(model):
             for name, value in vars(layer).items()
             if not name.startswith(("_", "self_"))
         ]
-    found = {}
+    unscaled = {}
     for name, value in held:
         for each in keras.tree.flatten(value):
             scaled = isinstance(each, keras.optimizers.LossScaleOptimizer)
             if isinstance(each, keras.optimizers.Optimizer) and not scaled:
-                found.setdefault(id(each), f"{name} ({each.name})")
-    return list(found.values())
+                unscaled.setdefault(id(each), f"{name} ({each.name})")
+    return list(unscaled.values())
 
 
 # ---- Steps that are skipped ----

@@ -199,8 +199,8 @@ def _handles(model):
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
     optimizers = [optimizer, *optimizer.beside]
-    found = [*model.variables, *(v for x in optimizers for v in x.variables)]
-    values = [getattr(v, "value", v) for v in found]
+    variables = [*model.variables, *(v for x in optimizers for v in x.variables)]
+    values = [getattr(v, "value", v) for v in variables]
     each = [getattr(v, "values", (v,)) for v in values]  # Of several replicas.
     return list({id(v): v.handle for values in each for v in values}.values())
 

@@ -97,10 +97,10 @@ class LossScaleConfig:
         Raises:
           TypeError: If a keyword is unknown. ValueError: If a value makes no sense.
         """
-        given = own_names(keywords)
-        known = [field.name for field in dataclasses.fields(cls)]
-        checks.check_keywords("loss-scale keywords", given, known)
-        return cls(**given)
+        own_keywords = own_names(keywords)
+        fields = [field.name for field in dataclasses.fields(cls)]
+        checks.check_keywords("loss-scale keywords", own_keywords, fields)
+        return cls(**own_keywords)
 
     @property
     def upper_bound(self) -> float:

@@ -129,9 +129,9 @@ def _gradient(original):
         output_gradients=None,
         unconnected_gradients=tf.UnconnectedGradients.NONE,
     ):
-        step, given = _now.step, output_gradients
+        step, upstream = _now.step, output_gradients
         if step is None or step.read or not _scales(tape, target, sources):
-            grads = original(tape, target, sources, given, unconnected_gradients)
+            grads = original(tape, target, sources, upstream, unconnected_gradients)
             flat = tf.nest.flatten(sources)
             if not (_now.step or _now.suspended) and not _has_variables(flat):
                 input_gradients.look(tf.nest.flatten(grads))
@@ -140,7 +140,7 @@ def _gradient(original):
         if any(x.dtype == tf.float16 for x in tf.nest.flatten(target)):
             scale = tf.minimum(scale, _LARGEST)
         skipped_loss.note(target)
-        seeds = _seeds(target, given, scale)
+        seeds = _seeds(target, upstream, scale)
         with suspended():  # Functions with gradients of their own may take some, too.
             grads = original(tape, target, sources, seeds, unconnected_gradients)
         return _true(grads, sources, scale)
@@ -166,9 +166,9 @@ def _has_variables(sources):
     return any(isinstance(x, _VARIABLES) for x in sources)
 
 
-def _seeds(target, given, scale):
+def _seeds(target, upstream, scale):
     targets = tf.nest.flatten(target)
-    seeds = [None] * len(targets) if given is None else tf.nest.flatten(given)
+    seeds = [None] * len(targets) if upstream is None else tf.nest.flatten(upstream)
     ones = [
         tf.ones_like(x) if seed is None else tf.convert_to_tensor(seed, x.dtype)
         for x, seed in zip(targets, seeds, strict=True)
@@ -179,12 +179,12 @@ def _seeds(target, given, scale):
 
 def _true(grads, sources, scale):
     flat = tf.nest.flatten(sources)
-    given = tf.nest.flatten(grads)
+    flat_grads = tf.nest.flatten(grads)
     true = [
         # That of a tensor has its format, as ever.
         wide if wide is None or isinstance(x, _VARIABLES) else tf.cast(wide, grad.dtype)
         for wide, grad, x in zip(
-            gate.unscale(given, flat, scale), given, flat, strict=True
+            gate.unscale(flat_grads, flat, scale), flat_grads, flat, strict=True
         )
     ]
     return tf.nest.pack_sequence_as(sources, true)
@@ -236,21 +236,15 @@ class _Hooks(hooks.HookGroup):
 
     def add(self, kind: type) -> None:
         """Hooks the `train_step` of a model's class, too, if it is the user's own."""
-        owner = _owner(kind)
-        known = any(hook.owner is owner for _, hook in self._hooks)
-        if self._hooks and not known and not owner.__module__.startswith("keras."):
-            made = hooks.Hook(owner, "train_step", scaled)
-            self._hooks.append((self.places[0], made))
+        owner = hooks.owner_of(kind, "train_step")
+        if not owner.__module__.startswith("keras."):
+            self.add_to(kind, "train_step", scaled)
 
     def scales(self, model: keras.Model) -> bool:
         """Whether the `train_step` of a compiled model scales its loss by itself."""
-        owner = _owner(type(model))
+        owner = hooks.owner_of(type(model), "train_step")
         added = any(hook.owner is owner for _, hook in self._hooks)
         return added and hasattr(model.optimizer, "usable_scale")
-
-
-def _owner(kind):
-    return next(base for base in kind.__mro__ if "train_step" in vars(base))
 
 
 HOOKS = _Hooks(gradient=_gradient, step_apply=_apply)

@@ -104,21 +104,21 @@ def train(plain: Mapping[str, Any], folder: str) -> dict[str, Any]:
     }
 
 
-def read(found: Mapping[str, Any], target: float) -> Run:
+def read(figures: Mapping[str, Any], target: float) -> Run:
     """Returns a run, and when it reached the target.
 
     Args:
-      found: From `train`.
+      figures: From `train`.
       target: The score to reach.
     """
-    sign = -1 if found["lower"] else 1
-    points = tuple((seconds, score) for seconds, score in found["points"])
+    sign = -1 if figures["lower"] else 1
+    points = tuple((seconds, score) for seconds, score in figures["points"])
     reached = (
         seconds
         for seconds, score in points
         if score is not None and sign * (score - target) >= -_MARGIN * target
     )
-    return Run(points, next(reached, None), found["test_score"])
+    return Run(points, next(reached, None), figures["test_score"])
 
 
 def summarize(

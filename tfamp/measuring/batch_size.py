@@ -125,16 +125,16 @@ def find_batch_size(
       ValueError: If a setting is invalid, or there is no such function.
     """
     workload = workloads.named(workload)
-    given = {"effective_batch": effective_batch, "max_batch_size": max_batch_size}
-    tried = plan(workload, limit, modes=modes, steps=steps, **given)
+    bounds = {"effective_batch": effective_batch, "max_batch_size": max_batch_size}
+    tried = plan(workload, limit, modes=modes, steps=steps, **bounds)
     shared = training_steps.identity(workload, steps)
     with run_files.benchmark_folder(shared, workdir) as folder:
         memory, words = processes.limits(processes.parse_size(limit))
-        kept = trials.Trials(folder, shared.get("function", ""))
-        taken = training_steps.StepTrials(shared, kept, steps, memory, report)
-        made = _Search(taken, **given)
+        folder_trials = trials.Trials(folder, shared.get("function", ""))
+        taken = training_steps.StepTrials(shared, folder_trials, steps, memory, report)
+        searches = _Search(taken, **bounds)
         for mode in tried:
-            made.search(mode)
+            searches.search(mode)
         rule = (
             f"divisors of {effective_batch}, bisected"
             if effective_batch
@@ -142,24 +142,24 @@ def find_batch_size(
             f"{_MULTIPLE} or {TOLERANCE:.0%}"
         )
         notes = [
-            made.figures["description"],
+            searches.figures["description"],
             "" if modes else training_steps.mixed_mode(shared)[1],
             f"a batch fits if a separate process takes {steps} training steps of "
             f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
             "a margin",
-            f"{kept.machine.device}; TensorFlow {kept.machine.facts['tensorflow']}",
+            f"{folder_trials.machine.device}; TensorFlow {folder_trials.machine.facts['tensorflow']}",
         ]
-        found = BatchSizes(
+        batch_sizes = BatchSizes(
             name=shared.name,
-            unit=made.figures["unit"],
+            unit=searches.figures["unit"],
             limit=words,
-            sizes=tuple(made.sizes),
+            sizes=tuple(searches.sizes),
             notes=tuple(filter(None, notes)),
         )
-        run_files.write_text(folder / "report.md", found.to_markdown())
-        text = json.dumps(found.to_dict(), indent=2)
+        run_files.write_text(folder / "report.md", batch_sizes.to_markdown())
+        text = json.dumps(batch_sizes.to_dict(), indent=2)
         run_files.write_text(folder / "batch_sizes.json", text)
-    return found
+    return batch_sizes
 
 
 def plan(
@@ -271,7 +271,7 @@ class _Search:
 
     def _try(self, mode, size):
         """Takes the steps of one batch size."""
-        given = {"mode": mode}, size, self._accumulation(size)
-        found = self.trials.take(*given, label=f"{mode}, batch {size}")
-        self.figures = self.figures if found["reason"] else found
-        return {name: found[name] for name in ("peak_bytes", "reason")}
+        arguments = {"mode": mode}, size, self._accumulation(size)
+        figures = self.trials.take(*arguments, label=f"{mode}, batch {size}")
+        self.figures = self.figures if figures["reason"] else figures
+        return {name: figures[name] for name in ("peak_bytes", "reason")}

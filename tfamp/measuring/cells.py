@@ -210,27 +210,27 @@ def plan(config: config_dict.ConfigDict) -> list[Cell]:
       ValueError: If a setting is invalid.
     """
     validate(config)
-    found = [
+    cells = [
         cell
         for name, task in config.tasks.items()
         for length in task.sequence_lengths or (None,)
         for size in task.batch_sizes or (None,)
         for cell in _cells(config, name, task, size, length)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(cells))
 
 
 def _cells(config, name, task, batch_size, length) -> Iterator[Cell]:
     """The cells of one shape: float32 first."""
-    asked = task.modes or default_modes(task.slow_modes)
+    columns = task.modes or default_modes(task.slow_modes)
     for framework in task.frameworks:
         ours = framework == "tfamp"
-        known = [mode for mode in asked if ours or VARIANTS[mode][1] is None]
+        supported = [mode for mode in columns if ours or VARIANTS[mode][1] is None]
         trained = config.job == "train"
         if framework == "torch" and not (trained and exchange.has_twin(task.config)):
             continue
-        asked_jit = task.jit if framework != "torch" else ("off",)
-        pairs = [(mode, jit) for jit in asked_jit for mode in known]
+        xla_choices = task.jit if framework != "torch" else ("off",)
+        pairs = [(mode, jit) for jit in xla_choices for mode in supported]
         pairs += [(mode, "on") for mode in task.xla if ours]
         for mode, jit in pairs:
             own = batch_size or _own_batch_size(task.config, mode)
@@ -264,9 +264,9 @@ def default_modes(slow: bool = False) -> list[str]:
     if slow:
         return [name for name, each in support.items() if _computed(name, each)]
     plain = [name for name, (_, rewrite) in VARIANTS.items() if rewrite is None]
-    found = [name for name in plain if name == "float32" or support[name].fast]
-    mixed = any(name.startswith("mixed") for name in found)
-    return found if mixed else [*found, "mixed_bfloat16"]
+    columns = [name for name in plain if name == "float32" or support[name].fast]
+    mixed = any(name.startswith("mixed") for name in columns)
+    return columns if mixed else [*columns, "mixed_bfloat16"]
 
 
 def _computed(variant, support):
@@ -342,10 +342,10 @@ _NAME = re.compile(r"[\w-]+")
 _NAME_WORDS = "a name of letters, digits, '_' and '-'"
 
 
-def _some_of(known):
+def _some_of(choices):
     return (
-        f"some of {', '.join(map(repr, known))}",
-        lambda values: set(values) <= set(known),
+        f"some of {', '.join(map(repr, choices))}",
+        lambda values: set(values) <= set(choices),
     )
 
 

@@ -15,7 +15,7 @@ from tfamp.precision import control, policy
 from tfamp.runs import trainer
 
 # Outputs kept to tell the modes apart: enough for an error, small in a file.
-_KEPT = 1024
+_OUTPUTS = 1024
 
 
 def measure(
@@ -63,7 +63,7 @@ def measure(
             model.fit(workload.batches, steps_per_epoch=every, shuffle=False, **quiet)
         else:
             model.predict(workload.batches, steps=count, **quiet)
-        told, tf32 = note(), policy.read().tensor_float_32
+        remark, tf32 = note(), policy.read().tensor_float_32
     return {
         **_figures(watch, window, warmup),
         "examples": workload.examples * window,
@@ -72,7 +72,7 @@ def measure(
         "device_bytes": processes.peak_device(),
         "xla": bool(model.jit_compile),
         "tensor_float_32": tf32,
-        "note": told,
+        "note": remark,
         "unit": workload.unit,
         "description": workload.description,
         "parameters": model.count_params(),
@@ -104,16 +104,16 @@ def _in_force(task, cell, seed) -> Iterator[Any]:
     if task.config is not None:
         scope = trainer.enabled(cells.config_of(task, cell, seed).precision)
     else:
-        asked = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
+        keywords = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
         # In every mode, so that what differs is precision.
-        scope = control.enabled(mode, fused_kernels=True, **asked)
+        scope = control.enabled(mode, fused_kernels=True, **keywords)
 
     def note():
         status = control.status()
         kernels = status.fused_kernels
         fused = "" if kernels == "off" else f"fused kernels: {kernels}"
-        told = [status.reason, status.graph_rewrite if rewrite else "", fused]
-        return "; ".join(filter(None, told))
+        parts = [status.reason, status.graph_rewrite if rewrite else "", fused]
+        return "; ".join(filter(None, parts))
 
     with scope:
         yield note
@@ -155,10 +155,10 @@ class _Stopwatch(keras.callbacks.Callback):
         self._start = time.perf_counter()
 
     def on_predict_batch_end(self, batch, logs=None):
-        found = [np.ravel(x) for x in keras.tree.flatten((logs or {})["outputs"])]
+        outputs = [np.ravel(x) for x in keras.tree.flatten((logs or {})["outputs"])]
         self.seconds.append(time.perf_counter() - self._start)
-        kept = np.concatenate(found)[:_KEPT].astype("float64")
-        self.outputs.append([x if math.isfinite(x) else None for x in kept.tolist()])
+        sample = np.concatenate(outputs)[:_OUTPUTS].astype("float64")
+        self.outputs.append([x if math.isfinite(x) else None for x in sample.tolist()])
 
 
 def scaling(model: keras.Model, steps: int) -> dict[str, Any]:

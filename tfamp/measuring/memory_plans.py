@@ -74,9 +74,9 @@ class MemoryPlan(NamedTuple):
     def _lines(self):
         yield f"limit: {self.limit}"
         if self.chosen is not None:
-            given = {k: v for k, v in self.chosen["keywords"].items() if k != "mode"}
+            keywords = {k: v for k, v in self.chosen["keywords"].items() if k != "mode"}
             texts = [json.dumps(self.chosen["keywords"]["mode"])]
-            texts += [f"{key}={json.dumps(value)}" for key, value in given.items()]
+            texts += [f"{key}={json.dumps(value)}" for key, value in keywords.items()]
             parts, size = self.chosen["accumulation_steps"], self.chosen["batch_size"]
             how = f"  # Batches of {size}"
             how += f", gradient_accumulation_steps={parts}" if parts > 1 else ""
@@ -139,12 +139,12 @@ def fit_memory(
     training_steps.check(workload, ("float32", mixed))
     shared = training_steps.identity(workload, steps)
     with run_files.benchmark_folder(shared, workdir) as folder:
-        kept = trials.Trials(folder, shared.get("function", ""))
-        taken = training_steps.StepTrials(shared, kept, steps, memory, report)
-        made = _Plans(taken, size, mixed)
-        made.make()
+        folder_trials = trials.Trials(folder, shared.get("function", ""))
+        taken = training_steps.StepTrials(shared, folder_trials, steps, memory, report)
+        plans = _Plans(taken, size, mixed)
+        plans.make()
     return MemoryPlan(
-        shared.name, words, tuple(made.options), made.chosen, tuple(made.notes())
+        shared.name, words, tuple(plans.options), plans.chosen, tuple(plans.notes())
     )
 
 
@@ -180,9 +180,9 @@ class _Plans:
         self.options = [*modes, *options[2:]]
         self._choose(options[2:])
         if self.chosen is None and min(self.overheads.values()) < self.most:
-            tried = [_given(each) for each in self.options]
+            tried = [_arguments(each) for each in self.options]
             parts = self._predict(_predict_parts, self.size, self.mixed)
-            parts = [each for each in parts if _given(each) not in tried]
+            parts = [each for each in parts if _arguments(each) not in tried]
             self.options += parts
             self._choose(parts)
         for each in self.options:
@@ -197,24 +197,26 @@ class _Plans:
         self.chosen = self.chosen or next(filter(self._fits, likely), None)
 
     def _fits(self, option, room=None):
-        found = self.trials.take(*_given(option), label=option["option"], room=room)
-        if found["lack"]:
+        figures = self.trials.take(
+            *_arguments(option), label=option["option"], room=room
+        )
+        if figures["lack"]:
             option["exceeded"] = True
         else:
-            option["measured_bytes"] = found["peak_bytes"]
-            option["workspaces_bytes"] = found.get("workspaces_bytes", 0)
-            self.seconds[option["option"]] = found["seconds"]
-        return not found["reason"]
+            option["measured_bytes"] = figures["peak_bytes"]
+            option["workspaces_bytes"] = figures.get("workspaces_bytes", 0)
+            self.seconds[option["option"]] = figures["seconds"]
+        return not figures["reason"]
 
-    def _predict(self, function, *given):
-        workload, kept, *_ = self.trials
+    def _predict(self, function, *arguments):
+        workload, folder_trials, *_ = self.trials
 
         def work():
-            done = processes.call(function, workload, *given)
+            done = processes.call(function, workload, *arguments)
             return done._replace(value={"options": done.value})
 
         name = f"{function.__name__.removeprefix('_')}-batch{self.size}"
-        outcome = kept.take(name, work, given=list(given))
+        outcome = folder_trials.take(name, work, given=list(given))
         if outcome.failure:
             raise errors.RunError(f"A prediction failed. Received: {outcome.failure}")
         return outcome.value["options"]
@@ -241,10 +243,10 @@ def _overheads(modes, predicted):
     before it does.
     """
     overheads, extra = {}, 0
-    for each, made in zip(modes, predicted, strict=False):
+    for each, prediction in zip(modes, predicted, strict=False):
         if held := each["measured_bytes"]:
-            extra = held - each["workspaces_bytes"] - made["predicted_bytes"]
-        each["predicted_bytes"] = made["predicted_bytes"] + extra
+            extra = held - each["workspaces_bytes"] - prediction["predicted_bytes"]
+        each["predicted_bytes"] = prediction["predicted_bytes"] + extra
         overheads[each["option"]] = extra
     return overheads
 
@@ -252,8 +254,8 @@ def _overheads(modes, predicted):
 def _short(options, most):
     """Returns what is short with the option that holds least, as text."""
     least = min(options, key=_held)
-    known = "holds" if least["measured_bytes"] else "is predicted to hold"
-    text = f"{least['option']!r} {known} {processes.mib(_held(least))}"
+    verb = "holds" if least["measured_bytes"] else "is predicted to hold"
+    text = f"{least['option']!r} {verb} {processes.mib(_held(least))}"
     if _held(least) > most:
         return f"{text}, {processes.mib(_held(least) - most)} more than available"
     return f"{text}, and exceeded the limit when it was tried"
@@ -278,19 +280,19 @@ def _option(option, keywords, size, count):
     }
 
 
-def _given(option):
-    """Returns what a trial is given of an option."""
+def _arguments(option):
+    """Returns the arguments of an option's trial."""
     return tuple(option[x] for x in ("keywords", "batch_size", "accumulation_steps"))
 
 
 def _predict_bytes(workload, option):
     """Predicts an option in this process; returns its model's blocks, too."""
     keras.utils.clear_session()  # Names of layers are counted.
-    asked = training_steps.variant(workload, *_given(option))
-    with training_steps.built(asked, 1) as made:
-        held, own = account.measured(made.model, next(iter(made.batches)))
+    variant = training_steps.variant(workload, *_arguments(option))
+    with training_steps.built(variant, 1) as setup:
+        held, own = account.measured(setup.model, next(iter(setup.batches)))
         option["predicted_bytes"] = held.total
-        return option, _blocks(made.model, own)
+        return option, _blocks(setup.model, own)
 
 
 def _predict(workload, size, mixed, held):
@@ -302,16 +304,18 @@ def _predict(workload, size, mixed, held):
       mixed: The 16-bit mode.
       held: What a step in float32 holds in all, in bytes; None if it is not known.
     """
-    options, kept = [], ({}, 1)
+    options, start = [], ({}, 1)
     least, frees = math.inf, 0.0
 
     def add(option, count=None, **more):
-        nonlocal kept, least
-        keywords, count = {**kept[0], **more}, count or kept[1]
-        made, blocks = _predict_bytes(workload, _option(option, keywords, size, count))
-        options.append(made)
-        if made["predicted_bytes"] <= least - frees:
-            kept, least = (keywords, count), made["predicted_bytes"]
+        nonlocal start, least
+        keywords, count = {**start[0], **more}, count or start[1]
+        prediction, blocks = _predict_bytes(
+            workload, _option(option, keywords, size, count)
+        )
+        options.append(prediction)
+        if prediction["predicted_bytes"] <= least - frees:
+            start, least = (keywords, count), prediction["predicted_bytes"]
         return blocks
 
     add("float32", mode="float32")
@@ -362,13 +366,13 @@ def _blocks(model, own):
 
     places = {id(place.layer): place for place in structure.walk(model)}
     paths = [place.path for place in places.values()]
-    found, queue = [], structure.children(model)
+    patterns, queue = [], structure.children(model)
     while queue:
         layer = queue.pop(0)
         if not (inner := structure.children(layer)):
             continue
         if 0 < share(layer) <= sum(own.values()) / 2:
-            found.append(overrides.exact(places[id(layer)].path, paths))
+            patterns.append(overrides.exact(places[id(layer)].path, paths))
         else:
             queue += inner
-    return found
+    return patterns

@@ -40,11 +40,11 @@ def _svg(figure):
 def _figure(height):
     from matplotlib import figure
 
-    made = figure.Figure(figsize=(_WIDTH, height), layout="constrained")
-    axes = made.subplots()
+    fig = figure.Figure(figsize=(_WIDTH, height), layout="constrained")
+    axes = fig.subplots()
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    return made, axes
+    return fig, axes
 
 
 def _label(report, row):
@@ -57,7 +57,7 @@ def _label(report, row):
 
 def _intervals(report, rows, values, at, unit):
     """A line for each row: a point, its interval, and the number beside it."""
-    made, axes = _figure(0.8 + _LINE * len(rows))
+    figure, axes = _figure(0.8 + _LINE * len(rows))
     limit = _FAR * max(1.0, sorted(map(abs, (v[0] for v in values)))[len(values) // 2])
     for y, (mean, low, high, text) in enumerate(values):
         surely = low is not None and (low > at or high < at)
@@ -82,7 +82,7 @@ def _intervals(report, rows, values, at, unit):
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.locator_params("x", nbins=4)  # Their labels are not to touch.
     axes.set_xlabel(f"{unit} (open: within noise)")
-    return made
+    return figure
 
 
 def _speed_ups(report):
@@ -104,7 +104,7 @@ def _accuracy(report):
     rows = [row for row in report.accuracy if any(row.points.values())]
     if not rows:
         return None
-    made, axes = _figure(3.2)
+    figure, axes = _figure(3.2)
     modes = dict.fromkeys(row.mode for row in rows)
     looks = dict(zip(modes, _LINES, strict=False))
     for row in rows:
@@ -117,4 +117,4 @@ def _accuracy(report):
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("validation score")
     axes.legend(frameon=False)
-    return made
+    return figure

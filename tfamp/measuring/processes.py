@@ -88,8 +88,8 @@ class Outcome(NamedTuple):
     def lack(self) -> str:
         """The part of `failure` that reports a lack of memory; "" if none does."""
         for sign in _SIGNS:
-            if found := re.search(sign, self.failure):
-                return found.group().strip()[:200]
+            if match := re.search(sign, self.failure):
+                return match.group().strip()[:200]
         return ""
 
 
@@ -335,20 +335,20 @@ def parse_size(size: str | int | None) -> int | None:
         return size
     units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
     units |= {f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)}
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?i?)b?", str(size).lower())
-    if not found or found[2] not in units or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?i?)b?", str(size).lower())
+    if not match or match[2] not in units or not float(match[1]):
         raise ValueError(
             f"`limit` must be an amount of memory. Received: limit={size!r}. Expected "
             "for example '2GiB', '800MiB', or a number of bytes."
         )
-    return int(float(found[1]) * units[found[2]])
+    return int(float(match[1]) * units[match[2]])
 
 
-def limits(asked: int | None) -> tuple[Memory, str]:
+def limits(limit: int | None) -> tuple[Memory, str]:
     """Returns what a process may hold on this host, and the limit as text.
 
     Args:
-      asked: Of a process, in bytes: of the first GPU where there is one, else of the
+      limit: Of a process, in bytes: of the first GPU where there is one, else of the
         host. None: all of the GPU, or `SHARE` of what the host has available.
 
     Raises:
@@ -359,16 +359,16 @@ def limits(asked: int | None) -> tuple[Memory, str]:
     spare = available()
     share = int(SHARE * spare)
     shared = f"{SHARE:.0%} of the {mib(spare)} available at the start"
-    text = f"{mib(asked)}, as requested" if asked else ""
+    text = f"{mib(limit)}, as requested" if limit else ""
     if any(device.kind == "GPU" for device in hardware.read_devices()):
-        return Memory(share, asked), f"memory of the GPU: {text or 'all'}"
-    if asked and asked > share:
+        return Memory(share, limit), f"memory of the GPU: {text or 'all'}"
+    if limit and limit > share:
         raise ValueError(
             "The limit is more than this host can spare. Received: a limit of "
-            f"{mib(asked)}. Expected at most {mib(share)}, {shared}."
+            f"{mib(limit)}. Expected at most {mib(share)}, {shared}."
         )
     text = text or f"{mib(share)}, {shared}"
-    return Memory(asked or share), f"memory of the CPU: {text}"
+    return Memory(limit or share), f"memory of the CPU: {text}"
 
 
 def _check_allocations():
@@ -389,9 +389,9 @@ def peak_host() -> int:
     `getrusage` would not do: Linux starts it from what the parent process had.
     """
     status = pathlib.Path("/proc/self/status")
-    found = status.exists() and re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
-    if found:
-        return int(found[1]) * 1024
+    match = status.exists() and re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
+    if match:
+        return int(match[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -12,7 +12,7 @@ from ml_collections import config_dict
 from tfamp import checks, errors, tables
 from tfamp.diagnostics import audit
 from tfamp.facts import hardware
-from tfamp.facts import modes as known
+from tfamp.facts import modes as precision_modes
 from tfamp.measuring import measure, processes, training_steps, trials, workloads
 from tfamp.numerics import compare, search
 from tfamp.runs import plots, run_files
@@ -94,8 +94,8 @@ class Rehearsal(NamedTuple):
         yield f"{each['mode']}: {each['format']} there: {each['reason']}."
         if each.get("worst"):
             yield f"{each['mode']}: largest errors in {', '.join(each['worst'])}."
-        if (found := each.get("overrides")) is not None:
-            more = f", overrides={found!r}" if found else ""
+        if (overrides := each.get("overrides")) is not None:
+            more = f", overrides={overrides!r}" if overrides else ""
             yield f"{each['mode']}: `tfamp.enable({each['mode']!r}{more})`"
 
     def figure(self) -> Any:
@@ -110,9 +110,9 @@ class Rehearsal(NamedTuple):
             losses.plot(each.get("losses") or [], linestyle=line, label=label)
         losses.set(xlabel="step", ylabel="loss")
         losses.legend(**_ABOVE)
-        found = [each.get("output_error") or 0.0 for each in self.modes]
-        drawn = errors_.barh(names, found, color="gray")
-        errors_.bar_label(drawn, [tables.number(x) for x in found], padding=3)
+        output_errors = [each.get("output_error") or 0.0 for each in self.modes]
+        drawn = errors_.barh(names, output_errors, color="gray")
+        errors_.bar_label(drawn, [tables.number(x) for x in output_errors], padding=3)
         errors_.set_xlabel("error of outputs against float32")
         errors_.locator_params(axis="x", nbins=5)
         _stack(memory, names, [x.get("memory") or {} for x in self.modes], 2**20)
@@ -181,22 +181,22 @@ def rehearse(
     Example:
       print(tfamp.rehearse("my_script:build", 32, device="h100"))
     """
-    found = hardware.find_device(device)
+    target = hardware.find_device(device)
     checks.check_count("steps", steps)
     checks.check_real("seconds", seconds)
     tried = "float32", *([modes] if isinstance(modes, str) else modes)
-    names = dict.fromkeys(known.get_mode(x).name for x in tried)
+    names = dict.fromkeys(precision_modes.get_mode(x).name for x in tried)
     workload = workloads.named(workload)
     size = workload.get("batch_size") if batch_size is None else batch_size
     checks.check_count("batch_size", size)
     shared = training_steps.identity(workload, steps)
     rows = []
     with run_files.benchmark_folder(shared, workdir) as folder:
-        kept = trials.Trials(folder, shared.get("function", ""))
+        folder_trials = trials.Trials(folder, shared.get("function", ""))
         for mode in names:
-            given = shared, mode, size, steps, seconds, found
-            done = _take(kept, given, bool(rows))
-            rows.append({**_support(mode, found), **done.value})
+            arguments = shared, mode, size, steps, seconds, target
+            done = _take(folder_trials, arguments, bool(rows))
+            rows.append({**_support(mode, target), **done.value})
             failed = ", ".join(rows[-1]["failures"])
             before = " (tried before)" if done.before else ""
             report(f"{mode}{before}: {f'{failed} failed' if failed else 'done'}")
@@ -207,12 +207,12 @@ def rehearse(
         f"memory of a step: by `tfamp.memory` for {size} examples; a device's programs "
         "and libraries come on top.",
     )
-    return Rehearsal(shared.name, found.label, size, steps, tuple(rows), notes)
+    return Rehearsal(shared.name, target.label, size, steps, tuple(rows), notes)
 
 
 def _support(mode, device):
     """Returns the fields of a mode that need no model."""
-    fastest = known.get_mode(mode).fastest_format
+    fastest = precision_modes.get_mode(mode).fastest_format
     here = hardware.format_support(fastest, hardware.read_devices())
     there = hardware.describe_support(device)[fastest]
     return {
@@ -222,13 +222,13 @@ def _support(mode, device):
     }
 
 
-def _take(kept, given, optional):
+def _take(folder_trials, arguments, optional):
     """Returns an `Outcome` with the other fields; float32 must not fail."""
-    _, mode, size, _, seconds, device = given
+    _, mode, size, _, seconds, device = arguments
     limit = processes.TIME_LIMIT + seconds
-    done = kept.take(
+    done = folder_trials.take(
         f"rehearse-{mode}-batch{size}",
-        lambda: processes.call(_rehearse, *given, timeout=limit),
+        lambda: processes.call(_rehearse, *arguments, timeout=limit),
         usable=lambda row: not row["failures"],  # What failed is tried again.
         rehearsed=[device.label, f"{device.compute_capability}", seconds],
     )
@@ -239,47 +239,47 @@ def _take(kept, given, optional):
 
 def _rehearse(workload, mode, size, steps, seconds, device):
     """Returns the fields of a mode that need its model, in a process of its own."""
-    asked = training_steps.variant(workload, {"mode": mode}, size)
+    variant = training_steps.variant(workload, {"mode": mode}, size)
     row: dict[str, Any] = {"failures": {}}
     keras.utils.set_random_seed(_SEED)  # The same weights in each mode.
     with contextlib.ExitStack() as scope:
         scope.enter_context(hardware.simulated(device))
-        made = scope.enter_context(training_steps.built(asked, 4 * steps))
-        batches = [*made.batches.take(4)]
+        setup = scope.enter_context(training_steps.built(variant, 4 * steps))
+        batches = [*setup.batches.take(4)]
         x, y, _ = keras.utils.unpack_x_y_sample_weight(batches[0])
         pairs = [keras.utils.unpack_x_y_sample_weight(each)[:2] for each in batches]
 
         def train():
             fit = {"epochs": steps, "steps_per_epoch": 1, "shuffle": False}
-            found = made.model.fit(made.batches, **fit, verbose=0)
-            row["losses"] = [float(loss) for loss in found.history["loss"]]
-            row["skipped_steps"] = measure.scaling(made.model, steps)["skipped_steps"]
+            history = setup.model.fit(setup.batches, **fit, verbose=0)
+            row["losses"] = [float(loss) for loss in history.history["loss"]]
+            row["skipped_steps"] = measure.scaling(setup.model, steps)["skipped_steps"]
 
         def hold():
-            held = account.memory(made.model, batches[0])
+            held = account.memory(setup.model, batches[0])
             row["memory"] = {kind: getattr(held, kind) for kind in account.KINDS}
 
         def multiply():
-            found = audit.audit(made.model, inputs=x, device=device)
+            report = audit.audit(setup.model, inputs=x, device=device)
             support = hardware.describe_support(device)
-            row["formats"] = found.formats
-            fast = [n for name, n in found.formats.items() if support[name].fast]
+            row["formats"] = report.formats
+            fast = [n for name, n in report.formats.items() if support[name].fast]
             row["fast_share"] = sum(fast)
 
         def compare_with_float32():
-            given = {} if y is None else {"targets": y}
-            found = compare.compare_precision(made.model, x, mode, **given)
-            ordered = sorted(found.rows, key=lambda each: -each.local_error)
-            row["output_error"] = found.rows[-1].accumulated_error
+            keywords = {} if y is None else {"targets": y}
+            result = compare.compare_precision(setup.model, x, mode, **keywords)
+            ordered = sorted(result.rows, key=lambda each: -each.local_error)
+            row["output_error"] = result.rows[-1].accumulated_error
             row["worst"] = [each.name for each in ordered[:_WORST]]
 
         def find_overrides():
-            given = pairs if y is not None else [inputs for inputs, _ in pairs]
-            loss = made.model.loss if y is not None else None
-            found = search.search_precision(
-                *(made.model, given, mode), seconds=seconds, loss=loss
+            samples = pairs if y is not None else [inputs for inputs, _ in pairs]
+            loss = setup.model.loss if y is not None else None
+            result = search.search_precision(
+                *(setup.model, samples, mode), seconds=seconds, loss=loss
             )
-            row["overrides"] = dict(found.overrides)
+            row["overrides"] = dict(result.overrides)
 
         parts = [("training", train), ("memory", hold), ("the audit", multiply)]
         if mode != "float32":

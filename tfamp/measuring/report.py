@@ -50,9 +50,9 @@ class Report(NamedTuple):
     @property
     def base(self) -> str:
         """The mode that others are compared with: TF32 where the device has it."""
-        found = [row.base.mode for row in self.rows if row.base]
-        found += [row.base for row in self.accuracy if row.base]
-        return " or ".join(dict.fromkeys(found)) or "float32"
+        modes = [row.base.mode for row in self.rows if row.base]
+        modes += [row.base for row in self.accuracy if row.base]
+        return " or ".join(dict.fromkeys(modes)) or "float32"
 
     def answers(self) -> dict[str, str]:
         """Returns for each task which mode, how much faster, memory and loss."""
@@ -80,11 +80,11 @@ class Report(NamedTuple):
 
     def explanations(self) -> list[str]:
         """Returns what the columns mean, in sentences."""
-        asked = self.settings
-        step = "`fit`" if asked["job"] == "train" else "`predict`"
+        settings = self.settings
+        step = "`fit`" if settings["job"] == "train" else "`predict`"
         return [
-            f"{asked['steps']} timed steps of {step} after {asked['warmup']}, each of "
-            f"{asked['repeats']} interleaved repeats in a fresh process with its own "
+            f"{settings['steps']} timed steps of {step} after {settings['warmup']}, each of "
+            f"{settings['repeats']} interleaved repeats in a fresh process with its own "
             "seed; fewer than three repeats have no interval",
             f"speed-up: examples a second over {self.base}'s, paired by repeat: "
             "geometric mean and its 95 % interval; loss: mean over the timed steps, "
@@ -128,8 +128,8 @@ class Report(NamedTuple):
         """Returns date, command, commit, hardware and versions, as texts."""
         versions = self.machine["versions"].items()
         joined = ", ".join(f"{name} {version}" for name, version in versions)
-        known = {**self.machine, "versions": joined}
-        return {name: f"{value}" for name, value in known.items() if value}
+        facts = {**self.machine, "versions": joined}
+        return {name: f"{value}" for name, value in facts.items() if value}
 
     __str__ = to_markdown
 
@@ -177,23 +177,23 @@ def make(
       machine: Date, command, commit, device and versions.
       notes: Lines for the end.
     """
-    known = {cell: found for cell, found in measured.items() if found}
+    results = {cell: figures for cell, figures in measured.items() if figures}
     tasks = {cell.task: {"unit": "examples", "description": ""} for cell in measured}
-    for cell, found in known.items():
-        one = next(iter(found.values()))
+    for cell, figures in results.items():
+        one = next(iter(figures.values()))
         if cell.framework == "tfamp" and not tasks[cell.task]["description"]:
             text = f"{one['description']}; {one['parameters']:,} parameters"
             tasks[cell.task] = {"unit": one["unit"], "description": text}
     fewer = [
-        f"{cell.label}: {len(known[cell])} of {config.repeats} repeats, then: {why}"
+        f"{cell.label}: {len(results[cell])} of {config.repeats} repeats, then: {why}"
         for cell, why in failures.items()
-        if cell in known
+        if cell in results
     ]
     remarks = dict.fromkeys(
-        f"{cell.column}: {found['note']}"
-        for cell, each in known.items()
-        for found in each.values()
-        if found["note"]
+        f"{cell.column}: {figures['note']}"
+        for cell, each in results.items()
+        for figures in each.values()
+        if figures["note"]
     )
     return Report(
         name=config.name,
@@ -202,8 +202,8 @@ def make(
         },
         tasks=tasks,
         rows=[
-            rows.make(cell, known, config)
-            if cell in known
+            rows.make(cell, results, config)
+            if cell in results
             else rows.Row(cell, failures[cell])
             for cell in measured
         ],
@@ -219,13 +219,13 @@ def make(
 def _answer(task, every) -> str:
     """Which mode, how much faster, how much memory, and whether the loss moves."""
     rows = [row for row in every if row.cell.task == task and not row.failed]
-    found = next((row.base for row in rows if row.base), None)
-    base = next((row for row in every if row.cell == found), None)
-    if found is None or base is None:
+    base_cell = next((row.base for row in rows if row.base), None)
+    base = next((row for row in every if row.cell == base_cell), None)
+    if base_cell is None or base is None:
         return "float32 has no figures here, so there is nothing to compare with."
-    ours = [r for r in rows if r.cell.framework == "tfamp" and r.base == found]
+    ours = [r for r in rows if r.cell.framework == "tfamp" and r.base == base_cell]
     ours = sorted((r for r in ours if r != base), key=lambda r: -r.speed_up.mean)
-    if found.task != task:  # Another way to do the same, not another mode.
+    if base_cell.task != task:  # Another way to do the same, not another mode.
         return "; ".join(f"{r.cell.column} is {_compared(r, base)}" for r in ours) + "."
     faster = (row for row in ours if (row.speed_up.low or row.speed_up.mean) > 1)
     best = next(filter(_is_safe, faster), None)

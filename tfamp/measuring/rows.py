@@ -76,33 +76,33 @@ class Row(NamedTuple):
             return f"{self.output_error:.2g} of the largest output"
         if self.loss is None:
             return "not finite" if self.repeats else "-"
-        found = self.loss_difference
-        if found is None:
+        difference = self.loss_difference
+        if difference is None:
             return "no float32" if self.base is None else "not compared"
-        kind = "" if found.low is None else f", {statistics.judge(found)}"
-        return statistics.percent(found) + kind
+        kind = "" if difference.low is None else f", {statistics.judge(difference)}"
+        return statistics.percent(difference) + kind
 
 
 def make(
     cell: cells.Cell,
-    known: Mapping[cells.Cell, Mapping[int, Mapping[str, Any]]],
+    results: Mapping[cells.Cell, Mapping[int, Mapping[str, Any]]],
     config: Any,
 ) -> Row:
     """Returns the row of a cell.
 
     Args:
       cell: The cell.
-      known: {cell: {repeat: figures}} of all that have figures.
+      results: {cell: {repeat: figures}} of all that have figures.
       config: The configuration of the benchmark.
     """
-    found = known[cell]
-    figures = list(found.values())
+    repeats = results[cell]
+    figures = list(repeats.values())
     every = np.concatenate([each["seconds"] for each in figures]) * 1e3
-    rates, losses = _rates(found, config.job), _losses(found)
-    whole = bool(losses) and len(losses) == len(found)
+    rates, losses = _rates(repeats, config.job), _losses(repeats)
+    whole = bool(losses) and len(losses) == len(repeats)
     row = Row(
         cell,
-        repeats=len(found),
+        repeats=len(repeats),
         examples=figures[0]["examples"],
         step_ms=tuple(np.percentile(every, (25, 50, 75)).tolist()),
         latency_ms={"average": float(every.mean())}
@@ -118,38 +118,38 @@ def make(
         tensor_float_32=figures[0]["tensor_float_32"],
         note=figures[0]["note"],
     )
-    if base := cells.base(known, cell, config):
-        over = statistics.ratio(_rates(known[base], config.job), rates)
+    if base := cells.base(results, cell, config):
+        over = statistics.ratio(_rates(results[base], config.job), rates)
         row = row._replace(speed_up=over, base=base)
     if base and base.batch_size == cell.batch_size:
-        row = row._replace(output_error=_output_error(known[base], found))
+        row = row._replace(output_error=_output_error(results[base], repeats))
         if whole:
-            apart = statistics.difference(_losses(known[base]), losses)
+            apart = statistics.difference(_losses(results[base]), losses)
             row = row._replace(loss_difference=apart)
     return row
 
 
-def _rates(found, job):
+def _rates(repeats, job):
     """{repeat: examples a second}."""
     middle = numbers.fmean if job == "inference" else numbers.median
-    return {k: f["examples"] / middle(f["seconds"]) for k, f in found.items()}
+    return {k: f["examples"] / middle(f["seconds"]) for k, f in repeats.items()}
 
 
-def _losses(found):
+def _losses(repeats):
     """{repeat: mean loss of the timed steps} of those that are finite throughout."""
-    losses = {k: f["losses"][-len(f["seconds"]) :] for k, f in found.items()}
+    losses = {k: f["losses"][-len(f["seconds"]) :] for k, f in repeats.items()}
     return {
         k: numbers.fmean(each)
         for k, each in losses.items()
-        if each and None not in each and None not in found[k]["losses"]
+        if each and None not in each and None not in repeats[k]["losses"]
     }
 
 
-def _output_error(base, found):
-    repeat = min(base.keys() & found.keys(), default=None)
+def _output_error(base, repeats):
+    repeat = min(base.keys() & repeats.keys(), default=None)
     if repeat is None:
         return None
-    expected, outputs = (each[repeat].get("outputs") for each in (base, found))
+    expected, outputs = (each[repeat].get("outputs") for each in (base, repeats))
     if not expected or not outputs or None in (*expected, *outputs):
         return None
     difference = np.abs(np.subtract(outputs, expected)).max()

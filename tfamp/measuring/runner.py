@@ -130,9 +130,9 @@ def run(
         harness = _Harness(config, folder, versions, say)
         harness.total = config.repeats * len(planned) + len(runs)
         names = ("Python", "tfamp", "tensorflow", "keras")
-        machine = harness.kept.machine
-        known = {name: machine.facts[name] for name in names}
-        made = report.make(
+        machine = harness.trials.machine
+        own_versions = {name: machine.facts[name] for name in names}
+        result = report.make(
             config,
             *harness.measure(planned),
             harness.train(runs),
@@ -144,12 +144,12 @@ def run(
                 "platform": platform.platform(),
                 "cpu_cores": _cores(),
                 "process_environment": _gpu_environment(),
-                "versions": {**known, **versions},
+                "versions": {**own_versions, **versions},
             },
             [f"without PyTorch: {no_torch}"] if no_torch else [],
         )
-        made.write(folder)
-    return made
+        result.write(folder)
+    return result
 
 
 def commit() -> str:
@@ -172,8 +172,8 @@ def _gpu_environment():
     """What the cells' processes have in their environment; "" without a GPU."""
     if all(device.kind != "GPU" for device in hardware.read_devices()):
         return ""
-    asked = processes.one_gpu(os.environ)
-    return " ".join(f"{name}={value}" for name, value in asked.items())
+    environment = processes.one_gpu(os.environ)
+    return " ".join(f"{name}={value}" for name, value in environment.items())
 
 
 def _find_torch(config, planned):
@@ -202,8 +202,8 @@ def check(config, planned) -> None:
     for cell in planned:
         task = config.tasks[cell.task]
         if task.config is not None:
-            made = cells.config_of(task, cell, config.seed)
-            first.setdefault((cell.task, cell.sequence_length), made)
+            cell_config = cells.config_of(task, cell, config.seed)
+            first.setdefault((cell.task, cell.sequence_length), cell_config)
     if first:
         workloads.check(first.values())
 
@@ -213,7 +213,7 @@ class _Harness:
 
     def __init__(self, config, folder, versions, say):
         self.config, self.folder, self.say = config, folder, say
-        self.kept, self.peers = trials.Trials(folder), versions
+        self.trials, self.peers = trials.Trials(folder), versions
         limit = config.memory_limit_mb
         self.memory = (
             processes.limits(limit * processes.MIB)[0] if limit else processes.Memory()
@@ -277,8 +277,8 @@ class _Harness:
         """The twin in PyTorch, after Keras has written its weights and batches."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "exchange.safetensors")
-            asked = (str(file), plain, cell, seed, warmup + steps)
-            written = self._call(exchange.write, *asked)
+            arguments = (str(file), plain, cell, seed, warmup + steps)
+            written = self._call(exchange.write, *arguments)
             if written.failure:
                 return written
             request = {"mode": cell.mode, "exchange": str(file)}
@@ -288,7 +288,7 @@ class _Harness:
 
     def train(self, runs) -> list[accuracy.Row]:
         """Makes the runs up to an accuracy that there are not; returns their rows."""
-        made: dict[str, dict[str, dict[int, accuracy.Run]]] = {}
+        by_task: dict[str, dict[str, dict[int, accuracy.Run]]] = {}
         for (task, mode, seed), config in runs.items():
             folder = self.folder / "accuracy" / task / mode / f"seed{seed}"
 
@@ -301,13 +301,15 @@ class _Harness:
 
             name = f"accuracy-{task}-{mode}-seed{seed}"
             label = f"{task}: {mode}, time to accuracy, seed {seed}"
-            found, why = self._take(name, label, work)
+            figures, why = self._take(name, label, work)
             target = self.config.time_to_accuracy[task].target
-            run = accuracy.read(found, target) if found else accuracy.Run(failed=why)
-            made.setdefault(task, {}).setdefault(mode, {})[seed] = run
+            run = (
+                accuracy.read(figures, target) if figures else accuracy.Run(failed=why)
+            )
+            by_task.setdefault(task, {}).setdefault(mode, {})[seed] = run
         return [
             row
-            for task, modes in made.items()
+            for task, modes in by_task.items()
             for row in accuracy.summarize(
                 task, modes, self.config.time_to_accuracy[task].target
             )
@@ -322,7 +324,7 @@ class _Harness:
             self.say(f"{self._number} of {self.total}: {label}{done}")
 
         start = time.monotonic()
-        outcome = self.kept.take(name, work, begin=begin, **held)
+        outcome = self.trials.take(name, work, begin=begin, **held)
         if not outcome.before:
             self._seconds.append(time.monotonic() - start)
         if outcome.failure:

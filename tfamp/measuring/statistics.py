@@ -44,13 +44,15 @@ def ratio(base: Mapping[int, float], other: Mapping[int, float]) -> Estimate | N
       Fleming and Wallace, "How not to lie with statistics: the correct way to summarize
       benchmark results", CACM 29 (1986), https://doi.org/10.1145/5666.5673.
     """
-    found = _estimate(
+    estimate = _estimate(
         [math.log(other[k] / base[k]) for k in base.keys() & other.keys()]
     )
-    if found is None:
+    if estimate is None:
         return None
-    low, high = (None if x is None else math.exp(x) for x in (found.low, found.high))
-    return Estimate(math.exp(found.mean), low, high, found.repeats)
+    low, high = (
+        None if x is None else math.exp(x) for x in (estimate.low, estimate.high)
+    )
+    return Estimate(math.exp(estimate.mean), low, high, estimate.repeats)
 
 
 def difference(
@@ -78,31 +80,33 @@ def _estimate(values):
     return Estimate(mean, *(verdict.interval(values) or (mean, mean)), count)
 
 
-def judge(found: Estimate) -> str:
+def judge(estimate: Estimate) -> str:
     """Returns what a difference of losses means, in a word or two."""
-    if all(x is None or abs(x) < _EQUAL for x in found[:3]):
+    if all(x is None or abs(x) < _EQUAL for x in estimate[:3]):
         return "equal"
-    if found.low is None or found.high is None:
+    if estimate.low is None or estimate.high is None:
         return "no interval"
-    if found.low <= 0 <= found.high:
+    if estimate.low <= 0 <= estimate.high:
         return "within noise"
-    return "higher" if found.mean > 0 else "lower"
+    return "higher" if estimate.mean > 0 else "lower"
 
 
-def times(found: Estimate | None) -> str:
+def times(estimate: Estimate | None) -> str:
     """Returns a ratio with its interval, as "1.70x (1.65 to 1.74)"."""
-    if found is None:
+    if estimate is None:
         return "-"
-    return _interval(found, ".2f" if found.mean >= 0.1 else ".3f", "x")
+    return _interval(estimate, ".2f" if estimate.mean >= 0.1 else ".3f", "x")
 
 
-def percent(found: Estimate) -> str:
+def percent(estimate: Estimate) -> str:
     """Returns a difference with its interval, as "+0.1 % (-1.1 to +1.3)"."""
-    return _interval(found, "+.1f" if abs(found.mean) >= 0.01 else "+.2f", " %", 100)
+    return _interval(
+        estimate, "+.1f" if abs(estimate.mean) >= 0.01 else "+.2f", " %", 100
+    )
 
 
-def _interval(found, form, unit, factor=1):
-    text = f"{factor * found.mean:{form}}{unit}"
-    if found.low is None:
+def _interval(estimate, form, unit, factor=1):
+    text = f"{factor * estimate.mean:{form}}{unit}"
+    if estimate.low is None:
         return f"{text} (no interval)"
-    return f"{text} ({factor * found.low:{form}} to {factor * found.high:{form}})"
+    return f"{text} ({factor * estimate.low:{form}} to {factor * estimate.high:{form}})"

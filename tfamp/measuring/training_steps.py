@@ -111,14 +111,14 @@ class StepTrials(NamedTuple):
 
     Attributes:
       workload: As `identity` returns it.
-      kept: The trials that there are.
+      trials: Those that there are.
       steps: Updates of the weights in a trial.
       memory: What they must fit into.
       report: Function called with a line on what came of each.
     """
 
     workload: config_dict.ConfigDict
-    kept: trials.Trials
+    trials: trials.Trials
     steps: int
     memory: processes.Memory
     report: Callable[[str], object]
@@ -146,50 +146,53 @@ class StepTrials(NamedTuple):
         Raises:
           RunError: If it fails for another reason.
         """
-        asked, room = variant(self.workload, keywords, size, count), room or self.memory
+        trial_variant, room = (
+            variant(self.workload, keywords, size, count),
+            room or self.memory,
+        )
 
         def work():
-            done = processes.call(train, asked, self.steps, memory=room)
+            done = processes.call(train, trial_variant, self.steps, memory=room)
             if done.failure and not done.lack:
                 return done
-            found = {"lack": done.lack, "limits": list(room)}
-            return processes.Outcome((done.value or {"peak_bytes": None}) | found)
+            conditions = {"lack": done.lack, "limits": list(room)}
+            return processes.Outcome((done.value or {"peak_bytes": None}) | conditions)
 
-        def usable(found):
+        def usable(figures):
             # A lack of memory says nothing where there was less of it.
-            pairs = zip(room, found.get("limits", room), strict=True)
+            pairs = zip(room, figures.get("limits", room), strict=True)
             more = any((now or math.inf) > (then or math.inf) for now, then in pairs)
-            return not (found["lack"] and more)
+            return not (figures["lack"] and more)
 
-        outcome = self.kept.take(asked.key, work, usable=usable)
+        outcome = self.trials.take(trial_variant.key, work, usable=usable)
         if outcome.failure:
             raise errors.RunError(
                 f"A trial failed for another reason than memory: {label}. Received: "
                 f"{outcome.failure}"
             )
-        found, reason = outcome.value, self._reason(outcome.value)
-        peak = found["peak_bytes"]
-        told = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
+        figures, reason = outcome.value, self._reason(outcome.value)
+        peak = figures["peak_bytes"]
+        text = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
         before = " (tried before)" if outcome.before else ""
-        self.report(f"{label}{before}: {told}")
-        return {**found, "reason": reason}
+        self.report(f"{label}{before}: {text}")
+        return {**figures, "reason": reason}
 
-    def _reason(self, found):
+    def _reason(self, figures):
         """Why figures do not fit into the memory; "" if they do."""
-        if found["lack"]:
-            return found["lack"]
+        if figures["lack"]:
+            return figures["lack"]
         # There may have been more of it; and a peak can be too short to be seen.
         for kind, most in self.memory._asdict().items():
-            if most and (held := found[f"{kind}_bytes"] or 0) > most:
+            if most and (held := figures[f"{kind}_bytes"] or 0) > most:
                 return processes.over(held, most)
         return ""
 
 
-def train(asked: Variant, steps: int) -> dict[str, Any]:
+def train(variant: Variant, steps: int) -> dict[str, Any]:
     """Takes training steps in this process.
 
     Args:
-      asked: What is trained.
+      variant: What is trained.
       steps: Updates of the weights.
 
     Returns:
@@ -202,12 +205,12 @@ def train(asked: Variant, steps: int) -> dict[str, Any]:
       TypeError: If the function returns anything but a compiled model and batches of
         that size.
     """
-    with built(asked, steps) as made:
-        fit = {"steps_per_epoch": asked.accumulation_steps}
+    with built(variant, steps) as workload:
+        fit = {"steps_per_epoch": variant.accumulation_steps}
         seconds, peaks = [], []
         for _ in range(steps):
             begun = time.perf_counter()
-            made.model.fit(made.batches, **fit, shuffle=False, verbose=0)
+            workload.model.fit(workload.batches, **fit, shuffle=False, verbose=0)
             seconds.append(time.perf_counter() - begun)
             peaks.append(processes.peak_device(again=True) or 0)
     host, device = processes.peak_host(), max(peaks) or None
@@ -217,34 +220,34 @@ def train(asked: Variant, steps: int) -> dict[str, Any]:
         "peak_bytes": host if device is None else device,
         "workspaces_bytes": max(peaks) - max(peaks[1:] or peaks),
         "seconds": statistics.median(seconds[1:] or seconds),
-        "unit": made.unit,
-        "description": f"{made.description}; {made.model.count_params():,} parameters",
+        "unit": workload.unit,
+        "description": f"{workload.description}; {workload.model.count_params():,} parameters",
     }
 
 
 @contextlib.contextmanager
-def built(asked: Variant, steps: int) -> Iterator[workloads.Workload]:
+def built(variant: Variant, steps: int) -> Iterator[workloads.Workload]:
     """Scopes the precision of a trial, and yields its model and batches.
 
     Args:
-      asked: What is trained.
+      variant: What is trained.
       steps: Updates of the weights that there will be.
     """
-    if not isinstance(asked.what, str):
-        config = config_dict.ConfigDict(asked.what)
+    if not isinstance(variant.what, str):
+        config = config_dict.ConfigDict(variant.what)
         with trainer.enabled(config.precision):
             yield workloads.from_config(config, steps)
         return
-    with control.enabled(**asked.keywords):
-        size, count = asked[2:]
-        made = workloads.from_function(asked.what, {"batch_size": size}, "auto")
-        if made.examples != size:
+    with control.enabled(**variant.keywords):
+        size, count = variant[2:]
+        workload = workloads.from_function(variant.what, {"batch_size": size}, "auto")
+        if workload.examples != size:
             raise TypeError(
-                f"{asked.what} must return batches of the requested size. "
-                f"Received: {made.examples} examples for batch_size={size}."
+                f"{variant.what} must return batches of the requested size. "
+                f"Received: {workload.examples} examples for batch_size={size}."
             )
         if count > 1:
-            optimizer = made.model.optimizer
+            optimizer = workload.model.optimizer
             optimizer = getattr(optimizer, "inner_optimizer", optimizer)
             optimizer.gradient_accumulation_steps = count
-        yield made
+        yield workload

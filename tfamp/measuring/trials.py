@@ -93,8 +93,8 @@ class Trials:
           name, **held: As of `take`.
           figures: Can be written as JSON.
         """
-        told = {"identity": self._held | held, **figures}
-        run_files.write_text(self._folder / f"{name}.json", json.dumps(told))
+        content = {"identity": self._held | held, **figures}
+        run_files.write_text(self._folder / f"{name}.json", json.dumps(content))
 
 
 def place(machine: doctor.MachineReport) -> dict[str, Any]:

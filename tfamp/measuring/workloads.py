@@ -80,17 +80,21 @@ def from_function(name: str, arguments: dict[str, Any], jit: str) -> Workload:
             f"{name} has no argument {', '.join(sorted(unknown))}, which would give "
             f"it other batches. Received: {arguments}."
         )
-    made = function(**arguments)
+    result = function(**arguments)
     kinds = keras.Model, tf.data.Dataset
-    made = made if isinstance(made, tuple) else (made,)
-    if len(made) != 2 or not all(map(isinstance, made, kinds)) or not made[0].compiled:
-        names = [type(each).__name__ for each in made]
-        compiled = getattr(made[0], "compiled", False)
+    result = result if isinstance(result, tuple) else (result,)
+    if (
+        len(result) != 2
+        or not all(map(isinstance, result, kinds))
+        or not result[0].compiled
+    ):
+        names = [type(each).__name__ for each in result]
+        compiled = getattr(result[0], "compiled", False)
         raise TypeError(
             f"{name} must return a compiled keras.Model and a tf.data.Dataset of "
             f"batches. Received: {', '.join(names)}, compiled: {compiled}."
         )
-    model, batches = made
+    model, batches = result
     if jit != "auto":
         model.jit_compile = jit == "on"
     shapes = [each.shape for each in tf.nest.flatten(next(iter(batches)))]

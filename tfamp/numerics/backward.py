@@ -13,9 +13,9 @@ def again(recorder, call, taken, upstream):
     upstream = [x if graph_context.in_xla() else _copied(x) for x in upstream]
     with tf.GradientTape() as tape:
         tape.watch(taken)
-        made = recorder.again(call, taken)
+        results = recorder.again(call, taken)
     sources = [*taken, *call.weights]
-    return made, gradients(tape, made, sources, upstream) if upstream else []
+    return results, gradients(tape, results, sources, upstream) if upstream else []
 
 
 def _copied(x):
@@ -25,5 +25,5 @@ def _copied(x):
 def gradients(tape, target, sources, upstream=None):
     """Returns gradients as tensors, also of an embedding's rows; zeros for None."""
     zero = tf.UnconnectedGradients.ZERO
-    found = tape.gradient(target, sources, upstream, zero)
-    return keras.tree.map_structure(tf.convert_to_tensor, found)
+    result = tape.gradient(target, sources, upstream, zero)
+    return keras.tree.map_structure(tf.convert_to_tensor, result)

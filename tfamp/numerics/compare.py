@@ -18,10 +18,10 @@ from tfamp.precision import assigned, conversion, described
 class _Pass(NamedTuple):
     """A call in one format: tensors of a graph, or their values."""
 
-    taken: list  # What it computes from.
-    made: list  # What it computes.
-    upstream: list  # Gradients of `made`; empty without a loss.
-    passed: list  # Gradients of `taken`.
+    inputs: list  # What it computes from.
+    results: list  # What it computes.
+    upstream: list  # Gradients of `results`; empty without a loss.
+    passed: list  # Gradients of `inputs`.
     of_weights: list
     local: list  # Both by its own backward pass.
 
@@ -86,8 +86,8 @@ def compare(
     """Returns what `compare_precision` does, and what `quantized.calibrated` takes."""
     structure.check_built(model)
     chosen = None if mode is None else modes.get_mode(mode)
-    found = {place.layer.compute_dtype for place in structure.walk(model)}
-    low = {*formats.LOW} & ({chosen.compute_format} if chosen else found)
+    dtypes = {place.layer.compute_dtype for place in structure.walk(model)}
+    low = {*formats.LOW} & ({chosen.compute_format} if chosen else dtypes)
     if not low:
         raise ValueError(
             f"Nothing to compare with float32: the requested mode of {model.name!r} "
@@ -174,13 +174,13 @@ def _recorded(model, inputs, objective, scale, note, chosen):
                 value = objective(promotion.widened(outputs)) * scale
         with tape.stop_recording():
             own = list(filter(chosen, recorder.calls))
-            sources = [(x.made, x.taken, x.weights) for x in own]
-    found = [([], [], [])] * len(own)
+            sources = [(x.results, x.inputs, x.weights) for x in own]
+    gradients = [([], [], [])] * len(own)
     if objective:
-        found = backward.gradients(tape, value, sources)
+        gradients = backward.gradients(tape, value, sources)
     noted: list[Any] = []
     with recorder.installed():
-        for each in zip(own, found, strict=True):
+        for each in zip(own, gradients, strict=True):
             # One after the other: all at once would need memory for all at once.
             with tf.control_dependencies(keras.tree.flatten(noted[-1:])):
                 noted.append(note(recorder, *each))
@@ -189,7 +189,7 @@ def _recorded(model, inputs, objective, scale, note, chosen):
 
 def _computes(call):
     """Whether a call has a row; float32 tells, where no cast is in between."""
-    return call.made and not call.only_chains
+    return call.results and not call.only_chains
 
 
 def _run_exact(model, inputs, objective, jit_compile):
@@ -199,8 +199,8 @@ def _run_exact(model, inputs, objective, jit_compile):
     def note(recorder, call, gradients):
         local = []
         if objective:
-            _, local = backward.again(recorder, call, call.taken, gradients[0])
-        return _Pass(call.taken, call.made, *gradients, local)
+            _, local = backward.again(recorder, call, call.inputs, gradients[0])
+        return _Pass(call.inputs, call.results, *gradients, local)
 
     def run(inputs):
         own, noted = _recorded(model, inputs, objective, 1.0, note, _computes)
@@ -212,7 +212,7 @@ def _run_exact(model, inputs, objective, jit_compile):
 
 def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
     """Returns the rows: the pass in 16 bits beside the float32 values of each call."""
-    owners, known = [], set(paths)
+    owners, keys = [], set(paths)
     # A function that stays one: calls of the same shapes share its graph, which has ten
     # times the operations of the model's, and is optimized once and not for each.
     measure = tf.function(
@@ -227,16 +227,18 @@ def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
             return measure(*_set_beside(recorder, call, gradients, beside, scale))
 
         def chosen(call):
-            return (call.path, call.number) in known
+            return (call.path, call.number) in keys
 
         own, noted = _recorded(model, inputs, objective, scale, note, chosen)
         owners.extend(own)
         return noted
 
     # The calls are counted before `run` reads their values.
-    found = tf.function(run, autograph=False, jit_compile=jit_compile)(inputs, exact)
+    measurements = tf.function(run, autograph=False, jit_compile=jit_compile)(
+        inputs, exact
+    )
     rows = []
-    for call, (errors, counts) in zip(owners, found, strict=True):
+    for call, (errors, counts) in zip(owners, measurements, strict=True):
         errors = [*errors.numpy().tolist(), None, None][:5]
         kinds = [*(statistics.Counts(*x) for x in counts.numpy().tolist()), None, None]
         named = call.path, call.number, _format(call)
@@ -248,16 +250,20 @@ def _set_beside(recorder, call, gradients, wide, scale):
     """Returns what a row is measured of: pairs for its errors, and for its counts."""
     upstream, passed, of_weights = gradients
     scaled = [x * scale for x in wide.upstream]
-    given = _cast_as(scaled, call.made) if scaled else []
-    made, local = backward.again(
-        recorder, call, _cast_as(wide.taken, call.taken), given
+    low_upstream = _cast_as(scaled, call.results) if scaled else []
+    outputs, local = backward.again(
+        recorder, call, _cast_as(wide.inputs, call.inputs), low_upstream
     )
-    errors = [(call.taken, wide.taken), (call.made, wide.made), (made, wide.made)]
-    counts = [(call.made, wide.made), _cast_weights(call)]
+    errors = [
+        (call.inputs, wide.inputs),
+        (call.results, wide.results),
+        (outputs, wide.results),
+    ]
+    counts = [(call.results, wide.results), _cast_weights(call)]
     if scaled:
         whole = [*passed, *of_weights], [*wide.passed, *wide.of_weights]
-        for found, exact in (whole, (local, wide.local)):
-            unscaled = [tf.cast(x, "float32") / scale for x in found]
+        for low, exact in (whole, (local, wide.local)):
+            unscaled = [tf.cast(x, "float32") / scale for x in low]
             errors.append((unscaled, exact))
         larger = [x * scale for x in wide.of_weights]
         counts += [(upstream, scaled), (of_weights, larger)]
@@ -283,7 +289,7 @@ def _cast_weights(call):
 
 def _format(call):
     if not isinstance(call.owner, keras.layers.Layer):
-        return call.made[0].dtype.name
+        return call.results[0].dtype.name
     is_float8 = quantized.mode_of(call.owner) == quantized.FLOAT8
     return quantized.FLOAT8 if is_float8 else call.owner.compute_dtype
 
@@ -291,7 +297,7 @@ def _format(call):
 def _check_finite(exact, paths):
     for (path, _), call in zip(paths, exact, strict=True):
         gradients = [*call.passed, *call.of_weights]
-        for what, values in (("outputs", call.made), ("gradients", gradients)):
+        for what, values in (("outputs", call.results), ("gradients", gradients)):
             if any(bool(tf.reduce_any(tf.math.is_nan(x))) for x in values):
                 raise ValueError(
                     f"The {what} of {path!r} have NaN in float32 already, so precision "
@@ -304,8 +310,8 @@ def _recommended(exact, rows):
     largest = 0.0
     for call, row in zip(exact, rows, strict=True):
         if row.format == "float16":
-            found = [x for x in (*call.upstream, *call.of_weights) if tf.size(x)]
-            sizes = [float(tf.reduce_max(tf.abs(x))) for x in found]
+            tensors = [x for x in (*call.upstream, *call.of_weights) if tf.size(x)]
+            sizes = [float(tf.reduce_max(tf.abs(x))) for x in tensors]
             largest = max([largest, *sizes])
     return statistics.recommended_loss_scale(largest)
 

@@ -230,15 +230,15 @@ class NumericsMonitor(keras.callbacks.Callback):
         ]
         formats = tuple(low for *_, low in self._layers)
         counts = statistics.count_rounded_away(updates, formats).numpy().tolist()
-        return [kept / changed if changed else float("nan") for changed, kept in counts]
+        return [lost / changed if changed else float("nan") for changed, lost in counts]
 
     def _recommend(self):
         largest = [x.largest_gradient for x in self.rows if x.format == "float16"]
         self._largest = max([self._largest, *largest])
         if largest and np.isfinite(self._largest):
-            found = statistics.recommended_loss_scale(self._largest)
-            self.recommended_loss_scale = found
-            self.fits = found is None or float(self._scale.numpy()) <= found
+            scale = statistics.recommended_loss_scale(self._largest)
+            self.recommended_loss_scale = scale
+            self.fits = scale is None or float(self._scale.numpy()) <= scale
 
     def _write(self):
         if self._folder is None:
@@ -298,11 +298,11 @@ class NumericsMonitor(keras.callbacks.Callback):
 def _unsynchronized(model):
     """Has normalizations look at one replica: replicas cannot meet in a second pass."""
     layers = [place.layer for place in structure.walk(model)]
-    found = [x for x in layers if getattr(x, "synchronized", False)]
+    normalizations = [x for x in layers if getattr(x, "synchronized", False)]
     try:
-        for layer in found:
+        for layer in normalizations:
             layer.synchronized = False
         yield
     finally:
-        for layer in found:
+        for layer in normalizations:
             layer.synchronized = True

@@ -27,14 +27,14 @@ def errors(
     height = 0.8 / len(bars)
     figure = Figure(figsize=(9, 1.5 + 0.35 * len(names)), layout="constrained")
     axes = figure.subplots()
-    finite = [x for found in bars.values() for x in found if x and np.isfinite(x)]
+    finite = [x for series in bars.values() for x in series if x and np.isfinite(x)]
     low, high = min(finite, default=1e-4) / 3, max([1.0, *finite]) * 3
-    for index, (what, found) in enumerate(bars.items()):
-        values = [min(x or low, high) for x in found]
+    for index, (what, series) in enumerate(bars.items()):
+        values = [min(x or low, high) for x in series]
         places = np.arange(len(names)) + (index - (len(bars) - 1) / 2) * height
         style = {"color": _COLORS[index], "hatch": _HATCHES[index]}
         axes.barh(places, values, height, label=what, edgecolor="white", **style)
-        for place, x in zip(places, found, strict=True):
+        for place, x in zip(places, series, strict=True):
             if x is not None and not np.isfinite(x):
                 axes.text(high, place, "inf or NaN ", ha="right", va="center", size=7)
     axes.set(xscale="log", xlim=(low, high), xlabel="norm of the error / norm")

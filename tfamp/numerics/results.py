@@ -296,8 +296,8 @@ class PrecisionSearch(NamedTuple):
         return plots.frontier(points, self.tolerance, f"{self.model}: {self.mode}")
 
     def _lines(self):
-        kept = ", ".join(self.held_out.kept)
-        what = f"keep {kept}" if kept else "no layer needs to stay"
+        paths = ", ".join(self.held_out.kept)
+        what = f"keep {paths}" if paths else "no layer needs to stay"
         yield f"{self.model}: in {self.mode} {what} in {self.wide}"
         verdict = "within" if self.passed else "above"
         yield (
@@ -322,7 +322,7 @@ class PrecisionSearch(NamedTuple):
             )
 
 
-def _cells(found):
-    time_ratio = "-" if found.time is None else f"{found.time:.2f}"
-    errors = found.output_error, found.gradient_error
+def _cells(row):
+    time_ratio = "-" if row.time is None else f"{row.time:.2f}"
+    errors = row.output_error, row.gradient_error
     return [*map(tables.number, errors), time_ratio]

@@ -78,9 +78,11 @@ def search_precision(
     batches = [_inputs_and_targets(x) for x in _first(data)]
     inputs, targets = batches[0]
     # Checks the model and its float32 pass, and says what computes in 16 bits.
-    known, seen = compare.compare(model, inputs, chosen.name, targets, loss, loss_scale)
+    comparison, seen = compare.compare(
+        model, inputs, chosen.name, targets, loss, loss_scale
+    )
     with switch.paused(), quantized.calibrated(seen):
-        search = _Search(model, chosen, batches, known, loss, tolerance, seconds)
+        search = _Search(model, chosen, batches, comparison, loss, tolerance, seconds)
         choices, layers, best, complete = search.run()
     return results.PrecisionSearch(
         model=model.name,
@@ -93,7 +95,7 @@ def search_precision(
         layers=tuple(layers),
         frontier=tuple(choices),
         complete=complete,
-        notes=known.notes,
+        notes=comparison.notes,
     )
 
 
@@ -122,22 +124,24 @@ class _TimeIsOverError(Exception):
 class _Search:
     """The trials of one search; each assigns, traces and puts back."""
 
-    def __init__(self, model, mode, batches, known, loss, tolerance, seconds):
+    def __init__(self, model, mode, batches, comparison, loss, tolerance, seconds):
         self._model, self._mode, self._loss = model, mode, loss
-        self._scale, self._tolerance = known.loss_scale, tolerance
+        self._scale, self._tolerance = comparison.loss_scale, tolerance
         self._deadline = time.monotonic() + seconds
         count = max(1, len(batches) // 4)
         self._seen, self._held_out = batches[:-count], batches[-count:]
-        self._timed = not known.notes  # Of an emulated mode, no times.
+        self._timed = not comparison.notes  # Of an emulated mode, no times.
         # What a layer has that must not be in the mode.
         self.wide = mode.policy if mode.product_format else "float32"
         low = (mode.product_format,) if mode.product_format else formats.LOW
-        paths = {x.path for x in known.rows if x.format in low}
+        paths = {x.path for x in comparison.rows if x.format in low}
         self._paths = [place.path for place in structure.walk(model)]
-        asked = overriding.parse(mode, self._overrides(paths))
+        overrides = overriding.parse(mode, self._overrides(paths))
         self._traced = conversion.traced(model, mode, batches[0][0])
-        can = plan.Plan(model, mode, asked).matched
-        self._rows = [x for x in known.rows if not x.call and self._only(x.path) in can]
+        can = plan.Plan(model, mode, overrides).matched
+        self._rows = [
+            x for x in comparison.rows if not x.call and self._only(x.path) in can
+        ]
         self._units = [x.path for x in self._rows]
         with assigned.float32(model):
             self._exact = self._step(None if self._scale is None else 1.0)
@@ -164,41 +168,43 @@ class _Search:
         # Of float8, all layers in bfloat16 may be beyond it, too.
         best = min(within or choices[:1], key=lambda x: len(x.kept))
         self._deadline = math.inf
-        found = self._try(self._overrides(best.kept), self._held_out)
-        held_out = results.Choice("held out", best.kept, *found)
+        measurement = self._try(self._overrides(best.kept), self._held_out)
+        held_out = results.Choice("held out", best.kept, *measurement)
         return choices, self._layers, held_out, complete
 
     def _alone(self, row):
         others = self._overrides(set(self._units) - {row.path})
-        found = self._try(others | {self._only(row.path): self._mode.name}, self._seen)
-        if found is _FAILED:  # What the layer itself does is known.
-            found = row.local_error, row.local_gradient_error, None
-        return results.LayerSensitivity(row.path, *found)
+        measurement = self._try(
+            others | {self._only(row.path): self._mode.name}, self._seen
+        )
+        if measurement is _FAILED:  # What the layer itself does is known.
+            measurement = row.local_error, row.local_gradient_error, None
+        return results.LayerSensitivity(row.path, *measurement)
 
     def _narrowed(self, order):
         """Yields choices: more and more layers, then without those not needed."""
-        kept = [x.path for x in order if x.error > self._tolerance]
-        rest = [x.path for x in order if x.path not in kept]
+        paths = [x.path for x in order if x.error > self._tolerance]
+        rest = [x.path for x in order if x.path not in paths]
         while True:
-            if kept:
-                yield (found := self._choose(kept))
-                if found.error <= self._tolerance:
+            if paths:
+                yield (choice := self._choose(paths))
+                if choice.error <= self._tolerance:
                     break
             if not rest:
                 return
-            more = max(1, len(kept) // 2)
-            kept, rest = kept + rest[:more], rest[more:]
-        for path in reversed(kept):
-            fewer = [x for x in kept if x != path]
+            more = max(1, len(paths) // 2)
+            paths, rest = paths + rest[:more], rest[more:]
+        for path in reversed(paths):
+            fewer = [x for x in paths if x != path]
             if fewer:
-                yield (found := self._choose(fewer))
-                if found.error <= self._tolerance:
-                    kept = fewer
+                yield (choice := self._choose(fewer))
+                if choice.error <= self._tolerance:
+                    paths = fewer
 
-    def _choose(self, kept):
-        label = f"{len(kept)} in {self.wide}" if kept else f"all {self._mode.name}"
-        found = self._try(self._overrides(kept), self._seen)
-        return results.Choice(label, tuple(kept), *found)
+    def _choose(self, paths):
+        label = f"{len(paths)} in {self.wide}" if paths else f"all {self._mode.name}"
+        measurement = self._try(self._overrides(paths), self._seen)
+        return results.Choice(label, tuple(paths), *measurement)
 
     def _overrides(self, paths):
         return {self._only(path): self.wide for path in sorted(paths)}
@@ -210,8 +216,8 @@ class _Search:
         """Returns the largest errors on the batches, and the time over float32's."""
         if time.monotonic() > self._deadline:
             raise _TimeIsOverError
-        asked = overriding.parse(self._mode, overrides)
-        planned = plan.Plan(self._model, self._mode, asked, self._traced)
+        entries = overriding.parse(self._mode, overrides)
+        planned = plan.Plan(self._model, self._mode, entries, self._traced)
         with assigned.assigned(self._model, planned):
             step = self._step(self._scale)
             try:
@@ -257,9 +263,9 @@ class _Search:
 
 def _timed(step, *batch):
     start = time.perf_counter()
-    found = step(*batch)
+    result = step(*batch)
     tf.test.experimental.sync_devices()
-    return time.perf_counter() - start, found
+    return time.perf_counter() - start, result
 
 
 def _rank(layer):

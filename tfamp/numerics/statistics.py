@@ -105,15 +105,15 @@ def count_lost(low: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> tf.Tenso
     """
     total = tf.zeros([6], tf.int64)
     for x, y in zip(low, exact, strict=True):
-        known, found = _classes(y), _classes(x)
+        before, after = _classes(y), _classes(x)
         gone = (
-            known.zero,
-            found.zero & ~known.zero,
-            found.subnormal & ~known.subnormal
+            before.zero,
+            after.zero & ~before.zero,
+            after.subnormal & ~before.subnormal
             if x.dtype == y.dtype
-            else found.subnormal,
-            found.not_finite & ~known.not_finite,
-            known.not_finite,
+            else after.subnormal,
+            after.not_finite & ~before.not_finite,
+            before.not_finite,
         )
         total += tf.stack([tf.size(y, tf.int64), *map(count_true, gone)])
     return total

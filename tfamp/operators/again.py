@@ -29,6 +29,11 @@ def format_of(value: Any) -> str | None:
     return getattr(dtype, "name", dtype)
 
 
+def is_low(value: Any) -> bool:
+    """Whether a value is a tensor of 16 bits."""
+    return isinstance(value, tf.Tensor) and value.dtype.name in formats.LOW
+
+
 def leaves(values: Iterable) -> Iterator[Any]:
     """Yields what lists and tuples hold, at any depth."""
     for value in values:
@@ -43,15 +48,15 @@ def low_formats(values: Iterable) -> list[str]:
 
     None for bfloat16 beside float16 alone, which is an error of its own.
     """
-    found = {format_of(each) for each in leaves(values)}
-    low = sorted(found.intersection(formats.LOW))
-    return low if len(low) == 1 or "float32" in found else []
+    dtypes = {format_of(each) for each in leaves(values)}
+    low = sorted(dtypes.intersection(formats.LOW))
+    return low if len(low) == 1 or "float32" in dtypes else []
 
 
 def meet(values: Iterable) -> bool:
     """Whether there are tensors of float32 beside those of 16 bits."""
-    found = {format_of(each) for each in leaves(values)}
-    return "float32" in found and not found.isdisjoint(formats.LOW)
+    dtypes = {format_of(each) for each in leaves(values)}
+    return "float32" in dtypes and not dtypes.isdisjoint(formats.LOW)
 
 
 def wide(value: Any) -> Any:
@@ -97,9 +102,9 @@ def can_run(name: str, values: Iterable) -> bool:
       name: The function's name.
       values: Its arguments.
     """
-    given = [*leaves(values)]
-    calls_others = any(callable(x) and not isinstance(x, type) for x in given)
-    return bool(low_formats(given)) and not calls_others and "assert" not in name
+    arguments = [*leaves(values)]
+    calls_others = any(callable(x) and not isinstance(x, type) for x in arguments)
+    return bool(low_formats(arguments)) and not calls_others and "assert" not in name
 
 
 def functions_around(operators: bool = True) -> int:
@@ -110,23 +115,23 @@ def functions_around(operators: bool = True) -> int:
     Args:
       operators: Whether those that add an operator to a graph count.
     """
-    frame, found = sys._getframe(1), 0
+    frame, tries = sys._getframe(1), 0
     if _now.is_running:
         return 0
     while frame and (file := frame.f_code.co_filename).startswith(_WITHIN):
         if frame.f_code.co_name == "op_dispatch_handler":  # Around a function of `tf`.
-            found += _handles(frame.f_locals)
+            tries += _handles(frame.f_locals)
         elif operators and "gen_" in file and "dispatch" in frame.f_code.co_names:
             count = frame.f_code.co_argcount
             names = frame.f_code.co_varnames[:count]
-            found += can_run("", (frame.f_locals.get(name) for name in names))
+            tries += can_run("", (frame.f_locals.get(name) for name in names))
         frame = frame.f_back
-    return found
+    return tries
 
 
-def _handles(given):
-    name = getattr(given.get("dispatch_target"), "__name__", "")
-    values = [*given.get("args", ()), *given.get("kwargs", {}).values()]
+def _handles(frame_locals):
+    name = getattr(frame_locals.get("dispatch_target"), "__name__", "")
+    values = [*frame_locals.get("args", ()), *frame_locals.get("kwargs", {}).values()]
     return name.startswith("convert_to_tensor") or can_run(name, values)
 
 

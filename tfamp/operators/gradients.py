@@ -21,29 +21,29 @@ def lookup(original):
     """For where gradient functions are looked up, in each trace."""
 
     def lookup(registry, name):
-        found = original(registry, name)
-        is_function = registry._name == "gradient" and found is not None
-        return functools.partial(_in_formats, found) if is_function else found
+        function = original(registry, name)
+        is_function = registry._name == "gradient" and function is not None
+        return functools.partial(_in_formats, function) if is_function else function
 
     return lookup
 
 
 def _in_formats(function, op, *received):
-    given = function(op, *received)
+    result = function(op, *received)
     inputs = getattr(op, "inputs", None) or ()  # None where a SavedModel is traced.
     low = [i for i, x in enumerate(inputs) if again.format_of(x) in formats.LOW]
     if not low:
-        return given
-    found = list(given) if isinstance(given, list | tuple) else [given]
-    if len(found) != len(inputs):
-        return given
+        return result
+    gradients = list(result) if isinstance(result, list | tuple) else [result]
+    if len(gradients) != len(inputs):
+        return result
     skipped = getattr(op, "skip_input_indices", None) or ()
-    if any(found[i] is None and i not in skipped for i in low):
-        found = _asked_in_float32(function, op, received, found)
+    if any(gradients[i] is None and i not in skipped for i in low):
+        gradients = _asked_in_float32(function, op, received, gradients)
     for i in low:
-        if isinstance(found[i], _KINDS) and found[i].dtype == tf.float32:
-            found[i] = tf.cast(found[i], inputs[i].dtype)
-    return found
+        if isinstance(gradients[i], _KINDS) and gradients[i].dtype == tf.float32:
+            gradients[i] = tf.cast(gradients[i], inputs[i].dtype)
+    return gradients
 
 
 _KINDS = (tf.Tensor, tf.IndexedSlices)
@@ -75,16 +75,16 @@ class _Wide:
         return getattr(self._op, name)
 
 
-def _asked_in_float32(function, op, received, found):
+def _asked_in_float32(function, op, received, gradients):
     """Returns gradients with those that are None for 16 bits, and not in float32."""
     try:
-        given = function(_Wide(op), *map(again.wide, received))
+        result = function(_Wide(op), *map(again.wide, received))
     except (TypeError, ValueError, LookupError):
-        return found
-    wide = list(given) if isinstance(given, list | tuple) else [given]
-    if len(wide) != len(found):
-        return found
-    return [y if x is None else x for x, y in zip(found, wide, strict=True)]
+        return gradients
+    wide = list(result) if isinstance(result, list | tuple) else [result]
+    if len(wide) != len(gradients):
+        return gradients
+    return [y if x is None else x for x, y in zip(gradients, wide, strict=True)]
 
 
 def by_outputs(original):
@@ -105,15 +105,15 @@ def by_outputs(original):
             )
         narrow = [x.narrow for x in copied]
         both = original(tape, target, [*flat, *narrow], output_gradients)
-        found, others = both[: len(flat)], iter(both[len(flat) :])
-        found = [
+        gradients, others = both[: len(flat)], iter(both[len(flat) :])
+        gradients = [
             _whole(y, next(others)) if hasattr(x, "narrow") else y
-            for x, y in zip(flat, found, strict=True)
+            for x, y in zip(flat, gradients, strict=True)
         ]
         if unconnected_gradients != tf.UnconnectedGradients.NONE:
-            pairs = zip(flat, found, strict=True)
-            found = [tf.zeros_like(x) if y is None else y for x, y in pairs]
-        return tf.nest.pack_sequence_as(sources, found)
+            pairs = zip(flat, gradients, strict=True)
+            gradients = [tf.zeros_like(x) if y is None else y for x, y in pairs]
+        return tf.nest.pack_sequence_as(sources, gradients)
 
     return gradient
 

@@ -8,7 +8,6 @@ branch is traced once, as ever.
 
 import tensorflow as tf
 
-from tfamp.facts import formats
 from tfamp.operators import again
 
 
@@ -46,14 +45,13 @@ def _like(state, before):
     pairs = [*zip(new, old, strict=True)]
     if not any(_is_widened(*pair) for pair in pairs):
         return state
-    kept = [tf.cast(x, y.dtype) if _is_widened(x, y) else x for x, y in pairs]
-    return tf.nest.pack_sequence_as(state, kept, expand_composites=True)
+    tensors = [tf.cast(x, y.dtype) if _is_widened(x, y) else x for x, y in pairs]
+    return tf.nest.pack_sequence_as(state, tensors, expand_composites=True)
 
 
 def _is_widened(x, y):
     """Whether one tensor is of float32, and another of 16 bits."""
-    low = isinstance(y, tf.Tensor) and y.dtype.name in formats.LOW
-    return low and isinstance(x, tf.Tensor) and x.dtype == tf.float32
+    return again.is_low(y) and isinstance(x, tf.Tensor) and x.dtype == tf.float32
 
 
 def same_outputs(original):
@@ -68,8 +66,8 @@ def same_outputs(original):
         ]
         for graph in graphs if mixed else ():
             with graph.as_default():
-                found = [graph.outputs[i] for i in mixed]
-                wide = {id(x): again.wide(x) for x in found}
+                outputs = [graph.outputs[i] for i in mixed]
+                wide = {id(x): again.wide(x) for x in outputs}
             graph.outputs = [wide.get(id(x), x) for x in graph.outputs]
             graph.structured_outputs = tf.nest.map_structure(
                 lambda x, wide=wide: wide.get(id(x), x),

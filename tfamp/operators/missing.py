@@ -50,12 +50,12 @@ def types_of_inputs(operator: str) -> dict[str, str]:
 @functools.cache
 def _lacks(operator, inputs, format, has_gpu):
     types = types_of_inputs(operator)
-    asked = {types[each] for each in inputs if types.get(each)}
+    attributes = {types[each] for each in inputs if types.get(each)}
     for device in ("GPU", "CPU") if has_gpu else ("CPU",):
-        found = _formats(operator, device)
-        if any("float32" in each for each in found.values()):
-            lacked = [x for x in asked if format not in found.get(x, _ALL)]
-            return any("float32" in found[x] for x in lacked)
+        by_type = _formats(operator, device)
+        if any("float32" in each for each in by_type.values()):
+            lacked = [x for x in attributes if format not in by_type.get(x, _ALL)]
+            return any("float32" in by_type[x] for x in lacked)
     return False
 
 
@@ -66,15 +66,15 @@ def _formats(operator, device) -> dict[str, set[str]]:
     allowed = {
         x.name: x.allowed_values for x in (definition.attr if definition else ())
     }
-    found = {x: set() for x in types_of_inputs(operator).values() if x}
+    by_type = {x: set() for x in types_of_inputs(operator).values() if x}
     listed: Any = names.resolve(_KERNELS)
-    for kernel in listed(operator).kernel if listed and found else ():
+    for kernel in listed(operator).kernel if listed and by_type else ():
         if kernel.device_type == device and not kernel.label:
             limits = {x.name: x.allowed_values for x in kernel.constraint}
-            for name, formats in found.items():
+            for name, formats in by_type.items():
                 computed = _named(limits[name]) if name in limits else _ALL
                 formats |= computed & (_named(allowed[name]) or _ALL)
-    return found
+    return by_type
 
 
 def _named(values):

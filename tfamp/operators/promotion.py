@@ -50,7 +50,7 @@ def widened(outputs: Any) -> Any:
 
 
 def _as_float32(value):
-    if not isinstance(value, tf.Tensor) or value.dtype.name not in formats.LOW:
+    if not again.is_low(value):
         return value
     # Losses and metrics leave out what a mask hides.
     copy = calls.with_mask_of(tf.cast(value, "float32"), value)
@@ -66,18 +66,18 @@ def _dispatch(original):
         if result is not _NOT_SUPPORTED:
             return result
         error = sys.exc_info()[1]  # TensorFlow asks while it handles it.
-        given = [*again.leaves([*args, *kwargs.values()])]
+        arguments = [*again.leaves([*args, *kwargs.values()])]
         # `x + 1e-12` tries float32 by itself, and then fails.
-        number = lost_numbers.behind(error) or lost_numbers.among(given)
+        number = lost_numbers.behind(error) or lost_numbers.among(arguments)
         is_outer = again.functions_around() < 2
-        if op is tf.convert_to_tensor and not again.meet(given):
-            return result if number and not is_outer else _converted(given, number)
+        if op is tf.convert_to_tensor and not again.meet(arguments):
+            return result if number and not is_outer else _converted(arguments, number)
         # What the user called is the one to try again.
-        if not is_outer or not again.can_run(op.__name__, given):
+        if not is_outer or not again.can_run(op.__name__, arguments):
             return result
         named = re.search(r"'(\w+)' Op|cannot compute (\w+) as", str(error))
         plain = re.sub(r"^_|_dispatch$|_v2$", "", op.__name__)
-        meets = again.meet(given) and not number
+        meets = again.meet(arguments) and not number
         name = (named[1] or named[2]) if named and meets else plain
         try:
             with again.running():
@@ -85,19 +85,19 @@ def _dispatch(original):
                 result = op(*map(again.wide_argument, args), **wide)
         except Exception as error:
             raise error from None
-        low = again.low_formats(given)
-        again.note(str(number) if number else again.reason(given, low), name)
+        low = again.low_formats(arguments)
+        again.note(str(number) if number else again.reason(arguments, low), name)
         return result
 
     return dispatch
 
 
-def _converted(given, number):
+def _converted(arguments, number):
     """Returns another result of `tf.convert_to_tensor`, if there is one."""
     if number:
         again.note(str(number), "convert_to_tensor")
         return tf.constant(number.value, "float32")
-    value, *others = given
+    value, *others = arguments
     names = [getattr(x, "name", x) for x in others if isinstance(x, str | tf.DType)]
     if "float32" not in names or again.format_of(value) not in formats.LOW:
         return _NOT_SUPPORTED
@@ -108,9 +108,9 @@ def _of_float32(original):
     """For a function that looks at formats itself, and has no second try."""
 
     def function(*args, **kwargs):
-        given = [*args, *kwargs.values()]
-        if low := again.low_formats(given):
-            again.note(again.reason(given, low), original.__name__.strip("_"))
+        arguments = [*args, *kwargs.values()]
+        if low := again.low_formats(arguments):
+            again.note(again.reason(arguments, low), original.__name__.strip("_"))
             kwargs = {name: again.wide(x) for name, x in kwargs.items()}
             args = again.wide(args)
         return original(*args, **kwargs)

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tfamp.facts import formats
 from tfamp.keras_patches import hooks
+from tfamp.operators import again
 
 _TF, _KERAS, _OWN = (
     os.path.dirname(x) + os.sep
@@ -56,19 +57,15 @@ def _reduction(original):
 
     def reduce(*args, **kwargs):
         x = args[0] if args else None
-        if _is_low(x):
+        if again.is_low(x):
             call = signature.bind(*args, **kwargs)
-            found = call.arguments
-            keeps = found.get("keep_dims") or found.get("keepdims")
-            if not keeps and _leaves_rows(x, found.get("axis")) and _makes_loss():
+            arguments = call.arguments
+            keeps = arguments.get("keep_dims") or arguments.get("keepdims")
+            if not keeps and _leaves_rows(x, arguments.get("axis")) and _makes_loss():
                 args = (_wide(x), *args[1:])
         return original(*args, **kwargs)
 
     return reduce
-
-
-def _is_low(x):
-    return isinstance(x, tf.Tensor) and x.dtype.name in formats.LOW
 
 
 def _leaves_rows(x, axis):
@@ -113,26 +110,22 @@ def _wide(x):
 
 
 def _write(original):
-    def write(array, index, value, name=None):
+    signature = inspect.signature(original)
+
+    def write(array, *args, **kwargs):
+        call = signature.bind(array, *args, **kwargs)
+        value = call.arguments["value"]
         if array.dtype.name in formats.LOW and isinstance(value, tf.Tensor):
-            value = tf.cast(value, array.dtype)  # It may be such a sum.
-        return original(array, index, value, name)
+            # It may be such a sum.
+            call.arguments["value"] = tf.cast(value, array.dtype)
+        return original(*call.args, **call.kwargs)
 
     return write
 
 
-def _write_all(original):
-    def unstack(array, value, name=None):
-        if array.dtype.name in formats.LOW and isinstance(value, tf.Tensor):
-            value = tf.cast(value, array.dtype)
-        return original(array, value, name)
-
-    return unstack
-
-
 def _regularized(original):
     def __call__(regularizer, x):
-        return original(regularizer, _wide(x) if _is_low(x) else x)
+        return original(regularizer, _wide(x) if again.is_low(x) else x)
 
     return __call__
 
@@ -140,13 +133,8 @@ def _regularized(original):
 class _Hooks(hooks.HookGroup):
     def add(self, regularizer: Any) -> None:
         """Has a layer's activity regularizer compute in float32, too."""
-        if not self._hooks or not isinstance(regularizer, keras.Regularizer):
-            return  # A function is its sum.
-        kinds = type(regularizer).__mro__
-        owner = next(kind for kind in kinds if "__call__" in vars(kind))
-        if not any(hook.owner is owner for _, hook in self._hooks):
-            made = hooks.Hook(owner, "__call__", _regularized)
-            self._hooks.append((self.places[0], made))
+        if isinstance(regularizer, keras.Regularizer):  # A function is its sum.
+            self.add_to(type(regularizer), "__call__", _regularized)
 
 
 HOOKS = _Hooks(
@@ -160,5 +148,5 @@ HOOKS = _Hooks(
     keras_mean=_reduction,
     write=_write,
     scatter=_write,
-    unstack=_write_all,
+    unstack=_write,
 )

@@ -31,49 +31,51 @@ def apply_op_helper(original):
                 raise OperatorError(f"'{op_type_name}' Op has no kernel for 16 bits")
             return original(op_type_name, name, **keywords)
         except (TypeError, ValueError) as error:
-            found = again.low_formats(keywords.values())
+            low_formats = again.low_formats(keywords.values())
             is_number = lost_numbers.behind(error) is not None
-            if not found or is_number or again.functions_around():
+            if not low_formats or is_number or again.functions_around():
                 raise
         wide = {key: again.wide(value) for key, value in keywords.items()}
-        made = original(op_type_name, name, **wide)
-        again.note(again.reason(keywords.values(), found), op_type_name)
-        return made
+        result = original(op_type_name, name, **wide)
+        again.note(again.reason(keywords.values(), low_formats), op_type_name)
+        return result
 
     return apply
 
 
 def _low_format(value):
     """Returns the 16-bit format of a tensor, or of one in a list; "" for none."""
-    if isinstance(value, tf.Tensor):
-        return value.dtype.name if value.dtype.name in formats.LOW else ""
+    if again.is_low(value):
+        return value.dtype.name
     if type(value) in (list, tuple):
         return next(filter(None, map(_low_format, value)), "")
     return ""
 
 
 def _lacks_kernel(operator, low):
-    inputs, found = tuple(low), set(low.values())
-    return len(found) == 1 and missing.lacks_kernel(operator, inputs, *found)
+    inputs, low_formats = tuple(low), set(low.values())
+    return len(low_formats) == 1 and missing.lacks_kernel(
+        operator, inputs, *low_formats
+    )
 
 
 def fast_path(original):
     """For what runs an eager operator. Each one comes here: only a failure may cost."""
 
-    def execute(*given):
+    def execute(*arguments):
         try:
-            return original(*given)
+            return original(*arguments)
         except Exception as error:
-            context, operator, name, *inputs = given
-            found = _fails_in(operator, inputs, error)
-            if not found:
+            context, operator, name, *inputs = arguments
+            low_formats = _fails_in(operator, inputs, error)
+            if not low_formats:
                 raise
             failure = error
         if again.functions_around(operators=False):
             raise OperatorError(failure.message) from None
-        made = original(context, operator, name, *map(again.wide, inputs))
-        again.note(again.reason(inputs, found), operator)
-        return made
+        result = original(context, operator, name, *map(again.wide, inputs))
+        again.note(again.reason(inputs, low_formats), operator)
+        return result
 
     return execute
 
@@ -86,8 +88,8 @@ def slow_path(original):
             return original(op_name, num_outputs, inputs, attrs, ctx, name)
         except Exception as error:
             operator = op_name.decode() if isinstance(op_name, bytes) else op_name
-            found = _fails_in(operator, inputs, error)
-            if not found:
+            low_formats = _fails_in(operator, inputs, error)
+            if not low_formats:
                 raise
             failure = error
         if again.functions_around():
@@ -99,19 +101,19 @@ def slow_path(original):
             for key, x in zip(attrs[::2], attrs[1::2], strict=True)
         ]
         flat = [each for pair in pairs for each in pair]
-        made = original(op_name, num_outputs, values, tuple(flat), ctx, name)
-        again.note(again.reason(inputs, found), operator)
-        return made
+        result = original(op_name, num_outputs, values, tuple(flat), ctx, name)
+        again.note(again.reason(inputs, low_formats), operator)
+        return result
 
     return execute
 
 
 def _fails_in(operator, inputs, error):
     """Returns the 16-bit formats for which an operator failed; none if for others."""
-    found, message = again.low_formats(inputs), getattr(error, "message", "")
-    if not found or not isinstance(message, str) or not message:
+    low_formats, message = again.low_formats(inputs), getattr(error, "message", "")
+    if not low_formats or not isinstance(message, str) or not message:
         return []  # No failure of a kernel.
     named = zip(missing.types_of_inputs(operator), inputs, strict=False)
     low = {key: x for key, each in named if (x := _low_format(each))}
     lacks = _lacks_kernel(operator, low)
-    return found if lacks or _MIXED.search(message) else []
+    return low_formats if lacks or _MIXED.search(message) else []

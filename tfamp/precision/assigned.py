@@ -172,12 +172,12 @@ def _set(undo, owner, name, value):
 
 
 def _assign_layer(undo, layer, name, reason, root):
-    made = plan.made_with(layer)
-    is_made = quantized.base_name(made) == name
-    new = made if is_made else quantized.policy_of(made, name)
+    original = plan.made_with(layer)
+    is_original = quantized.base_name(original) == name
+    new = original if is_original else quantized.policy_of(original, name)
     record = records.of(layer)
     undo.callback(setattr, record, "assignment", record.assignment)
-    record.assignment = plan.Assignment(made, new, reason, weakref.ref(root))
+    record.assignment = plan.Assignment(original, new, reason, weakref.ref(root))
     # Through the property, Keras would write into a map, which layers share.
     is_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
     held = "_dtype_policy" if is_map else "dtype_policy"
@@ -243,9 +243,9 @@ def _forget_traces(undo, layer):
             _set(undo, layer, name, None)
     for base in (layer, *type(layer).__mro__):
         for name, value in list(vars(base).items()):
-            if _is_traced(value) and _is_traced(found := getattr(layer, name)):
+            if _is_traced(value) and _is_traced(function := getattr(layer, name)):
                 # TensorFlow 2.21; the same options, nothing traced.
-                _set(undo, layer, name, found._clone(None))
+                _set(undo, layer, name, function._clone(None))
 
 
 def _is_traced(value):

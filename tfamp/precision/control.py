@@ -14,7 +14,9 @@ from tfamp.keras_patches import replicas
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import train_steps
 from tfamp.operators import lost_numbers, promotion, reductions
-from tfamp.precision import model_hooks, policy, settings
+from tfamp.precision import model_hooks, policy
+from tfamp.precision import settings as parsing
+from tfamp.precision.settings import Settings
 from tfamp.precision.status import NOTES, Status, describe
 from tfamp.storage import remat as rematerialization
 from tfamp.updates import compiled
@@ -23,7 +25,7 @@ from tfamp.updates import compiled
 class _Session(NamedTuple):
     """What `enable` did: for `status`, and for `disable` to undo."""
 
-    asked: settings.Settings
+    settings: Settings
     rewrite: switch.Rewrite | None
     before: policy.PrecisionState
     thread: threading.Thread
@@ -114,8 +116,8 @@ def enable(
     Example:
       print(tfamp.enable(overrides={"head": "float32"}))
     """
-    given = dict(locals())  # Before any other name is local.
-    return _start(settings.parse(_own_rewrite() is not None, **given))
+    arguments = dict(locals())  # Before any other name is local.
+    return _start(parsing.parse(_own_rewrite() is not None, **arguments))
 
 
 def _own_rewrite() -> switch.Rewrite | None:
@@ -125,16 +127,16 @@ def _own_rewrite() -> switch.Rewrite | None:
 
 
 @_locked
-def _start(asked: settings.Settings):
+def _start(settings: Settings):
     global _session
     outer, now = _session, _read()
     before = outer.before if outer else now[0]
     try:
-        policy.apply(asked.mode)
+        policy.apply(settings.mode)
         if own := _own_rewrite():
             switch.restore(own.before)
-        rewrite = asked.rewrite and switch.enable(asked.rewrite)
-        _session = _Session(asked, rewrite, before, threading.current_thread())
+        rewrite = settings.rewrite and switch.enable(settings.rewrite)
+        _session = _Session(settings, rewrite, before, threading.current_thread())
         _refresh_hooks()
     except BaseException:
         _restore(outer, now)
@@ -171,11 +173,20 @@ def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
 
     Yields:
       The `Status`.
+
+    Raises:
+      ValueError: As `enable`; nothing is changed.
+
+    Example:
+      with tfamp.enabled("mixed_float16", overrides={"head": "float32"}):
+          model = build_model()
+          model.compile("adam", "mse")
+          model.fit(x, y)
     """
-    asked = settings.parse(_own_rewrite() is not None, mode, **keywords)
+    settings = parsing.parse(_own_rewrite() is not None, mode, **keywords)
     outer, state = _session, _read()
     try:
-        yield _start(asked)
+        yield _start(settings)
     finally:
         _restore(outer, state)
 
@@ -198,31 +209,33 @@ def _restore(session, state):
 def _refresh_hooks() -> None:
     """Installs, or removes, what goes with the session and the rewrite in force."""
     NOTES.clear()
-    asked, rewrite = _session and _session.asked, switch.active()
-    mixed = asked is not None and asked.is_mixed
-    fuses = asked is not None and asked.fuses_layers
-    if asked is not None or rewrite:
-        model_hooks.install(asked)
+    settings, rewrite = _session and _session.settings, switch.active()
+    mixed = settings is not None and settings.is_mixed
+    fuses = settings is not None and settings.fuses_layers
+    if settings is not None or rewrite:
+        model_hooks.install(settings)
     else:
         model_hooks.remove()
-    float16 = asked and asked.has_float16 or rewrite and rewrite.dtype == "float16"
-    scaled = float16 and not (asked and asked.scaling is False)
+    float16 = (
+        settings and settings.has_float16 or rewrite and rewrite.dtype == "float16"
+    )
+    scaled = float16 and not (settings and settings.scaling is False)
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrite),
-        (bias_gradient.EMBEDDING_HOOKS, asked and asked.sum_embedding_gradients),
-        (compiled.HOOKS, asked is not None and asked.fuses_updates),
+        (bias_gradient.EMBEDDING_HOOKS, settings and settings.sum_embedding_gradients),
+        (compiled.HOOKS, settings is not None and settings.fuses_updates),
         (install.HOOKS, fuses),
         (clusters.HOOKS, fuses),
-        (long_attention.HOOKS, asked is not None),
+        (long_attention.HOOKS, settings is not None),
         (long_attention.LAYER_HOOKS, mixed and fuses),
-        (replicas.HOOKS, asked is not None),
+        (replicas.HOOKS, settings is not None),
         (promotion.HOOKS, mixed),
         (lost_numbers.HOOKS, mixed),
         (reductions.HOOKS, mixed),
         (train_steps.HOOKS, scaled),
-        (rematerialization.HOOKS, asked is not None),
-        (flags_of_xla, asked is not None and asked.xla_flags),
-        (switch.CHANNELS_LAST, fuses and asked.mode.name == "tf32"),
+        (rematerialization.HOOKS, settings is not None),
+        (flags_of_xla, settings is not None and settings.xla_flags),
+        (switch.CHANNELS_LAST, fuses and settings.mode.name == "tf32"),
     ):
         hooks.install() if wanted else hooks.remove()
 
@@ -231,7 +244,7 @@ def status() -> Status:
     """Returns what is requested, what is in force, and why they differ."""
     if _session is None:
         return describe(None, None)
-    return describe(_session.asked, _session.rewrite, _session.thread)
+    return describe(_session.settings, _session.rewrite, _session.thread)
 
 
 # ---- The graph rewrite by itself ----

@@ -68,11 +68,7 @@ def set_precision(
     Example:
       tfamp.set_precision(model, "mixed_bfloat16", {"encoder/.*": "float32"})
     """
-    chosen = modes.get_mode(mode)
-    parsed = overriding.parse(chosen, overrides)
-    structure.check_built(model)
-    planned = plan_of(model, chosen, parsed)
-    planned.check(planned.matched)
+    planned = _checked_plan(model, mode, overrides)
     _check_model(model, planned)
     trains = getattr(model, "train_function", None) is not None
     record, was_set = records.of(model), records.of(model).precision_is_set
@@ -88,8 +84,17 @@ def set_precision(
         _scale_loss(model)
     if trains:  # By a callback, in the middle of `fit`.
         model.make_train_function()
-    _log(model, chosen)
+    _log(model, planned.mode)
     return model
+
+
+def _checked_plan(model, mode, overrides):
+    chosen = modes.get_mode(mode)
+    parsed = overriding.parse(chosen, overrides)
+    structure.check_built(model)
+    planned = plan_of(model, chosen, parsed)
+    planned.check(planned.matched)
+    return planned
 
 
 @contextlib.contextmanager
@@ -120,11 +125,7 @@ def precision_scope(
         score = model(image)[:, label]
       saliency = tape.gradient(score, image)
     """
-    chosen = modes.get_mode(mode)
-    parsed = overriding.parse(chosen, overrides)
-    structure.check_built(model)
-    planned = plan_of(model, chosen, parsed)
-    planned.check(planned.matched)
+    planned = _checked_plan(model, mode, overrides)
     with assigned.assigned(model, planned):
         yield model
 

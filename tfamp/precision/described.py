@@ -64,13 +64,13 @@ def mostly_slow(model: keras.Model, low: str) -> list[str]:
     That is, if they hold most weights, tables of embeddings apart, and there is no
     other convolution or attention, which multiply by their weights often.
     """
-    found, in_slow, others, inside = [], 0, 0, set()
+    slow, in_slow, others, inside = [], 0, 0, set()
     for place in structure.walk(model):
         layer = place.layer
         size = rules.size(layer)
         why = layer.compute_dtype == "float32" and slow_layers.slow_here(layer, low)
         if why:
-            found.append(f"{layer.name}: {why}")
+            slow.append(f"{layer.name}: {why}")
         if why or inside & {id(each.layer) for each in place.holders}:
             inside.add(id(layer))
             in_slow += size
@@ -78,7 +78,7 @@ def mostly_slow(model: keras.Model, low: str) -> list[str]:
             return []
         elif not isinstance(layer, keras.layers.Embedding):
             others += size
-    return found if in_slow > others else []
+    return slow if in_slow > others else []
 
 
 # ---- What a trace has shown ----
@@ -134,9 +134,9 @@ def unsaved(planned: plan.Plan) -> str:
         json.loads(planned.model.to_json(), object_hook=note)
     except Exception:  # Code of the user's layers; such a model cannot be saved.
         saved.clear()
-    default, found = keras.config.dtype_policy().name, []
+    default, paths = keras.config.dtype_policy().name, []
     for layer, path, holders in structure.walk(planned.model):
-        made = {
+        inherited = {
             structure.policy(maker).name
             if type(maker).__module__.startswith("keras")
             else default
@@ -144,13 +144,13 @@ def unsaved(planned: plan.Plan) -> str:
         }
         policy = quantized.base_name(structure.policy(layer))
         if id(layer) in planned.rows and not isinstance(layer, keras.Model):
-            if made - {policy} and (layer.name, policy) not in saved:
-                found.append(repr(path))
-    if not found:
+            if inherited - {policy} and (layer.name, policy) not in saved:
+                paths.append(repr(path))
+    if not paths:
         return ""
     return (
         "A saved file does not hold the modes of layers that their class makes "
-        f"itself: {errors.examples(found)}. After loading, set them again with "
+        f"itself: {errors.examples(paths)}. After loading, set them again with "
         "tfamp.set_precision, or load the file under the same "
         "tfamp.enable(overrides=...)."
     )
@@ -169,8 +169,8 @@ def weighted(model: keras.Model) -> list[keras.layers.Layer]:
 def is_of_another(model: keras.Model, policy: str) -> bool:
     """Whether a model with weights was made under another policy than this one."""
     low, layers = keras.dtype_policies.get(policy).compute_dtype, weighted(model)
-    made = {plan.made_with(each).compute_dtype for each in [model, *layers]}
-    return bool(layers) and low not in made
+    dtypes = {plan.made_with(each).compute_dtype for each in [model, *layers]}
+    return bool(layers) and low not in dtypes
 
 
 def others(model: keras.Model, policy: str) -> list[keras.Model]:
@@ -182,16 +182,18 @@ def others(model: keras.Model, policy: str) -> list[keras.Model]:
 
     def is_ours(layer):
         by = plan.reason_of(layer)
-        told = by != plan.AS_MADE and not by.startswith(plan.BY_MODE)
+        is_set = by != plan.AS_MADE and not by.startswith(plan.BY_MODE)
         explicit = records.of(layer).enabled.is_explicit
-        return told or explicit or layer.compute_dtype in formats.LOW
+        return is_set or explicit or layer.compute_dtype in formats.LOW
 
     if policy == "float32":
         return []
     layers = [place.layer for place in structure.walk(model)]
     inner = [each for each in layers if isinstance(each, keras.Model)]
-    found = [x for x in inner if (held := weighted(x)) and not any(map(is_ours, held))]
-    return [model] if model in found else found
+    foreign = [
+        x for x in inner if (held := weighted(x)) and not any(map(is_ours, held))
+    ]
+    return [model] if model in foreign else foreign
 
 
 # Of what an error is about; Keras adds what a layer was called with: "dtype=bfloat16".
@@ -219,11 +221,11 @@ def add_override(error: BaseException, layer: keras.layers.Layer) -> None:
 def describe_others(models: list[keras.Model], policy: str) -> str:
     """Returns what to say of models that are not in the policy in force."""
     layers = [layer for model in models for layer in weighted(model)]
-    kept = sorted({structure.policy(each).name for each in layers})
+    policies = sorted({structure.policy(each).name for each in layers})
     paths = errors.examples(each.path for each in layers)
     if (now := keras.config.dtype_policy().name) != policy:
         return (
-            f"The layers of {models[0].name!r} have {', '.join(kept)}: the global "
+            f"The layers of {models[0].name!r} have {', '.join(policies)}: the global "
             f"dtype policy is {now}, not {policy}, since a script or "
             "keras.utils.clear_session() changed it, or this is another thread. Call "
             "tfamp.enable() here."
@@ -231,7 +233,7 @@ def describe_others(models: list[keras.Model], policy: str) -> str:
     return (
         f"Model {', '.join(repr(each.name) for each in models)} was built before "
         "tfamp.enable() or in another thread, or loaded in another precision: its "
-        f"layers keep {', '.join(kept)} ({paths}), "
+        f"layers keep {', '.join(policies)} ({paths}), "
         f"while {policy} is in force. Build it after tfamp.enable(), or call "
         "tfamp.set_precision on it."
     )

@@ -68,7 +68,7 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             with assigned.float32(model):
                 exact = _run(model, batch)
             is_finite = all(each.is_finite for each in exact)
-            found = _search(undo, model, batch, exact) if is_finite else {}
+            overflows = _search(undo, model, batch, exact) if is_finite else {}
         except Exception as error:  # Code of the user's layers may raise anything.
             user_code.log(
                 f"Model '{model.name}': the loss of a step is infinite or NaN, and it "
@@ -76,12 +76,12 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
                 f"({type(error).__name__}). Name the layer in overrides."
             )
             return False
-        if found and assigns:
+        if overflows and assigns:
             undo.pop_all()  # They stay.
-            for layer, largest in found.items():
+            for layer, largest in overflows.items():
                 records.of(layer).overflow = largest
-    if found:
-        _tell_healed(model, inputs, found, assigns)
+    if overflows:
+        _tell_healed(model, inputs, overflows, assigns)
         everything = plan.Plan(model, modes.get_mode("mixed_float16"))
         if lost := described.unsaved(everything) if assigns else "":
             user_code.log(lost)
@@ -100,7 +100,7 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             "Precision is not the cause, as it is not finite in float32 either. "
             f"{facts}.",
         )
-    return bool(found) and assigns
+    return bool(overflows) and assigns
 
 
 def _search(undo, model, batch, exact):
@@ -108,22 +108,22 @@ def _search(undo, model, batch, exact):
     largest: dict[Any, float] = {}
     for each in exact:
         largest[each.owner] = max(largest.get(each.owner, 0.0), each.largest)
-    found = {x for x, y in largest.items() if y > _LARGEST and _can_heal(x)}
+    healed = {x for x, y in largest.items() if y > _LARGEST and _can_heal(x)}
     for _ in range(_ROUNDS):
-        rows = {id(x): ("float32", rules.healed_by(largest[x])) for x in found}
+        rows = {id(x): ("float32", rules.healed_by(largest[x])) for x in healed}
         for place in structure.walk(model):  # Keras runs those by that one's precision.
             for holder in place.holders:
-                if holder.layer in found and rules.follows(place.layer, holder.layer):
+                if holder.layer in healed and rules.follows(place.layer, holder.layer):
                     rows[id(place.layer)] = "float32", f"follows {holder.layer.name!r}"
         undo.enter_context(assigned.assign(model, rows))
         low = _run(model, batch)
         if all(each.is_finite for each in low):
-            return {layer: largest[layer] for layer in largest if layer in found}
+            return {layer: largest[layer] for layer in largest if layer in healed}
         more = {layer for each in low for layer in each.lost if _can_heal(layer)}
-        more -= found
+        more -= healed
         if not more:
             break
-        found |= more
+        healed |= more
     return {}
 
 
@@ -137,16 +137,16 @@ def _run(model, batch):
     """Returns the `_Numbers` of each call in a training step, which is undone."""
     makers: list[list] = []
     own_step = train_steps.HOOKS.scales(model)  # Its model need not have a `call`.
-    given = batch if own_step else keras.utils.unpack_x_y_sample_weight(batch)[0]
+    argument = batch if own_step else keras.utils.unpack_x_y_sample_weight(batch)[0]
 
-    def run(given):
+    def run(argument):
         with tf.GradientTape() as tape:
             recorder = calls.Recorder(model, tape)
             with recorder.installed(is_stateless=not own_step):
                 if own_step:
-                    model.train_step(given)
+                    model.train_step(argument)
                 else:
-                    model(given, training=True)
+                    model(argument, training=True)
         leaves = {
             x.ref(): call.owner
             for call in recorder.calls
@@ -154,27 +154,32 @@ def _run(model, batch):
             for x in calls.floats(call.outputs)
         }
         measured = []
-        for call in (x for x in recorder.calls if x.made):
-            sources = [_sources(x, call, leaves) for x in call.made]
+        for call in (x for x in recorder.calls if x.results):
+            sources = [_sources(x, call, leaves) for x in call.results]
             owners = [[call.owner, *(leaves.get(x.ref()) for x in y)] for y in sources]
             makers.append(owners)
-            finite = tf.stack([_is_finite(call.made), *map(_is_finite, sources)])
-            each = [_is_finite([x]) for x in call.made]
-            largest = _largest_of([*call.taken, *call.made])
+            finite = tf.stack([_is_finite(call.results), *map(_is_finite, sources)])
+            each = [_is_finite([x]) for x in call.results]
+            largest = _largest_of([*call.inputs, *call.results])
             measured.append((finite, tf.stack(each), largest))
         return measured
 
-    traced = tf.function(run, autograph=False).get_concrete_function(given)
+    traced = tf.function(run, autograph=False).get_concrete_function(argument)
     before = saved_values.SavedValues(traced.captured_inputs)
     try:
-        measured = traced(given)
+        measured = traced(argument)
     finally:
         before.restore()
     rows = []
     for owners, (finite, each, largest) in zip(makers, measured, strict=True):
         whole, *took = finite.numpy().tolist()
         begins = zip(owners, took, each.numpy().tolist(), strict=True)
-        lost = [x for found, took, made in begins if took and not made for x in found]
+        lost = [
+            x
+            for layers, took, is_finite in begins
+            if took and not is_finite
+            for x in layers
+        ]
         lost = [x for x in lost if x is not None]
         rows.append(_Numbers(owners[0][0], whole, float(largest), lost))
     return rows
@@ -184,17 +189,17 @@ def _sources(tensor, call, leaves):
     """Returns what a tensor is computed from in a call: layers' results, arguments."""
     is_layer = isinstance(call.owner, keras.layers.Layer)
     if is_layer and not call.children:
-        return call.taken
-    found, visited = [], set()
+        return call.inputs
+    sources, visited = [], set()
     queue = [tensor] if is_layer else calls.floats(call.sources)
     stops = {x.ref() for x in calls.floats(call.arguments)} | leaves.keys()
     while queue:
         each = queue.pop()
         if each.ref() not in visited:
             visited.add(each.ref())
-            found += [each] * (each.ref() in stops)
+            sources += [each] * (each.ref() in stops)
             queue += [] if each.ref() in stops else each.op.inputs
-    return found
+    return sources
 
 
 def _is_finite(tensors):
@@ -259,9 +264,11 @@ def _describe_batch(inputs, targets):
     return "; ".join(parts) or "the batch has no floating numbers"
 
 
-def _tell_healed(model, inputs, found, assigns):
+def _tell_healed(model, inputs, overflows, assigns):
     places = {x.layer: x.path for x in structure.walk(model)}
-    named = {places[x]: y for x, y in found.items() if not isinstance(x, keras.Model)}
+    named = {
+        places[x]: y for x, y in overflows.items() if not isinstance(x, keras.Model)
+    }
     shown = [f"{path!r} (up to {largest:g})" for path, largest in named.items()]
     patterns = {overrides.pattern_of(model, path): "float32" for path in named}
     start = (
@@ -280,8 +287,8 @@ def _tell_healed(model, inputs, found, assigns):
 def _describe_inputs(model, inputs):
     """Returns what to say of inputs that float16 cannot hold; empty if all fit."""
     flat = _tensors(inputs)
-    known = getattr(model, "inputs", None) or ()
-    names = [x.name for x in known] if len(known) == len(flat) else []
+    symbols = getattr(model, "inputs", None) or ()
+    names = [x.name for x in symbols] if len(symbols) == len(flat) else []
     names = sorted(inputs) if isinstance(inputs, dict) else names
     if len(names) != len(flat) or "keras_tensor" in str(names):
         names = [f"input {i}" for i in range(len(flat))]

@@ -38,22 +38,22 @@ _PATH = "keras.src.backend.common.name_scope:current_path"
 _rules: "_Rules | None" = None
 
 
-def install(asked: Settings | None) -> None:
-    """Installs rules, unless they are in force; `asked`: None for the rewrite alone."""
+def install(settings: Settings | None) -> None:
+    """Installs rules, unless they are in force; None: for the rewrite alone."""
     global _rules
-    if _rules is not None and _rules.asked == asked:
+    if _rules is not None and _rules.settings == settings:
         return
     remove()
-    _rules = _Rules(asked)
-    made = [compiling.hook_compile(_rules.scale, _rules.before_compile)]
+    _rules = _Rules(settings)
+    installed = [compiling.hook_compile(_rules.scale, _rules.before_compile)]
     wanted = xla_steps.hooked(_rules.make_train_function, clusters.HOOKS.gather)
-    if _rules.is_mixed or (asked and asked.remat):
+    if _rules.is_mixed or (settings and settings.remat):
         wanted |= {"__call__": _rules.call, "data_layer": _rules.call}
     for key, make in wanted.items():
         place = places.PLACES[key]
         if owner := place.find():
-            made.append(hooks.Hook(owner, place.name, make))
-    _rules.hooks = made
+            installed.append(hooks.Hook(owner, place.name, make))
+    _rules.hooks = installed
 
 
 def remove() -> None:
@@ -82,9 +82,9 @@ def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextMan
     return assigned.assigned(model, planned)
 
 
-def scaled(model: keras.Model, given: Any = None) -> keras.optimizers.Optimizer:
+def scaled(model: keras.Model, unscaled: Any = None) -> keras.optimizers.Optimizer:
     """Returns an optimizer, the model's own, as `compile` would have it now."""
-    return (_rules or _Rules(None)).scale(model, given or model.optimizer)
+    return (_rules or _Rules(None)).scale(model, unscaled or model.optimizer)
 
 
 def is_unscaled() -> bool:
@@ -95,21 +95,21 @@ def is_unscaled() -> bool:
 class _Rules:
     """The rules of one `enable`; see `install`."""
 
-    def __init__(self, asked):
-        self.asked, self.hooks = asked, []
-        self.is_mixed = asked is not None and asked.is_mixed
-        self.overrides = asked.overrides if asked else ()
-        self.scaling = asked.scaling if asked else None  # The defaults.
-        self._policy = asked and asked.mode.policy
-        self._state = asked.optimizer_state if asked else "float32"
+    def __init__(self, settings):
+        self.settings, self.hooks = settings, []
+        self.is_mixed = settings is not None and settings.is_mixed
+        self.overrides = settings.overrides if settings else ()
+        self.scaling = settings.scaling if settings else None  # The defaults.
+        self._policy = settings and settings.mode.policy
+        self._state = settings.optimizer_state if settings else "float32"
         self._matched: set[str] = set()
         # The last one returns None where no file is being loaded.
-        found = map(names.resolve, places.CALLS)
-        self._attribute, self._is_stateless, self._loading = found
+        calls = map(names.resolve, places.CALLS)
+        self._attribute, self._is_stateless, self._loading = calls
 
     # ---- compile and fit ----
 
-    def scale(self, model, given):
+    def scale(self, model, unscaled):
         """Returns the optimizer to compile with."""
         scaling = self.scaling  # What patterns match is not known before it is built.
         low = any(x.mode.policy == "mixed_float16" for x in self.overrides)
@@ -117,8 +117,8 @@ class _Rules:
         now = records.of(model).enabled
         now.scales_loss = now.is_compiled
         if scaling is False or not (late or optimizer.needs_loss_scale(model)):
-            return given
-        return optimizer.wrap_optimizer(given, config=scaling)
+            return unscaled
+        return optimizer.wrap_optimizer(unscaled, config=scaling)
 
     def before_compile(self, model, arguments):
         low_bit.store_slots(model, arguments["optimizer"], self._state)
@@ -146,7 +146,7 @@ class _Rules:
                 self._before_training(model)
             original(model, *args, **kwargs)
             if self.scaling is not False:
-                assigns = self.asked is None or self.asked.heal
+                assigns = self.settings is None or self.settings.heal
                 heal = functools.partial(healed.heal, model, assigns=assigns)
                 optimizer.watch_steps(model, heal)
             if not hasattr(model.train_function, "then_function"):
@@ -169,7 +169,7 @@ class _Rules:
         layers = names.flatten_layers(model)
         modes = {quantized.mode_of(layer) for layer in layers}
         quantized.check_graph(model, quantized.FLOAT8 in modes)
-        if self.asked and self.asked.weights != "float32" and model.optimizer:
+        if self.settings and self.settings.weights != "float32" and model.optimizer:
             low_bit.store_weights(model)
         if self.scaling is not False:
             optimizer.warn_about_unscaled_optimizers(model)
@@ -182,9 +182,11 @@ class _Rules:
 
     def planned(self, root, traced=None):
         """Returns the plan of a model, or of one around it."""
-        traced, keeps = traced or rules.known(root), plan.keeps_unlike(self._policy)
-        asked = self.asked
-        return plan.Plan(root, asked.mode, self.overrides, traced, keeps, asked.remat)
+        traced, keeps = traced or rules.latest(root), plan.keeps_unlike(self._policy)
+        settings = self.settings
+        return plan.Plan(
+            root, settings.mode, self.overrides, traced, keeps, settings.remat
+        )
 
     def _plan(self, model):
         """Gives a compiled model's layers their plan; says if it is older."""
@@ -228,7 +230,7 @@ class _Rules:
             user_code.log(lost)
         described.tell_of_trace(model, traced)
         if check:
-            described.tell_of_slow(model, self.asked.mode.compute_format)
+            described.tell_of_slow(model, self.settings.mode.compute_format)
 
     # ---- Calls ----
 
@@ -255,7 +257,9 @@ class _Rules:
                 if settles:
                     records.of(layer).enabled.planned = None
                 raise
-            return promotion.widened(outputs) if self.asked.float32_outputs else outputs
+            return (
+                promotion.widened(outputs) if self.settings.float32_outputs else outputs
+            )
 
         return __call__
 
@@ -278,7 +282,7 @@ class _Rules:
         reductions.HOOKS.add(layer.activity_regularizer)
         around = names.resolve(_PATH, str)()
         path = f"{around}/{layer.name}" if around else layer.name
-        row = plan.at_first_call(layer, path, self.asked.mode, self.overrides)
+        row = plan.at_first_call(layer, path, self.settings.mode, self.overrides)
         if not row:
             return contextlib.nullcontext()
         undo = assigned.assign(layer, {id(layer): row}, forget=False)

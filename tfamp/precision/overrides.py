@@ -60,7 +60,7 @@ def matches(pattern: str, path: str) -> bool:
 
     `^` is the start of the path, so that `^head` is no `block/head`.
     """
-    starts = (0, *(found.end() for found in re.finditer("/", path)))
+    starts = (0, *(slash.end() for slash in re.finditer("/", path)))
     compiled = re.compile(pattern)
     return any(compiled.fullmatch(path, start) for start in starts)
 
@@ -90,15 +90,15 @@ def parse(mode: modes.Mode, overrides: Mapping[str, str] | None) -> Overrides:
             "`overrides` must be a dict of {pattern of a layer's path: mode}. "
             f"Received: overrides={overrides!r}."
         )
-    given = (overrides or {}).items()
+    entries = (overrides or {}).items()
     problems = [
         f"{pattern!r}: {text}"
-        for pattern, name in given
+        for pattern, name in entries
         if (text := _pattern_problem(pattern) or _mode_problem(mode, name))
     ]
     if problems:
         raise OverrideError("Invalid overrides: " + "; ".join(problems))
-    return tuple(Override(pattern, modes.get_mode(name)) for pattern, name in given)
+    return tuple(Override(pattern, modes.get_mode(name)) for pattern, name in entries)
 
 
 def parse_remat(patterns: Sequence[str] | None) -> tuple[str, ...]:
@@ -112,11 +112,11 @@ def parse_remat(patterns: Sequence[str] | None) -> tuple[str, ...]:
             "`remat` must be a list of patterns of layers' paths, as ['block_.*']. "
             f"Received: remat={patterns!r}."
         )
-    given = tuple(patterns or ())
-    problems = [f"{x!r}: {text}" for x in given if (text := _pattern_problem(x))]
+    remat = tuple(patterns or ())
+    problems = [f"{x!r}: {text}" for x in remat if (text := _pattern_problem(x))]
     if problems:
         raise OverrideError("Invalid patterns of `remat`: " + "; ".join(problems))
-    return given
+    return remat
 
 
 def _pattern_problem(pattern):
@@ -157,10 +157,10 @@ def find(paths: Iterable[str], parsed: Overrides) -> Override | None:
     """
     matching = [each for each in parsed if each.matches(paths)]
     if len({each.mode.name for each in matching}) > 1:
-        asked = ", ".join(f"{each.pattern!r} ({each.mode.name})" for each in matching)
+        clashes = ", ".join(f"{each.pattern!r} ({each.mode.name})" for each in matching)
         raise OverrideError(
             f"{len(matching)} patterns match {next(iter(paths))!r} with different "
-            f"modes: {asked}. Let only one of them match, for example by a negative "
+            f"modes: {clashes}. Let only one of them match, for example by a negative "
             "lookahead, '^(?!...)'."
         )
     return matching[0] if matching else None

@@ -35,13 +35,13 @@ class Assignment(NamedTuple):
     """The dtype policy that a plan has given a layer.
 
     Attributes:
-      made: The dtype policy that it was made with.
+      original: The dtype policy that it was made with.
       policy: The one that it was assigned. Once it has another, the user set that.
       reason: Why.
       root: Weak reference to the model whose plan it was.
     """
 
-    made: keras.DTypePolicy
+    original: keras.DTypePolicy
     policy: keras.DTypePolicy
     reason: str
     root: Any
@@ -56,7 +56,7 @@ def assignment_of(layer: keras.layers.Layer) -> Assignment | None:
 def made_with(layer: keras.layers.Layer) -> keras.DTypePolicy:
     """Returns the dtype policy that a layer was made with, or that the user gave it."""
     last = assignment_of(layer)
-    return last.made if last else structure.policy(layer)
+    return last.original if last else structure.policy(layer)
 
 
 def reason_of(layer: keras.layers.Layer) -> str:
@@ -115,8 +115,8 @@ def at_first_call(
     """
     if isinstance(layer, keras.Model):
         return None
-    if found := overriding.find((path,), overrides):
-        return found.mode.policy, found.reason
+    if override := overriding.find((path,), overrides):
+        return override.mode.policy, override.reason
     low = mode.compute_format
     if low not in formats.LOW or keeps_unlike(mode.policy)(layer):
         return None
@@ -157,8 +157,8 @@ class Plan:
         places = structure.walk(model)
         self._places = [p for p in places if structure.is_assignable(p.layer)]
         self._free = [place for place in self._places if _leader(place) is None]
-        found = {id(p.layer): overriding.find(_paths(p), overrides) for p in self._free}
-        self._own = {key: each for key, each in found.items() if each}
+        own = {id(p.layer): overriding.find(_paths(p), overrides) for p in self._free}
+        self._own = {key: each for key, each in own.items() if each}
         paths = [_paths(place) for place in self._free]
         self.matched = {x.pattern for x in overrides if any(map(x.matches, paths))}
         self._patterns = [*(x.pattern for x in overrides), *(remat or ())]
@@ -211,9 +211,9 @@ class Plan:
         return {id(place.layer): self._row(place) for place in self._places}
 
     def _row(self, place):
-        kept = self._keeps(place.layer)
-        if found := self._asked(place) or self._pinned(place) or kept:
-            return found
+        keeps = self._keeps
+        if row := self._overridden(place) or self._pinned(place) or keeps(place.layer):
+            return row
         largest = records.of(place.layer).overflow
         if largest is not None and self.mode.compute_format == "float16":
             return "float32", rules.healed_by(largest)
@@ -232,9 +232,9 @@ class Plan:
         wide = any(x.layer is layer or self._row(x)[0] == "float32" for x in places)
         return wide and self.mode.policy != "float32"
 
-    def _asked(self, place):
-        if found := self._own.get(id(place.layer)):
-            return _by_mode(place.layer, found.mode, found.reason, any_size=True)
+    def _overridden(self, place):
+        if override := self._own.get(id(place.layer)):
+            return _by_mode(place.layer, override.mode, override.reason, any_size=True)
         around = self._around(place)
         if len(around) > 1:
             names = " and ".join(repr(name) for name, _ in around.values())
@@ -242,19 +242,19 @@ class Plan:
                 f"Layer {place.path!r} is shared by {names}, whose overrides are "
                 f"{' and '.join(around)}. Name the layer itself."
             )
-        for name, found in around.values():
-            reason = f"in {name!r}, {found.reason}"
-            return _by_mode(place.layer, found.mode, reason, any_size=True)
+        for name, override in around.values():
+            reason = f"in {name!r}, {override.reason}"
+            return _by_mode(place.layer, override.mode, reason, any_size=True)
         return None
 
     def _around(self, place):
         """Returns {mode: (layer around, its override)} of the nearest ones around."""
-        found = {}
+        nearest = {}
         for holder in place.holders:
             own = self._own.get(id(holder.layer))
             one = own and {own.mode.name: (holder.layer.name, own)}
-            found |= one or self._around(holder)
-        return found
+            nearest |= one or self._around(holder)
+        return nearest
 
     def _pinned(self, place):
         """Returns float32, and the reason, by a rule for it or for one around it."""

@@ -58,6 +58,9 @@ def _state_of(mode):
 def policy_scope(mode: str) -> Iterator[modes.Mode]:
     """Sets the precision of layers that are constructed inside the scope.
 
+    For a part of a model, or a model that another script trains. `tfamp.enabled` scopes
+    all that `enable` does, training included.
+
     Keras layers read the dtype policy when they are constructed, not when they are
     called, so a model built inside keeps its precision outside. Train it under
     `tfamp.enable`: otherwise bias gradients in bfloat16 are TensorFlow's, which are

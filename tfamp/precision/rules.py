@@ -207,20 +207,20 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
       *args, **kwargs: What it is called with: tensors or `tf.TensorSpec`s.
     """
     kwargs["training"] = False
-    found = flow.read_flow(model, args, kwargs, _computes, _takes_exact_values)
-    outputs = {id(layer): PASSES_OUTPUT for layer in found.passing}
-    outputs |= {id(layer): OUTPUT for layer in found.computing if not _is_large(layer)}
-    ends = [*(x.name for x in (*found.exact, *found.raw)), *found.mixed, "operators"]
+    trace = flow.read_flow(model, args, kwargs, _computes, _takes_exact_values)
+    outputs = {id(layer): PASSES_OUTPUT for layer in trace.passing}
+    outputs |= {id(layer): OUTPUT for layer in trace.computing if not _is_large(layer)}
+    ends = [*(x.name for x in (*trace.exact, *trace.raw)), *trace.mixed, "operators"]
     why = f"passes values on to {ends[0]!r}, and must not round them"
-    routes = {id(layer): why for layer in found.between}
-    routes |= {id(layer): _RAW for layer in found.raw}
+    routes = {id(layer): why for layer in trace.between}
+    routes |= {id(layer): _RAW for layer in trace.raw}
     norms = [p.layer for p in structure.walk(model) if _normalizes(p.layer)]
     sources = {
-        id(x): [y for y in found.sources.get(id(x), ()) if y is x or not _normalizes(y)]
+        id(x): [y for y in trace.sources.get(id(x), ()) if y is x or not _normalizes(y)]
         for x in norms
     }
-    rounded = [layer.name for layer in found.rounded if _takes_raw_values(layer)]
-    result = Traced(outputs, routes, sources, tuple(rounded), tuple(found.mixed))
+    rounded = [layer.name for layer in trace.rounded if _takes_raw_values(layer)]
+    result = Traced(outputs, routes, sources, tuple(rounded), tuple(trace.mixed))
     records.of(model).traced = structure.layer_ids(model), result
     return result
 
@@ -231,7 +231,7 @@ def _last(model):
     return result if layers and layers == structure.layer_ids(model) else None
 
 
-def known(model: keras.Model) -> Traced:
+def latest(model: keras.Model) -> Traced:
     """Returns the results of traces of the models in one that has none itself."""
     outputs, routes, sources = {}, {}, {}
     for place in structure.walk(model):
@@ -255,13 +255,13 @@ def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
       ExportError: If the inputs are not known, or the model cannot be traced.
     """
     try:
-        given = model_inputs.specs(model) if inputs is None else inputs
+        specs = model_inputs.specs(model) if inputs is None else inputs
     except errors.ExportError:
         if last := _last(model):
             return last
         raise
     with model_inputs.explained(model, "cannot be traced"):
-        return traced(model, given)
+        return traced(model, specs)
 
 
 def _normalizes(layer):

@@ -159,27 +159,27 @@ def parse(
     )
 
 
-def _check_weights(given, mode):
-    if given not in ("float32", "bfloat16"):
+def _check_weights(weights, mode):
+    if weights not in ("float32", "bfloat16"):
         raise ValueError(
-            f"`weights` must be 'float32' or 'bfloat16'. Received: weights={given!r}."
+            f"`weights` must be 'float32' or 'bfloat16'. Received: weights={weights!r}."
         )
-    if given == "bfloat16" and mode.policy != "mixed_bfloat16":
+    if weights == "bfloat16" and mode.policy != "mixed_bfloat16":
         raise ValueError(
             "Weights are stored in bfloat16 where layers compute in it. Received: "
             f"weights='bfloat16' with the mode {mode.name!r}. Use mixed_bfloat16."
         )
 
 
-def _scaling(given):
-    if given is False:
+def _scaling(loss_scale):
+    if loss_scale is False:
         return False
-    if not isinstance(given, Mapping | None):
+    if not isinstance(loss_scale, Mapping | None):
         raise TypeError(
             "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
-            f"None. Received: loss_scale={given!r}."
+            f"None. Received: loss_scale={loss_scale!r}."
         )
-    return rule.LossScaleConfig.from_keywords(given or {})
+    return rule.LossScaleConfig.from_keywords(loss_scale or {})
 
 
 # ---- The mode ----
@@ -251,43 +251,43 @@ def resolve_rewrite(
 
 
 def rewrite_request(
-    own: bool, mode: str, given: bool | Mapping[str, Any] | None
+    own: bool, mode: str, graph_rewrite: bool | Mapping[str, Any] | None
 ) -> switch.RewriteConfig | None:
     """Returns the rewrite requested by argument or environment, or None.
 
     Args:
       own: Whether a graph rewrite in force is an earlier `enable`'s.
       mode: As for `enable`.
-      given: The argument `graph_rewrite` of `enable`.
+      graph_rewrite: The argument `graph_rewrite` of `enable`.
 
     Raises:
       ValueError: As `enable`; TypeError for other types and unknown keywords.
     """
-    if switch.active() is not None and not own and not given:
-        if given is False or mode not in _FLOAT32_MODES:
+    if switch.active() is not None and not own and not graph_rewrite:
+        if graph_rewrite is False or mode not in _FLOAT32_MODES:
             raise ValueError(
                 "enable_graph_rewrite() is in force, and TensorFlow accepts a mixed "
                 "dtype policy beside it and silently undoes float32 layers. Received: "
-                f"mode={mode!r}, graph_rewrite={given!r}. Call "
+                f"mode={mode!r}, graph_rewrite={graph_rewrite!r}. Call "
                 "tfamp.disable_graph_rewrite() first, or request the rewrite by "
                 "tfamp.enable(mode, graph_rewrite=True)."
             )
         return None
-    if given is None:
-        given = _by_environment(mode)
-    if given is False:
+    if graph_rewrite is None:
+        graph_rewrite = _by_environment(mode)
+    if graph_rewrite is False:
         return None
-    if given is not True and not isinstance(given, Mapping):
+    if graph_rewrite is not True and not isinstance(graph_rewrite, Mapping):
         raise TypeError(
             "`graph_rewrite` must be True, False, None or a dict of keywords of "
-            f"`enable_graph_rewrite`. Received: graph_rewrite={given!r}."
+            f"`enable_graph_rewrite`. Received: graph_rewrite={graph_rewrite!r}."
         )
-    keywords = {} if given is True else dict(given)
+    keywords = {} if graph_rewrite is True else dict(graph_rewrite)
     if mode in _FLOAT32_MODES or "dtype" in keywords:
         raise ValueError(
             "`mode` names the format that graphs are rewritten to: 'auto', "
             f"'mixed_bfloat16' or 'mixed_float16'. Received: mode={mode!r} with "
-            f"graph_rewrite={given!r}."
+            f"graph_rewrite={graph_rewrite!r}."
         )
     dtype = mode if mode == "auto" else modes.get_mode(mode).compute_format
     return switch.RewriteConfig.from_keywords(dtype, keywords)
@@ -295,8 +295,9 @@ def rewrite_request(
 
 def _by_environment(mode):
     """Whether the environment asks for a rewrite, where the mode goes with one."""
-    if not switch.requested_by_environment() or mode == "auto":
-        return switch.requested_by_environment()
+    is_requested = switch.requested_by_environment()
+    if not is_requested or mode == "auto":
+        return is_requested
     asks = (
         "The environment variable TF_ENABLE_AUTO_MIXED_PRECISION or "
         "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE requests the graph rewrite, and "

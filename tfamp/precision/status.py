@@ -18,7 +18,8 @@ from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule
 from tfamp.operators import again
-from tfamp.precision import policy, rules, settings
+from tfamp.precision import policy, rules
+from tfamp.precision.settings import Settings
 from tfamp.storage import remat
 from tfamp.updates import compiled
 
@@ -94,25 +95,29 @@ NOTES: dict[str, None] = {}
 
 
 def describe(
-    asked: settings.Settings | None,
+    settings: Settings | None,
     rewrite: switch.Rewrite | None,
     thread: threading.Thread | None = None,
 ) -> Status:
     """Returns the status of the globals as they are now.
 
     Args:
-      asked: The arguments of `enable`; None if it is not in force.
+      settings: The arguments of `enable`; None if it is not in force.
       rewrite: The graph rewrite that it enabled, if any.
       thread: The thread that called it, to which Keras' policy belongs.
     """
     devices = hardware.read_devices()
     state, active = policy.read(), switch.active()
-    change = _change(asked, state, thread) if asked else "tfamp.enable() was not called"
+    change = (
+        _change(settings, state, thread)
+        if settings
+        else "tfamp.enable() was not called"
+    )
     tf32 = state.tensor_float_32 and hardware.format_support("tf32", devices).supported
     name = state.dtype_policy.name
     effective = "tf32" if name == "float32" and tf32 else name
-    if asked and not change and rewrite is None:
-        effective = asked.mode.name
+    if settings and not change and rewrite is None:
+        effective = settings.mode.name
     seen = first_step.last_report() if active else None
     if seen and seen.effective:
         effective = f"mixed_{seen.effective}"
@@ -121,17 +126,17 @@ def describe(
         requested = f"{active.dtype} requested ({active.reason})"
         rewritten = str(seen or f"{requested}; no training step seen yet")
     return Status(
-        requested=asked.requested if asked else None,
+        requested=settings.requested if settings else None,
         effective=effective,
-        reason=change or "; ".join([asked.reason, *NOTES]),
+        reason=change or "; ".join([settings.reason, *NOTES]),
         device=hardware.device_label(devices),
         dtype_policy=name,
-        overrides=_describe_overrides(asked.overrides if asked else ()),
-        remat=_describe_remat(asked.remat if asked else ()),
-        optimizer_state=asked.optimizer_state if asked else "float32",
-        weights=asked.weights if asked else "float32",
+        overrides=_describe_overrides(settings.overrides if settings else ()),
+        remat=_describe_remat(settings.remat if settings else ()),
+        optimizer_state=settings.optimizer_state if settings else "float32",
+        weights=settings.weights if settings else "float32",
         tensor_float_32=state.tensor_float_32,
-        loss_scaling=_describe_scaling(asked, active),
+        loss_scaling=_describe_scaling(settings, active),
         graph_rewrite=rewritten,
         bias_gradients=(
             "bfloat16 ones are summed in float32"
@@ -143,45 +148,47 @@ def describe(
             if bias_gradient.EMBEDDING_HOOKS.in_force()
             else "Keras': repeated rows are squared, then summed"
         ),
-        fused_kernels=_describe_kernels(asked),
+        fused_kernels=_describe_kernels(settings),
         attention=long_attention.describe(),
-        xla=_describe_xla(asked),
-        float32_layers=_describe_float32(asked),
+        xla=_describe_xla(settings),
+        float32_layers=_describe_float32(settings),
         healed=errors.examples(_describe_healed()) or "none",
         formats_meet=errors.examples(again.places()) or "none seen",
         versions=_describe_versions(devices),
     )
 
 
-def _change(asked, state, thread):
+def _change(settings, state, thread):
     """What differs from what `enable` set; empty if nothing does."""
-    here, found = threading.current_thread(), state.dtype_policy.name
-    wanted = asked.mode.policy
-    if found != wanted and thread is not here:
+    here, current = threading.current_thread(), state.dtype_policy.name
+    wanted = settings.mode.policy
+    if current != wanted and thread is not here:
         return (
             f"Keras' dtype policy belongs to a thread: {wanted} to {thread.name!r}, "
-            f"which called enable(), {found} to this one, {here.name!r}. Call "
+            f"which called enable(), {current} to this one, {here.name!r}. Call "
             "tfamp.enable in the thread that builds models"
         )
-    if found != wanted:
-        return f"the global dtype policy was changed from {wanted} to {found}"
-    if state.tensor_float_32 != asked.mode.tensor_float_32:
+    if current != wanted:
+        return f"the global dtype policy was changed from {wanted} to {current}"
+    if state.tensor_float_32 != settings.mode.tensor_float_32:
         return "the TF32 flag was changed after enable()"
     return ""
 
 
-def _describe_overrides(asked):
-    return ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in asked) or "none"
+def _describe_overrides(overrides):
+    return (
+        ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in overrides) or "none"
+    )
 
 
 def _describe_remat(patterns):
     works = "works" if remat.HOOKS.in_force() else "fails in `fit`, as in Keras"
-    asked = ", ".join(map(repr, patterns)) or "none requested"
-    return f"{asked}; keras.RematScope {works}"
+    requested = ", ".join(map(repr, patterns)) or "none requested"
+    return f"{requested}; keras.RematScope {works}"
 
 
-def _describe_kernels(asked):
-    if asked is None or not asked.fuses_updates:
+def _describe_kernels(settings):
+    if settings is None or not settings.fuses_updates:
         return "off"
     if not (device := graph_context.one_device()):
         return "none: for graphs on one CPU or GPU"
@@ -195,18 +202,18 @@ def _describe_kernels(asked):
     return f"{', '.join(names)} (in graphs on one {device} without XLA){last}"
 
 
-def _describe_xla(asked):
-    wanted = asked is not None and asked.xla_flags
+def _describe_xla(settings):
+    wanted = settings is not None and settings.xla_flags
     flags = xla_flags.describe() if wanted else "none (not requested)"
     return f"flags: {flags}; programs on disk: {xla_cache.describe()}"
 
 
-def _describe_scaling(asked, active):
-    if not asked and not active:
+def _describe_scaling(settings, active):
+    if not settings and not active:
         return "as stock Keras does"
     # Without a session the hooks have the defaults.
-    scaling = asked.scaling if asked else rule.LossScaleConfig()
-    mode = asked.mode if asked else modes.get_mode(f"mixed_{active.dtype}")
+    scaling = settings.scaling if settings else rule.LossScaleConfig()
+    mode = settings.mode if settings else modes.get_mode(f"mixed_{active.dtype}")
     if scaling is False:
         return "off, as requested"
     kind = "dynamic" if scaling.dynamic else "static"
@@ -216,12 +223,12 @@ def _describe_scaling(asked, active):
     return f"not needed by {mode.name}; {described} where a float16 layer trains"
 
 
-def _describe_float32(asked):
-    if asked is None or not asked.is_mixed:
+def _describe_float32(settings):
+    if settings is None or not settings.is_mixed:
         return "only those requested"
     *kinds, slow = [each.what for each in rules.BY_KIND]
     listed = ", ".join(["outputs", "what computes with raw inputs", *kinds])
-    if not slow_layers.has_slow(asked.mode.compute_format):
+    if not slow_layers.has_slow(settings.mode.compute_format):
         return listed
     each = ", ".join(f"{x.what} ({x.ratio} times)" for x in slow_layers.SLOW)
     return f"{listed}; {slow}: {each}"

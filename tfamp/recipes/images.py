@@ -129,13 +129,13 @@ def synthetic(config) -> tasks.Synthetic:
     """
     _check(config)
     settings, side = config.data, config.data.get("image_size", images_data.SIDE)
-    known = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3), "digits": (side, side, 1)}
-    shape = tuple(settings.image_shape or known.get(settings.name, ()))
+    shapes = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3), "digits": (side, side, 1)}
+    shape = tuple(settings.image_shape or shapes.get(settings.name, ()))
     classes = settings.classes
     if not shape:
         raise ValueError(
             "The images' shape is not known without reading them. Received: "
-            f"config.data.name={settings.name!r}. Expected one of {', '.join(known)}; "
+            f"config.data.name={settings.name!r}. Expected one of {', '.join(shapes)}; "
             "or set config.data.image_shape=(height, width, channels) and "
             "config.data.classes."
         )
@@ -327,11 +327,11 @@ def _efficientnet_features(inputs, model):
         settings |= {"dtype": "float32", "name": name} if name else {}
         return type(layer).from_config(settings)
 
-    made = keras.applications.EfficientNetB0(
+    network = keras.applications.EfficientNetB0(
         include_top=False, weights=None, input_tensor=inputs, pooling="avg"
     )
-    made = keras.models.clone_model(made, [inputs], clone_function=copy)
-    return layers.Dropout(model.dropout, name="dropout")(made.outputs[0])
+    network = keras.models.clone_model(network, [inputs], clone_function=copy)
+    return layers.Dropout(model.dropout, name="dropout")(network.outputs[0])
 
 
 _NETWORKS = {

@@ -92,8 +92,8 @@ def _hold_out(examples, labels):
 
 
 def _has_images(root):
-    found = (path for pattern in ("*/*", "*/*/*") for path in root.glob(pattern))
-    return any(path.suffix in _SUFFIXES for path in found)
+    paths = (path for pattern in ("*/*", "*/*/*") for path in root.glob(pattern))
+    return any(path.suffix in _SUFFIXES for path in paths)
 
 
 def _read_folder(root):
@@ -129,20 +129,20 @@ def _list_images(folder):
     from sklearn import datasets
 
     classes = [path.name for path in folder.glob("[!.]*") if path.is_dir()]
-    found = datasets.load_files(
+    listing = datasets.load_files(
         folder,
         categories=classes,
         load_content=False,
         random_state=0,
         allowed_extensions=_SUFFIXES,
     )
-    counts = np.bincount(found.target, minlength=len(classes)) if classes else []
+    counts = np.bincount(listing.target, minlength=len(classes)) if classes else []
     if len(classes) < 2 or min(counts) < 1:
         raise errors.DataError(
             f"{folder} has, by class, {dict(zip(sorted(classes), counts, strict=True))}"
             f" images. Expected {_LAYOUT}, of each of 2 or more classes."
         )
-    return found
+    return listing
 
 
 def _measure(paths):

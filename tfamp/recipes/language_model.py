@@ -209,10 +209,10 @@ def _score(config, parts, model, folder: pathlib.Path):
     """Returns perplexity and the share of gradients kept; writes the report on them."""
     test = pipeline.evaluation_batches(parts["test"], config.eval_batch_size)
     scores = model.evaluate(test, verbose=0, return_dict=True)
-    kept = math.nan
+    share = math.nan
     if math.isfinite(scores["perplexity"]):
-        kept = _kept_gradients(config, parts["train"], model, folder)
-    return {"perplexity": scores["perplexity"], "kept_gradients": kept}
+        share = _kept_gradients(config, parts["train"], model, folder)
+    return {"perplexity": scores["perplexity"], "kept_gradients": share}
 
 
 def _kept_gradients(config, train, model, folder):
@@ -229,13 +229,13 @@ def _kept_gradients(config, train, model, folder):
     count = min(config.batch_size, max(1, _ELEMENTS // (length * vocabulary)))
     features, labels = next(iter(train.batch(count)))
     loss, share = _loss(), count / config.batch_size
-    found = compare.compare_precision(
+    report = compare.compare_precision(
         *(model, features, f"mixed_{low}" if rewrite else None),
         targets=labels,
         loss=lambda y, x: loss(y, x) * share,
     )
-    plain = json.dumps(found.to_dict(), indent=2)
+    plain = json.dumps(report.to_dict(), indent=2)
     run_files.write_text(folder / "precision.json", plain)
-    run_files.write_text(folder / "precision.md", found.to_markdown())
-    (logits,) = (row for row in found.rows if row.path.endswith(_LOGITS))
+    run_files.write_text(folder / "precision.md", report.to_markdown())
+    (logits,) = (row for row in report.rows if row.path.endswith(_LOGITS))
     return logits.gradients.kept

@@ -144,12 +144,12 @@ def load(config: config_dict.ConfigDict) -> Encoder:
     models, model = require("keras_hub").models, config.model
     require("tokenizers")
     if model.preset:
-        found = _load_preset(models, model.preset, model.dropout)
+        encoder = _load_preset(models, model.preset, model.dropout)
     else:
         names = ("num_layers", "num_heads", "hidden_dim", "intermediate_dim", "dropout")
         names += ("max_sequence_length", "vocabulary_size")
         sizes = {name: model[name] for name in names}
-        found = Encoder(
+        encoder = Encoder(
             lambda: models.BertBackbone(**sizes),
             tokenizer=None,
             positions=model.max_sequence_length,
@@ -157,12 +157,12 @@ def load(config: config_dict.ConfigDict) -> Encoder:
             description=f"encoder: new, {model.num_layers} layers of "
             f"{model.hidden_dim}",
         )
-    if config.data.sequence_length > found.positions:
+    if config.data.sequence_length > encoder.positions:
         raise ValueError(
             "`config.data.sequence_length` must be at most the encoder's positions. "
-            f"Received: {config.data.sequence_length}, positions: {found.positions}."
+            f"Received: {config.data.sequence_length}, positions: {encoder.positions}."
         )
-    return found
+    return encoder
 
 
 def random_tokens(
@@ -283,7 +283,7 @@ def encodings(tokenizer: Any, texts: Sequence[Any]) -> Iterator[Any]:
 
 def _load_preset(models, name, dropout) -> Encoder:
     """Returns a pretrained encoder; its sizes and its tokenizer are read now."""
-    with _told(name):
+    with _load_errors(name):
         source = _download(name) if name.startswith("hf://") else _expanded(name)
         # Its sizes, and whether it is a BERT at all: no weights are read.
         sizes = models.BertBackbone.from_preset(source, load_weights=False).get_config()
@@ -308,7 +308,7 @@ def _load_preset(models, name, dropout) -> Encoder:
             )
 
     def build():
-        with _told(name):
+        with _load_errors(name):
             backbone = models.BertBackbone.from_preset(source, dropout=dropout)
         return with_activation(backbone, activation) if activation else backbone
 
@@ -324,7 +324,7 @@ def _load_preset(models, name, dropout) -> Encoder:
 
 
 @contextlib.contextmanager
-def _told(name):
+def _load_errors(name):
     """Tells what goes wrong with a preset as a DataError of one line."""
     # KerasHub lets the first one through, a bare Exception.
     broken = require("safetensors").SafetensorError
@@ -390,10 +390,10 @@ def _check_weights(path, layers):
     with require("safetensors").safe_open(path, framework="np") as file:
         dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}
     dtypes = {name: d for name, d in dtypes.items() if "encoder.layer." in name}
-    found = {int(re.search(r"encoder\.layer\.(\d+)", name)[1]) for name in dtypes}
-    if len(found) != layers:
+    numbers = {int(re.search(r"encoder\.layer\.(\d+)", name)[1]) for name in dtypes}
+    if len(numbers) != layers:
         raise ValueError(
-            f"{path} has {len(found)} layers; its config.json says {layers}."
+            f"{path} has {len(numbers)} layers; its config.json says {layers}."
         )
     if odd := sorted(set(dtypes.values()) - {"BF16", "F16", "F32", "F64"}):
         raise ValueError(f"{path} has weights of {', '.join(odd)}; expected floats.")

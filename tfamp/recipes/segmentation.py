@@ -174,10 +174,10 @@ def _predict(config, model, rows, folder):
     settings, masks = config.data, []
     for number, file in enumerate(data.pick(rows, ["file"]).file):
         image = segmentation_data.read_image(file, settings)
-        found = segmentation_scores.to_classes(model.predict(image[None], verbose=0))
-        found = keras.ops.convert_to_numpy(found)[0]
+        mask = segmentation_scores.to_classes(model.predict(image[None], verbose=0))
+        mask = keras.ops.convert_to_numpy(mask)[0]
         # As the masks that train: 0 and 255, or the numbers of the classes.
-        levels = 255 * found if settings.classes == 2 else found + settings.first_class
+        levels = 255 * mask if settings.classes == 2 else mask + settings.first_class
         masks.append(folder / f"mask{number}_{pathlib.Path(file).stem}.png")
         Image.fromarray(levels.astype("uint8")).save(masks[-1])
     return pandas.DataFrame({"mask": [*map(str, masks)]})
@@ -226,11 +226,11 @@ def build_network(classes: int, model) -> keras.Model:
     inputs = keras.Input((None, None, 3), name="image")
     # Pinned to float32: 8-bit steps do not survive bfloat16's 8 bits of precision.
     scale = keras.layers.Rescaling(1 / 127.5, -1.0, dtype="float32", name="rescaling")
-    x, kept = scale(inputs), []
+    x, skips = scale(inputs), []
     *upper, lowest = model.widths
     for level, width in enumerate(upper, 1):
         x = _two_convolutions(x, width, model.batch_norm, f"down{level}")
-        kept.append(x)
+        skips.append(x)
         x = keras.layers.MaxPooling2D(name=f"pool{level}")(x)
     x = _two_convolutions(x, lowest, model.batch_norm, "bottom")
     x = keras.layers.Dropout(model.dropout, name="dropout")(x)
@@ -239,7 +239,7 @@ def build_network(classes: int, model) -> keras.Model:
         up = keras.layers.Conv2DTranspose(
             width, 2, strides=2, name=f"up{level}", **settings
         )
-        x = keras.layers.Concatenate(name=f"skip{level}")([kept[level - 1], up(x)])
+        x = keras.layers.Concatenate(name=f"skip{level}")([skips[level - 1], up(x)])
         x = _two_convolutions(x, width, model.batch_norm, f"up{level}")
     channels, activation = (1, "sigmoid") if classes == 2 else (classes, "softmax")
     logits = keras.layers.Conv2D(channels, 1, dtype="float32", name="logits")(x)

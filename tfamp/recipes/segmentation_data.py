@@ -172,10 +172,10 @@ def _read(image_path, mask_path, settings):
     else:
         levels, first = np.asarray(mask), settings.first_class
         allowed, numbers = [{*range(first, first + classes)}], levels - first
-    found = {*np.unique(levels).tolist()}
-    if not any(found <= values for values in allowed):
+    unique_levels = {*np.unique(levels).tolist()}
+    if not any(unique_levels <= values for values in allowed):
         raise errors.DataError(
-            f"{mask_path} has the values {sorted(found)[:20]}. Expected "
+            f"{mask_path} has the values {sorted(unique_levels)[:20]}. Expected "
             f"{' or '.join(map(str, allowed))}; see config.data.classes."
         )
     image = np.asarray(image.convert("RGB"))
@@ -231,12 +231,12 @@ def _load_tfds(config):
 
     def prepare(example):
         mask = tf.cast(example[settings.mask_feature], tf.int32) - settings.first_class
-        known = tf.reduce_all((mask >= 0) & (mask < settings.classes))
+        in_range = tf.reduce_all((mask >= 0) & (mask < settings.classes))
         expected = (
             f"Masks have classes {settings.first_class} and on, {settings.classes} of "
             "them: see config.data.first_class and config.data.classes."
         )
-        tf.debugging.Assert(known, [expected])
+        tf.debugging.Assert(in_range, [expected])
         image, mask = _resize(example["image"], tf.cast(mask, tf.uint8), side)
         image = tf.ensure_shape(image, (side, side, 3))
         return image, tf.ensure_shape(mask, (side, side, 1))

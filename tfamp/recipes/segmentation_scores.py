@@ -135,8 +135,8 @@ class IoU(Dice):
 
     def result(self):
         """Returns the score so far: float32 scalar."""
-        both, found, true = ops.unstack(self.counts.value)
-        return _mean_over_classes(both, found + true - both)
+        both, predicted, true = ops.unstack(self.counts.value)
+        return _mean_over_classes(both, predicted + true - both)
 
 
 def _count(y_true, y_pred, axis):
@@ -144,13 +144,13 @@ def _count(y_true, y_pred, axis):
     channels = y_pred.shape[-1]
     # Of two the foreground alone counts.
     classes = np.arange(channels, dtype="int32") if channels > 1 else 1
-    found = ops.cast(to_classes(y_pred)[..., None] == classes, "int64")
+    predicted = ops.cast(to_classes(y_pred)[..., None] == classes, "int64")
     true = ops.cast(ops.cast(y_true, "int32") == classes, "int64")
-    return [ops.sum(mask, axis=axis) for mask in (found * true, found, true)]
+    return [ops.sum(mask, axis=axis) for mask in (predicted * true, predicted, true)]
 
 
-def _dice(both, found, true):
-    return _mean_over_classes(2 * both, found + true)
+def _dice(both, predicted, true):
+    return _mean_over_classes(2 * both, predicted + true)
 
 
 def _mean_over_classes(part, whole):

@@ -156,8 +156,8 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
     """
     _check(config)
     columns = tabular_data.categorical_columns(config.data)
-    given, numbers = dict(config.data.categories), config.data.continuous_columns
-    counts = {name: given.get(name, _CATEGORIES) for name in columns}
+    categories, numbers = dict(config.data.categories), config.data.continuous_columns
+    counts = {name: categories.get(name, _CATEGORIES) for name in columns}
     encoder = tabular_data.Encoder(
         categories={n: [str(i) for i in range(1, c)] for n, c in counts.items()},
         medians={},
@@ -287,9 +287,9 @@ def embedding_size(categories: int) -> int:
 
 def _embedding_sizes(model, encoder):
     """Returns the size of each categorical column's embedding."""
-    given = dict(model.embedding_sizes)
+    sizes = dict(model.embedding_sizes)
     return {
-        name: given.get(name) or embedding_size(count)
+        name: sizes.get(name) or embedding_size(count)
         for name, count in encoder.sizes.items()
     }
 
@@ -360,13 +360,13 @@ def _describe(config, splits, encoder):
     target = test[data.target_column].to_numpy()
     simple = rmsle(target, tabular_data.baseline(data, splits.train, test))
     unseen = {
-        name: (~test[name].isin(known)).sum()
-        for name, known in encoder.categories.items()
+        name: (~test[name].isin(training_values)).sum()
+        for name, training_values in encoder.categories.items()
     }
     zeros = (target == 0).sum()
     columns = [*encoder.categories, *encoder.medians]
-    known = pd.MultiIndex.from_frame(splits.train[columns])
-    seen = pd.MultiIndex.from_frame(test[columns]).isin(known).sum()
+    training_values = pd.MultiIndex.from_frame(splits.train[columns])
+    seen = pd.MultiIndex.from_frame(test[columns]).isin(training_values).sum()
     parts = [
         f"Regression of {data.target_column}, {data.name}",
         "{} train / {} validation / {} test rows, ".format(*sizes) + times,

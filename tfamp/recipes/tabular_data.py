@@ -130,9 +130,9 @@ def parse(config: config_dict.ConfigDict, rows: Any):
     # What chooses and orders the rows that train is not asked of new ones.
     data.time_columns = data.leave_out = ()
     data.date_column = data.date_column if data.date_parts else ""
-    given = rows.assign(**{data.target_column: "0"})  # Any number will do.
+    with_target = rows.assign(**{data.target_column: "0"})  # Any number will do.
     places = [f"row {number}" for number in range(1, len(rows) + 1)]
-    text = _read(data, config.data_dir or config.manual_dir, given, places)
+    text = _read(data, config.data_dir or config.manual_dir, with_target, places)
     parsed, _, problems = _parse(text, data)
     if problems:
         raise errors.DataError(
@@ -142,7 +142,7 @@ def parse(config: config_dict.ConfigDict, rows: Any):
     return parsed
 
 
-def _read(data, data_dir, given=None, places=()):
+def _read(data, data_dir, rows=None, places=()):
     """Returns the wanted columns and `_ROW`, of the files or of rows that are given."""
     wanted = [
         *(data.target_column, *data.categorical_columns, *data.continuous_columns),
@@ -151,10 +151,10 @@ def _read(data, data_dir, given=None, places=()):
     ]
 
     def read(columns):
-        if given is None:
+        if rows is None:
             return _read_files(data, data_dir, data.table_file, columns)
         columns = [*dict.fromkeys(columns)]
-        table = data_sets.pick(given, columns).apply(_clean, data=data)
+        table = data_sets.pick(rows, columns).apply(_clean, data=data)
         return table.assign(**{_ROW: places}).astype({_ROW: "string"})
 
     if not data.join_file:
@@ -245,8 +245,8 @@ def _parse(text, data):
         reject(dates.isna(), name, f"is not a date of the format {data.date_format!r}")
         for part in data.date_parts:
             whole = dates.dt.isocalendar() if part == "week" else dates.dt
-            found = getattr(whole, part).astype("Int64").astype("string")
-            rows[f"{name}_{part}"] = found.fillna("")
+            column = getattr(whole, part).astype("Int64").astype("string")
+            rows[f"{name}_{part}"] = column.fillna("")
     ordering = [name for name in data.time_columns if name != data.date_column]
     for name in dict.fromkeys([*data.continuous_columns, target, *ordering]):
         absent = text[name].isna()
@@ -292,7 +292,9 @@ class Encoder(NamedTuple):
     @property
     def sizes(self) -> dict[str, int]:
         """Categorical column -> number of indices, the unseen one included."""
-        return {name: len(found) + 1 for name, found in self.categories.items()}
+        return {
+            name: len(categories) + 1 for name, categories in self.categories.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what one needs to prepare other rows for the model, for JSON."""
@@ -323,13 +325,13 @@ def fit(data: config_dict.ConfigDict, rows) -> Encoder:
             f"No training row has a value of {', '.join(map(repr, empty))}. Leave it "
             "out of config.data.continuous_columns."
         )
-    found = _fill(numbers, medians)
+    table = _fill(numbers, medians)
     gaps = numbers.columns[numbers.isna().any()]
-    found = found[[*numbers, *(_MISSING + name for name in gaps)]]
-    found[data.target_column] = np.log1p(rows[data.target_column])
-    mean = found.mean()
+    table = table[[*numbers, *(_MISSING + name for name in gaps)]]
+    table[data.target_column] = np.log1p(rows[data.target_column])
+    mean = table.mean()
     # Of a constant the rounding of its mean would be the scale.
-    variance = found.var(ddof=0).where(found.min() < found.max(), 1.0)
+    variance = table.var(ddof=0).where(table.min() < table.max(), 1.0)
     target = mean.pop(data.target_column), variance.pop(data.target_column) ** 0.5
     return Encoder(
         {name: sorted(rows[name].unique()) for name in categorical_columns(data)},
@@ -361,12 +363,13 @@ def encode(encoder: Encoder, rows) -> dict[str, np.ndarray]:
     import pandas as pd
 
     inputs = {  # The place of a category that is not there is -1.
-        feature_name(name): pd.Index(known).get_indexer(rows[name]).astype("int32") + 1
-        for name, known in encoder.categories.items()
+        feature_name(name): pd.Index(categories).get_indexer(rows[name]).astype("int32")
+        + 1
+        for name, categories in encoder.categories.items()
     }
     if encoder.mean:
-        found = _fill(rows[[*encoder.medians]], encoder.medians)
-        inputs[CONTINUOUS] = found[[*encoder.mean]].to_numpy("float32")
+        continuous = _fill(rows[[*encoder.medians]], encoder.medians)
+        inputs[CONTINUOUS] = continuous[[*encoder.mean]].to_numpy("float32")
     return inputs
 
 
@@ -384,8 +387,10 @@ def baseline(data: config_dict.ConfigDict, train, test) -> np.ndarray:
       [rows].
     """
     logs = np.log1p(train[data.target_column])
-    found = np.full(len(test), logs.mean())
+    predictions = np.full(len(test), logs.mean())
     if columns := [*data.baseline_columns]:
         means = logs.groupby([train[name] for name in columns]).mean().rename("mean")
-        found = test.join(means, on=columns)["mean"].fillna(logs.mean()).to_numpy()
-    return np.expm1(found)
+        predictions = (
+            test.join(means, on=columns)["mean"].fillna(logs.mean()).to_numpy()
+        )
+    return np.expm1(predictions)

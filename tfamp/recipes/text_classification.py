@@ -206,10 +206,10 @@ def encode(
         texts = list(zip(texts, table.second, strict=True))
     features = {name: np.zeros((len(texts), length), "int32") for name in _FIELDS}
     cut = 0
-    for row, found in enumerate(presets.encodings(tokenizer, texts)):
+    for row, encoding in enumerate(presets.encodings(tokenizer, texts)):
         for name, field in _FIELDS.items():
-            features[name][row] = getattr(found, field)
-        cut += bool(found.overflowing)
+            features[name][row] = getattr(encoding, field)
+        cut += bool(encoding.overflowing)
     return features, cut
 
 

@@ -72,19 +72,19 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.agree: Callable[[int], int] = int  # The signal that any worker has got.
         self._signal, self._before = 0, {}
         self._epoch: int | None = None
-        self._found: Backup | None = None
+        self._backup: Backup | None = None
 
     # ---- Files ----
 
     @property
     def position(self) -> Position:
         """The position where training resumes."""
-        return self._found.position if self._found else Position()
+        return self._backup.position if self._backup else Position()
 
     @property
     def state(self) -> dict[str, Any]:
         """The saved state of `also`; empty at the start."""
-        return (self._found and self._found.facts["also"]) or {}
+        return (self._backup and self._backup.facts["also"]) or {}
 
     def find(self, folder: str | os.PathLike, last: Position | None = None) -> Position:
         """Finds the newest backup that can be read.
@@ -99,7 +99,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         Raises:
           RunError: If no file can be read.
         """
-        self._found = files.read(folder, last)
+        self._backup = files.read(folder, last)
         return self.position
 
     def restore_model(self) -> None:
@@ -108,14 +108,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         Raises:
           RunError: If it is a backup of another model.
         """
-        self._check_same(self._found.facts, ["model"])
-        self._assign(self._found.arrays, ["model"])
+        self._check_same(self._backup.facts, ["model"])
+        self._assign(self._backup.arrays, ["model"])
 
     def _save(self, position):
         facts = {"position": position, "began": self._began}
         facts["kinds"] = {
-            kind: list(map(variables.facts_of, found))
-            for kind, found in variables.of_training(self.model).items()
+            kind: list(map(variables.facts_of, group))
+            for kind, group in variables.of_training(self.model).items()
         }
         facts["also"] = self.also.state() if self.also else None
         files.write(self.folder, Backup(position, facts, self._arrays()))
@@ -125,8 +125,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _lack(self, facts, kind):
         """Returns how variables differ from those of a backup, as text; "" if not."""
-        found = variables.of_training(self.model).get(kind, ())
-        here = [variables.facts_of(v) for v in found]
+        group = variables.of_training(self.model).get(kind, ())
+        here = [variables.facts_of(v) for v in group]
         there = facts["kinds"].get(kind, [])
         if [x[1:] for x in here] == [x[1:] for x in there]:  # Names may go on.
             return ""
@@ -146,8 +146,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _arrays(self):
         return {
             f"{name}/{index}/{part}": variables.plain(value.numpy())
-            for name, found in variables.of_training(self.model).items()
-            for index, variable in enumerate(found)
+            for name, group in variables.of_training(self.model).items()
+            for index, variable in enumerate(group)
             for part, value in enumerate(variables.parts(variable))
         }
 
@@ -159,9 +159,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         return {id(part): part.numpy() for part in self._parts()}
 
     def _assign(self, arrays, kinds):
-        found = variables.of_training(self.model)
+        groups = variables.of_training(self.model)
         for name in kinds:
-            for index, variable in enumerate(found.get(name, ())):
+            for index, variable in enumerate(groups.get(name, ())):
                 for part, target in enumerate(variables.parts(variable)):
                     # Of more replicas than there were: as the first one.
                     key = f"{name}/{index}/{part}"
@@ -177,8 +177,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         files.delete(self.folder, torn=True)
         if self.replay:
             self.find(self.folder)
-        if self._found:
-            position, facts, arrays = self._found
+        if self._backup:
+            position, facts, arrays = self._backup
             if self.model.built:
                 self._check_same(facts, ("model",))
             # What is built, before other callbacks change it, say the learning rate.
@@ -196,12 +196,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._epoch, self._calls, self._batches = epoch, 0, 0
         if not self._fresh:
             return
-        self._fresh, found, self._found = False, self._found, None
+        self._fresh, backup, self._backup = False, self._backup, None
         self._began = epoch if self._began is None else self._began
         epochs = epoch - self._began if self.replay else 0
         step, restore = None, lambda: None
-        if found:
-            self._calls, step = found.position.calls, self.model.train_function
+        if backup:
+            self._calls, step = backup.position.calls, self.model.train_function
             # Where an epoch begins, what callbacks have just set counts, such as the
             # learning rate.
             now, before = self._arrays_by_part(), self._start
@@ -212,7 +212,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 if now[part].tobytes() != before[part].tobytes()
             }
             moved = {} if self._calls else moved
-            restore = functools.partial(self._restore, *found[1:], moved)
+            restore = functools.partial(self._restore, *backup[1:], moved)
         replay.pass_over(self.model, epochs, self._calls, step, restore)
 
     def _restore(self, facts, arrays, moved):

@@ -63,11 +63,11 @@ def read(folder: str | os.PathLike, last: Position | None = None) -> Backup | No
         except (*_FAILED, *_DAMAGED) as e:
             refused.append(f"{path!r} is damaged: {' '.join(str(e).split())}")
             continue
-        found = Backup(Position(*facts["position"]), facts, arrays)
-        if last is None or found.position <= last:
+        backup = Backup(Position(*facts["position"]), facts, arrays)
+        if last is None or backup.position <= last:
             for text in refused:
                 logging.warning("Backup %s. The one before it is used.", text)
-            return found
+            return backup
     if refused:
         raise errors.RunError(
             f"No backup can be used. Received: {'; '.join(refused)}. Delete "

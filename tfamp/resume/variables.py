@@ -12,14 +12,14 @@ _GLOBAL = "keras.src.backend.common.global_state:get_global_attribute"
 
 def of_training(model: keras.Model) -> dict[str, list[Any]]:
     """Returns a training's variables by what they belong to, as files name it."""
-    found = {"model": list(model.variables), "metrics": model.metrics_variables}
+    groups = {"model": list(model.variables), "metrics": model.metrics_variables}
     # The model's optimizer, and those that a `train_step` of its own has.
     held = [model.optimizer, *vars(model).values()]
-    kept = [each for each in held if isinstance(each, keras.optimizers.Optimizer)]
-    for index, each in enumerate({id(each): each for each in kept}.values()):
-        found[f"optimizer{index}"] = list(each.variables)
+    optimizers = [each for each in held if isinstance(each, keras.optimizers.Optimizer)]
+    for index, each in enumerate({id(each): each for each in optimizers}.values()):
+        groups[f"optimizer{index}"] = list(each.variables)
     shared = names.resolve(_GLOBAL, lambda name: None)("global_seed_generator")
-    return {**found, "seed": [shared.state]} if shared else found
+    return {**groups, "seed": [shared.state]} if shared else groups
 
 
 def parts(variable):
@@ -39,8 +39,8 @@ def facts_of(variable) -> list[Any]:
 
 def plain(array):
     """Returns the bits of a format that NumPy's files do not know."""
-    known = array.dtype.kind in "biufc"
-    return array if known else array.view(f"u{array.dtype.itemsize}")
+    native = array.dtype.kind in "biufc"
+    return array if native else array.view(f"u{array.dtype.itemsize}")
 
 
 def typed(array, variable):

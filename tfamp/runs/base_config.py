@@ -208,10 +208,10 @@ _RULES = {field: rule for fields, rule in _GROUPS.items() for field in fields.sp
 def validate(config: config_dict.ConfigDict) -> None:
     """Raises ValueError, naming all fields at once, if a value makes no sense."""
     wrong = broken_rules(config, _RULES)
-    known = get_config().float32
-    if unknown := sorted(set(config.float32) - set(known)):
+    defaults = get_config().float32
+    if unknown := sorted(set(config.float32) - set(defaults)):
         wrong.append(
-            f"config.float32 has {', '.join(unknown)}. Expected {', '.join(known)}."
+            f"config.float32 has {', '.join(unknown)}. Expected {', '.join(defaults)}."
         )
     model = config.model
     if not wrong and model.get("num_heads") and not model.get("preset"):
@@ -304,22 +304,22 @@ def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
     """
     keywords = settings.to_dict()
     del keywords["enabled"]
-    given = keywords.pop("schedule")
-    if given["name"] == "piecewise":
+    schedule = keywords.pop("schedule")
+    if schedule["name"] == "piecewise":
         keywords["growth_interval"] = growth_schedules.PiecewiseGrowthInterval(
-            given["boundaries"], given["intervals"]
+            schedule["boundaries"], schedule["intervals"]
         )
-    elif given["name"] == "geometric":
-        low, high = given["min_interval"], given["max_interval"]
-        initial = given["initial"]
+    elif schedule["name"] == "geometric":
+        low, high = schedule["min_interval"], schedule["max_interval"]
+        initial = schedule["initial"]
         if initial is None:
             initial = min(max(keywords["growth_interval"], low), high)
         keywords["growth_interval"] = growth_schedules.GeometricGrowthInterval(
-            initial, given["lengthen"], given["shorten"], low, high
+            initial, schedule["lengthen"], schedule["shorten"], low, high
         )
-    elif given["name"] != "constant":
+    elif schedule["name"] != "constant":
         raise ValueError(
             "`schedule.name` must be 'constant', 'piecewise' or 'geometric'. Received: "
-            f"{given['name']!r}."
+            f"{schedule['name']!r}."
         )
     return keywords

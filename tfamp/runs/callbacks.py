@@ -109,11 +109,11 @@ class _FiniteMean(keras.metrics.Mean):
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync > 1:
             lost = context.all_reduce(tf.distribute.ReduceOp.SUM, lost)
-        kept = lost == 0
-        self.nonfinite.assign_add(ops.where(kept, 0.0, 1.0))
+        finite = lost == 0
+        self.nonfinite.assign_add(ops.where(finite, 0.0, 1.0))
         weight = ops.ones_like(values) if sample_weight is None else sample_weight
-        values = ops.where(kept, values, ops.zeros_like(values))
-        super().update_state(values, ops.where(kept, weight, ops.zeros_like(weight)))
+        values = ops.where(finite, values, ops.zeros_like(values))
+        super().update_state(values, ops.where(finite, weight, ops.zeros_like(weight)))
 
     def reset_state(self):
         super().reset_state()
@@ -310,7 +310,7 @@ class ProgressLines(keras.callbacks.Callback):
         super().__init__()
         self.report = report
         self.steps_per_epoch, self.total = steps_per_epoch, steps_per_epoch * epochs
-        self._told, self._start = time.perf_counter(), None
+        self._line_time, self._start = time.perf_counter(), None
 
     def on_epoch_begin(self, epoch, logs=None):
         """Notes where the epoch starts."""
@@ -341,8 +341,8 @@ class ProgressLines(keras.callbacks.Callback):
             self.report(f"evaluation: batch {batch + 1}")
 
     def _is_due(self, now):
-        due = now - self._told >= _EVERY
-        self._told = now if due else self._told
+        due = now - self._line_time >= _EVERY
+        self._line_time = now if due else self._line_time
         return due
 
 
@@ -365,8 +365,8 @@ class BestWeights(keras.callbacks.Callback):
         self.path, self.monitor = path, f"val_{metric}"
         self._sign = -1 if lower else 1
         scores = [row[self.monitor] for row in epochs]
-        known = [self._sign * score for score in scores if score is not None]
-        self._best = max(known, default=-math.inf)
+        signed = [self._sign * score for score in scores if score is not None]
+        self._best = max(signed, default=-math.inf)
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the weights if the epoch is the best one."""

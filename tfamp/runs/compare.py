@@ -116,21 +116,21 @@ def compare(
             run_files.open_folder(configs[key], run)  # Refuses other settings at once.
         # Once, and only if it is needed: reading a corpus can take a while.
         task = functools.cache(lambda: tasks.from_config(config))
-        found = []
+        run_results = []
         for number, (key, run) in enumerate(folders.items(), 1):
             done = results.is_finished(configs[key], run)
             text = f"{key[0].label}, seed {key[1]}{' (finished before)' * done}"
             report(f"run {number} of {len(folders)}: {text}")
-            made = None if done else task()
-            result = trainer.train_and_evaluate(configs[key], run, made, report)
+            run_task = None if done else task()
+            result = trainer.train_and_evaluate(configs[key], run, run_task, report)
             # Each worker has a clock of its own: what the chief has written counts.
-            found.append(result if chief else results.read_result(run))
-        compared = _read(folder, found)
+            run_results.append(result if chief else results.read_result(run))
+        compared = _read(folder, run_results)
         if chief and compared is None:
             report("exporting the mixed model in float32")
-            compared = _finish(config, task(), found, note, folders, folder)
+            compared = _finish(config, task(), run_results, note, folders, folder)
         distribution.wait(strategy)
-        return compared or _read(folder, found)
+        return compared or _read(folder, run_results)
 
 
 def plan(config, seeds: int = 1) -> tuple[dict[tuple[Variant, int], Any], str]:
@@ -202,7 +202,7 @@ def config_of(config, mode: str, seed: int, loss_scaling: bool | None = None):
     return one
 
 
-def _read(folder, found):
+def _read(folder, run_results):
     """Returns the comparison of just these runs if the folder holds it whole."""
     figure = [plots.COMPARISON] if plots.can_draw() else []
     if not all((folder / name).exists() for name in ("report.md", "export", *figure)):
@@ -211,15 +211,15 @@ def _read(folder, found):
         stored = json.loads((folder / "comparison.json").read_text())
     except (OSError, ValueError):
         return None  # None yet, or damaged: made anew from the runs.
-    same = [result._asdict() for result in found]
-    made = stored["schema_version"], stored["results"]
-    if made != (verdict.SCHEMA_VERSION, same):
+    same = [result._asdict() for result in run_results]
+    stored_results = stored["schema_version"], stored["results"]
+    if stored_results != (verdict.SCHEMA_VERSION, same):
         return None
-    given = (stored[name] for name in ("note", "export", "environment"))
-    return verdict.Comparison(stored["name"], found, *given)
+    fields = (stored[name] for name in ("note", "export", "environment"))
+    return verdict.Comparison(stored["name"], run_results, *fields)
 
 
-def _finish(config, task, found, note, folders, folder):
+def _finish(config, task, run_results, note, folders, folder):
     """Exports the first mixed model and writes the comparison of finished runs."""
     # From here on the other files are not those of an earlier comparison.
     (folder / "comparison.json").unlink(missing_ok=True)
@@ -234,7 +234,7 @@ def _finish(config, task, found, note, folders, folder):
     }
     environment = environments[f"{mixed.label} seed {first[1]}"]
     note = "; ".join(filter(None, [note, _other_environments(environments)]))
-    compared = verdict.Comparison(config.name, found, note, exported, environment)
+    compared = verdict.Comparison(config.name, run_results, note, exported, environment)
     runs = {(each.label, seed): run for (each, seed), run in folders.items()}
     write(compared, folder, runs)
     return compared
@@ -272,12 +272,12 @@ def _export(task, run, path):
 
 def _other_environments(environments):
     """A note where runs are of other versions or devices: more seeds, a year later."""
-    found = {
+    platforms = {
         run: (each["precision"]["device"], each["packages"])
         for run, each in environments.items()
     }
-    first = next(iter(found))
-    others = [run for run, facts in found.items() if facts != found[first]]
+    first = next(iter(platforms))
+    others = [run for run, facts in platforms.items() if facts != platforms[first]]
     if not others:
         return ""
     return (

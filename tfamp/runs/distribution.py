@@ -97,14 +97,14 @@ def _join_cluster(bytes_per_pack):
 
 def _slurm():
     """Returns the cluster of this process' SLURM step; SLURM deals out the GPUs."""
-    found = tf.distribute.cluster_resolver.SlurmClusterResolver(
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
         # Two jobs on a node must not meet.
         port_base=20_000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 10_000,
         # It fails where `nvidia-smi` is not there, and where a task sees its own GPU
         # alone; so it is told of GPUs that nobody looks at.
         **{"gpus_per_node": 1024, "gpus_per_task": 1, "auto_set_gpu": False},
     )
-    address = found.cluster_spec().task_address(*found.get_task_info())
+    address = resolver.cluster_spec().task_address(*resolver.get_task_info())
     host, here = address.rpartition(":")[0], os.environ.get("SLURMD_NODENAME")
     if here not in (None, host):
         raise errors.RunError(
@@ -112,7 +112,7 @@ def _slurm():
             f"on {here}, and would be {host}. Set TF_CONFIG in each task, or request "
             "nodes with names of equal length."
         )
-    return found
+    return resolver
 
 
 def _check(config, strategy):
@@ -158,10 +158,10 @@ def describe(strategy: tf.distribute.Strategy | None) -> dict[str, Any]:
     if strategy is None:
         return {"replicas": 1, "workers": 1}
     count, local = strategy.num_replicas_in_sync, strategy.extended.worker_devices
-    found = {"replicas": count, "workers": count // len(local)}
+    description = {"replicas": count, "workers": count // len(local)}
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        found["cluster"] = type(strategy.cluster_resolver).__name__
-    return found
+        description["cluster"] = type(strategy.cluster_resolver).__name__
+    return description
 
 
 def bytes_per_pack(strategy: tf.distribute.Strategy | None) -> int | None:
@@ -209,15 +209,15 @@ def wait(strategy: tf.distribute.Strategy | None) -> None:
     exchange(strategy, 0)
 
 
-def check_same(strategy: tf.distribute.Strategy | None, what: str, found: int) -> None:
+def check_same(strategy: tf.distribute.Strategy | None, what: str, count: int) -> None:
     """Raises RunError unless all workers have found the same in the run's folder.
 
     Args:
       strategy: The run's strategy; every worker must call.
       what: What was counted, as text.
-      found: How many this worker has found.
+      count: How many this worker has found.
     """
-    numbers = exchange(strategy, found)
+    numbers = exchange(strategy, count)
     if len(set(numbers)) > 1:
         raise errors.RunError(
             "The workers do not see the same working directory. Received: "

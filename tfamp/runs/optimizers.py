@@ -54,7 +54,7 @@ def create(config, total_batches: int) -> keras.optimizers.Optimizer:
         adamw = config.name == "adamw"
         kind = keras.optimizers.AdamW if adamw else keras.optimizers.Adam
         decay = config.weight_decay if adamw else None
-    made = kind(weight_decay=decay, **keywords)
+    optimizer = kind(weight_decay=decay, **keywords)
     if decay is not None:
-        made.exclude_from_weight_decay(var_names=[_NO_DECAY])
-    return made
+        optimizer.exclude_from_weight_decay(var_names=[_NO_DECAY])
+    return optimizer

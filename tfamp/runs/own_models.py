@@ -103,9 +103,9 @@ def compare_modes(
             # So that a changed script is refused, and not given the results of before.
             facts = {"epochs": epochs, "build": _source(build)}
             facts |= {"train": _shapes(train), "test": _shapes(test)}
-            made, folders = [], {}
+            run_results, folders = [], {}
             for seed, mode in itertools.product(range(seeds), names):
-                count = f"run {len(made) + 1} of {len(names) * seeds}"
+                count = f"run {len(run_results) + 1} of {len(names) * seeds}"
                 report(f"{count}: {mode}, seed {seed}")
                 run = folders[mode, seed] = folder / mode / f"seed{seed}"
                 config = config_dict.ConfigDict({"mode": mode, "seed": seed, **facts})
@@ -113,11 +113,11 @@ def compare_modes(
                 if not (run / "result.json").exists():
                     _run(config, run, build, train, validation, test)
                     gc.collect()  # Models are reference cycles.
-                made.append(results.read_result(run))
+                run_results.append(results.read_result(run))
             first = next(iter(folders.values()))
             environment = json.loads((first / "environment.json").read_text())
-            name = made[0].description.partition(":")[0]
-            compared = verdict.Comparison(name, made, note, {}, environment)
+            name = run_results[0].description.partition(":")[0]
+            compared = verdict.Comparison(name, run_results, note, {}, environment)
             compare.write(compared, folder, folders)
             return compared
 
@@ -154,7 +154,7 @@ def _run(config, folder, build, train, validation, test):
         run_files.write_config(config, folder)
         run_files.write_environment(folder, status, {"replicas": 1, "workers": 1})
         _fit(model, folder, config.epochs, train, validation)
-        scores = model.evaluate(*_given(test), verbose=0, return_dict=True)
+        scores = model.evaluate(*_arguments(test), verbose=0, return_dict=True)
         model.save_weights(folder / "model.weights.h5")
     scores = {name: results.json_number(value) for name, value in scores.items()}
     # The first of the metrics is the score; a model without has its loss.
@@ -179,16 +179,16 @@ def _run(config, folder, build, train, validation, test):
 def _fit(model, folder, epochs, train, validation):
     saved = backup.BackupAndRestore(folder / "backup")
     saved.also = callbacks.Recorder(folder / "metrics.jsonl")
-    found = [saved.also]
+    fit_callbacks = [saved.also]
     if isinstance(model.optimizer, optimizer.LossScaleOptimizer):
-        found.insert(0, loss_scale_monitor.LossScaleMonitor())
+        fit_callbacks.insert(0, loss_scale_monitor.LossScaleMonitor())
     epoch, _ = saved.find(saved.folder)
     run_files.keep_metrics(folder, epoch, saved.state.get("step", 0))
     model.fit(
-        *_given(train),
+        *_arguments(train),
         epochs=epochs,
         validation_data=validation,
-        callbacks=[*found, saved],
+        callbacks=[*fit_callbacks, saved],
         verbose=1 if sys.stdout.isatty() else 2,
         # Keras warns where it ignores it; KerasHub makes a dataset of arrays.
         shuffle=isinstance(train, tuple)
@@ -219,14 +219,14 @@ def _shapes(data):
     return type(data).__name__ if one_use else str(np.shape(data))
 
 
-def _given(data):
+def _arguments(data):
     return data if isinstance(data, tuple) else (data,)
 
 
 def _errors(model):
     """Names of metrics of which lower is better, as Keras' callbacks know them."""
-    found = []
+    names = []
     for metric in model.metrics:
         inner = getattr(metric, "metrics", None) or [metric]
-        found += [m.name for m in inner if getattr(m, "_direction", None) == "down"]
-    return found
+        names += [m.name for m in inner if getattr(m, "_direction", None) == "down"]
+    return names

@@ -22,7 +22,7 @@ def steps_per_epoch(dataset: tf.data.Dataset, batch_size: int) -> int:
     return examples // batch_size
 
 
-def steps_per_call(steps: int, asked: int) -> int:
+def steps_per_call(steps: int, limit: int) -> int:
     """Returns how many of an epoch's steps a call of `fit` takes: a divisor.
 
     Keras takes a call's batches off one iterator over all epochs: a last call that is
@@ -30,9 +30,9 @@ def steps_per_call(steps: int, asked: int) -> int:
 
     Args:
       steps: Steps of an epoch.
-      asked: The most that a call may take.
+      limit: The most that a call may take.
     """
-    return max(n for n in range(1, min(asked, steps) + 1) if steps % n == 0)
+    return max(n for n in range(1, min(limit, steps) + 1) if steps % n == 0)
 
 
 def training_batches(
@@ -95,12 +95,12 @@ def augmented(
       seed: Of an epoch.
       share: As in `training_batches`.
     """
-    found = dataset if augment is None else dataset.enumerate()
+    examples = dataset if augment is None else dataset.enumerate()
     if share is not None:
-        found = found.shard(share.num_input_pipelines, share.input_pipeline_id)
+        examples = examples.shard(share.num_input_pipelines, share.input_pipeline_id)
     if augment is None:
-        return found
-    return found.map(
+        return examples
+    return examples.map(
         lambda index, example: augment(*example, seed=[seed, index]),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,

@@ -166,10 +166,10 @@ def _draw_epochs(axes, rows, epochs, style):
     """Draws the validation perplexity of each epoch, where it is finite."""
     # To within the distance of two points: the lines of epochs have no step.
     length = rows[-1]["step"] / len(epochs) if rows and epochs else 0
-    found = [row for row in epochs if row.get("val_perplexity") is not None]
-    steps = [length * row["epoch"] for row in found]
+    finite = [row for row in epochs if row.get("val_perplexity") is not None]
+    steps = [length * row["epoch"] for row in finite]
     style = {**style, "linewidth": 1, "markersize": 5, "markeredgecolor": "k"}
-    values = [row["val_perplexity"] for row in found]
+    values = [row["val_perplexity"] for row in finite]
     axes.plot(steps, values, **style)
 
 

@@ -57,15 +57,15 @@ def open_folder(
             "`fit` can save backups there by tfamp.BackupAndRestore."
         )
     try:
-        found = _kind(folder)
-        if found is None and folder.exists() and any(folder.iterdir()):
+        held_kind = _kind(folder)
+        if held_kind is None and folder.exists() and any(folder.iterdir()):
             raise errors.RunError(
                 f"{str(folder)!r} is not empty, and was not created by this version of "
                 "tfamp. Pass --workdir with a new or empty folder."
             )
-        if found not in (None, kind):
+        if held_kind not in (None, kind):
             raise errors.RunError(
-                f"{str(folder)!r} holds a {found}; this job writes a {kind}. Pass "
+                f"{str(folder)!r} holds a {held_kind}; this job writes a {kind}. Pass "
                 "another --workdir, or --overwrite to delete its contents."
             )
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,11 +116,11 @@ def _renamed(settings, names):
     """Names tasks anew: of a run, or of each run that a benchmark's settings hold."""
     if not isinstance(settings, dict):
         return settings
-    found = {name: _renamed(each, names) for name, each in settings.items()}
-    if isinstance(task := found.get("task"), str):
-        if {"precision", "optimizer"} <= found.keys():  # A run's.
-            found["task"] = names.get(task, task)
-    return found
+    renamed = {name: _renamed(each, names) for name, each in settings.items()}
+    if isinstance(task := renamed.get("task"), str):
+        if {"precision", "optimizer"} <= renamed.keys():  # A run's.
+            renamed["task"] = names.get(task, task)
+    return renamed
 
 
 def plain_config(config: config_dict.ConfigDict) -> dict[str, Any]:
@@ -361,6 +361,6 @@ def keep_metrics(folder: pathlib.Path, epochs: int, steps: int) -> None:
       steps: Finished steps of the whole run.
     """
     limits = {"step": steps, "epoch": epochs}
-    kept = [row for row in _rows(folder) if row[row["kind"]] <= limits[row["kind"]]]
-    lines = "".join(json.dumps(row) + "\n" for row in kept)
+    rows = [row for row in _rows(folder) if row[row["kind"]] <= limits[row["kind"]]]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
     write_text(folder / "metrics.jsonl", lines)

@@ -77,9 +77,9 @@ def evaluate(config, folder: pathlib.Path) -> dict[str, Any]:
     """
     with opened(config, folder) as (task, model, metric, weights):
         loss, scores = trainer.score(model, task, config, folder, metric)
-    found = {"weights": weights, "test_loss": loss, "scores": scores}
-    run_files.write_text(folder / "evaluation.json", json.dumps(found, indent=2))
-    return found
+    evaluation = {"weights": weights, "test_loss": loss, "scores": scores}
+    run_files.write_text(folder / "evaluation.json", json.dumps(evaluation, indent=2))
+    return evaluation
 
 
 def predict(
@@ -116,8 +116,8 @@ def predict(
                 "whose `predict` is None. Use its exported model, by --job=export."
             )
         target.parent.mkdir(parents=True, exist_ok=True)
-        found = task.predict(model, rows, target.parent)
-    _write(rows.assign(**{name: found[name].to_numpy() for name in found}), target)
+        answers = task.predict(model, rows, target.parent)
+    _write(rows.assign(**{name: answers[name].to_numpy() for name in answers}), target)
     return len(rows), weights
 
 

@@ -143,7 +143,7 @@ class _Run:
         run_files.write_config(config, self.folder)
         run_files.write_assets(self.task.assets, self.folder)
         described = distribution.describe(self.strategy)
-        asked, size = config.steps_per_execution, model.steps_per_execution
+        requested, size = config.steps_per_execution, model.steps_per_execution
         run_files.write_environment(
             self.folder,
             status,
@@ -155,7 +155,7 @@ class _Run:
                     "effective": distribution.bytes_per_pack(self.strategy),
                 },
             },
-            steps_per_execution={"requested": asked, "effective": size},
+            steps_per_execution={"requested": requested, "effective": size},
         )
         saved = self._open_backup(model)
         first, done = position = saved.position
@@ -163,13 +163,13 @@ class _Run:
         start = f"resumed after {saved.told(position)}" if first + done else "start"
         self.report(
             f"{start}: {config.epochs - first} of {config.epochs} epochs, {self.steps} "
-            f"steps each{_told_call(asked, size)}"
+            f"steps each{_call_note(requested, size)}"
         )
         self._fit(model, first, saved)
         if self.best.exists():  # None without validation or with a loss of no number.
             model.load_weights(self.best)
-        given = model, self.task, config, self.folder, self.metric, self.progress
-        scores = score(*given)
+        arguments = model, self.task, config, self.folder, self.metric, self.progress
+        scores = score(*arguments)
         model.save(self.folder / "model.keras")
         return self._result(status, *scores)
 
@@ -186,10 +186,10 @@ class _Run:
         saved.agree = lambda number: max(exchange(number))
         source = own if own.exists() else main  # There were fewer workers.
         places = self.steps + 1  # Of an epoch: a stop in its validation is one.
-        found = saved.find(source)
-        least = min(exchange(found.epoch * places + found.calls))
-        found = saved.find(source, backup.Position(*divmod(least, places)))
-        here = found.epoch * places + found.calls
+        position = saved.find(source)
+        least = min(exchange(position.epoch * places + position.calls))
+        position = saved.find(source, backup.Position(*divmod(least, places)))
+        here = position.epoch * places + position.calls
         distribution.check_same(self.strategy, "finished steps", here)
         return saved
 
@@ -222,27 +222,32 @@ class _Run:
     def _cached(self, dataset):
         return dataset.cache() if self.config.data.cache else dataset
 
-    def _callbacks(self, made, saved):
+    def _callbacks(self, model_optimizer, saved):
         every = max(1, self.steps * self.config.epochs // callbacks.CURVE_POINTS)
-        found = [callbacks.EpochSeeds(self.steps), callbacks.ReplicaStatistics()]
-        if isinstance(made, optimizer.LossScaleOptimizer):
-            found.append(loss_scale_monitor.LossScaleMonitor(every=every))
+        fit_callbacks = [
+            callbacks.EpochSeeds(self.steps),
+            callbacks.ReplicaStatistics(),
+        ]
+        if isinstance(model_optimizer, optimizer.LossScaleOptimizer):
+            fit_callbacks.append(loss_scale_monitor.LossScaleMonitor(every=every))
         if watched := self.config.precision.numerics:
             folder = self.folder / "numerics"
-            found.append(monitor.NumericsMonitor(watched, log_dir=folder))
+            fit_callbacks.append(monitor.NumericsMonitor(watched, log_dir=folder))
         metrics = self.folder / "metrics.jsonl"
         saved.also = callbacks.Recorder(metrics, self.steps, every)
-        found += [saved.also, *self.progress]
+        fit_callbacks += [saved.also, *self.progress]
         if self.task.validation is not None:
             before = run_files.read_metrics(self.folder, "epoch")
             lower = self.metric in self.task.errors
-            found.append(callbacks.BestWeights(self.best, self.metric, before, lower))
+            fit_callbacks.append(
+                callbacks.BestWeights(self.best, self.metric, before, lower)
+            )
         if importlib.util.find_spec("tensorboard") is None:
             logging.warning('No TensorBoard events: pip install "tfamp[plot]".')
         else:
             events = self.folder / "tensorboard"
-            found.append(keras.callbacks.TensorBoard(events, write_graph=False))
-        return found
+            fit_callbacks.append(keras.callbacks.TensorBoard(events, write_graph=False))
+        return fit_callbacks
 
     def _result(self, status, loss, scores) -> results.RunResult:
         rewrite = graph_rewrite.active()
@@ -300,11 +305,11 @@ def score(
     return number(loss), {name: number(value) for name, value in scores.items()}
 
 
-def _told_call(asked, size):
+def _call_note(requested, size):
     """The note on calls of several steps; empty for calls of one."""
-    if asked == size == 1:
+    if requested == size == 1:
         return ""
-    why = f": they do not divide by {asked}" if asked > size else ""
+    why = f": they do not divide by {requested}" if requested > size else ""
     return f", {size} in a call{why}"
 
 
@@ -331,12 +336,14 @@ def compile_model(
       metrics: Keras metrics.
       steps_per_execution: As in Keras' `compile`; the benchmarks time single steps.
     """
-    made = optimizers.create(config.optimizer, total_batches)
+    model_optimizer = optimizers.create(config.optimizer, total_batches)
     if config.precision.finite_guard and not optimizer.needs_loss_scale(model):
-        made = optimizer.wrap_optimizer(made, initial_scale=1.0, dynamic=False)
+        model_optimizer = optimizer.wrap_optimizer(
+            model_optimizer, initial_scale=1.0, dynamic=False
+        )
     jit = "auto" if config.jit_compile is None else config.jit_compile
     model.compile(
-        made,
+        model_optimizer,
         loss=loss,
         metrics=metrics,
         jit_compile=jit,

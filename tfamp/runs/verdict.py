@@ -127,16 +127,16 @@ def compare(
         for scores in (before, after)
     )
     with np.errstate(all="ignore"):
-        found = ((second - first) / (first if relative else 1.0)).tolist()
-    known = tuple(value if math.isfinite(value) else None for value in found)
-    places = score, mode, base_mode, seeds, known
-    if None in known:
+        raw = ((second - first) / (first if relative else 1.0)).tolist()
+    differences = tuple(value if math.isfinite(value) else None for value in raw)
+    places = score, mode, base_mode, seeds, differences
+    if None in differences:
         return PairedDifference(*places, relative=relative)
     return PairedDifference(
         *places,
-        mean=statistics.fmean(found),
-        deviation=statistics.stdev(found) if len(found) > 1 else None,
-        interval=interval(found),
+        mean=statistics.fmean(raw),
+        deviation=statistics.stdev(raw) if len(raw) > 1 else None,
+        interval=interval(raw),
         relative=relative,
     )
 
@@ -158,8 +158,8 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
     if len(values) < 2 or statistics.stdev(values) < _EQUAL:
         return None
-    found = stats.ttest_1samp(values, 0.0).confidence_interval(CONFIDENCE)
-    return float(found.low), float(found.high)
+    bounds = stats.ttest_1samp(values, 0.0).confidence_interval(CONFIDENCE)
+    return float(bounds.low), float(bounds.high)
 
 
 def _points(fraction, sign="+"):
@@ -193,8 +193,8 @@ class Comparison(NamedTuple):
         """Returns what `comparison.json` holds."""
         fields = self._asdict()
         fields["results"] = [result._asdict() for result in self.results]
-        found = [each.to_dict() for each in self.differences()]
-        return {"schema_version": SCHEMA_VERSION, **fields, "statistics": found}
+        differences = [each.to_dict() for each in self.differences()]
+        return {"schema_version": SCHEMA_VERSION, **fields, "statistics": differences}
 
     def by_mode(self) -> dict[str, list[results.RunResult]]:
         """Returns the runs of each mode, without loss scaling apart, by seed."""
@@ -211,14 +211,14 @@ class Comparison(NamedTuple):
     def differences(self) -> list[PairedDifference]:
         """Returns the paired differences from float32, score by score."""
         lower = {name for run in self.results for name in run.errors}
-        found = []
+        differences = []
         for name in self.score_names():
             base, *others = (
                 (mode, {run.seed: run.scores[name] for run in runs})
                 for mode, runs in self.by_mode().items()
             )
-            found += [compare(name, base, each, name in lower) for each in others]
-        return found
+            differences += [compare(name, base, each, name in lower) for each in others]
+        return differences
 
     def rows(self) -> list[dict[str, str]]:
         """Returns the table's rows by column; mean and deviation over seeds."""
@@ -270,13 +270,13 @@ class Comparison(NamedTuple):
         return [line for line in lines if line]
 
 
-def _verdicts(found):
+def _verdicts(differences):
     """The notes on the scores: all of the task's own, a line on each of the others."""
-    if not found:
+    if not differences:
         return ["no verdict: the runs have no score in common"]
     lines = []
-    for each in found:
-        if each.score == found[0].score:
+    for each in differences:
+        if each.score == differences[0].score:
             lines += [each.to_text(), f"verdict on {each.score}: {each.verdict}"]
         else:
             lines.append(f"besides, {each.to_text()}: {each.verdict}")
@@ -307,10 +307,10 @@ def _diverged(groups):
 
 def _mean(values, form):
     """Mean, and with several values the standard deviation; "-" where there is none."""
-    found = [value for value in values if value is not None]
-    if not found:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return "-"
-    text = format(statistics.fmean(found), form)
-    if len(found) > 1:
-        text += " ± " + format(statistics.stdev(found), form)
-    return text if len(found) == len(values) else f"{text} (of {len(found)} seeds)"
+    text = format(statistics.fmean(numbers), form)
+    if len(numbers) > 1:
+        text += " ± " + format(statistics.stdev(numbers), form)
+    return text if len(numbers) == len(values) else f"{text} (of {len(numbers)} seeds)"

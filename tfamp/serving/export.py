@@ -101,7 +101,7 @@ def export(
         folder = job.folder if is_plain else job.folder.with_name("float32")
         with assigned.float32(model):
             float32 = writing.write_float32(job, folder)
-        served, cost, kept = float32, (), ()
+        served, cost, float32_weights = float32, (), ()
         if not is_plain:
             served, full = _write(job, precision, half_weights, format)
             cost = report.compare(served.expected, full) if half_weights else ()
@@ -111,7 +111,9 @@ def export(
             graph = report.read_graph(job.folder)
             _check_graph(graph, precision, half_weights)
         if format == "onnx":
-            served, graph, kept = onnx_file.write(job, served, target, precision)
+            served, graph, float32_weights = onnx_file.write(
+                job, served, target, precision
+            )
             _check_graph(graph, precision, half_weights)
             if precision == "float32":
                 writing.check_float32(served)
@@ -131,9 +133,9 @@ def export(
             source_policies=tuple(sorted(policies)),
             source_parity=report.compare(original, float32.expected),
             nodes_checked=graph.nodes,
-            products={name: len(found) for name, found in graph.products.items()},
+            products={name: len(nodes) for name, nodes in graph.products.items()},
             weight_bytes=graph.weight_bytes,
-            float32_weights=kept,
+            float32_weights=float32_weights,
             bytes=report.bytes_on_disk(target),
             float32_bytes=report.bytes_on_disk(folder),
             seconds=seconds,
@@ -229,7 +231,7 @@ def _check_graph(graph, precision, half_weights):
     if precision == "float32":
         wrong += [x for name in formats.LOW for x in products.get(name, ())]
     elif not products.get(mode.compute_format) and (products or not graph.low):
-        counts = {name: len(found) for name, found in products.items()}
+        counts = {name: len(nodes) for name, nodes in products.items()}
         wrong.append(f"no product of {mode.compute_format}, but {counts}")
     if half_weights and stored not in graph.weight_bytes:
         wrong.append(f"no variable of {stored}")

@@ -65,11 +65,11 @@ def write(
         file.write_bytes(proto.SerializeToString())
         run = _session(job, proto)
         _check_integers(job.model, proto)
-        kept = ()
+        float32 = ()
         if precision != "float32":
-            kept = _float32(job.model, served.layers, proto)
+            float32 = _float32(job.model, served.layers, proto)
         served = served._replace(signature=None, run=run, outputs=run())
-        return Written(served, onnx_graph.read(proto), kept)
+        return Written(served, onnx_graph.read(proto), float32)
 
 
 @contextlib.contextmanager
@@ -109,10 +109,10 @@ def _convert(folder) -> Any:
     concrete = function.get_concrete_function(**specs)
     library = concrete.graph.as_graph_def().library.function
     nodes = [f"{n.op} {n.name!r}" for each in library for n in each.node_def]
-    if found := [line for line in nodes if line.startswith("Assign")]:
+    if assigns := [line for line in nodes if line.startswith("Assign")]:
         raise errors.ExportError(
             "An ONNX file has no state that goes on from call to call. Received: a "
-            f"model that assigns variables in inference: {errors.examples(found)}. "
+            f"model that assigns variables in inference: {errors.examples(assigns)}. "
             "Export a SavedModel."
         )
     if both := set(specs) & set(signature.structured_outputs):
@@ -127,10 +127,12 @@ def _convert(folder) -> Any:
     inner = concrete.inputs[len(concrete.inputs) - len(captured) :]
     pairs = zip(inner, captured, strict=True)
     values = {x.name: y for x, y in pairs if y.dtype != tf.resource}
-    for given in [x for x in proto.graph.input if x.name in values]:
-        value = np.asarray(values[given.name])  # Those of a `Normalization`.
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, given.name))
-        proto.graph.input.remove(given)
+    for constant in [x for x in proto.graph.input if x.name in values]:
+        value = np.asarray(values[constant.name])  # Those of a `Normalization`.
+        proto.graph.initializer.append(
+            onnx.numpy_helper.from_array(value, constant.name)
+        )
+        proto.graph.input.remove(constant)
     return proto
 
 
@@ -153,11 +155,11 @@ def _call(graph, node, name, _):
     from tf2onnx.onnx_opset import controlflow
 
     body = tf_loader.find_function(node.get_attr_str("f"))
-    given = dict(zip(body.input_names, node.input, strict=True))
-    found = controlflow.inline_subgraph(graph, body, name, given)
+    inputs = dict(zip(body.input_names, node.input, strict=True))
+    results = controlflow.inline_subgraph(graph, body, name, inputs)
     outputs, dtypes = list(node.output), list(node.output_dtypes)
     graph.remove_node(name)
-    for inner, output, dtype in zip(found, outputs, dtypes, strict=True):
+    for inner, output, dtype in zip(results, outputs, dtypes, strict=True):
         graph.make_node("Identity", [inner], outputs=[output], dtypes=[dtype])
 
 
@@ -167,9 +169,9 @@ def _check_operations(proto):
     nodes = [node for graph in onnx_graph.graphs(proto.graph) for node in graph.node]
     unknown = [x for x in nodes if not onnx.defs.has(x.op_type, x.domain)]
     if unknown:
-        found = errors.examples(f"{x.op_type} in {_short(x.name)}" for x in unknown)
+        ops = errors.examples(f"{x.op_type} in {_short(x.name)}" for x in unknown)
         raise errors.ExportError(
-            f"ONNX, or tf2onnx, lacks operations of the model: {found}. Leave strings "
+            f"ONNX, or tf2onnx, lacks operations of the model: {ops}. Leave strings "
             "and look-ups to what calls the model, or export a SavedModel."
         )
 
@@ -212,20 +214,20 @@ def _float32(model, layers, proto) -> tuple[str, ...]:
         for weight in structure.own_weights(place.layer)
         if tf.as_dtype(weight.dtype).is_floating
     ]
-    kept, wrong = [], []
+    owners, wrong = [], []
     for name, value in _large(proto):
         mark, constant = _mark(value), f"constant {_short(name)}"
         same = [x for x in weights if x[2] == mark]
         same = same or [x for x in weights if not x[0] and x[2][0] == mark[0]]
         is_low, owner, _ = min(same, default=(False, constant, mark))
-        (wrong if is_low else kept).append(owner)
+        (wrong if is_low else owners).append(owner)
     if wrong:
         raise errors.ExportError(
             "Weights stay in float32 in the ONNX file though their layers compute in "
             f"float16: {errors.examples(wrong)}. Keep these layers in float32, by the "
             "overrides of `tfamp.set_precision`, or export a SavedModel."
         )
-    return tuple(sorted(set(kept)))
+    return tuple(sorted(set(owners)))
 
 
 def _check_integers(model, proto):

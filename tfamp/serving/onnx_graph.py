@@ -79,18 +79,18 @@ def narrow(graph: Any) -> None:
 
 def _casts(name, users, low):
     """Returns the casts to `low` that a tensor ends in; none if it goes elsewhere."""
-    found = []
+    casts = []
     for node in users[name]:
         if node.op_type == "Cast" and node.attribute[0].i == low:
-            found.append(node)
+            casts.append(node)
         elif node.op_type in _MOVES and list(node.input).index(name) == 0:
             inner = _casts(node.output[0], users, low)
             if not inner:
                 return []
-            found += inner
+            casts += inner
         else:
             return []
-    return found
+    return casts
 
 
 def read(proto: Any) -> report.Graph:
@@ -99,17 +99,17 @@ def read(proto: Any) -> report.Graph:
 
     every = list(graphs(onnx.shape_inference.infer_shapes(proto).graph))
     stored = [x for graph in every for x in graph.initializer]
-    known = {x.name: x.data_type for x in stored}
+    types = {x.name: x.data_type for x in stored}
     for graph in every:
         for each in (*graph.input, *graph.output, *graph.value_info):
-            known.setdefault(each.name, each.type.tensor_type.elem_type)
+            types.setdefault(each.name, each.type.tensor_type.elem_type)
     to_numpy = onnx.helper.tensor_dtype_to_np_dtype
-    dtypes = {name: to_numpy(dtype).name for name, dtype in known.items() if dtype}
+    dtypes = {name: to_numpy(dtype).name for name, dtype in types.items() if dtype}
     nodes = [node for graph in every for node in graph.node]
     products = collections.defaultdict(list)
     for node in nodes:
-        found = [dtypes.get(name, "") for name in (*node.input, *node.output)]
-        floats = [name for name in found if name in (*formats.LOW, "float32")]
+        node_dtypes = [dtypes.get(name, "") for name in (*node.input, *node.output)]
+        floats = [name for name in node_dtypes if name in (*formats.LOW, "float32")]
         if _PRODUCT.search(node.op_type) and floats:
             products[floats[0]].append(f"{node.op_type} {node.name!r}")
     sizes = collections.Counter()

@@ -116,9 +116,9 @@ class ExportReport(NamedTuple):
     def _quantized(self):
         """What became of quantized layers; their policies are named int8_from_..."""
         before, now = set(self.source_policies), [x.policy for x in self.layers]
-        kept = collections.Counter(x.split("_from_")[0] for x in now if "_from_" in x)
-        if kept:
-            listed = ", ".join(f"{name} in {n} layers" for name, n in kept.items())
+        counts = collections.Counter(x.split("_from_")[0] for x in now if "_from_" in x)
+        if counts:
+            listed = ", ".join(f"{name} in {n} layers" for name, n in counts.items())
             return f"kept, {listed}; `dequantize=True` exports floats"
         was = sorted({x.split("_from_")[0] for x in before if "_from_" in x})
         return f"{', '.join(was)} before, exported as floats" if was else ""
@@ -138,13 +138,13 @@ class ExportReport(NamedTuple):
         }
         rows = [
             [what, row.name, f"{row.max_absolute:.2e}", f"{row.relative:.2e}"]
-            for what, found in parts.items()
-            for row in found
+            for what, parity in parts.items()
+            for row in parity
         ]
         header = ["error of", "output", "max absolute", "relative"]
         yield from tables.table(header, rows).splitlines()
-        if found := self._quantized():
-            yield f"  quantized layers: {found}"
+        if quantized := self._quantized():
+            yield f"  quantized layers: {quantized}"
         if self.nodes_checked:
             yield f"  graph nodes checked: {self.nodes_checked:,}"
             yield f"  products and convolutions: {_listed(self.products)}"
@@ -221,17 +221,17 @@ def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def latencies(first: Callable[[], Any], second: Callable[[], Any]) -> list[float]:
     """Returns the median seconds of two functions, called in turn, once to warm up."""
-    found: tuple[list[float], list[float]] = [], []
+    times: tuple[list[float], list[float]] = [], []
     begin = time.perf_counter()
-    while len(found[0]) <= _PAIRS[0] or (
-        len(found[0]) <= _PAIRS[1] and time.perf_counter() - begin < _SECONDS
+    while len(times[0]) <= _PAIRS[0] or (
+        len(times[0]) <= _PAIRS[1] and time.perf_counter() - begin < _SECONDS
     ):
-        for function, seconds in zip((first, second), found, strict=True):
+        for function, seconds in zip((first, second), times, strict=True):
             start = time.perf_counter()
             for value in function().values():
                 np.asarray(value)  # A device may be behind.
             seconds.append(time.perf_counter() - start)
-    return [statistics.median(seconds[1:]) for seconds in found]
+    return [statistics.median(seconds[1:]) for seconds in times]
 
 
 def bytes_on_disk(path: pathlib.Path) -> int:

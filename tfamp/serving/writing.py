@@ -92,10 +92,10 @@ def _check_model(model):
 
 def states(model: keras.Model) -> list[keras.Variable]:
     """Returns what a call in inference may change: seeds, recurrent states, counts."""
-    found = list(model.non_trainable_variables)
+    variables = list(model.non_trainable_variables)
     for place in structure.walk(model):
-        found += keras.tree.flatten(getattr(place.layer, "states", None) or ())
-    return found
+        variables += keras.tree.flatten(getattr(place.layer, "states", None) or ())
+    return variables
 
 
 def _restorer(model):

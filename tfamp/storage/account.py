@@ -198,8 +198,8 @@ def measured(
     on_gpu = graph_context.one_device() == "GPU"
     program = buffers.Program(watched.kind_of, on_gpu)
     program.add(graph)
-    found = program.peak()
-    own = {owner: size for (kind, owner), size in found.items() if owner}
+    peak = program.peak()
+    own = {owner: size for (kind, owner), size in peak.items() if owner}
     layers = collections.Counter()
     for place in structure.walk(model):
         layers[place.path] += own.get(place.layer, 0)
@@ -211,9 +211,9 @@ def measured(
     if watched.compiled:
         held["temporaries"] = watched.compiled
     else:
-        for (kind, _), size in found.items():
+        for (kind, _), size in peak.items():
             held[kind] += size
-    made = MemoryReport(
+    report = MemoryReport(
         model.name,
         _flat(batch)[0].shape[0],
         *(held[kind] for kind in KINDS),
@@ -221,13 +221,13 @@ def measured(
         notes=tuple(_notes(model, program, watched)),
         workspaces=_workspaces(program.convolved),
     )
-    return made, own
+    return report, own
 
 
 def _workspaces(convolved):
     """Returns what trying cuDNN's algorithms takes at most."""
-    given = os.environ.get(_LIMIT, "")
-    most = int(given) if given.isdigit() else _LIMIT_MB
+    limit = os.environ.get(_LIMIT, "")
+    most = int(limit) if limit.isdigit() else _LIMIT_MB
     return 2 * (convolved and convolved + (most + _REDZONES_MB) * _MIB)
 
 
@@ -308,8 +308,8 @@ class _Watched:
         return call
 
     def _apply(self, grads, *args, **kwargs):
-        given = tf.nest.flatten([*grads], expand_composites=True)
-        self.gradients |= {id(x) for x in given}
+        gradients = tf.nest.flatten([*grads], expand_composites=True)
+        self.gradients |= {id(x) for x in gradients}
         return type(self.model.optimizer).apply(
             self.model.optimizer, grads, *args, **kwargs
         )

@@ -59,15 +59,15 @@ class Program:
         self.sizes: list[int] = []  # and its bytes.
         self.kinds: list[tuple[str, Any]] = []
 
-    def add(self, graph, given=(), kind=None):
+    def add(self, graph, inputs=(), kind=None):
         """Adds a graph; returns the buffers of its outputs.
 
         Args:
           graph: A `FuncGraph`.
-          given: The buffers of its first inputs.
+          inputs: The buffers of its first inputs.
           kind: That of its buffers, for a function.
         """
-        buffers = {id(x): b for x, b in zip(graph.inputs, given, strict=False)}
+        buffers = {id(x): b for x, b in zip(graph.inputs, inputs, strict=False)}
         same: dict[Any, list[int]] = {}
         for op in _ordered(graph, self.on_gpu):
             if op.type == "Placeholder":
@@ -76,27 +76,27 @@ class Program:
             self.loops += op.type.endswith("While")
             if (inner := _function_of(op)) is not None:
                 passed = taken[1:] if op.type.endswith("If") else taken
-                made = self.add(inner, passed, kind or self._kind(op))
+                results = self.add(inner, passed, kind or self._kind(op))
             elif op.type in _SAME:
-                made = taken
+                results = taken
             elif op.type in _FOLDED:
-                made = []
+                results = []
             else:
                 own = tuple(b or id(x) for b, x in zip(taken, op.inputs, strict=True))
                 # TensorFlow computes once what is there twice.
                 key = op if op.op_def.is_stateful else (own, *_settings(op))
                 if key not in same:
                     takes = [b for b in taken if b is not None]
-                    made = [self._buffer(x, takes, kind) for x in op.outputs]
+                    results = [self._buffer(x, takes, kind) for x in op.outputs]
                     inside = _copied(op) if self.on_gpu else []
                     if inside:
-                        self.convolved = max(self.convolved, self.sizes[made[0]])
+                        self.convolved = max(self.convolved, self.sizes[results[0]])
                     inside += _scattered(op)
-                    inner = [self._buffer(x, made, kind) for x in inside]
-                    self.steps.append((op.type, takes, made + inner))
-                    same[key] = made
-                made = same[key]
-            buffers |= {id(x): b for x, b in zip(op.outputs, made, strict=False)}
+                    inner = [self._buffer(x, results, kind) for x in inside]
+                    self.steps.append((op.type, takes, results + inner))
+                    same[key] = results
+                results = same[key]
+            buffers |= {id(x): b for x, b in zip(op.outputs, results, strict=False)}
         return [buffers.get(id(x)) for x in graph.outputs]
 
     def _kind(self, op):
@@ -130,11 +130,11 @@ class Program:
             if now > highest:
                 highest, at = now, i
             held -= sum(self.sizes[b] for b in ends)
-        found = collections.Counter()
+        totals = collections.Counter()
         for b, first in made_at.items():
             if first <= at <= last[b]:
-                found[self.kinds[b]] += self.sizes[b]
-        return dict(found)
+                totals[self.kinds[b]] += self.sizes[b]
+        return dict(totals)
 
 
 def _ordered(graph, queued):
@@ -149,10 +149,10 @@ def _ordered(graph, queued):
         for source in before[op]:
             after[source].append(op)
     left = {op: len(sources) for op, sources in before.items()}
-    found, stack = [], []
+    order, stack = [], []
     queue = collections.deque(op for op in operations if not left[op])
     while queue or stack:
-        found.append(op := queue.popleft() if queue else stack.pop())
+        order.append(op := queue.popleft() if queue else stack.pop())
         ready = []
         for each in after[op]:
             left[each] -= 1
@@ -162,7 +162,7 @@ def _ordered(graph, queued):
             stack += reversed(ready)
         else:
             queue += ready
-    return found
+    return order
 
 
 def _copied(op):
@@ -176,8 +176,8 @@ def _copied(op):
         return []
     images = op.outputs[0] if kind[1] == "BackpropInput" else op.inputs[0]
     weights = op.outputs[0] if kind[1] == "BackpropFilter" else op.inputs[1]
-    found = [weights] + [images] * (kind[1] == "BackpropInput")
-    return found + [images] * _pads_one_side(op, images, weights)
+    copies = [weights] + [images] * (kind[1] == "BackpropInput")
+    return copies + [images] * _pads_one_side(op, images, weights)
 
 
 def _pads_one_side(op, images, weights):
@@ -187,22 +187,22 @@ def _pads_one_side(op, images, weights):
     axes = slice(1, -1) if last else slice(2, None)
     steps, sizes = op.get_attr("strides")[axes], images.shape[axes]
     kernels = weights.shape[: len(steps)]
-    known = zip(sizes, kernels, steps, strict=True)
+    dimensions = zip(sizes, kernels, steps, strict=True)
     return any(
         max((-(-size // step) - 1) * step + kernel - size, 0) % 2
-        for size, kernel, step in known
+        for size, kernel, step in dimensions
         if size and kernel
     )
 
 
 def _needed(graph):
-    found, queue = set(), [x.op for x in graph.outputs] + [*graph.control_outputs]
+    needed, queue = set(), [x.op for x in graph.outputs] + [*graph.control_outputs]
     while queue:
         op = queue.pop()
-        if op not in found:
-            found.add(op)
+        if op not in needed:
+            needed.add(op)
             queue += [x.op for x in op.inputs] + [*op.control_inputs]
-    return found
+    return needed
 
 
 def _function_of(op):

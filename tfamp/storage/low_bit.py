@@ -162,8 +162,8 @@ class _LowBit:
             self._keep(variable, code)
 
     def _keep(self, variable, code):
-        known = [*self._variables, *self._trainable_variables]
-        salt = next(i for i, v in enumerate(known) if v is variable)
+        variables = [*self._variables, *self._trainable_variables]
+        salt = next(i for i, v in enumerate(variables) if v is variable)
         with self._distribution_strategy.scope():
             stored.store(variable, code, salt, self._iterations)
 
@@ -182,13 +182,13 @@ class _LowBit:
                         table[self._var_key(variable)] = table[key]
 
     def _var_key(self, variable):
-        known = stored.is_special(variable)
-        return super()._var_key(variable._value if known else variable)
+        is_special = stored.is_special(variable)
+        return super()._var_key(variable._value if is_special else variable)
 
     def add_variable_from_reference(self, reference_variable, *args, **kwargs):
-        made = super().add_variable_from_reference(reference_variable, *args, **kwargs)
-        self._store(made)
-        return made
+        slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
+        self._store(slot)
+        return slot
 
     def assign(self, variable, value):
         if stored.is_special(variable):
@@ -235,8 +235,8 @@ class _LowBit:
         count, weight = len(self._trainable_variables), self._trainable_variables[index]
         # As Keras finds them: by the place of the variable in each list of slots.
         lists = [x for x in vars(self).values() if isinstance(x, list)]
-        found = {id(x[index]): x[index] for x in lists if len(x) == count}
-        mine = [v for v in found.values() if isinstance(v, keras.Variable)]
+        entries = {id(x[index]): x[index] for x in lists if len(x) == count}
+        mine = [v for v in entries.values() if isinstance(v, keras.Variable)]
         if not any(isinstance(v, stored.StoredVariable) for v in mine):
             return step(gradient, variable, learning_rate)
         decays = isinstance(weight, stored.StoredVariable) and (
@@ -255,7 +255,7 @@ class _LowBit:
             return [None if x is y else stored.pack(v, x, k) for v, x, y, k in changes]
 
         gradient = keras_optimizers.whole(gradient)
-        given = [
+        arguments = [
             gradient,
             tf.convert_to_tensor(learning_rate),
             [stored.key_of(v) for v in mine],
@@ -263,7 +263,7 @@ class _LowBit:
         ]
         flat = tf.nest.flatten(gradient, expand_composites=True)
         graph = tf.compat.v1.get_default_graph()
-        made = len(graph.get_operations())
+        first = len(graph.get_operations())
         # A graph updates all variables side by side, with slots in float32; not XLA.
         before = () if graph_context.in_xla() else self._before.get(variable.device, ())
         with tf.control_dependencies(before):
@@ -271,10 +271,10 @@ class _LowBit:
                 key = self._program_key(mine, decays)
                 compiled = stored.compiled(update, [variable])
                 update = self._programs.setdefault(key, compiled)
-            for each, parts in zip(mine, update(*given), strict=True):
+            for each, parts in zip(mine, update(*arguments), strict=True):
                 if parts is not None:
                     stored.assign_parts(each, parts)
-        self._before[variable.device] = graph.get_operations()[made:]
+        self._before[variable.device] = graph.get_operations()[first:]
 
     def _program_key(self, variables, decays):
         """Returns what two variables have in common if their updates are the same."""

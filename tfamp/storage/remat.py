@@ -73,12 +73,12 @@ class _Values(keras.StatelessScope):
         self.assigned: dict[int, tuple[keras.Variable, Any]] = {}
 
     def get_current_value(self, variable):
-        found = super().get_current_value(variable)
-        if found is None:
+        value = super().get_current_value(variable)
+        if value is None:
             self.read[id(variable)] = variable
             if self.original_scope is not None:
-                found = self.original_scope.get_current_value(variable)
-        return found
+                value = self.original_scope.get_current_value(variable)
+        return value
 
     def add_update(self, update):
         variable, value = update
@@ -100,7 +100,7 @@ class _Block:
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict[str, Any]):
         self.function, self.structure = function, (args, kwargs)
-        self.given = tf.nest.flatten(self.structure, expand_composites=True)
+        self.arguments = tf.nest.flatten(self.structure, expand_composites=True)
         self.read: list[tuple[keras.Variable, tf.Tensor, tf.Tensor]] = []
         self.others: list[tf.Variable] = []  # Read, and of TensorFlow alone.
         self.name = tf.get_current_name_scope()
@@ -114,9 +114,9 @@ class _Block:
         with watches() as watcher, stops(), _Values() as scope:
             outputs = self.function(*args, **kwargs)
         with self._within(autocast=False):
-            known = {id(x) for v in scope.read.values() for x in _parts(v.value)}
+            keras_ids = {id(x) for v in scope.read.values() for x in _parts(v.value)}
             watched = watcher.watched_variables()
-            self.others = [x for x in watched if id(x) not in known]
+            self.others = [x for x in watched if id(x) not in keras_ids]
             for variable in scope.read.values():
                 low = isinstance(variable, stored.StoredVariable)  # In bfloat16.
                 value = variable.natives[0] if low else variable.value
@@ -134,20 +134,20 @@ class _Block:
             (_layer_of(self.function) or self._around[0].entry_layer).add_loss(losses)
         return tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)
 
-    def _recorded(self, made: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def _recorded(self, outputs: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Returns the tensors that were made, as results of one recorded operation."""
         others = list(map(tf.convert_to_tensor, self.others))
-        kept = [*self.given, *(value for _, value, _ in self.read), *others]
-        inputs = [*self.given, *(x for *_, x in self.read), *others]
-        tensors = [i for i, x in enumerate(kept) if isinstance(x, tf.Tensor)]
-        sources = [i for i in tensors if _is_float(kept[i])]
+        operands = [*self.arguments, *(value for _, value, _ in self.read), *others]
+        inputs = [*self.arguments, *(x for *_, x in self.read), *others]
+        tensors = [i for i, x in enumerate(operands) if isinstance(x, tf.Tensor)]
+        sources = [i for i in tensors if _is_float(operands[i])]
 
         def gradients(values, upstream):
-            again = list(kept)
+            again = list(operands)
             for i, value in zip(tensors, values, strict=True):
-                again[i] = calls.with_mask_of(value, kept[i])
+                again[i] = calls.with_mask_of(value, operands[i])
             # These cannot be read by value: gradients are by them as they are then.
-            again[len(kept) - len(self.others) :] = self.others
+            again[len(operands) - len(self.others) :] = self.others
             with tf.GradientTape() as tape:
                 tape.watch(by := [again[i] for i in sources])
                 results = self._again(again)
@@ -155,18 +155,18 @@ class _Block:
 
         def backward(*upstream):
             dense = [tf.convert_to_tensor(x) for x in upstream]
-            values = [kept[i] for i in tensors]
+            values = [operands[i] for i in tensors]
             return _late(gradients, values, dense, [x for _, x, _ in self.read])
 
-        if not made:
+        if not outputs:
             return []
-        block = tf.custom_gradient(lambda *_: (made, backward))
+        block = tf.custom_gradient(lambda *_: (outputs, backward))
         return block(*(inputs[i] for i in sources))
 
-    def _again(self, kept):
+    def _again(self, operands):
         """Runs the function on values that were kept; returns the tensors it makes."""
-        count = len(self.given)
-        flat, values = kept[:count], kept[count : count + len(self.read)]
+        count = len(self.arguments)
+        flat, values = operands[:count], operands[count : count + len(self.read)]
         args, kwargs = tf.nest.pack_sequence_as(
             self.structure, flat, expand_composites=True
         )

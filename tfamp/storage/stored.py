@@ -32,9 +32,9 @@ class StoredVariable(keras.Variable):
 
     def _maybe_autocast(self, value):  # Keras 3.10 to 3.15: what `value` returns.
         if value.dtype == tf.bfloat16:  # In a layer of bfloat16, as it is.
-            found = super()._maybe_autocast(value)
-            same = keras.backend.standardize_dtype(found.dtype) == self.dtype
-            return found if same else tf.cast(found, self.dtype)
+            cast = super()._maybe_autocast(value)
+            same = keras.backend.standardize_dtype(cast.dtype) == self.dtype
+            return cast if same else tf.cast(cast, self.dtype)
         own = value is self._value
         return super()._maybe_autocast(read(self, self.natives) if own else value)
 
@@ -234,12 +234,12 @@ def in_float32(variables: Iterable[keras.Variable]) -> Iterator[None]:
     Args:
       variables: Of any kind; those that `store` was given are meant.
     """
-    found = [(v, v.natives) for v in variables if isinstance(v, StoredVariable)]
+    pairs = [(v, v.natives) for v in variables if isinstance(v, StoredVariable)]
     try:
-        for each, _ in found:
+        for each, _ in pairs:
             restore(each)
         yield
     finally:
-        for each, natives in found:
+        for each, natives in pairs:
             each.__class__, each.natives = StoredVariable, natives
             each._value = natives[0]

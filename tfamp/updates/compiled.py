@@ -72,16 +72,16 @@ def call(function: Callable[[list], Any], grads: Sequence, variables: Sequence) 
       What the function returns.
     """
     pairs = zip(grads, variables, strict=True)
-    given = [None if grad is None else _argument(grad, v) for grad, v in pairs]
+    arguments = [None if grad is None else _argument(grad, v) for grad, v in pairs]
 
     @tf.function(autograph=False, jit_compile=True)
-    def update(given):
-        pairs = zip(given, grads, strict=True)
+    def update(arguments):
+        pairs = zip(arguments, grads, strict=True)
         return function([None if x is None else _wide(x, like) for x, like in pairs])
 
     (first,) = keras_optimizers.native(variables[:1])
     with tf.device(first.device):  # It need not be that of the step.
-        return update(given)
+        return update(arguments)
 
 
 def _argument(grad, variable):

@@ -35,8 +35,10 @@ def train(mode: str, keywords: dict[str, Any], xla: bool, tiny: bool) -> dict[st
         watch = _Losses()
         model.fit(x, x[:, :10].argmax(1), rows, epochs=20, verbose=0, callbacks=[watch])
         status = control.status()
-        told = status.graph_rewrite if keywords.get("graph_rewrite") else status.reason
-        return {"losses": watch.losses, "seconds": watch.seconds, "in_force": told}
+        in_force = (
+            status.graph_rewrite if keywords.get("graph_rewrite") else status.reason
+        )
+        return {"losses": watch.losses, "seconds": watch.seconds, "in_force": in_force}
 
 
 class _Losses(keras.callbacks.Callback):

@@ -86,15 +86,15 @@ def check(name: str, tiny: bool) -> Iterator[dict[str, Any]]:
         exact = _results(layer, tf.constant(x), False)
     for mode in MODES:
         for xla in (False, True):
-            found = {"name": name, "mode": mode, "xla": xla}
+            result = {"name": name, "mode": mode, "xla": xla}
             try:
                 errors = _errors(make, shape, weights, x, mode, xla, exact)
                 worst = max(errors, key=lambda each: _order(errors[each]))
                 bound = _MANY[mode] * _ROUNDING[mode]
-                found |= {"error": errors[worst], "of": worst, "expected": bound}
+                result |= {"error": errors[worst], "of": worst, "expected": bound}
             except Exception as error:  # The next one may do.
-                found["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
-            yield found
+                result["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
+            yield result
 
 
 def _order(error):
@@ -107,10 +107,12 @@ def _errors(make, shape, weights, x, mode, xla, exact):
         layer = make()
         layer.build(shape)
         layer.set_weights(weights)
-        found = _results(layer, tf.constant(x, "float32"), xla)
+        results = _results(layer, tf.constant(x, "float32"), xla)
     return {
-        name: float(np.linalg.norm(found[name] - kept) / (np.linalg.norm(kept) or 1))
-        for name, kept in exact.items()
+        name: float(
+            np.linalg.norm(results[name] - reference) / (np.linalg.norm(reference) or 1)
+        )
+        for name, reference in exact.items()
     }
 
 
@@ -171,17 +173,17 @@ def check_codes() -> Iterator[dict[str, Any]]:
                 return *packed, code.read(*packed, x.shape)
 
             with tf.device("CPU:0"):
-                kept = [
+                reference = [
                     each.numpy().tobytes()
                     for each in tf.function(both.python_function)(value)
                 ]
-            found = [each.numpy().tobytes() for each in both(value)]
-            same = sum(a == b for a, b in zip(kept, found, strict=True))
+            result = [each.numpy().tobytes() for each in both(value)]
+            same = sum(a == b for a, b in zip(reference, result, strict=True))
             yield {
                 "name": f"codes {name}",
                 "mode": "storage",
                 "xla": xla,
-                "error": float(len(kept) - same),
+                "error": float(len(reference) - same),
                 "of": "tensors of other bits than on the CPU",
                 "expected": 0.0,
             }

@@ -37,7 +37,7 @@ class Command:
     """
 
     def __init__(self, command: Sequence[str], folder: pathlib.Path):
-        self._told = False
+        self._done = False
         self._words = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(
             command,
@@ -74,14 +74,14 @@ class Command:
 
     def proceed(self) -> None:
         """Has it go on to the result after this, which is None."""
-        self._told = True
+        self._done = True
 
     def result(self, timeout: float) -> processes.Outcome:
         """Waits for the end, so many seconds; then it is interrupted.
 
         Pytest says what has failed until then: the text is a result, too.
         """
-        if self._told:
+        if self._done:
             return processes.Outcome(None)
         failure = ""
         try:
@@ -128,12 +128,12 @@ class TorchSteps(Command):
     def result(self, timeout: float) -> processes.Outcome:
         """Waits for the next figures, so many seconds; None at the end."""
         try:
-            found = self._figures.get(timeout=max(0, timeout))
+            figures = self._figures.get(timeout=max(0, timeout))
         except queue.Empty:
             self.stop()
             return processes.Outcome(None, _ended(timeout))
-        if found or self._process.wait() == 0:
-            return processes.Outcome(found)
+        if figures or self._process.wait() == 0:
+            return processes.Outcome(figures)
         why = processes.reason(self._process.returncode, self._last(_LAST_LINES))
         return processes.Outcome(None, why)
 
@@ -151,5 +151,5 @@ def _ended(timeout):
 
 def _environment():
     # Another interpreter's TensorFlow or JAX may not know XLA's flags.
-    asked = {**os.environ, **processes.one_gpu(os.environ), **xla_flags.users()}
-    return {name: text for name, text in asked.items() if text is not None}
+    variables = {**os.environ, **processes.one_gpu(os.environ), **xla_flags.users()}
+    return {name: text for name, text in variables.items() if text is not None}

@@ -20,8 +20,8 @@ _REASON = 300  # Characters.
 
 def write(
     folder: pathlib.Path,
-    kept: trials.Trials,
-    asked: parts.Asked,
+    device_trials: trials.Trials,
+    options: parts.Asked,
     took: dict[str, float],
     failures: dict[str, str],
     command: str,
@@ -30,55 +30,55 @@ def write(
 
     Args:
       folder: Of the device, with `cells/`.
-      kept: The figures, those that hold here.
-      asked: What the last call was asked for.
+      device_trials: The figures, those that hold here.
+      options: What the last call was asked for.
       took: Label of what it has run -> seconds.
       failures: Label -> why it is missing.
       command: The last call's.
     """
     names = sorted(file.stem for file in (folder / "cells").glob("*.json"))
-    told = {
-        name: figures
+    figures = {
+        name: trial
         for name in names
         if not name.startswith("new-")  # A call that was killed left it.
         and not name.endswith("-done")
-        and (figures := kept.read(name)) is not None
+        and (trial := device_trials.read(name)) is not None
     }
-    facts = {k: v for k, v in trials.place(kept.machine)["facts"].items() if v}
+    facts = {k: v for k, v in trials.place(device_trials.machine)["facts"].items() if v}
     content = {
         "schema_version": 1,
         "date": datetime.date.today().isoformat(),
-        "commits": sorted({each.get("commit", "") for each in told.values()}),
+        "commits": sorted({each.get("commit", "") for each in figures.values()}),
         "command": command,
-        "tiny": asked.tiny,
-        "device": kept.machine.device,
+        "tiny": options.tiny,
+        "device": device_trials.machine.device,
         "facts": facts,
-        "figures": told,
+        "figures": figures,
         "seconds": took,
         "missing": failures,
     }
     run_files.write_text(folder / "report.json", json.dumps(content) + "\n")
     sections = {
-        "Parts": _parts(asked, told, took),
-        "Steps": _steps(told),
-        "Where a step's time goes": _profiles(told),
-        "Numerics": _numerics(told),
-        "Memory": _memory(told),
-        "Tests": _texts(told, "tests"),
-        "Accuracy": _accuracy(told),
-        "float8 and the graph rewrite": _features(told),
-        "What fits into memory": _texts(told, "fit_memory"),
+        "Parts": _parts(options, figures, took),
+        "Steps": _steps(figures),
+        "Where a step's time goes": _profiles(figures),
+        "Numerics": _numerics(figures),
+        "Memory": _memory(figures),
+        "Tests": _texts(figures, "tests"),
+        "Accuracy": _accuracy(figures),
+        "float8 and the graph rewrite": _features(figures),
+        "What fits into memory": _texts(figures, "fit_memory"),
         "Not measured": _table(
             [{"what": what, "why": shortened(why)} for what, why in failures.items()]
         ),
     }
-    lines = [f"# What {kept.machine.device} shows", _head(content)]
-    lines += [_TINY] * asked.tiny
+    lines = [f"# What {device_trials.machine.device} shows", _head(content)]
+    lines += [_TINY] * options.tiny
     lines += [_table([{"fact": k, "value": v} for k, v in facts.items()])]
     for title, text in sections.items():
         lines += [f"## {title}", text] if text.strip() else []
-    if _draw(folder / "steps.png", told):
-        lines.insert(2 + asked.tiny, "![steps](steps.png)")
+    if _draw(folder / "steps.png", figures):
+        lines.insert(2 + options.tiny, "![steps](steps.png)")
     run_files.write_text(folder / "report.md", "\n\n".join(lines) + "\n")
 
 
@@ -100,19 +100,19 @@ def _table(rows):
     return tables.of_dicts(rows) if rows else ""
 
 
-def _of(told, *prefixes):
-    return {k: v for k, v in told.items() if k.split("-")[0] in prefixes}
+def _of(figures, *prefixes):
+    return {k: v for k, v in figures.items() if k.split("-")[0] in prefixes}
 
 
-def _parts(asked, told, took):
+def _parts(options, figures, took):
     """How far the parts are; what there was before took no time in the last call."""
     rows = []
-    for part in asked.parts:
+    for part in options.parts:
         own = [s for label, s in took.items() if label.startswith(f"{part}: ")]
         rows.append(
             {
                 "part": part,
-                "figures": str(len(_of(told, part))),
+                "figures": str(len(_of(figures, part))),
                 "processes and groups of this call": str(len(own)),
                 "seconds, the longest": f"{max(own, default=0):.0f}",
             }
@@ -120,15 +120,15 @@ def _parts(asked, told, took):
     return _table(rows)
 
 
-def _timed(told):
+def _timed(figures):
     """Yields model, group, variant and figures of what was timed."""
     order = "time", "compiled", "stock_xla"
-    names = (name.split("-") for name in _of(told, *order))
+    names = (name.split("-") for name in _of(figures, *order))
     # A group's base comes first.
     key = lambda x: (order.index(x[0]), *x[1:3], x[3] != "keras", x)  # noqa: E731
     for words in sorted(names, key=key):
         _, model, group, side, mode, compiled = words
-        each = told["-".join(words)]
+        each = figures["-".join(words)]
         how = {"compiled": {"torch": ", compiled"}.get(side, ", XLA"), "plain": ""}
         label = {"keras": "stock Keras", "torch": "PyTorch"}.get(side, side)
         if each["seconds"]:
@@ -142,9 +142,9 @@ def _ratio(each):
     return f"{statistics.median(ratios):.2f}" if ratios else "-"
 
 
-def _steps(told):
+def _steps(figures):
     rows = []
-    for model, _, label, each in _timed(told):
+    for model, _, label, each in _timed(figures):
         seconds = [1000 * x for some in each["seconds"] for x in some]
         peak, seen = each["device_bytes"], each.get("profile")
         median = statistics.median(seconds)
@@ -164,7 +164,7 @@ def _steps(told):
         )
     if not rows:
         return ""
-    of = next(each["sizes"] for *_, each in _timed(told))
+    of = next(each["sizes"] for *_, each in _timed(figures))
     return (
         f"BERT: {of['depth']} layers of {of['width']}, {of['batch']} x {of['length']} "
         f"tokens, AdamW with clipping; ResNet-50: {of['images']} images of "
@@ -177,9 +177,9 @@ def _steps(told):
     )
 
 
-def _profiles(told):
+def _profiles(figures):
     texts = []
-    for model, _, label, each in _timed(told):
+    for model, _, label, each in _timed(figures):
         if seen := each.get("profile"):
             rows = [
                 {"kernel": name, "ms a step": f"{ms:.2f}", "times": f"{times:.0f}"}
@@ -190,9 +190,9 @@ def _profiles(told):
     return "\n\n".join(texts)
 
 
-def _numerics(told):
+def _numerics(figures):
     rows = []
-    for each in _of(told, "numerics").values():
+    for each in _of(figures, "numerics").values():
         failed = each.get("failed")
         error, most = each.get("error"), each.get("expected")
         rows.append(
@@ -208,9 +208,9 @@ def _numerics(told):
     return _table(rows)
 
 
-def _memory(told):
+def _memory(figures):
     rows = []
-    for name, each in _of(told, "memory").items():
+    for name, each in _of(figures, "memory").items():
         _, recipe, mode, xla, *what, _ = name.split("-")
         computed, later = each["computed"]["total"], each["later_bytes"]
         sizes = {
@@ -231,9 +231,9 @@ def _memory(told):
     return _table(rows)
 
 
-def _accuracy(told):
+def _accuracy(figures):
     scores = collections.defaultdict(list)
-    for name, each in _of(told, "accuracy").items():
+    for name, each in _of(figures, "accuracy").items():
         _, recipe, mode, *_ = name.split("-")
         scores[recipe.replace(".", "/"), mode].append(each["test_score"])
     return _table(
@@ -250,7 +250,7 @@ def _accuracy(told):
     )
 
 
-def _features(told):
+def _features(figures):
     return _table(
         [
             {
@@ -260,35 +260,35 @@ def _features(told):
                 "ms": f"{1000 * statistics.median(each['seconds'][2:]):.1f}",
                 "in force": each["in_force"],
             }
-            for name, each in _of(told, "float8", "rewrite").items()
+            for name, each in _of(figures, "float8", "rewrite").items()
         ]
     )
 
 
-def _texts(told, part):
+def _texts(figures, part):
     texts = []
-    for name, each in _of(told, part).items():
+    for name, each in _of(figures, part).items():
         last = "\n".join(each["text"].splitlines()[-_LINES:])
         title = name.split("-")[1]
         texts.append(f"{title}: exit code {each['code']}\n\n```text\n{last}\n```")
     return "\n\n".join(texts)
 
 
-def _draw(file, told):
+def _draw(file, figures):
     """Draws the milliseconds of a step; returns whether there are any."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
     models = collections.defaultdict(dict)
-    for model, _, label, each in _timed(told):
+    for model, _, label, each in _timed(figures):
         models[model][label] = 1000 * statistics.median(sum(each["seconds"], []))
     if not models:
         return False
     count = sum(map(len, models.values()))
-    figure = Figure(figsize=(9, 1.5 + 0.3 * count), layout="constrained")
+    picture = Figure(figsize=(9, 1.5 + 0.3 * count), layout="constrained")
     shapes = [len(each) for each in models.values()]
-    drawn = figure.subplots(len(models), 1, squeeze=False, height_ratios=shapes)
+    drawn = picture.subplots(len(models), 1, squeeze=False, height_ratios=shapes)
     for axes, name in zip(drawn[:, 0], models, strict=True):
         bars = axes.barh([*models[name]], [*models[name].values()], color="steelblue")
         axes.bar_label(bars, fmt="%.1f", padding=3)
@@ -296,5 +296,5 @@ def _draw(file, told):
         axes.margins(x=0.12)
         axes.set_title(name)
     drawn[-1, 0].set_xlabel("ms of a training step")
-    figure.savefig(file, dpi=120)
+    picture.savefig(file, dpi=120)
     return True

@@ -135,18 +135,18 @@ class Job(NamedTuple):
     start: Callable[[], Any]
 
 
-def start(group: Group, variant: Variant, asked: Asked) -> Any:
+def start(group: Group, variant: Variant, options: Asked) -> Any:
     """Starts the process of a variant.
 
     Args:
-      group, variant, asked: What it is of.
+      group, variant, options: What it is of.
     """
-    sizes = asked.sizes
+    sizes = options.sizes
     if variant.side == "torch":
         how = "compiled" if variant.compiled else "eager"
-        given = json.dumps(sizes._asdict()), str(ROUNDS), str(COUNT)
-        arguments = group.model, variant.mode, how, *given
-        return outside.TorchSteps(asked.torch_python, arguments)
+        numbers = json.dumps(sizes._asdict()), str(ROUNDS), str(COUNT)
+        arguments = group.model, variant.mode, how, *numbers
+        return outside.TorchSteps(options.torch_python, arguments)
     return processes.Process(
         *(steps.steps, group.model, *variant, sizes, ROUNDS, COUNT),
         preload=(steps.__name__,),
@@ -156,70 +156,70 @@ def start(group: Group, variant: Variant, asked: Asked) -> Any:
 # ---- Parts ----
 
 
-def _time(asked) -> Iterator[Group]:
+def _time(options) -> Iterator[Group]:
     """Steps without XLA: ours, PyTorch's and stock Keras', beside Keras' default."""
-    base, *others = _variants(asked, False)
-    stock = [Variant("keras", mode, False) for mode in asked.mixed]
+    base, *others = _variants(options, False)
+    stock = [Variant("keras", mode, False) for mode in options.mixed]
     for model in networks.NAMES:
         yield Group("time", model, "eager", (base, *others, *stock), 300)
 
 
-def _compiled(asked) -> Iterator[Group]:
+def _compiled(options) -> Iterator[Group]:
     """Steps that XLA or `torch.compile` compiles, beside the same base."""
     for model in networks.NAMES:
-        yield Group("compiled", model, "xla", (*_variants(asked, True),), 300)
+        yield Group("compiled", model, "xla", (*_variants(options, True),), 300)
 
 
-def _variants(asked, compiled):
+def _variants(options, compiled):
     """The base, and most wanted first ours and PyTorch's."""
-    plain, mixed = asked.modes[0], asked.mixed[:1]
+    plain, mixed = options.modes[0], options.mixed[:1]
     yield Variant("keras", plain, False)
     for mode in (*mixed, plain):
         yield Variant("tfamp", mode, compiled)
         yield Variant("torch", mode, compiled)
-    for mode in asked.mixed[1:]:
+    for mode in options.mixed[1:]:
         yield Variant("tfamp", mode, compiled)
 
 
-def _stock_xla(asked) -> Iterator[Group]:
+def _stock_xla(options) -> Iterator[Group]:
     """Keras' default on a GPU, which may compile for many minutes."""
-    for mode in (*asked.mixed[:1], asked.modes[0]):
+    for mode in (*options.mixed[:1], options.modes[0]):
         variants = (Variant("keras", mode, True),)
         yield Group("stock_xla", "bert_base", f"keras_{mode}", variants, 200)
 
 
-def _numerics(asked) -> Iterator[Job]:
-    for name in numerics.cases(asked.tiny):
+def _numerics(options) -> Iterator[Job]:
+    for name in numerics.cases(options.tiny):
         label = name.replace(" ", "_")
-        yield _job("numerics", label, 120, numerics.check, name, asked.tiny)
+        yield _job("numerics", label, 120, numerics.check, name, options.tiny)
     yield _job("numerics", "codes", 120, numerics.check_codes)
 
 
-def _memory(asked) -> Iterator[Job]:
-    plain, mixed = asked.modes[0], (*asked.mixed, *asked.modes)[0]
+def _memory(options) -> Iterator[Job]:
+    plain, mixed = options.modes[0], (*options.mixed, *options.modes)[0]
     for recipe in _RECIPES:
         for mode in dict.fromkeys((mixed, plain)):
             for xla in (False, True):
-                yield _peak(asked, recipe, mode, xla)
+                yield _peak(options, recipe, mode, xla)
     # Slots and blocks, and what cuDNN takes where it may not, and where it cannot try.
     blocks = {"remat": ["transformer_layer_.*"]}
     for xla in (False, True):
-        yield _peak(asked, "bert/docstrings", mixed, xla, "remat", blocks)
+        yield _peak(options, "bert/docstrings", mixed, xla, "remat", blocks)
         for bits in ("8bit", "bfloat16"):
             slots = {"optimizer_state": bits}
-            yield _peak(asked, "lm/docstrings", mixed, xla, f"slots_{bits}", slots)
+            yield _peak(options, "lm/docstrings", mixed, xla, f"slots_{bits}", slots)
     for what, name, value in (
         ("no_workspace", "TF_CUDNN_WORKSPACE_LIMIT_IN_MB", "0"),
         ("no_autotuning", "TF_CUDNN_USE_AUTOTUNE", "0"),
     ):
         for recipe in ("cnn/cifar10_resnet", "unet/digits_on_photographs"):
-            yield _peak(asked, recipe, plain, False, what, {}, {name: value})
+            yield _peak(options, recipe, plain, False, what, {}, {name: value})
 
 
-def _peak(asked, recipe, mode, xla, what="", keywords=None, environment=None):
-    one = _config(asked, recipe, mode, 0)
+def _peak(options, recipe, mode, xla, what="", keywords=None, environment=None):
+    one = _config(options, recipe, mode, 0)
     one.jit_compile = xla
-    if not asked.tiny:
+    if not options.tiny:
         one.batch_size = _RECIPES[recipe]
     with one.unlocked():
         one.precision.update(keywords or {})
@@ -228,7 +228,7 @@ def _peak(asked, recipe, mode, xla, what="", keywords=None, environment=None):
     return _job("memory", name, 150, peaks.measure, one.to_dict(), environment or {})
 
 
-def _tests(asked) -> Iterator[Job]:
+def _tests(options) -> Iterator[Job]:
     """Those of the checkout; an installed package has none."""
     checkout = (_CHECKOUT / "tests/contract").is_dir()
     workers = str(min(4, len(os.sched_getaffinity(0)) // 4))
@@ -236,20 +236,20 @@ def _tests(asked) -> Iterator[Job]:
         command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--tb=short"]
         command += ["-p", "no:cacheprovider", "-p", "no:benchmark", "-rfE"]
         command += ["--continue-on-collection-errors", *arguments]
-        command += ["--collect-only", "-q"] * asked.tiny
+        command += ["--collect-only", "-q"] * options.tiny
         start = lambda command=command: outside.Command(command, _CHECKOUT)  # noqa: E731
         yield Job("tests", name, 300, start)
 
 
-def _accuracy(asked) -> Iterator[Job]:
+def _accuracy(options) -> Iterator[Job]:
     """Five seeds in each mode: digits, and sentences where their data are."""
     data = {"cnn/digits": ""}
     if shared := os.environ.get("TFAMP_SHARED_DATA"):
         data["bert/sentences"] = os.path.join(shared, "uci_sentences")
-    for seed in range(1 if asked.tiny else 5):
+    for seed in range(1 if options.tiny else 5):
         for recipe, folder in data.items():
-            for mode in asked.modes:
-                one = _config(asked, recipe, mode, seed)
+            for mode in options.modes:
+                one = _config(options, recipe, mode, seed)
                 one.data_dir = folder
                 name = f"{recipe.replace('/', '.')}-{mode}-seed{seed}"
                 yield _job("accuracy", name, 240, _train, one.to_dict())
@@ -260,24 +260,24 @@ def _train(plain):
         return accuracy.train(plain, folder)
 
 
-def _float8(asked) -> Iterator[Job]:
+def _float8(options) -> Iterator[Job]:
     for mode in ("float8", "mixed_bfloat16"):
-        given = mode, {}, True, asked.tiny
-        yield _job("float8", f"dense-{mode}", 120, features.train, *given)
+        arguments = mode, {}, True, options.tiny
+        yield _job("float8", f"dense-{mode}", 120, features.train, *arguments)
 
 
-def _rewrite(asked) -> Iterator[Job]:
+def _rewrite(options) -> Iterator[Job]:
     for mode, rewrite in map(cells.VARIANTS.get, cells.default_modes(slow=True)):
         if rewrite is None:
             continue
-        given = mode, {"graph_rewrite": True}, False, asked.tiny
-        yield _job("rewrite", f"dense-{mode}", 120, features.train, *given)
+        arguments = mode, {"graph_rewrite": True}, False, options.tiny
+        yield _job("rewrite", f"dense-{mode}", 120, features.train, *arguments)
 
 
-def _fit_memory(asked) -> Iterator[Job]:
+def _fit_memory(options) -> Iterator[Job]:
     """A limit that float32 does not fit into."""
-    one = _config(asked, "bert/docstrings", asked.modes[0], 0)
-    size, limit = (8, "2GiB") if asked.tiny else (256, "600MiB")
+    one = _config(options, "bert/docstrings", options.modes[0], 0)
+    size, limit = (8, "2GiB") if options.tiny else (256, "600MiB")
     code = (
         "import sys, json, tfamp; from ml_collections import config_dict; "
         "config = config_dict.ConfigDict(json.loads(sys.argv[1])); "
@@ -287,7 +287,7 @@ def _fit_memory(asked) -> Iterator[Job]:
     yield Job("fit_memory", "bert", 240, lambda: outside.Command(command, _CHECKOUT))
 
 
-# Part -> function of what is asked for; in order, most wanted first. The jobs of two
+# Part -> function of the options; in order, most wanted first. The jobs of two
 # parts run while the processes of "compiled" begin, which takes minutes.
 PARTS: dict[str, Callable[[Asked], Iterator[Any]]] = {
     "time": _time,
@@ -303,10 +303,10 @@ PARTS: dict[str, Callable[[Asked], Iterator[Any]]] = {
 }
 
 
-def _config(asked, recipe, mode, seed):
+def _config(options, recipe, mode, seed):
     config = workloads.load(_CONFIGS / f"{recipe}.py")
     return cells.with_mode(
-        base_config.apply_tiny(config) if asked.tiny else config, mode, seed
+        base_config.apply_tiny(config) if options.tiny else config, mode, seed
     )
 
 

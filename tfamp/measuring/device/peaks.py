@@ -25,16 +25,16 @@ def measure(plain: dict[str, Any], environment: dict[str, str]) -> dict[str, Any
     switches.set_environ(environment)  # TensorFlow reads them at the first convolution.
     config = config_dict.ConfigDict(plain)
     with trainer.enabled(config.precision):
-        made = workloads.from_config(config, _STEPS)
-        batch = next(iter(made.batches))
-        computed = account.memory(made.model, batch)
+        workload = workloads.from_config(config, _STEPS)
+        batch = next(iter(workload.batches))
+        computed = account.memory(workload.model, batch)
         del batch
         steps = {"steps_per_epoch": 1, "shuffle": False, "verbose": 0}
-        made.model.fit(made.batches, **steps)
+        workload.model.fit(workload.batches, **steps)
         first = processes.peak_device(again=True)  # With the algorithms that it tried.
-        made.model.fit(made.batches, **{**steps, "steps_per_epoch": _STEPS - 1})
+        workload.model.fit(workload.batches, **{**steps, "steps_per_epoch": _STEPS - 1})
         later = processes.peak_device()
-        found = computed.to_dict()
-        found.pop("layers")
+        totals = computed.to_dict()
+        totals.pop("layers")
         peaks = {"device_bytes": max(first or 0, later or 0), "later_bytes": later}
-        return {"computed": found, **peaks}
+        return {"computed": totals, **peaks}

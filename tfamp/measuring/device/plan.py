@@ -67,10 +67,10 @@ def run(
             f"No such command. Received: torch_python={torch_python!r}. Expected that "
             "of a Python with PyTorch."
         )
-    known = cells.default_modes(slow=True)
-    plain = "tf32" if "tf32" in known else "float32"
+    modes = cells.default_modes(slow=True)
+    plain = "tf32" if "tf32" in modes else "float32"
     mixed = [mode for mode in cells.default_modes() if mode.startswith("mixed")]
-    asked = Asked(
+    options = Asked(
         tuple(asked_parts) or tuple(parts.PARTS),
         minutes,
         tiny,
@@ -80,37 +80,39 @@ def run(
     )
     label = hardware.device_label(hardware.read_devices())
     name = re.sub(r"\W+", "-", f"{label} tiny" if tiny else label).strip("-").lower()
-    made = _Plan(folder / name, asked, say)
+    plan = _Plan(folder / name, options, say)
 
     def write():
-        page.write(made.folder, made.kept, asked, made.took, made.failures, command)
+        page.write(plan.folder, plan.trials, options, plan.took, plan.failures, command)
 
     try:
-        made.run(write)
+        plan.run(write)
     finally:
         write()
-        say(f"open {made.folder / 'report.md'}")
-    return made.folder
+        say(f"open {plan.folder / 'report.md'}")
+    return plan.folder
 
 
 def _device_memory():
     """Bytes of the first GPU, which only a process that takes the GPU can ask for."""
-    devices = names.resolve("tensorflow.python.client.device_lib:list_local_devices")
-    found = devices() if devices else ()
-    limits = (each.memory_limit for each in found if each.device_type == "GPU")
+    list_devices = names.resolve(
+        "tensorflow.python.client.device_lib:list_local_devices"
+    )
+    devices = list_devices() if list_devices else ()
+    limits = (each.memory_limit for each in devices if each.device_type == "GPU")
     return next(limits, None)
 
 
 class _Plan:
     """One call; see `run`."""
 
-    def __init__(self, folder, asked: Asked, say):
-        self.folder, self.asked, self._print = folder, asked, say
+    def __init__(self, folder, options: Asked, say):
+        self.folder, self.options, self._print = folder, options, say
         (folder / "cells").mkdir(parents=True, exist_ok=True)
-        self.kept = trials.Trials(folder)
+        self.trials = trials.Trials(folder)
         today = datetime.date.today().isoformat()
         self._stamp = {"date": today, "commit": runner.commit()}
-        self.end = time.monotonic() + 60 * asked.minutes
+        self.end = time.monotonic() + 60 * options.minutes
         self.failures: dict[str, str] = {}
         self.took: dict[str, float] = {}
         self._running: dict[str, float] = {}
@@ -129,8 +131,8 @@ class _Plan:
         speaker.start()
         jobs: list[Job] = []
         try:
-            for part in filter(self.asked.parts.__contains__, parts.PARTS):
-                for each in parts.PARTS[part](self.asked):
+            for part in filter(self.options.parts.__contains__, parts.PARTS):
+                for each in parts.PARTS[part](self.options):
                     if isinstance(each, Job):
                         jobs.append(each)
                     else:
@@ -144,7 +146,7 @@ class _Plan:
 
     def keep(self, name, figures):
         """Writes figures, with the day and the commit that they are of."""
-        self.kept.write(name, figures | self._stamp)
+        self.trials.write(name, figures | self._stamp)
 
     def say(self, line):
         """Prints a line, and when it was."""
@@ -184,7 +186,7 @@ class _Plan:
 
         Beside processes that hold so many bytes of the GPU.
         """
-        cores, memory = len(os.sched_getaffinity(0)) * 3 // 4, self.asked.memory
+        cores, memory = len(os.sched_getaffinity(0)) * 3 // 4, self.options.memory
         room = max(1, min(cores, (memory - held) // _HELD) if memory else cores)
         with concurrent.futures.ThreadPoolExecutor(room) as pool:
             try:
@@ -208,7 +210,7 @@ class _Plan:
         others = [each for each in missing if each != base]
         # A GPU has room for so many: each set has its base, and its limit. Where there
         # is room for one, it comes first and is that of all.
-        count = self.asked.together or 1 + len(others)
+        count = self.options.together or 1 + len(others)
         step = max(1, count - 1)
         sets = [others[i : i + step] for i in range(0, len(others), step)] or [[]]
         if count > 1:
@@ -229,14 +231,14 @@ class _Plan:
 
     def read(self, group, variant):
         """Returns the figures of a variant, of the same sizes; None without."""
-        figures = self.kept.read(figure_name(group, variant))
-        same = figures and figures["sizes"] == self.asked.sizes._asdict()
+        figures = self.trials.read(figure_name(group, variant))
+        same = figures and figures["sizes"] == self.options.sizes._asdict()
         return figures if same else None
 
     def _in_turns(self, group, variants, jobs, base):
         with contextlib.ExitStack() as scope:
             running = {
-                each: scope.enter_context(parts.start(group, each, self.asked))
+                each: scope.enter_context(parts.start(group, each, self.options))
                 for each in variants
             }
             if jobs:
@@ -249,7 +251,7 @@ class _Plan:
 
     def _beside(self, job: Job):
         name, label = f"{job.part}-{job.name}", f"{job.part}: {job.name}"
-        if self.kept.read(f"{name}-done") is not None:
+        if self.trials.read(f"{name}-done") is not None:
             return
         if self.left < _LEAST:
             return self._fails(label, "no time left")
@@ -305,13 +307,13 @@ class _Turns:
             self.plan._fails(self._label(variant), outcome.lack or why)
             return
         held = self.figures.setdefault(variant, {"seconds": []})
-        found = dict(outcome.value)
-        if "seconds" in found:
-            held["seconds"].append(found.pop("seconds"))
+        figures = dict(outcome.value)
+        if "seconds" in figures:
+            held["seconds"].append(figures.pop("seconds"))
             if variant == self.group.variants[0]:
                 self.base.append(held["seconds"][-1])
-        held |= found | {"base_seconds": self.base}
-        held["sizes"] = self.plan.asked.sizes._asdict()
+        held |= figures | {"base_seconds": self.base}
+        held["sizes"] = self.plan.options.sizes._asdict()
         # The base is measured again, beside others: never in place of more.
         if _rounds(held) >= _rounds(self.plan.read(self.group, variant)):
             self.plan.keep(figure_name(self.group, variant), held)

@@ -26,8 +26,8 @@ def read(folder: pathlib.Path, steps: int) -> dict[str, Any] | None:
     for file in folder.rglob("*.xplane.pb") if kind else ():
         space = kind.FromString(file.read_bytes())
         for plane in space.planes:
-            if plane.name.startswith("/device:GPU") and (found := _events(plane)):
-                return _summary(found, steps)
+            if plane.name.startswith("/device:GPU") and (events := _events(plane)):
+                return _summary(events, steps)
     return None
 
 

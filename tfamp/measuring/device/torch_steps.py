@@ -102,8 +102,8 @@ def measure(name, sizes, mode, compiled, rounds, count):
         "status": f"PyTorch {torch.__version__}",
     }
     for _ in range(rounds):
-        found = [step() for _ in range(count)]
-        yield {"seconds": [each[0] for each in found], "loss": found[-1][1]}
+        results = [step() for _ in range(count)]
+        yield {"seconds": [each[0] for each in results], "loss": results[-1][1]}
 
 
 def main():
@@ -113,8 +113,8 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = mode != "float32"
     torch.backends.cudnn.allow_tf32 = mode != "float32"
     torch.backends.cudnn.benchmark = True
-    asked = mode, how == "compiled", int(rounds), int(count)
-    for figures in measure(name, sizes, *asked):
+    arguments = mode, how == "compiled", int(rounds), int(count)
+    for figures in measure(name, sizes, *arguments):
         print("FIGURES " + json.dumps(figures), flush=True)
         if not sys.stdin.readline():
             return

@@ -62,8 +62,8 @@ def versions(python: str) -> tuple[dict[str, str], str]:
 
 def _run(command, text, timeout):
     # Another interpreter's TensorFlow or JAX may not know XLA's flags.
-    asked = {**os.environ, **processes.one_gpu(os.environ), **xla_flags.users()}
-    environment = {name: text for name, text in asked.items() if text is not None}
+    variables = {**os.environ, **processes.one_gpu(os.environ), **xla_flags.users()}
+    environment = {name: text for name, text in variables.items() if text is not None}
     return subprocess.run(
         command,
         input=text,

@@ -30,22 +30,24 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with safe_open(request["exchange"], "pt") as file:
-        asked = json.loads(file.metadata()["request"])
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    tf32 = training.configure(device, mode, request["threads"], asked["seed"])
-    build, layout = networks.NETWORKS[asked["network"]["kind"]]
+        description = json.loads(file.metadata()["request"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tf32 = training.configure(device, mode, request["threads"], description["seed"])
+    build, layout = networks.NETWORKS[description["network"]["kind"]]
     batches = [
-        [_pinned(found[f"batches/{i}/{name}"], device) for name in names]
-        for names in [(*asked["features"], "labels")]
+        [_pinned(tensors[f"batches/{i}/{name}"], device) for name in names]
+        for names in [(*description["features"], "labels")]
         for i in range(warmup + steps)
     ]
     prefix = "weights/"
-    weights = {k.removeprefix(prefix): v for k, v in found.items() if prefix in k}
+    weights = {k.removeprefix(prefix): v for k, v in tensors.items() if prefix in k}
     before = _peak()
-    network = build(asked["network"])
+    network = build(description["network"])
     network.load_state_dict(weights)
     network.to(device=device, memory_format=torch.channels_last).train()
-    trainer = training.Trainer(network, mode, asked["optimizer"], asked["loss_scale"])
+    trainer = training.Trainer(
+        network, mode, description["optimizer"], description["loss_scale"]
+    )
     seconds, losses = _time(trainer, batches, device)
     gpu, scaled = device.type == "cuda", trainer.scaler.is_enabled()
     return {
@@ -86,8 +88,8 @@ def _pinned(tensor, device):
 def _peak():
     """Bytes; as `processes.peak_host`, which needs TensorFlow."""
     status = pathlib.Path("/proc/self/status")
-    found = status.exists() and re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
-    return int(found[1]) * 1024 if found else 0
+    match = status.exists() and re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
+    return int(match[1]) * 1024 if match else 0
 
 
 def _note(trainer, mode, layout):

@@ -119,8 +119,8 @@ def write(
 def _batches(source, steps):
     """Returns the names of the features, and arrays by their names in the file."""
     names, arrays = [], {}
-    found = itertools.islice(source.batches.as_numpy_iterator(), steps)
-    for number, (features, labels) in enumerate(found):
+    batches = itertools.islice(source.batches.as_numpy_iterator(), steps)
+    for number, (features, labels) in enumerate(batches):
         if isinstance(features, dict):  # Of integers, which PyTorch wants so.
             names = ["token_ids", "segment_ids", "padding_mask"]
             values = [features[name].astype("int64") for name in names]
@@ -134,11 +134,11 @@ def _batches(source, steps):
 
 def _optimizer(config, steps):
     """Numbers of the optimizer; the schedule as the learning rate of each step."""
-    made = optimizers.create(config, steps)
+    optimizer = optimizers.create(config, steps)
     rates = []
     for step in range(steps):
-        made.iterations.assign(step)
-        rates.append(float(made.learning_rate))
+        optimizer.iterations.assign(step)
+        rates.append(float(optimizer.learning_rate))
     names = ("name", "epsilon", "momentum", "nesterov", "clip_global_norm")
     return {name: config[name] for name in names} | {
         "learning_rates": rates,

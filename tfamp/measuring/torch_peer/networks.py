@@ -87,18 +87,18 @@ class TextClassifier(torch.nn.Module):
         padding_mask: torch.Tensor,
     ) -> torch.Tensor:
         """Returns float32 logits [batch, classes] of integers [batch, length]."""
-        found = self.encoder(
+        output = self.encoder(
             input_ids=token_ids,
             token_type_ids=segment_ids,
             attention_mask=padding_mask,
         )
-        return self.logits(self.dropout(self._pool(found, padding_mask)))
+        return self.logits(self.dropout(self._pool(output, padding_mask)))
 
-    def _pool(self, found, mask):
+    def _pool(self, output, mask):
         if self.pooling == "cls":
-            return found.pooler_output
+            return output.pooler_output
         mask = mask.unsqueeze(-1).float()
-        return (found.last_hidden_state.float() * mask).sum(1) / mask.sum(1)
+        return (output.last_hidden_state.float() * mask).sum(1) / mask.sum(1)
 
 
 def text_classifier(network: dict[str, Any]) -> torch.nn.Module:

@@ -71,15 +71,15 @@ def collect(
                 f"The package {library!r} is not installed; its docstrings are text of "
                 'this task. `pip install "tfamp[all]"`, or set config.data.libraries.'
             )
-        found: dict[str, str] = {}  # Text -> file.
+        texts: dict[str, str] = {}  # Text -> file.
         for file, text in _prose(pathlib.Path(spec.submodule_search_locations[0])):
-            if len(found) >= texts_per_library:
+            if len(texts) >= texts_per_library:
                 break
             if len(text.split()) >= min_words:
-                found.setdefault(text, file)
-        if not found:
+                texts.setdefault(text, file)
+        if not texts:
             raise errors.DataError(f"The package {library!r} has no docstrings.")
-        rows += [(text, library, file) for text, file in found.items()]
+        rows += [(text, library, file) for text, file in texts.items()]
     return pandas.DataFrame(rows, columns=["text", "label", "file"])
 
 
@@ -104,9 +104,9 @@ def _prose(root) -> Iterator[tuple[str, str]]:
 
 def versions(libraries: Sequence[str]) -> str:
     """Returns the names of packages, and the versions of those that are installed."""
-    known = importlib.metadata.packages_distributions()
+    packages = importlib.metadata.packages_distributions()
     return ", ".join(
-        " ".join([name, *map(importlib.metadata.version, known.get(name, [])[:1])])
+        " ".join([name, *map(importlib.metadata.version, packages.get(name, [])[:1])])
         for name in sorted(libraries)
     )
 

@@ -65,11 +65,11 @@ def read(config: config_dict.ConfigDict) -> Text:
     """
     data, readers = config.data, {"docstrings": _docstrings, "text_file": _text_files}
     units: dict[str, Callable] = {"wordpiece": _wordpieces, "character": _characters}
-    for field, known in (("name", readers), ("unit", units)):
-        if data[field] not in known:
+    for field, choices in (("name", readers), ("unit", units)):
+        if data[field] not in choices:
             raise ValueError(
                 f"Unknown config.data.{field}. Received: {data[field]!r}. Expected one "
-                f"of {', '.join(map(repr, known))}."
+                f"of {', '.join(map(repr, choices))}."
             )
     lines, note = readers[data.name](config)
     learned = units[data.unit](lines["train"], config.model.vocabulary_size)

@@ -65,8 +65,8 @@ def load(config: config_dict.ConfigDict) -> Splits:
     files = [name for name in (data.train_file, data.test_file) if name]
     if data.name == "csv":
         parts = [_read_csv(data, data_dir, name) for name in files]
-    elif found := [f for f in folders if os.path.isfile(os.path.join(f, files[0]))]:
-        parts = [read_json(os.path.join(found[0], name)) for name in files]
+    elif matches := [f for f in folders if os.path.isfile(os.path.join(f, files[0]))]:
+        parts = [read_json(os.path.join(matches[0], name)) for name in files]
     elif manual_dir:
         raise errors.DataError(
             f"No file {files[0]} in the folder --manual_dir={manual_dir}. Pass the "
@@ -137,12 +137,12 @@ def _table(rows, place):
 def _read_tfds(config):
     """Returns the tables of the splits train and validation of data like "squad"."""
     name, builder = config.data.name, data_sets.prepared_builder(config)
-    found = {*builder.info.features, *builder.info.splits}
-    missing = {"id", "context", "question", "answers", "train", "validation"} - found
+    names = {*builder.info.features, *builder.info.splits}
+    missing = {"id", "context", "question", "answers", "train", "validation"} - names
     if missing:
         raise errors.DataError(
             f"The data set {name!r} is not of questions and answers as 'squad': it has "
-            f"no {', '.join(sorted(missing))}. Found: {', '.join(sorted(found))}."
+            f"no {', '.join(sorted(missing))}. Found: {', '.join(sorted(names))}."
         )
     tables = []
     for split in ("train", "validation"):
@@ -184,8 +184,8 @@ def _problems(table):
     """Returns what is wrong with each question; "" for nothing."""
     import pandas
 
-    found = pandas.Series([_problem(row) for row in table.itertuples()], dtype=str)
-    return found.mask(table.id.duplicated() & (found == ""), "its id occurs twice")
+    reasons = pandas.Series([_problem(row) for row in table.itertuples()], dtype=str)
+    return reasons.mask(table.id.duplicated() & (reasons == ""), "its id occurs twice")
 
 
 def _problem(row):

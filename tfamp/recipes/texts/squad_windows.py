@@ -73,10 +73,10 @@ def cut(
     encode = functools.partial(tokenizer.encode_batch, add_special_tokens=False)
     texts = list(questions.context.unique())
     contexts = {
-        text: (found.ids, np.array(found.offsets, "int32").reshape(-1, 2))
-        for text, found in zip(texts, encode(texts), strict=True)
+        text: (encoding.ids, np.array(encoding.offsets, "int32").reshape(-1, 2))
+        for text, encoding in zip(texts, encode(texts), strict=True)
     }
-    queries = [found.ids for found in encode(list(questions.question))]
+    queries = [encoding.ids for encoding in encode(list(questions.question))]
     cls, sep, pad = map(tokenizer.token_to_id, ("[CLS]", "[SEP]", "[PAD]"))
     inputs, rows = [], []
     pairs = zip(queries, questions.itertuples(), strict=True)
@@ -160,17 +160,17 @@ def decode(
     answers = []
     for number, context in enumerate(contexts):
         rows = slice(bounds[number], bounds[number + 1])
-        found: dict[str, tuple[float, float]] = {}
+        candidates: dict[str, tuple[float, float]] = {}
         for index in np.argsort(-totals[rows], axis=None, kind="stable"):
             row, i, j = np.unravel_index(index, totals[rows].shape)
             row += rows.start
-            if totals[row, i, j] == -np.inf or len(found) == n_best_size:
+            if totals[row, i, j] == -np.inf or len(candidates) == n_best_size:
                 break
             start, end = starts[row, i], ends[row, j]
             places = windows.offsets[number][[start + shift[row], end + shift[row]]]
             text = _text(context, places[0, 0], places[1, 1])
-            found.setdefault(text, (logits[row, 0, start], logits[row, 1, end]))
-        answers.append(_with_probabilities(found or {"": (0.0, 0.0)}))
+            candidates.setdefault(text, (logits[row, 0, start], logits[row, 1, end]))
+        answers.append(_with_probabilities(candidates or {"": (0.0, 0.0)}))
     return answers
 
 
@@ -233,14 +233,14 @@ def _text(context, start, stop):
     return context[start:stop]
 
 
-def _with_probabilities(found):
+def _with_probabilities(candidates):
     """Returns answers as plain data from {text: (start, end score)}."""
-    scores = np.array(list(found.values()), "float64")
+    scores = np.array(list(candidates.values()), "float64")
     totals = scores.sum(axis=1)
     weights = np.exp(totals - totals.max())
     names = ("probability", "start_logit", "end_logit")
     numbers = np.column_stack([weights / weights.sum(), scores]).tolist()
     return [
         {"text": text, **dict(zip(names, row, strict=True))}
-        for text, row in zip(found, numbers, strict=True)
+        for text, row in zip(candidates, numbers, strict=True)
     ]

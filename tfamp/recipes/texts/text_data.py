@@ -252,9 +252,9 @@ def _read_split(builder, split, columns, classes):
     place = f"{builder.info.full_name} {split}"
     values = {name: rows[name].numpy() for name in columns}
     try:
-        for name, found in values.items():
-            if found.dtype == object:
-                values[name] = [text.decode("utf-8").strip() for text in found]
+        for name, column in values.items():
+            if column.dtype == object:
+                values[name] = [text.decode("utf-8").strip() for text in column]
     except UnicodeDecodeError as error:
         raise errors.DataError(f"{place}: {error}.") from error
     table = pandas.DataFrame(values)
@@ -270,18 +270,18 @@ def _read_split(builder, split, columns, classes):
 def _drop_bad_rows(parts, classes, data, notes):
     """Returns the tables without rows of no text or no known label."""
     names = [name for name in ("text", "second", "label") if name in parts[0]]
-    kept, bad, known = [], [], data_sets.list_names(classes)
+    good, bad, class_names = [], [], data_sets.list_names(classes)
     for part in parts:
         unknown = ~part.label.isin(classes)
         empty = (part[names] == "").any(axis=1)
         bad += [f"{place}: a field is empty" for place in part.place[empty]]
         bad += [
-            f"{row.place}: label {row.label!r} is not one of {known}"
+            f"{row.place}: label {row.label!r} is not one of {class_names}"
             for row in part[unknown & ~empty].itertuples()
         ]
-        kept.append(part[~unknown & ~empty])
+        good.append(part[~unknown & ~empty])
     data_sets.report_bad_rows(bad, data.on_bad_rows, notes)
-    return kept
+    return good
 
 
 def _check(parts, classes, data):
@@ -375,9 +375,9 @@ def hold_out(
         1, test_size=fraction, random_state=seed
     )
     try:
-        ((kept, held_out),) = splitter.split(table, groups=table.key)
+        ((larger, held_out),) = splitter.split(table, groups=table.key)
     except ValueError as error:
         raise errors.DataError(
             f"{table.key.nunique()} distinct text(s) cannot be split: {error}"
         ) from error
-    return table.iloc[kept], table.iloc[held_out]
+    return table.iloc[larger], table.iloc[held_out]
