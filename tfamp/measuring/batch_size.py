@@ -147,7 +147,8 @@ def find_batch_size(
             f"a batch fits if a separate process takes {steps} training steps of "
             f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
             "a margin",
-            f"{folder_trials.machine.device}; TensorFlow {folder_trials.machine.facts['tensorflow']}",
+            f"{folder_trials.machine.device}; "
+            f"TensorFlow {folder_trials.machine.facts['tensorflow']}",
         ]
         batch_sizes = BatchSizes(
             name=shared.name,

@@ -216,7 +216,7 @@ class _Plans:
             return done._replace(value={"options": done.value})
 
         name = f"{function.__name__.removeprefix('_')}-batch{self.size}"
-        outcome = folder_trials.take(name, work, given=list(given))
+        outcome = folder_trials.take(name, work, given=list(arguments))
         if outcome.failure:
             raise errors.RunError(f"A prediction failed. Received: {outcome.failure}")
         return outcome.value["options"]

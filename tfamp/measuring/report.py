@@ -83,9 +83,9 @@ class Report(NamedTuple):
         settings = self.settings
         step = "`fit`" if settings["job"] == "train" else "`predict`"
         return [
-            f"{settings['steps']} timed steps of {step} after {settings['warmup']}, each of "
-            f"{settings['repeats']} interleaved repeats in a fresh process with its own "
-            "seed; fewer than three repeats have no interval",
+            f"{settings['steps']} timed steps of {step} after {settings['warmup']}, "
+            f"each of {settings['repeats']} interleaved repeats in a fresh process "
+            "with its own seed; fewer than three repeats have no interval",
             f"speed-up: examples a second over {self.base}'s, paired by repeat: "
             "geometric mean and its 95 % interval; loss: mean over the timed steps, "
             f"relative to {self.base}'s from the same weights and batches, paired by "

@@ -111,14 +111,14 @@ class StepTrials(NamedTuple):
 
     Attributes:
       workload: As `identity` returns it.
-      trials: Those that there are.
+      folder_trials: Those that there are.
       steps: Updates of the weights in a trial.
       memory: What they must fit into.
       report: Function called with a line on what came of each.
     """
 
     workload: config_dict.ConfigDict
-    trials: trials.Trials
+    folder_trials: trials.Trials
     steps: int
     memory: processes.Memory
     report: Callable[[str], object]
@@ -146,13 +146,10 @@ class StepTrials(NamedTuple):
         Raises:
           RunError: If it fails for another reason.
         """
-        trial_variant, room = (
-            variant(self.workload, keywords, size, count),
-            room or self.memory,
-        )
+        trial, room = variant(self.workload, keywords, size, count), room or self.memory
 
         def work():
-            done = processes.call(train, trial_variant, self.steps, memory=room)
+            done = processes.call(train, trial, self.steps, memory=room)
             if done.failure and not done.lack:
                 return done
             conditions = {"lack": done.lack, "limits": list(room)}
@@ -164,7 +161,7 @@ class StepTrials(NamedTuple):
             more = any((now or math.inf) > (then or math.inf) for now, then in pairs)
             return not (figures["lack"] and more)
 
-        outcome = self.trials.take(trial_variant.key, work, usable=usable)
+        outcome = self.folder_trials.take(trial.key, work, usable=usable)
         if outcome.failure:
             raise errors.RunError(
                 f"A trial failed for another reason than memory: {label}. Received: "
@@ -221,7 +218,8 @@ def train(variant: Variant, steps: int) -> dict[str, Any]:
         "workspaces_bytes": max(peaks) - max(peaks[1:] or peaks),
         "seconds": statistics.median(seconds[1:] or seconds),
         "unit": workload.unit,
-        "description": f"{workload.description}; {workload.model.count_params():,} parameters",
+        "description": f"{workload.description}; "
+        f"{workload.model.count_params():,} parameters",
     }
 
 

@@ -80,21 +80,17 @@ def from_function(name: str, arguments: dict[str, Any], jit: str) -> Workload:
             f"{name} has no argument {', '.join(sorted(unknown))}, which would give "
             f"it other batches. Received: {arguments}."
         )
-    result = function(**arguments)
+    pair = function(**arguments)
     kinds = keras.Model, tf.data.Dataset
-    result = result if isinstance(result, tuple) else (result,)
-    if (
-        len(result) != 2
-        or not all(map(isinstance, result, kinds))
-        or not result[0].compiled
-    ):
-        names = [type(each).__name__ for each in result]
-        compiled = getattr(result[0], "compiled", False)
+    pair = pair if isinstance(pair, tuple) else (pair,)
+    if len(pair) != 2 or not all(map(isinstance, pair, kinds)) or not pair[0].compiled:
+        names = [type(each).__name__ for each in pair]
+        compiled = getattr(pair[0], "compiled", False)
         raise TypeError(
             f"{name} must return a compiled keras.Model and a tf.data.Dataset of "
             f"batches. Received: {', '.join(names)}, compiled: {compiled}."
         )
-    model, batches = result
+    model, batches = pair
     if jit != "auto":
         model.jit_compile = jit == "on"
     shapes = [each.shape for each in tf.nest.flatten(next(iter(batches)))]
