@@ -314,12 +314,10 @@ PLACES = {x.alias or x.name: x for places in UPSTREAM.values() for x in places}
 
 def missing() -> dict[str, str]:
     """Returns {what is off: the names that this release lacks for it}."""
-    used = names.NAMES.items()
-    features = {what: [name] for name, what in used if names.resolve(name) is None}
-    features |= {
-        place.what: place.lacks() for place in PLACES.values() if place.lacks()
-    }
-    return {what: ", ".join(lacked) for what, lacked in features.items()}
+    rows = [(x.what, name) for x in PLACES.values() for name in x.lacks()]
+    rows += [(what, x) for x, what in names.NAMES.items() if names.resolve(x) is None]
+    listed = {what: sorted({x for y, x in rows if y == what}) for what, _ in rows}
+    return {what: ", ".join(each) for what, each in listed.items()}
 
 
 def trainer_class(name: str = "compile") -> type:

@@ -227,6 +227,15 @@ def one_gpu(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def outside() -> dict[str, str]:
+    """Returns the environment of a command with an interpreter of its own.
+
+    Its TensorFlow or JAX may not know the XLA flags of this one.
+    """
+    variables = {**os.environ, **one_gpu(os.environ), **xla_flags.users()}
+    return {name: text for name, text in variables.items() if text is not None}
+
+
 def _serve(pipe, words, memory, environment, function, arguments):
     """Calls the function and sends what came of it, each value of a generator."""
     switches.set_environ(environment)  # TensorFlow has not looked for GPUs yet.

@@ -18,7 +18,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 
-from tfamp.facts import xla_flags
 from tfamp.measuring import processes
 
 _TORCH = pathlib.Path(__file__).with_name("torch_steps.py")
@@ -46,7 +45,7 @@ class Command:
             stdout=self._output(),
             stderr=self._words,
             text=True,
-            env=_environment(),
+            env=processes.outside(),
             start_new_session=True,
         )
 
@@ -147,9 +146,3 @@ class TorchSteps(Command):
 
 def _ended(timeout):
     return f"ended after {max(0, timeout):.0f} s"
-
-
-def _environment():
-    # Another interpreter's TensorFlow or JAX may not know XLA's flags.
-    variables = {**os.environ, **processes.one_gpu(os.environ), **xla_flags.users()}
-    return {name: text for name, text in variables.items() if text is not None}

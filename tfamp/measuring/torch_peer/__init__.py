@@ -5,12 +5,10 @@ interpreter that may have PyTorch and nothing of tfamp, so it imports nothing of
 """
 
 import json
-import os
 import pathlib
 import subprocess
 from typing import Any
 
-from tfamp.facts import xla_flags
 from tfamp.measuring import processes
 
 _CELL = pathlib.Path(__file__).with_name("cell.py")
@@ -61,9 +59,6 @@ def versions(python: str) -> tuple[dict[str, str], str]:
 
 
 def _run(command, text, timeout):
-    # Another interpreter's TensorFlow or JAX may not know XLA's flags.
-    variables = {**os.environ, **processes.one_gpu(os.environ), **xla_flags.users()}
-    environment = {name: text for name, text in variables.items() if text is not None}
     return subprocess.run(
         command,
         input=text,
@@ -71,6 +66,6 @@ def _run(command, text, timeout):
         text=True,
         errors="replace",
         check=False,
-        env=environment,
+        env=processes.outside(),
         timeout=timeout,
     )
