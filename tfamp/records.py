@@ -18,14 +18,15 @@ class Enabled:
     Attributes:
       was_called: Whether it has been called.
       is_explicit: Whether it was made with a `dtype` of its own.
-      is_compiled: Whether it is a compiled model.
+      compiled: Of a compiled model: its number, in the order of their first `compile`
+        and from 1; else 0.
       scales_loss: Whether `compile` asked for loss scaling.
       planned: Of a model that has its plan: the ids of the layers that it had then.
     """
 
     was_called: bool = False
     is_explicit: bool = False
-    is_compiled: bool = False
+    compiled: int = 0
     scales_loss: bool = False
     planned: frozenset[int] | None = None
 
@@ -76,4 +77,6 @@ def forget_enable() -> None:
 
 def every() -> list[tuple[keras.layers.Layer, Record]]:
     """Returns each layer and model that has a record, and its record."""
-    return list(_records.items())
+    # All at once: another thread may add one.
+    layers = [reference() for reference in _records.keyrefs()]
+    return [(layer, of(layer)) for layer in layers if layer is not None]

@@ -56,12 +56,14 @@ def test_status_tells_of_releases_that_were_not_tested(
 
 
 def every_name():
-    """Every private name that tfamp uses, as the table has it."""
-    listed = places.PLACES.values()
-    needed = {name for place in listed for name in place.needs}
-    replaced = {f"{p.owner}{'.' if ':' in p.owner else ':'}{p.name}" for p in listed}
-    # A Keras without `compile` is no Keras.
-    return sorted((needed | replaced | {*names.NAMES}) - {"keras:Model.compile"})
+    """Every private name that tfamp uses, by the first feature that it is for."""
+    features = dict(names.NAMES)
+    for place in places.PLACES.values():
+        whole = f"{place.owner}{'.' if ':' in place.owner else ':'}{place.name}"
+        for name in (whole, *place.needs):
+            features.setdefault(name, place.what)
+    del features["keras:Model.compile"]  # A Keras without it is no Keras.
+    return sorted(features, key=lambda name: (features[name], name))
 
 
 NAMES = every_name()

@@ -49,9 +49,8 @@ def cost(step: TrainingStep, launches: Launches) -> StepCost:
 
 def describe(launches: Launches, costs: StepCost) -> tuple[list[str], str]:
     """Returns sentences about the launches of a step, and a table of them."""
-    is_whole = list(launches.parts) != list(
-        PARTS
-    )  # One program, or several around calls.
+    # One program, or several around calls.
+    is_whole = list(launches.parts) != list(PARTS)
     about = "about " if is_whole and launches.total > 1 else ""
     said = (
         f"{about}{launches.total:,} launch{'es' * (launches.total > 1)} a step: "

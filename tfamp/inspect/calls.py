@@ -19,8 +19,8 @@ class Call:
     """One call of a layer, or of an operation of a functional model.
 
     What a layer computes itself is a function of what it is given and what the layers
-    that it calls return (`taken`); its results are what it returns and what it gives to
-    those layers (`made`).
+    that it calls return (`inputs`); its `results` are what it returns and what it gives
+    to those layers.
 
     Attributes:
       owner: The layer or operation.
@@ -125,10 +125,10 @@ class Recorder:
 
         Args:
           call: A call that was recorded, here or in another format.
-          values: What its `taken` are now.
+          values: What its `inputs` are now.
 
         Returns:
-          What its `made` are then.
+          What its `results` are then.
         """
         # Attention takes the mask off its arguments, which are copies of `sources`.
         masked = floats([call.sources, *(each.outputs for each in call.children)])

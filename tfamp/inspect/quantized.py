@@ -201,7 +201,7 @@ def largest(model, paths, passes, scale) -> dict[int, tuple[float, float]]:
     Args:
       model: The model.
       paths: (path of the layer, number of the call) of each call.
-      passes: The tensors of each: `taken`, and the gradients of its results in
+      passes: The tensors of each: `inputs`, and the gradients of its results in
         `upstream`.
       scale: The loss scale of the pass in float8.
     """

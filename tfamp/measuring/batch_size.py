@@ -130,9 +130,11 @@ def find_batch_size(
     shared = training_steps.identity(workload, steps)
     with run_files.benchmark_folder(shared, workdir) as folder:
         memory, words = processes.limits(processes.parse_size(limit))
-        folder_trials = trials.Trials(folder, shared.get("function", ""))
-        taken = training_steps.StepTrials(shared, folder_trials, steps, memory, report)
-        searches = _Search(taken, **bounds)
+        saved_trials = trials.Trials(folder, shared.get("function", ""))
+        step_trials = training_steps.StepTrials(
+            shared, saved_trials, steps, memory, report
+        )
+        searches = _Search(step_trials, **bounds)
         for mode in tried:
             searches.search(mode)
         rule = (
@@ -147,8 +149,8 @@ def find_batch_size(
             f"a batch fits if a separate process takes {steps} training steps of "
             f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
             "a margin",
-            f"{folder_trials.machine.device}; "
-            f"TensorFlow {folder_trials.machine.facts['tensorflow']}",
+            f"{saved_trials.machine.device}; "
+            f"TensorFlow {saved_trials.machine.facts['tensorflow']}",
         ]
         batch_sizes = BatchSizes(
             name=shared.name,
@@ -223,8 +225,8 @@ class _Search:
       figures: Of the last trial that fitted; see `training_steps.train`.
     """
 
-    def __init__(self, taken, effective_batch, max_batch_size):
-        self.trials, self.max_batch_size = taken, max_batch_size
+    def __init__(self, step_trials, effective_batch, max_batch_size):
+        self.trials, self.max_batch_size = step_trials, max_batch_size
         self.effective_batch = effective_batch
         self.sizes, self.figures = [], {}
 

@@ -139,9 +139,11 @@ def fit_memory(
     training_steps.check(workload, ("float32", mixed))
     shared = training_steps.identity(workload, steps)
     with run_files.benchmark_folder(shared, workdir) as folder:
-        folder_trials = trials.Trials(folder, shared.get("function", ""))
-        taken = training_steps.StepTrials(shared, folder_trials, steps, memory, report)
-        plans = _Plans(taken, size, mixed)
+        saved_trials = trials.Trials(folder, shared.get("function", ""))
+        step_trials = training_steps.StepTrials(
+            shared, saved_trials, steps, memory, report
+        )
+        plans = _Plans(step_trials, size, mixed)
         plans.make()
     return MemoryPlan(
         shared.name, words, tuple(plans.options), plans.chosen, tuple(plans.notes())
@@ -156,8 +158,8 @@ class _Plans:
       chosen: The one that fits; None if none does.
     """
 
-    def __init__(self, taken, size, mixed):
-        self.trials, self.size, self.mixed = taken, size, mixed
+    def __init__(self, step_trials, size, mixed):
+        self.trials, self.size, self.mixed = step_trials, size, mixed
         self.free, _ = processes.limits(None)
         gpu = any(device.kind == "GPU" for device in hardware.read_devices())
         host, device = self.trials.memory
@@ -209,14 +211,14 @@ class _Plans:
         return not figures["reason"]
 
     def _predict(self, function, *arguments):
-        workload, folder_trials, *_ = self.trials
+        workload, saved_trials, *_ = self.trials
 
         def work():
             done = processes.call(function, workload, *arguments)
             return done._replace(value={"options": done.value})
 
         name = f"{function.__name__.removeprefix('_')}-batch{self.size}"
-        outcome = folder_trials.take(name, work, given=list(arguments))
+        outcome = saved_trials.take(name, work, given=list(arguments))
         if outcome.failure:
             raise errors.RunError(f"A prediction failed. Received: {outcome.failure}")
         return outcome.value["options"]

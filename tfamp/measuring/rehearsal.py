@@ -192,10 +192,10 @@ def rehearse(
     shared = training_steps.identity(workload, steps)
     rows = []
     with run_files.benchmark_folder(shared, workdir) as folder:
-        folder_trials = trials.Trials(folder, shared.get("function", ""))
+        saved_trials = trials.Trials(folder, shared.get("function", ""))
         for mode in names:
             arguments = shared, mode, size, steps, seconds, target
-            done = _take(folder_trials, arguments, bool(rows))
+            done = _take(saved_trials, arguments, bool(rows))
             rows.append({**_support(mode, target), **done.value})
             failed = ", ".join(rows[-1]["failures"])
             before = " (tried before)" if done.before else ""
@@ -222,11 +222,11 @@ def _support(mode, device):
     }
 
 
-def _take(folder_trials, arguments, optional):
+def _take(saved_trials, arguments, optional):
     """Returns an `Outcome` with the other fields; float32 must not fail."""
     _, mode, size, _, seconds, device = arguments
     limit = processes.TIME_LIMIT + seconds
-    done = folder_trials.take(
+    done = saved_trials.take(
         f"rehearse-{mode}-batch{size}",
         lambda: processes.call(_rehearse, *arguments, timeout=limit),
         usable=lambda row: not row["failures"],  # What failed is tried again.

@@ -111,14 +111,14 @@ class StepTrials(NamedTuple):
 
     Attributes:
       workload: As `identity` returns it.
-      folder_trials: Those that there are.
+      saved_trials: Those in its folder, from this run and those before.
       steps: Updates of the weights in a trial.
       memory: What they must fit into.
       report: Function called with a line on what came of each.
     """
 
     workload: config_dict.ConfigDict
-    folder_trials: trials.Trials
+    saved_trials: trials.Trials
     steps: int
     memory: processes.Memory
     report: Callable[[str], object]
@@ -161,7 +161,7 @@ class StepTrials(NamedTuple):
             more = any((now or math.inf) > (then or math.inf) for now, then in pairs)
             return not (figures["lack"] and more)
 
-        outcome = self.folder_trials.take(trial.key, work, usable=usable)
+        outcome = self.saved_trials.take(trial.key, work, usable=usable)
         if outcome.failure:
             raise errors.RunError(
                 f"A trial failed for another reason than memory: {label}. Received: "

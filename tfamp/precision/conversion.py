@@ -201,7 +201,8 @@ def traced(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> rules.Tr
     try:
         return rules.traced_by(model, inputs)
     except errors.ExportError as error:
-        described.tell_of_untraced(error)
+        or_else = ", or call the model under `tfamp.enable` first"
+        described.tell_of_untraced(model, error, or_else)
         return rules.UNTRACED
 
 

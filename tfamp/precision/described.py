@@ -101,13 +101,13 @@ def tell_of_trace(model: keras.Model, traced: rules.Traced | None) -> None:
         )
 
 
-def tell_of_untraced(error: Exception) -> None:
-    """Warns of a model without a trace: what that tells stays in float32 does not."""
+def tell_of_untraced(model: keras.Model, error: Exception, or_else: str = "") -> None:
+    """Warns of a model without a trace: what only that tells is not in float32."""
     logging.warning(
-        "The layers that compute outputs are not known, nor those that take raw values "
-        "or ids as floats: none of these stays in float32. Name them in `overrides`, "
-        "or call the model under `tfamp.enable` first. %s",
-        error,
+        "The layers of %r that compute outputs are not known, nor those that take raw "
+        "values or ids as floats: none of these stays in float32. Name them in "
+        "`overrides`%s. %s",
+        *(model.name, or_else, error),
     )
 
 

@@ -13,6 +13,7 @@
 
 import contextlib
 import functools
+import itertools
 from typing import Any
 
 import keras
@@ -36,6 +37,7 @@ from tfamp.storage import low_bit
 _NOT_CONVERTED = tf.autograph.experimental.do_not_convert
 _PATH = "keras.src.backend.common.name_scope:current_path"
 _rules: "_Rules | None" = None
+_compiled = itertools.count(1)
 
 
 def install(settings: Settings | None) -> None:
@@ -115,7 +117,7 @@ class _Rules:
         low = any(x.mode.policy == "mixed_float16" for x in self.overrides)
         late = low and not structure.is_built(model)
         now = records.of(model).enabled
-        now.scales_loss = now.is_compiled
+        now.scales_loss = now.compiled > 0
         if scaling is False or not (late or optimizer.needs_loss_scale(model)):
             return unscaled
         return optimizer.wrap_optimizer(unscaled, config=scaling)
@@ -126,8 +128,8 @@ class _Rules:
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
             first_step.keep_from_xla(model, arguments)
-        records.of(model).enabled.is_compiled = True
-        records.of(model).enabled.scales_loss = False
+        now = records.of(model).enabled
+        now.compiled, now.scales_loss = now.compiled or next(_compiled), False
         self._plan(model)
 
     def make_train_function(self, original):
@@ -282,12 +284,13 @@ class _Rules:
         reductions.HOOKS.add(layer.activity_regularizer)
         around = names.resolve(_PATH, str)()
         path = f"{around}/{layer.name}" if around else layer.name
-        row = plan.at_first_call(layer, path, self.settings.mode, self.overrides)
-        if not row:
-            return contextlib.nullcontext()
-        undo = assigned.assign(layer, {id(layer): row}, forget=False)
-        is_override = row[1].startswith(overriding.REQUESTED)
-        return undo if is_override else contextlib.nullcontext()
+        override = overriding.find((path,), self.overrides)
+        if override and not isinstance(layer, keras.Model):
+            row = override.mode.policy, override.reason
+            return assigned.assign(layer, {id(layer): row}, forget=False)
+        if row := plan.at_first_call(layer, self.settings.mode):
+            assigned.assign(layer, {id(layer): row}, forget=False)
+        return contextlib.nullcontext()
 
     @_NOT_CONVERTED
     def _settle(self, model, args, kwargs):
@@ -310,12 +313,11 @@ class _Rules:
     def _settle_now(self, model, args, kwargs):
         if described.is_of_another(model, self._policy):
             return
-        around = [
-            each
-            for each, record in records.every()
-            if record.enabled.is_compiled and id(model) in structure.layer_ids(each)
-        ]
-        self._assign(root := [model, *around][-1], model, traced := None, check=False)
+        compiled = {x: each.enabled.compiled for x, each in records.every()}
+        around = [x for x in compiled if compiled[x]]
+        around = [x for x in around if id(model) in structure.layer_ids(x)]
+        root = max(around, key=compiled.get, default=model)
+        self._assign(root, model, traced := None, check=False)
         if structure.is_functional(model):  # By its own specs: Keras warns of others.
             with contextlib.suppress(errors.ExportError):
                 traced = rules.traced_by(model)
@@ -324,6 +326,5 @@ class _Rules:
         try:
             traced = traced or rules.traced(model, *args, **kwargs)
         except Exception as error:  # Code of the user's layers may raise anything.
-            described.tell_of_untraced(error)
-        is_compiled = records.of(model).enabled.is_compiled
-        self._assign(root, model, traced, check=is_compiled)
+            described.tell_of_untraced(model, error)
+        self._assign(root, model, traced, check=model in around)

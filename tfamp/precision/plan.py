@@ -96,29 +96,10 @@ def keeps_nothing(layer: keras.layers.Layer) -> Row | None:
     """For all else."""
 
 
-def at_first_call(
-    layer: keras.layers.Layer,
-    path: str,
-    mode: modes.Mode,
-    overrides: overriding.Overrides,
-) -> Row | None:
-    """Returns what a layer gets that is called before its model has a plan, or None.
-
-    Args:
-      layer: A layer that is in no model yet.
-      path: Where it is called, as far as Keras knows it.
-      mode: The mode.
-      overrides: What `overrides.parse` returned.
-
-    Raises:
-      OverrideError: If patterns that match the path contradict one another.
-    """
-    if isinstance(layer, keras.Model):
-        return None
-    if override := overriding.find((path,), overrides):
-        return override.mode.policy, override.reason
+def at_first_call(layer: keras.layers.Layer, mode: modes.Mode) -> Row | None:
+    """Returns what a layer gets that may be in no model yet, or None."""
     low = mode.compute_format
-    if low not in formats.LOW or keeps_unlike(mode.policy)(layer):
+    if low not in formats.LOW or structure.policy(layer).name != mode.policy:
         return None
     why = rules.by_kind(layer, low, first_call=True)
     return ("float32", why) if why else None

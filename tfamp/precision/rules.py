@@ -228,7 +228,7 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
 def _last(model):
     """Returns the result of a model's last trace, if it has the same layers yet."""
     layers, result = records.of(model).traced or (None, None)
-    return result if layers and layers == structure.layer_ids(model) else None
+    return result if layers == structure.layer_ids(model) else None
 
 
 def latest(model: keras.Model) -> Traced:

@@ -235,8 +235,11 @@ def _describe_float32(settings):
 
 
 def _describe_healed():
-    most = {layer.path: record.overflow for layer, record in records.every()}
-    return [f"{path!r} (up to {x:g})" for path, x in most.items() if x is not None]
+    return [
+        f"{layer.path!r} (up to {record.overflow:g})"
+        for layer, record in records.every()
+        if record.overflow is not None
+    ]
 
 
 def _describe_versions(devices):
