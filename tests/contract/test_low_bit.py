@@ -5,6 +5,7 @@ float32; a step that is skipped leaves them as they are, bit for bit.
 """
 
 import functools
+
 import helpers
 import keras
 import numpy as np
