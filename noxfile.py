@@ -36,6 +36,7 @@ def tests(session):
     """Every test, beside the newest tested pair."""
     install(session, NEWEST)
     session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "training", *session.posargs)
 
 
 @nox.session

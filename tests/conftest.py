@@ -27,6 +27,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tfamp")
 
 SEED = 20260101
+TRAININGS = {"gpu", "measuring", "recipes", "runs"}
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +110,15 @@ def pytest_runtest_call(item):
         if not lacks or keras.__version__ >= "3.15":
             raise
         pytest.skip(f"Keras {keras.__version__} has no {lacks[1]}")
+
+
+@pytest.hookimpl(tryfirst=True)  # Before `-m` selects.
+def pytest_collection_modifyitems(items):
+    """Marks the tests of whole runs, half of all the time."""
+    for item in items:
+        is_left_out = any(map(item.get_closest_marker, ("slow", "zoo")))
+        if item.path.parent.name in TRAININGS and not is_left_out:
+            item.add_marker("training")
 
 
 def pytest_runtest_setup(item):

@@ -482,5 +482,6 @@ def test_pip_commands_name_declared_extras():
     for command in commands:
         (extras,) = re.findall(r"\[(.*?)\]", command)
         assert set(extras.split(",")) <= declared
-    assert "python -m pytest" in COMMANDS
-    assert "python -m pytest" in (ROOT / ".ci/run").read_text()
+    for command in ("python -m pytest", "python -m pytest -m training"):
+        assert command in COMMANDS
+        assert f"{command} ||" in (ROOT / ".ci/run").read_text()
