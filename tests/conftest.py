@@ -1,5 +1,6 @@
 """Fixtures and markers that every test shares."""
 
+import gc
 import os
 import pathlib
 import re
@@ -17,6 +18,7 @@ import hypothesis  # noqa: E402
 import keras  # noqa: E402
 import pytest  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from tensorflow.python.framework import ops  # noqa: E402
 
 # The same examples in every run, and no time limit on a shared machine.
 hypothesis.settings.register_profile(
@@ -45,6 +47,20 @@ def clean_globals():
     if leaks:
         text = "\n  ".join(["The test leaked (call tfamp.disable()):", *leaks])
         pytest.fail(text, pytrace=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freed_graphs():
+    """Frees the graphs that a module's tests have traced.
+
+    TensorFlow 2.21 registers each traced `tf.custom_gradient`, of Keras' GELU say, for
+    as long as the process lives, and with it the whole graph: gigabytes in the end.
+    """
+    yield
+    functions = vars(ops._gradient_registry).get("_registry", {})
+    for name in [x for x in functions if x.startswith("CustomGradient-")]:
+        del functions[name]
+    gc.collect()
 
 
 @pytest.fixture
