@@ -57,7 +57,7 @@ def freed_graphs():
     as long as the process lives, and with it the whole graph: gigabytes in the end.
     """
     yield
-    functions = vars(ops._gradient_registry).get("_registry", {})
+    functions = getattr(ops._gradient_registry, "_registry", {})
     for name in [x for x in functions if x.startswith("CustomGradient-")]:
         del functions[name]
     gc.collect()
