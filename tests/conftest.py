@@ -27,7 +27,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tfamp")
 
 SEED = 20260101
+# Folders, and modules, of whole runs: half of all the time.
 TRAININGS = {"gpu", "measuring", "recipes", "runs"}
+TRAININGS |= {"test_configs", "test_golden_folders", "test_readme"}
 
 
 @pytest.fixture(autouse=True)
@@ -114,10 +116,11 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(tryfirst=True)  # Before `-m` selects.
 def pytest_collection_modifyitems(items):
-    """Marks the tests of whole runs, half of all the time."""
+    """Marks the tests of whole runs."""
     for item in items:
         is_left_out = any(map(item.get_closest_marker, ("slow", "zoo")))
-        if item.path.parent.name in TRAININGS and not is_left_out:
+        names = {item.path.parent.name, item.path.stem}
+        if names & TRAININGS and not is_left_out:
             item.add_marker("training")
 
 
