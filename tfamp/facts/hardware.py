@@ -301,10 +301,8 @@ def read_devices() -> list[DeviceDescription]:
     devices = [_read_cpu() for _ in visible("CPU")[:1]]
     for gpu in visible("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
-        name, capability = (
-            details.get("device_name", ""),
-            details.get("compute_capability"),
-        )
+        name = details.get("device_name", "")
+        capability = details.get("compute_capability")
         devices.append(DeviceDescription("GPU", name, capability))
     return devices + [DeviceDescription("TPU") for _ in visible("TPU")]
 

@@ -15,8 +15,7 @@ from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import train_steps
 from tfamp.operators import lost_numbers, promotion, reductions
 from tfamp.precision import model_hooks, policy
-from tfamp.precision import settings as parsing
-from tfamp.precision.settings import Settings
+from tfamp.precision.settings import Settings, parse
 from tfamp.precision.status import NOTES, Status, describe
 from tfamp.storage import remat as rematerialization
 from tfamp.updates import compiled
@@ -117,7 +116,7 @@ def enable(
       print(tfamp.enable(overrides={"head": "float32"}))
     """
     arguments = dict(locals())  # Before any other name is local.
-    return _start(parsing.parse(_own_rewrite() is not None, **arguments))
+    return _start(parse(_own_rewrite() is not None, **arguments))
 
 
 def _own_rewrite() -> switch.Rewrite | None:
@@ -168,8 +167,7 @@ def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
     """Scopes `enable`: afterwards all is as before, an earlier `enable` included.
 
     Args:
-      mode: As for `enable`.
-      **keywords: As for `enable`.
+      mode, **keywords: As for `enable`.
 
     Yields:
       The `Status`.
@@ -178,15 +176,12 @@ def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
       ValueError: As `enable`; nothing is changed.
 
     Example:
-      with tfamp.enabled("mixed_float16", overrides={"head": "float32"}):
-          model = build_model()
-          model.compile("adam", "mse")
-          model.fit(x, y)
+      with tfamp.enabled("mixed_float16"):
+          train(build_model())
     """
-    settings = parsing.parse(_own_rewrite() is not None, mode, **keywords)
     outer, state = _session, _read()
     try:
-        yield _start(settings)
+        yield _start(parse(_own_rewrite() is not None, mode, **keywords))
     finally:
         _restore(outer, state)
 
