@@ -55,7 +55,7 @@ def missing() -> str | None:
         if not shutil.which(tool):
             return f"the stand-in for a GPU needs {tool}"
     if not _nvcc():
-        return 'the stand-in for a GPU needs pip install "tfamp[stand_in]"'
+        return 'the stand-in for a GPU needs pip install "tfamp[stand-in]"'
     if not (_tensorflow() / "include/third_party/gpus/cuda/include/cuda.h").exists():
         return "this TensorFlow has no headers of CUDA"
     return None

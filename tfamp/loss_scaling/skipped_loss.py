@@ -44,8 +44,10 @@ class SkippedLoss:
 
     def __init__(self):
         """Creates it under the current strategy."""
+        # TensorFlow keeps integers of 32 bits on the host, where no program on a GPU
+        # reads them.
         self._not_finite = tf.Variable(
-            0,
+            0.0,
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
@@ -58,7 +60,7 @@ class SkippedLoss:
           loss: What `last` returned in the step; replicas note that of the first.
           finite: Whether the step is not skipped: bool [].
         """
-        failed = tf.constant(0)
+        failed = tf.constant(0.0)
         if loss is not None:
             holds = tf.reduce_all(tf.math.is_finite(loss))
             failed = tf.cast(tf.logical_not(holds), failed.dtype)
