@@ -5,7 +5,7 @@ import pathlib
 import pytest
 import stand_in
 
-pytestmark = pytest.mark.stand_in
+pytestmark = [pytest.mark.stand_in, pytest.mark.slow]
 HERE = pathlib.Path(__file__).parent
 MIB = 2**20
 

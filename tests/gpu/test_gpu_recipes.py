@@ -5,7 +5,7 @@ import json
 import pytest
 import stand_in
 
-pytestmark = pytest.mark.stand_in
+pytestmark = [pytest.mark.stand_in, pytest.mark.slow]
 
 
 @pytest.fixture
