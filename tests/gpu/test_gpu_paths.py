@@ -26,6 +26,7 @@ def test_what_users_do_runs_on_a_gpu(names):
     stand_in.run(str(HERE / "paths.py"), *names.split(), flags=stand_in.FAST_XLA)
 
 
+@pytest.mark.slow
 def test_what_holds_on_any_device_runs_as_far_as_no_value_counts():
     """A test of `-m device` that compares values is skipped from there on."""
     quiet = "-q", "-n", "0", "-p", "no:cacheprovider"
