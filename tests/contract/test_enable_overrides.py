@@ -4,6 +4,7 @@ import helpers
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import logging
 from keras import layers as L
 
@@ -374,3 +375,30 @@ def test_a_loaded_model_is_asked_when_it_trains_and_not_before(load, tmp_path):
             fit(loaded)
     with pytest.raises(tfamp.OverrideError, match="no layer: 'hed'"):
         loaded.compile("sgd", "mse")
+
+
+def test_patterns_that_disagree_raise_at_a_layers_first_call():
+    overrides = {"head": "float32", "h.*": "mixed_bfloat16"}
+    tfamp.enable("mixed_float16", overrides=overrides)
+    head = keras.layers.Dense(2, name="head")
+    with pytest.raises(tfamp.OverrideError, match="2 patterns match 'head'"):
+        head(np.ones((1, 4)))
+
+
+class Eager(keras.Model):
+    """Cannot be traced: it looks at numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.head(x) * float(tf.reduce_max(x))
+
+
+def test_a_model_that_cannot_be_traced_is_warned_of(caplog):
+    tfamp.enable("mixed_bfloat16")
+    model = Eager()
+    assert model(tf.ones((2, 4))).dtype == "float32"
+    (line,) = [x for x in caplog.messages if "outputs are not known" in x]
+    assert repr(model.name) in line and "`overrides`" in line
