@@ -149,10 +149,30 @@ def as_if_on_a_gpu(mode, **keywords):
 # ---- `-m device` ----
 
 
-def names_of(table: Iterable, device: Iterable = ()) -> list:
-    """Returns parameters of a test; those named run under `-m device`, too."""
-    marks = {each: [pytest.mark.device] for each in device}
-    return [pytest.param(x, id=str(x), marks=marks.get(x, [])) for x in table]
+def names_of(table: Iterable, quick: Iterable | None = None, **marks: Iterable) -> list:
+    """Returns parameters of a test.
+
+    Args:
+      table: Their names.
+      quick: Those that the default run takes; the others are `-m training`.
+      **marks: Of each mark, such as `device`, the names that have it.
+    """
+    table = [*table]
+    if quick is not None:
+        marks["training"] = {*table} - {*quick}
+
+    def of(name):
+        return [getattr(pytest.mark, mark) for mark in marks if name in marks[mark]]
+
+    def text(name):
+        return getattr(name, "__name__", str(name))
+
+    return [pytest.param(name, id=text(name), marks=of(name)) for name in table]
+
+
+def whole_runs(rows: Iterable[tuple]) -> list:
+    """Returns rows of a test's table that only `-m training` takes."""
+    return [pytest.param(*row, marks=pytest.mark.training) for row in rows]
 
 
 def roundings(mode: str, count: float = 4) -> float:

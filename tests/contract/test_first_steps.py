@@ -90,7 +90,7 @@ def trained(name, factor, initial_scale):
     return model, optimizer
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", helpers.names_of(RUNS, quick=["fit", "eager"]))
 def test_weights_are_those_of_a_run_that_began_with_the_right_scale(name):
     tfamp.enable("mixed_float16")
     model, optimizer = trained(name, 1e4, 2.0**15)
@@ -109,16 +109,16 @@ def test_weights_are_those_of_a_run_that_began_with_the_right_scale(name):
         np.testing.assert_array_equal(found, wanted, err_msg=found.path)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1e2, 1e4, 1e6])
+@pytest.mark.parametrize("factor", helpers.names_of([1.0, 1e2, 1e4, 1e6], quick=[1e6]))
 def test_no_batch_is_lost_and_the_scale_is_the_largest_that_fits(factor):
     tfamp.enable("mixed_float16")
-    _, optimizer = trained("batches", factor, 2.0**15)
-    assert int(optimizer.skipped_steps) == 0
     keras.utils.set_random_seed(0)
     model = keras.Sequential(body())
     model.compile(keras.optimizers.Adam(1e-3), summed(factor))
     model.train_on_batch(X[:32], Y[:32])
     first = float(model.optimizer.dynamic_scale)
+    by_batches(model)
+    assert int(model.optimizer.skipped_steps) == 0
     _, twice = trained("batches", factor, 2 * first)
     assert twice.retried_steps or first == 2.0**15
 
@@ -206,6 +206,7 @@ def healed_over_replicas(strategy):
     return skipped, any("'large'" in str(each.message) for each in caught)
 
 
+@pytest.mark.training
 def test_replicas_retry_and_heal_alike():
     (found,) = workers.run(replicas, workers=1, cpus=2, timeout=300)
     same, skipped, retried, healed = found
@@ -322,7 +323,7 @@ def recurrent():
 KINDS = [functional, sequential, Subclassed, nested, attention, recurrent]
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("make", helpers.names_of(KINDS, quick=[functional]))
 def test_a_layer_that_overflows_is_healed_and_no_batch_is_lost(make):
     def losses(mode):
         keras.utils.set_random_seed(0)
@@ -390,6 +391,7 @@ def test_a_model_without_a_call_is_healed_in_its_train_step():
 
 
 def test_what_is_healed_stays_so_and_is_listed(tmp_path):
+    keras.backend.clear_session()  # Keras counts names: the paths of both are alike.
     tfamp.enable("mixed_float16")
     model = sequential()
     model.compile("adam", "mse")
@@ -546,11 +548,12 @@ PLACES = [
 ]
 
 
-RAW = [(census, COLUMNS), (CrossNetwork, PLACES), (crossed, PLACES)]
+RAW = {census: COLUMNS, CrossNetwork: PLACES, crossed: PLACES}
 
 
-@pytest.mark.parametrize(("make", "columns"), RAW)
-def test_raw_columns_train_as_in_float32(make, columns):
+@pytest.mark.parametrize("make", helpers.names_of(RAW, quick=[census]))
+def test_raw_columns_train_as_in_float32(make):
+    columns = RAW[make]
     wanted_ones = (columns[1] > columns[1].mean()).astype("float32")
 
     def run(mode):

@@ -22,10 +22,12 @@ def case(kind, mode, fault):
     """Every fault in a chain; one in each of the others, the rest if asked for."""
     one = faults.Mask if kind is faults.recurrent else faults.Variance
     usual = kind is faults.functional or (fault is one and mode == "mixed_float16")
+    quick = kind is faults.functional and fault in (faults.Mask, faults.Variance)
+    mark = pytest.mark.training if usual else pytest.mark.slow
     return pytest.param(
         *(kind, mode, fault),
         id=f"{kind.__name__}-{fault.__name__}-{mode}",
-        marks=() if usual else pytest.mark.slow,
+        marks=() if quick else mark,
     )
 
 
