@@ -27,9 +27,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tfamp")
 
 SEED = 20260101
-# Folders, and modules, of whole runs: half of all the time.
+# Folders, and modules, of whole runs and of several processes: most of the time.
 TRAININGS = {"gpu", "measuring", "recipes", "runs"}
 TRAININGS |= {"test_configs", "test_golden_folders", "test_readme"}
+TRAININGS |= {"test_accumulation_replicas", "test_optimizer_replicas"}
+TRAININGS |= {"test_backup", "test_fine_tuning"}
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,9 @@ def in_graphs(name):
     fails = name == "Muon" and keras.__version__ < "3.11"
     reason = f"Keras {keras.__version__}'s Muon does not train"
     marks = [pytest.mark.skipif(fails, reason=reason)]
+    usual = name in ("AdamW", "accumulation")
     marks += [pytest.mark.device] if name == "AdamW" else []
+    marks += [] if usual else [pytest.mark.training]
     return pytest.param(name, marks=marks)
 
 
