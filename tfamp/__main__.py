@@ -60,18 +60,14 @@ def _find_config(command, name):
 def _run_script(name):
     from tfamp.commands import benchmark, doctor, gpu_report, train  # Of the extras.
 
-    if name == "train":
-        train.define_flags(None)
-        train.run()
-    elif name == "doctor":
-        doctor.define_flags()
-        doctor.run()
-    elif name == "gpu-report":
-        gpu_report.define_flags()
-        gpu_report.run()
-    else:
-        benchmark.define_flags(str(_CONFIGS / "benchmark/quick.py"))
-        benchmark.run()
+    command, *default_config = {
+        "train": (train, None),
+        "benchmark": (benchmark, str(_CONFIGS / "benchmark/quick.py")),
+        "doctor": (doctor,),
+        "gpu-report": (gpu_report,),
+    }[name]
+    command.define_flags(*default_config)
+    command.run()
 
 
 if __name__ == "__main__":

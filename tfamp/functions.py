@@ -39,9 +39,8 @@ def name_of(function: str | Callable[..., Any]) -> str:
         return f"{module}:{name}"
     module, _, name = str(function).rpartition(":")
     if module.endswith(".py"):
-        path = pathlib.Path(module).absolute()
-        exists = path.exists()
-        module = str(path)
+        module = str(pathlib.Path(module).absolute())
+        exists = os.path.exists(module)
     else:
         exists = bool(module) and _module_exists(module)
     if not exists or not name.isidentifier():

@@ -79,9 +79,8 @@ def largest(rows: Sequence[Any], what: str, most: int = 8) -> tuple[list, list[s
 
     first = sorted(range(len(rows)), key=size, reverse=True)[:most]
     shown = [rows[index] for index in sorted(first)]
-    left_out = len(shown) < len(rows)
     line = f"the {len(shown)} of {len(rows)} {what}; print() shows all"
-    return shown, [line] if left_out else []
+    return shown, [line] if len(shown) < len(rows) else []
 
 
 def of_dicts(rows: Sequence[Mapping[str, str]], markdown: bool = True) -> str:

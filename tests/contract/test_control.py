@@ -1,5 +1,8 @@
 """enable, disable, status, and what they do to an unchanged Keras script."""
 
+import dataclasses
+import inspect
+
 import helpers
 import keras
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfamp
+from tfamp.precision import settings
 
 pytestmark = pytest.mark.usefixtures("disabled")
 
@@ -38,9 +42,9 @@ def fit(model):
 
 def test_enable_again_replaces_and_disable_returns_to_the_first_state():
     before = helpers.read_globals()
-    settings = {"growth_interval": 5}
-    tfamp.enable(F16, loss_scale=settings)
-    settings["growth_interval"] = -1  # The dict is copied.
+    keywords = {"growth_interval": 5}
+    tfamp.enable(F16, loss_scale=keywords)
+    keywords["growth_interval"] = -1  # The dict is copied.
     assert compiled().optimizer.growth_interval == 5
     tfamp.enable(F16, loss_scale={"growth_interval": 7})
     assert compiled().optimizer.growth_interval == 7
@@ -54,6 +58,12 @@ def test_enable_again_replaces_and_disable_returns_to_the_first_state():
         assert tfamp.status().requested is None
 
 
+def test_the_arguments_of_enable_are_its_options():
+    arguments = inspect.signature(tfamp.enable).parameters.values()
+    fields = dataclasses.fields(settings.Options)
+    assert {x.name: x.default for x in arguments} == {x.name: x.default for x in fields}
+
+
 @pytest.mark.parametrize(
     ("keywords", "error", "phrase"),
     [
@@ -63,6 +73,10 @@ def test_enable_again_replaces_and_disable_returns_to_the_first_state():
         ({"loss_scale": True}, TypeError, "loss_scale=True"),
         ({"on_unsupported": "ignore"}, ValueError, "ignore"),
         ({"fused_kernels": "yes"}, TypeError, "fused_kernels='yes'"),
+        ({"heal": None}, TypeError, "`heal` must be True or False. Received: heal=Non"),
+        ({"graph_rewrite": 1}, TypeError, "a dict of keywords of `enable_graph_rewr"),
+        ({"optimizer_state": "4bit"}, ValueError, "state must be one of .*'4bit'"),
+        ({"weights": "float16"}, ValueError, "'float32' or 'bfloat16'. Received: wei"),
     ],
     ids=str,
 )

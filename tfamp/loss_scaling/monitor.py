@@ -170,11 +170,10 @@ class LossScaleMonitor(keras.callbacks.Callback):
             logs.update(self._latest | self._named)
 
     def _read(self):
-        optimizer = self._optimizer
         return {
             # Not `loss_scale`: reading that counts as a loop that scales by itself.
-            "loss_scale": float(optimizer.dynamic_scale.numpy()),
-            "skipped_steps": int(optimizer.skipped_steps.numpy()),
+            "loss_scale": float(self._optimizer.dynamic_scale.numpy()),
+            "skipped_steps": int(self._optimizer.skipped_steps.numpy()),
         }
 
     def _look(self):

@@ -149,7 +149,8 @@ class RetriedSteps:
             self._save(_handles(self._model))
             outputs = self._function(iter([batch]))
         elif isinstance(self._function, xla_steps.Steps):
-            outputs = self._function.step(batch, spec or _spec(batch), self._call)
+            spec = spec or tf.nest.map_structure(tf.type_spec_from_value, batch)
+            outputs = self._function.step(batch, spec, self._call)
         elif not self._is_spread and (traced := _traced(self._function)):
             data = _iterator(batch, spec)  # No other trace than for those to come.
             self._save(traced.get_concrete_function(data).captured_inputs)
@@ -188,19 +189,14 @@ def _tensor(x):
     return x if isinstance(x, kinds) else tf.convert_to_tensor(x)
 
 
-def _spec(batch):
-    return tf.nest.map_structure(tf.type_spec_from_value, batch)
-
-
 def _handles(model):
     """Returns the handles of variables that an eager step may write."""
     optimizer = model.optimizer
     if not optimizer.built and model.built:  # Else the step makes slots of its own.
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
-    optimizers = [optimizer, *optimizer.beside]
-    variables = [*model.variables, *(v for x in optimizers for v in x.variables)]
-    values = [getattr(v, "value", v) for v in variables]
+    holders = [model, optimizer, *optimizer.beside]
+    values = [getattr(v, "value", v) for x in holders for v in x.variables]
     each = [getattr(v, "values", (v,)) for v in values]  # Of several replicas.
     return list({id(v): v.handle for values in each for v in values}.values())
 
@@ -256,14 +252,11 @@ def watch(model: keras.Model, heal: Heal) -> None:
         return
     if model.run_eagerly and train_steps.HOOKS.scales(model):
         return  # Nobody knows what such a step writes.
-    stuck = _skipped_in_a_row(model) >= _STUCK
+    stuck = _is_stuck(model.optimizer)
     if stuck or _searches(model):
         model.train_function = RetriedSteps(model, function, heal, begins=stuck)
 
 
-def _skipped_in_a_row(model):
-    optimizer = model.optimizer
-    if not isinstance(optimizer, LossScaleOptimizer):
-        return 0
-    looks = optimizer.looks < _LOOKS
-    return int(optimizer.consecutive_skipped_steps.numpy()) if looks else 0
+def _is_stuck(optimizer):
+    looks = isinstance(optimizer, LossScaleOptimizer) and optimizer.looks < _LOOKS
+    return looks and int(optimizer.consecutive_skipped_steps.numpy()) >= _STUCK

@@ -76,9 +76,8 @@ class LossScaleConfig:
         # A factor that float32 rounds to 1 would hold the scale for ever.
         grows = 1 + float32.epsilon <= self.growth_factor <= float32.max
         backs_off = 0 < self.backoff_factor <= 1 - float32.epsilon / 2
-        low, high = float32.smallest_normal, float32.max
-        ordered = low <= self.min_scale <= self.initial_scale
-        ordered = ordered and self.initial_scale <= self.upper_bound <= high
+        low, high, most = float32.smallest_normal, float32.max, self.upper_bound
+        ordered = low <= self.min_scale <= self.initial_scale <= most <= high
         static = "also as a float32; for a fixed scale use `dynamic=False`"
         order = "The loss scale must satisfy min_scale <= initial_scale <= max_scale"
         for holds, expected in (
@@ -105,9 +104,8 @@ class LossScaleConfig:
     @property
     def upper_bound(self) -> float:
         """`max_scale` with its default filled in."""
-        if self.max_scale is None:
-            return max(DEFAULT_MAX_SCALE, self.initial_scale)
-        return self.max_scale
+        default = max(DEFAULT_MAX_SCALE, self.initial_scale)
+        return default if self.max_scale is None else self.max_scale
 
     @property
     def schedule(self) -> growth_schedules.GrowthIntervalSchedule:

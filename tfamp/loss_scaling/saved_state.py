@@ -33,8 +33,8 @@ def restore(saved: Sequence, own: Sequence, inner: Sequence, head: Sequence) -> 
     built = [[*own, *inner], [*own[:_STOCK], *inner], [*inner]]
     unbuilt = [[*own, *head], [*own[:_UNBUILT_STOCK], *head], [*head]]
     # A counter that moved is that of a built optimizer without slots.
-    counters = [v for v in saved[len(saved) - len(head) :] if v.dtype.kind in "iu"]
-    moved = any(counter.any() for counter in counters)
+    ends = saved[len(saved) - len(head) :]
+    moved = any(value.any() for value in ends if value.dtype.kind in "iu")
     layouts = built if moved else built + unbuilt
     targets = next((each for each in layouts if _fits(saved, each)), None)
     if targets is None:

@@ -23,14 +23,13 @@ import keras
 import tensorflow as tf
 
 from tfamp.facts import names, user_code
-from tfamp.keras_patches import hooks, keras_optimizers
+from tfamp.keras_patches import hooks, keras_optimizers, places
 from tfamp.loss_scaling import input_gradients, skipped_loss
 from tfamp.updates import gate
 
 _VARIABLES = (tf.Variable, keras.Variable)
 _LARGEST = 2.0**15  # The largest power of two of float16, for a loss in float16.
 _TAPE = inspect.getsourcefile(tf.GradientTape)
-_RECORDS = "tensorflow.python.eager.record:could_possibly_record"
 
 
 class Step:
@@ -132,8 +131,7 @@ def _gradient(original):
         step, upstream = _now.step, output_gradients
         if step is None or step.read or not _scales(tape, target, sources):
             grads = original(tape, target, sources, upstream, unconnected_gradients)
-            flat = tf.nest.flatten(sources)
-            if not (_now.step or _now.suspended) and not _has_variables(flat):
+            if not (_now.step or _now.suspended or _has_variables(sources)):
                 input_gradients.look(tf.nest.flatten(grads))
             return grads
         scale = step.optimizer.usable_scale()
@@ -153,27 +151,26 @@ def _scales(tape, target, sources):
     if sys._getframe(3).f_code.co_filename == _TAPE:  # A Jacobian.
         return False
     targets = tf.nest.flatten(target)
-    if not all(isinstance(x, tf.Tensor) and x.dtype.is_floating for x in targets):
-        return False
-    if not _has_variables(tf.nest.flatten(sources)):
+    floats = all(isinstance(x, tf.Tensor) and x.dtype.is_floating for x in targets)
+    if not floats or not _has_variables(sources):
         return False
     inside = tape.stop_recording() if tape._recording else contextlib.nullcontext()
     with inside:  # So that only tapes around it count.
-        return not names.resolve(_RECORDS)()
+        return not names.resolve(places.RECORDS)()
 
 
 def _has_variables(sources):
-    return any(isinstance(x, _VARIABLES) for x in sources)
+    return any(isinstance(x, _VARIABLES) for x in tf.nest.flatten(sources))
 
 
 def _seeds(target, upstream, scale):
     targets = tf.nest.flatten(target)
     seeds = [None] * len(targets) if upstream is None else tf.nest.flatten(upstream)
-    ones = [
-        tf.ones_like(x) if seed is None else tf.convert_to_tensor(seed, x.dtype)
+    scaled = [
+        tf.cast(scale, x.dtype)
+        * (tf.ones_like(x) if seed is None else tf.convert_to_tensor(seed, x.dtype))
         for x, seed in zip(targets, seeds, strict=True)
     ]
-    scaled = [x * tf.cast(scale, x.dtype) for x in ones]
     return tf.nest.pack_sequence_as(target, scaled)
 
 

@@ -45,19 +45,19 @@ def assigned(model: keras.Model, planned: plan.Plan) -> Iterator[None]:
       model: A built model.
       planned: Its plan.
     """
-    low = planned.mode.policy != "float32"
     with contextlib.ExitStack() as undo:
         undo.enter_context(EXCLUSIVE)
         _scopes.append(model)
         undo.callback(_scopes.pop)
         undo.enter_context(policy.policy_scope(planned.mode.name))
         undo.enter_context(assign(model, planned.rows))
-        groups = (bias_gradient.HOOKS, promotion.HOOKS, lost_numbers.HOOKS)
-        for hooks in groups if low else ():
-            undo.enter_context(hooks.installed())
-        for place in structure.walk(model) if not low else ():
-            for operation in getattr(place.layer, "operations", ()):
-                _widen_operation(undo, operation)
+        if planned.mode.policy == "float32":
+            for place in structure.walk(model):
+                for operation in getattr(place.layer, "operations", ()):
+                    _widen_operation(undo, operation)
+        else:
+            for hooks in (bias_gradient.HOOKS, promotion.HOOKS, lost_numbers.HOOKS):
+                undo.enter_context(hooks.installed())
         yield
 
 
@@ -66,18 +66,16 @@ def in_force() -> bool:
     return bool(_scopes)
 
 
-def keep(
-    model: keras.Model, planned: plan.Plan, *, forget: bool, takes_over: bool
-) -> None:
+def keep(model: keras.Model, planned: plan.Plan, takes_over: bool) -> None:
     """Applies a plan, of a model or of one around it, to the model for good.
 
     Args:
       model: The model.
       planned: The plan.
-      forget: Whether the model forgets what it has traced, if anything changes.
-      takes_over: Whether layers that have their plan from another model get this one;
-        else those of models in this one alone: who calls a part of a model, or another
-        view of its layers, changes nothing of it.
+      takes_over: Whether layers that have their plan from another model get this one,
+        and the model forgets what it has traced, if anything changes. Else those of
+        models in this one alone: who calls a part of a model, or another view of its
+        layers, changes nothing of it.
     """
     layers = {id(place.layer): place.layer for place in structure.walk(model)}
     inside = {id(place.layer) for place in structure.walk(planned.model)}
@@ -91,16 +89,20 @@ def keep(
             return takes_over
         return records.of(planned.model).precision_is_set
 
-    rows = planned.rows.items()
-    rows = {key: row for key, row in rows if key in layers and is_free(layers[key])}
+    rows = {
+        key: row
+        for key, row in planned.rows.items()
+        if key in layers and is_free(layers[key])
+    }
     with EXCLUSIVE:
-        now = {key: quantized.base_name(structure.policy(layers[key])) for key in rows}
-        changes = any(now[key] != rows[key][0] for key in rows)
-        changes |= any(v.dtype in formats.LOW for v in model.variables)
+        changes = any(v.dtype in formats.LOW for v in model.variables) or any(
+            quantized.base_name(structure.policy(layers[key])) != name
+            for key, (name, _) in rows.items()
+        )
         if planned.remat is not None and not records.of(model).remat_is_set:
             free = [layer for layer in layers.values() if is_free(layer)]
             changes |= recompute(free, planned.remat)
-        assign(model, rows, forget and changes, planned.model)
+        assign(model, rows, takes_over and changes, planned.model)
 
 
 def recompute(
@@ -190,10 +192,9 @@ def _assign_layer(undo, layer, name, reason, root):
         quantized.remove_scales(undo, layer)
     if new.variable_dtype in formats.LOW:  # It was made so.
         return
-    for variable in structure.own_weights(layer):
+    states = keras.tree.flatten(getattr(layer, "states", None) or ())
+    for variable in (*structure.own_weights(layer), *states):
         _widen_variable(undo, variable)
-    for state in keras.tree.flatten(getattr(layer, "states", None) or ()):
-        _widen_variable(undo, state)
     if isinstance(layer, keras.layers.Normalization) and layer.built:
         for constant in ("mean", "variance"):
             undo.callback(setattr, layer, constant, getattr(layer, constant, None))
@@ -231,10 +232,9 @@ def _widen_operation(undo, operation):
 
 
 def _widened(value):
-    if isinstance(value, tf.Tensor | np.ndarray | np.generic):
-        if tf.as_dtype(value.dtype).name in formats.LOW:
-            return tf.cast(value, "float32")
-    return value
+    is_array = isinstance(value, tf.Tensor | np.ndarray | np.generic)
+    is_low = is_array and tf.as_dtype(value.dtype).name in formats.LOW
+    return tf.cast(value, "float32") if is_low else value
 
 
 def _forget_traces(undo, layer):

@@ -15,7 +15,7 @@ from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import train_steps
 from tfamp.operators import lost_numbers, promotion, reductions
 from tfamp.precision import model_hooks, policy
-from tfamp.precision.settings import Settings, parse
+from tfamp.precision.settings import OFF, Options, Settings, parse
 from tfamp.precision.status import NOTES, Status, describe
 from tfamp.storage import remat as rematerialization
 from tfamp.updates import compiled
@@ -115,8 +115,7 @@ def enable(
     Example:
       print(tfamp.enable(overrides={"head": "float32"}))
     """
-    arguments = dict(locals())  # Before any other name is local.
-    return _start(parse(_own_rewrite() is not None, **arguments))
+    return _start(Options(**locals()))
 
 
 def _own_rewrite() -> switch.Rewrite | None:
@@ -126,12 +125,13 @@ def _own_rewrite() -> switch.Rewrite | None:
 
 
 @_locked
-def _start(settings: Settings):
+def _start(options: Options):
     global _session
+    settings = parse(options, _own_rewrite() is not None)
     outer, now = _session, _read()
     before = outer.before if outer else now[0]
     try:
-        policy.apply(settings.mode)
+        policy.write(policy.state_of(settings.mode))
         if own := _own_rewrite():
             switch.restore(own.before)
         rewrite = settings.rewrite and switch.enable(settings.rewrite)
@@ -181,7 +181,7 @@ def enabled(mode: str = "auto", **keywords: Any) -> Iterator[Status]:
     """
     outer, state = _session, _read()
     try:
-        yield _start(parse(_own_rewrite() is not None, mode, **keywords))
+        yield _start(Options(mode, **keywords))
     finally:
         _restore(outer, state)
 
@@ -204,32 +204,28 @@ def _restore(session, state):
 def _refresh_hooks() -> None:
     """Installs, or removes, what goes with the session and the rewrite in force."""
     NOTES.clear()
-    settings, rewrite = _session and _session.settings, switch.active()
-    mixed = settings is not None and settings.is_mixed
-    fuses = settings is not None and settings.fuses_layers
-    if settings is not None or rewrite:
+    settings, rewrite = _session.settings if _session else OFF, switch.active()
+    options, mixed, fuses = settings.options, settings.is_mixed, settings.fuses_layers
+    if _session or rewrite:
         model_hooks.install(settings)
     else:
         model_hooks.remove()
-    float16 = (
-        settings and settings.has_float16 or rewrite and rewrite.dtype == "float16"
-    )
-    scaled = float16 and not (settings and settings.scaling is False)
+    float16 = settings.has_float16 or rewrite and rewrite.dtype == "float16"
     for hooks, wanted in (
         (bias_gradient.HOOKS, mixed or rewrite),
-        (bias_gradient.EMBEDDING_HOOKS, settings and settings.sum_embedding_gradients),
-        (compiled.HOOKS, settings is not None and settings.fuses_updates),
+        (bias_gradient.EMBEDDING_HOOKS, options.sum_embedding_gradients),
+        (compiled.HOOKS, settings.fuses_updates),
         (install.HOOKS, fuses),
         (clusters.HOOKS, fuses),
-        (long_attention.HOOKS, settings is not None),
+        (long_attention.HOOKS, _session),
         (long_attention.LAYER_HOOKS, mixed and fuses),
-        (replicas.HOOKS, settings is not None),
+        (replicas.HOOKS, _session),
         (promotion.HOOKS, mixed),
         (lost_numbers.HOOKS, mixed),
         (reductions.HOOKS, mixed),
-        (train_steps.HOOKS, scaled),
-        (rematerialization.HOOKS, settings is not None),
-        (flags_of_xla, settings is not None and settings.xla_flags),
+        (train_steps.HOOKS, float16 and settings.scaling is not False),
+        (rematerialization.HOOKS, _session),
+        (flags_of_xla, options.xla_flags),
         (switch.CHANNELS_LAST, fuses and settings.mode.name == "tf32"),
     ):
         hooks.install() if wanted else hooks.remove()
@@ -238,7 +234,7 @@ def _refresh_hooks() -> None:
 def status() -> Status:
     """Returns what is requested, what is in force, and why they differ."""
     if _session is None:
-        return describe(None, None)
+        return describe(OFF, None)
     return describe(_session.settings, _session.rewrite, _session.thread)
 
 

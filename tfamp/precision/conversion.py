@@ -74,7 +74,7 @@ def set_precision(
     record, was_set = records.of(model), records.of(model).precision_is_set
     record.precision_is_set = True
     try:
-        assigned.keep(model, planned, forget=True, takes_over=True)
+        assigned.keep(model, planned, takes_over=True)
     except BaseException:
         record.precision_is_set = was_set
         raise
@@ -212,8 +212,8 @@ def as_served(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> plan.
     Layers of 16 bits get the mode's, and those of float32 beside them stay. A model
     without any gets what `set_precision` would give it.
     """
-    layers = [place.layer for place in structure.walk(model)]
-    if all(layer.compute_dtype not in formats.LOW for layer in layers):
+    dtypes = {place.layer.compute_dtype for place in structure.walk(model)}
+    if dtypes.isdisjoint(formats.LOW):
         return plan_of(model, mode, (), inputs)
     return plan.Plan(model, mode, keeps=plan.keeps_float32_now)
 

@@ -36,14 +36,15 @@ def describe_layers(model: keras.Model) -> list[LayerPrecision]:
     """
     places = [x for x in structure.walk(model) if structure.is_assignable(x.layer)]
     return [
-        LayerPrecision(path, quantized.name_of(structure.policy(layer)), _reason(layer))
+        LayerPrecision(
+            path,
+            quantized.name_of(structure.policy(layer)),
+            "; ".join(
+                filter(None, [plan.reason_of(layer), recomputed.describe(layer)])
+            ),
+        )
         for layer, path, _ in places
     ]
-
-
-def _reason(layer):
-    reasons = plan.reason_of(layer), recomputed.describe(layer)
-    return "; ".join(filter(None, reasons))
 
 
 # ---- What is faster in float32 ----
@@ -161,9 +162,11 @@ def unsaved(planned: plan.Plan) -> str:
 
 def weighted(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers with weights that have a precision, models left out."""
-    layers = [place.layer for place in structure.walk(model)]
-    layers = [x for x in layers if structure.is_assignable(x) and x.weights]
-    return [layer for layer in layers if not isinstance(layer, keras.Model)]
+    return [
+        x
+        for x, *_ in structure.walk(model)
+        if structure.is_assignable(x) and x.weights and not isinstance(x, keras.Model)
+    ]
 
 
 def is_of_another(model: keras.Model, policy: str) -> bool:
@@ -188,8 +191,7 @@ def others(model: keras.Model, policy: str) -> list[keras.Model]:
 
     if policy == "float32":
         return []
-    layers = [place.layer for place in structure.walk(model)]
-    inner = [each for each in layers if isinstance(each, keras.Model)]
+    inner = [x for x, *_ in structure.walk(model) if isinstance(x, keras.Model)]
     foreign = [
         x for x in inner if (held := weighted(x)) and not any(map(is_ours, held))
     ]

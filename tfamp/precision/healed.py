@@ -80,27 +80,14 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             undo.pop_all()  # They stay.
             for layer, largest in overflows.items():
                 records.of(layer).overflow = largest
-    if overflows:
-        _tell_healed(model, inputs, overflows, assigns)
-        everything = plan.Plan(model, modes.get_mode("mixed_float16"))
-        if lost := described.unsaved(everything) if assigns else "":
-            user_code.log(lost)
-    elif is_finite:
-        rest = "what computes the loss, which should be in float32"
-        if graph_rewrite.active() is not None:
-            rest = "what the graph rewrite computes in float16, which is not seen here"
-        _tell(
-            model,
-            "The numbers of its layers are finite: look at the targets, and at "
-            f"{rest}. {facts}.",
-        )
-    else:
-        _tell(
-            model,
-            "Precision is not the cause, as it is not finite in float32 either. "
-            f"{facts}.",
-        )
-    return bool(overflows) and assigns
+    if not overflows:
+        _tell(model, f"{_elsewhere(is_finite)} {facts}.")
+        return False
+    _tell_healed(model, inputs, overflows, assigns)
+    everything = plan.Plan(model, modes.get_mode("mixed_float16"))
+    if lost := described.unsaved(everything) if assigns else "":
+        user_code.log(lost)
+    return assigns
 
 
 def _search(undo, model, batch, exact):
@@ -153,16 +140,9 @@ def _run(model, batch):
             if isinstance(call.owner, keras.layers.Layer) and not call.children
             for x in calls.floats(call.outputs)
         }
-        measured = []
-        for call in (x for x in recorder.calls if x.results):
-            sources = [_sources(x, call, leaves) for x in call.results]
-            owners = [[call.owner, *(leaves.get(x.ref()) for x in y)] for y in sources]
-            makers.append(owners)
-            finite = tf.stack([_is_finite(call.results), *map(_is_finite, sources)])
-            each = [_is_finite([x]) for x in call.results]
-            largest = _largest_of([*call.inputs, *call.results])
-            measured.append((finite, tf.stack(each), largest))
-        return measured
+        measured = [_measure(x, leaves) for x in recorder.calls if x.results]
+        makers.extend(owners for owners, _ in measured)
+        return [numbers for _, numbers in measured]
 
     traced = tf.function(run, autograph=False).get_concrete_function(argument)
     before = saved_values.SavedValues(traced.captured_inputs)
@@ -170,19 +150,33 @@ def _run(model, batch):
         measured = traced(argument)
     finally:
         before.restore()
-    rows = []
-    for owners, (finite, each, largest) in zip(makers, measured, strict=True):
-        whole, *took = finite.numpy().tolist()
-        begins = zip(owners, took, each.numpy().tolist(), strict=True)
-        lost = [
-            x
-            for layers, took, is_finite in begins
-            if took and not is_finite
-            for x in layers
-        ]
-        lost = [x for x in lost if x is not None]
-        rows.append(_Numbers(owners[0][0], whole, float(largest), lost))
-    return rows
+    return [
+        _Numbers(owners[0][0], bool(is_finite), float(largest), _lost(owners, begins))
+        for owners, (is_finite, begins, largest) in zip(makers, measured, strict=True)
+    ]
+
+
+def _measure(call, leaves):
+    """Returns whose numbers are in each result of a call, and what is said of them.
+
+    That is: whether all are finite, which results alone are not, and the largest.
+    """
+    sources = [_sources(x, call, leaves) for x in call.results]
+    owners = [
+        [call.owner, *(leaves[x.ref()] for x in each if x.ref() in leaves)]
+        for each in sources
+    ]
+    begins = [
+        tf.logical_and(_is_finite(took), tf.logical_not(_is_finite([x])))
+        for x, took in zip(call.results, sources, strict=True)
+    ]
+    largest = _largest_of([*call.inputs, *call.results])
+    return owners, (_is_finite(call.results), tf.stack(begins), largest)
+
+
+def _lost(owners, begins):
+    made = zip(owners, begins.numpy().tolist(), strict=True)
+    return [layer for layers, is_lost in made if is_lost for layer in layers]
 
 
 def _sources(tensor, call, leaves):
@@ -210,12 +204,9 @@ def _is_finite(tensors):
 
 
 def _largest_of(tensors):
-    wide = [_finite(tf.cast(x, "float32")) for x in tensors]
-    return tf.reduce_max([0.0, *(tf.reduce_max(tf.abs(x)) for x in wide)])
-
-
-def _finite(x):
-    return tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))
+    sizes = [tf.abs(tf.cast(x, "float32")) for x in tensors]
+    finite = [tf.where(tf.math.is_finite(x), x, 0.0) for x in sizes]
+    return tf.reduce_max([0.0, *map(tf.reduce_max, finite)])
 
 
 # ---- What is said ----
@@ -226,6 +217,15 @@ def _tell(model, why):
         f"Model '{model.name}': a training step was skipped because its loss is "
         f"infinite or NaN. {why}"
     )
+
+
+def _elsewhere(is_finite):
+    if not is_finite:
+        return "Precision is not the cause, as it is not finite in float32 either."
+    rest = "what computes the loss, which should be in float32"
+    if graph_rewrite.active() is not None:
+        rest = "what the graph rewrite computes in float16, which is not seen here"
+    return f"The numbers of its layers are finite: look at the targets, and at {rest}."
 
 
 def _not_precision(model):
@@ -255,8 +255,9 @@ def _largest(x):
 def _describe_batch(inputs, targets):
     parts = []
     for name, nested in (("x", inputs), ("y", targets)):
-        tensors = _tensors(nested)
-        floats = [tf.cast(x, "float32") for x in tensors if x.dtype.is_floating]
+        floats = [
+            tf.cast(x, "float32") for x in _tensors(nested) if x.dtype.is_floating
+        ]
         if floats:
             lost = sum(int(tf.math.count_nonzero(tf.math.is_nan(x))) for x in floats)
             largest = max(_largest(tf.where(tf.math.is_nan(x), 0.0, x)) for x in floats)
@@ -287,8 +288,7 @@ def _tell_healed(model, inputs, overflows, assigns):
 def _describe_inputs(model, inputs):
     """Returns what to say of inputs that float16 cannot hold; empty if all fit."""
     flat = _tensors(inputs)
-    symbols = getattr(model, "inputs", None) or ()
-    names = [x.name for x in symbols] if len(symbols) == len(flat) else []
+    names = [x.name for x in getattr(model, "inputs", None) or ()]
     names = sorted(inputs) if isinstance(inputs, dict) else names
     if len(names) != len(flat) or "keras_tensor" in str(names):
         names = [f"input {i}" for i in range(len(flat))]
@@ -296,7 +296,9 @@ def _describe_inputs(model, inputs):
     large = [
         f"{x!r} up to {y:g}" for x, y in zip(names, peaks, strict=True) if y > _LARGEST
     ]
-    scale = "Or scale them, by a Normalization layer before all others"
+    if not large:
+        return ""
     return (
-        f" Inputs beyond float16: {errors.examples(large)}. {scale}." if large else ""
+        f" Inputs beyond float16: {errors.examples(large)}. Or scale them, by a "
+        "Normalization layer before all others."
     )

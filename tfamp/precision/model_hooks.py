@@ -30,7 +30,7 @@ from tfamp.loss_scaling import optimizer, train_steps
 from tfamp.operators import promotion, reductions
 from tfamp.precision import assigned, described, healed, plan, policy, rules
 from tfamp.precision import overrides as overriding
-from tfamp.precision.settings import Settings
+from tfamp.precision.settings import OFF, Settings
 from tfamp.storage import low_bit
 
 # In a `tf.function`, AutoGraph would rewrite what it calls, from the source on disk.
@@ -40,22 +40,20 @@ _rules: "_Rules | None" = None
 _compiled = itertools.count(1)
 
 
-def install(settings: Settings | None) -> None:
-    """Installs rules, unless they are in force; None: for the rewrite alone."""
+def install(settings: Settings) -> None:
+    """Installs rules, unless they are in force; `OFF`: for the rewrite alone."""
     global _rules
     if _rules is not None and _rules.settings == settings:
         return
     remove()
     _rules = _Rules(settings)
-    installed = [compiling.hook_compile(_rules.scale, _rules.before_compile)]
-    wanted = xla_steps.hooked(_rules.make_train_function, clusters.HOOKS.gather)
-    if _rules.is_mixed or (settings and settings.remat):
-        wanted |= {"__call__": _rules.call, "data_layer": _rules.call}
-    for key, make in wanted.items():
-        place = places.PLACES[key]
-        if owner := place.find():
-            installed.append(hooks.Hook(owner, place.name, make))
-    _rules.hooks = installed
+    makes = xla_steps.hooked(_rules.make_train_function, clusters.HOOKS.gather)
+    if settings.is_mixed or settings.remat:
+        makes |= {"__call__": _rules.call, "data_layer": _rules.call}
+    group = hooks.HookGroup(**makes)
+    hooked = compiling.hook_compile(_rules.scale, _rules.before_compile)
+    _rules.hooks = [hooked, group]
+    group.install()
 
 
 def remove() -> None:
@@ -86,7 +84,7 @@ def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextMan
 
 def scaled(model: keras.Model, unscaled: Any = None) -> keras.optimizers.Optimizer:
     """Returns an optimizer, the model's own, as `compile` would have it now."""
-    return (_rules or _Rules(None)).scale(model, unscaled or model.optimizer)
+    return (_rules or _Rules(OFF)).scale(model, unscaled or model.optimizer)
 
 
 def is_unscaled() -> bool:
@@ -99,28 +97,28 @@ class _Rules:
 
     def __init__(self, settings):
         self.settings, self.hooks = settings, []
-        self.is_mixed = settings is not None and settings.is_mixed
-        self.overrides = settings.overrides if settings else ()
-        self.scaling = settings.scaling if settings else None  # The defaults.
-        self._policy = settings and settings.mode.policy
-        self._state = settings.optimizer_state if settings else "float32"
+        self.is_mixed, self.overrides = settings.is_mixed, settings.overrides
+        self.scaling = settings.scaling
+        self._policy = None if settings is OFF else settings.mode.policy
+        self._state = settings.options.optimizer_state
         self._matched: set[str] = set()
         # The last one returns None where no file is being loaded.
-        calls = map(names.resolve, places.CALLS)
-        self._attribute, self._is_stateless, self._loading = calls
+        self._attribute, self._is_stateless, self._loading = map(
+            names.resolve, places.CALLS
+        )
 
     # ---- compile and fit ----
 
     def scale(self, model, unscaled):
         """Returns the optimizer to compile with."""
-        scaling = self.scaling  # What patterns match is not known before it is built.
         low = any(x.mode.policy == "mixed_float16" for x in self.overrides)
+        # What patterns match is not known before it is built.
         late = low and not structure.is_built(model)
         now = records.of(model).enabled
         now.scales_loss = now.compiled > 0
-        if scaling is False or not (late or optimizer.needs_loss_scale(model)):
+        if self.scaling is False or not (late or optimizer.needs_loss_scale(model)):
             return unscaled
-        return optimizer.wrap_optimizer(unscaled, config=scaling)
+        return optimizer.wrap_optimizer(unscaled, config=self.scaling)
 
     def before_compile(self, model, arguments):
         low_bit.store_slots(model, arguments["optimizer"], self._state)
@@ -138,19 +136,20 @@ class _Rules:
             builds = is_new and not structure.is_built(model)
             for each in (train_steps.HOOKS, clusters.HOOKS):
                 each.add(type(model))
-            scales = records.of(model).enabled.scales_loss
-            if is_new and scales and model.optimizer is not None:
-                with model.distribute_strategy.scope():  # Set after its `compile`.
-                    model.optimizer = self.scale(model, model.optimizer)
             if is_new:
+                scales = records.of(model).enabled.scales_loss
+                if scales and model.optimizer is not None:
+                    with model.distribute_strategy.scope():  # Set after `compile`.
+                        model.optimizer = self.scale(model, model.optimizer)
                 low_bit.store_slots(model, model.optimizer, self._state)
-            if is_new and not builds:
-                self._before_training(model)
+                if not builds:
+                    self._before_training(model)
             original(model, *args, **kwargs)
             if self.scaling is not False:
-                assigns = self.settings is None or self.settings.heal
-                heal = functools.partial(healed.heal, model, assigns=assigns)
-                optimizer.watch_steps(model, heal)
+                assigns = self.settings.options.heal
+                optimizer.watch_steps(
+                    model, functools.partial(healed.heal, model, assigns=assigns)
+                )
             if not hasattr(model.train_function, "then_function"):
                 look = first_step.look(model, is_new)
                 if builds or look is not None:
@@ -168,10 +167,9 @@ class _Rules:
         if graph_rewrite.active() is not None:
             first_step.check_policies(model)
         self._plan(model)
-        layers = names.flatten_layers(model)
-        modes = {quantized.mode_of(layer) for layer in layers}
+        modes = {quantized.mode_of(layer) for layer in names.flatten_layers(model)}
         quantized.check_graph(model, quantized.FLOAT8 in modes)
-        if self.settings and self.settings.weights != "float32" and model.optimizer:
+        if self.settings.options.weights != "float32" and model.optimizer:
             low_bit.store_weights(model)
         if self.scaling is not False:
             optimizer.warn_about_unscaled_optimizers(model)
@@ -213,7 +211,7 @@ class _Rules:
         if is_built and self.is_mixed:
             with contextlib.suppress(errors.ExportError):  # Its first call will.
                 traced = rules.traced_by(model)
-        self._assign(model, model, traced, check, forget=True)
+        self._assign(model, model, traced, check, takes_over=True)
         if traced or not self.is_mixed:
             now.planned = layers
 
@@ -223,11 +221,11 @@ class _Rules:
         if check:
             planned.check(self._matched)
 
-    def _assign(self, root, model, traced, check, forget=False):
-        """Gives a model's layers what a plan says; `forget`: it is compiled."""
+    def _assign(self, root, model, traced, check, takes_over=False):
+        """Gives a model's layers what a plan says; `takes_over`: it is compiled."""
         planned = self.planned(root, traced)
         self._check(planned, check)
-        assigned.keep(model, planned, forget=forget, takes_over=forget)
+        assigned.keep(model, planned, takes_over)
         if lost := described.unsaved(planned) if self.overrides else "":
             user_code.log(lost)
         described.tell_of_trace(model, traced)
@@ -245,8 +243,7 @@ class _Rules:
                     return __call__(layer, *args, **kwargs)
             if isinstance(layer, keras.layers.Embedding) and not self._is_stateless():
                 rules.check_ids(layer, *args)
-            inner = not isinstance(layer, keras.Model) or self._is_inside(args, kwargs)
-            if inner:
+            if not isinstance(layer, keras.Model) or self._is_inside(args, kwargs):
                 try:
                     return original(layer, *args, **kwargs)
                 except Exception as error:
@@ -259,9 +256,8 @@ class _Rules:
                 if settles:
                     records.of(layer).enabled.planned = None
                 raise
-            return (
-                promotion.widened(outputs) if self.settings.float32_outputs else outputs
-            )
+            widens = self.settings.options.float32_outputs
+            return promotion.widened(outputs) if widens else outputs
 
         return __call__
 
@@ -313,10 +309,11 @@ class _Rules:
     def _settle_now(self, model, args, kwargs):
         if described.is_of_another(model, self._policy):
             return
-        compiled = {x: each.enabled.compiled for x, each in records.every()}
-        around = [x for x in compiled if compiled[x]]
-        around = [x for x in around if id(model) in structure.layer_ids(x)]
-        root = max(around, key=compiled.get, default=model)
+        numbers = {x: each.enabled.compiled for x, each in records.every()}
+        around = [
+            x for x, n in numbers.items() if n and id(model) in structure.layer_ids(x)
+        ]
+        root = max(around, key=numbers.get, default=model)
         self._assign(root, model, traced := None, check=False)
         if structure.is_functional(model):  # By its own specs: Keras warns of others.
             with contextlib.suppress(errors.ExportError):

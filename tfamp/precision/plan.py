@@ -82,8 +82,7 @@ def keeps_unlike(policy: str) -> Keeps:
 
 def keeps_float32_made(layer: keras.layers.Layer) -> Row | None:
     """For `set_precision`: the float32 that a layer was made with."""
-    is_wide = made_with(layer).compute_dtype == "float32"
-    return ("float32", AS_MADE) if is_wide else None
+    return ("float32", AS_MADE) if made_with(layer).compute_dtype == "float32" else None
 
 
 def keeps_float32_now(layer: keras.layers.Layer) -> Row | None:
@@ -135,12 +134,13 @@ class Plan:
     ):
         self.model, self.mode = model, mode
         self._overrides, self._traced, self._keeps = overrides, traced, keeps
-        places = structure.walk(model)
-        self._places = [p for p in places if structure.is_assignable(p.layer)]
+        self._places = [
+            p for p in structure.walk(model) if structure.is_assignable(p.layer)
+        ]
         self._free = [place for place in self._places if _leader(place) is None]
-        own = {id(p.layer): overriding.find(_paths(p), overrides) for p in self._free}
-        self._own = {key: each for key, each in own.items() if each}
         paths = [_paths(place) for place in self._free]
+        own = [overriding.find(each, overrides) for each in paths]
+        self._own = {id(p.layer): x for p, x in zip(self._free, own, strict=True)}
         self.matched = {x.pattern for x in overrides if any(map(x.matches, paths))}
         self._patterns = [*(x.pattern for x in overrides), *(remat or ())]
         self.remat = None if remat is None else self._again(remat)
@@ -148,8 +148,7 @@ class Plan:
 
     def check(self, matched: Container[str]) -> None:
         """Raises OverrideError, with the known paths, for patterns not in `matched`."""
-        missing = [x for x in self._patterns if x not in matched]
-        if missing:
+        if missing := [x for x in self._patterns if x not in matched]:
             paths = [place.path for place in self._free]
             raise overriding.OverrideError(overriding.unmatched(missing, paths))
         idle = [
@@ -172,12 +171,14 @@ class Plan:
         free = {id(place.layer) for place in self._free if place.holders}
 
         def matches(place, pattern):
-            matched = any(overriding.matches(pattern, x) for x in _paths(place))
-            return id(place.layer) in free and matched
+            return id(place.layer) in free and any(
+                overriding.matches(pattern, x) for x in _paths(place)
+            )
 
         def is_inside(place, pattern):
-            held = place.holders
-            return any(matches(x, pattern) or is_inside(x, pattern) for x in held)
+            return any(
+                matches(x, pattern) or is_inside(x, pattern) for x in place.holders
+            )
 
         return {
             id(place.layer): pattern
@@ -264,8 +265,7 @@ def _by_mode(layer, mode, reason, any_size=False):
 
 def _leader(place):
     """Returns the place of the layer by whose precision this one runs, or None."""
-    leads = (p for p in place.holders if rules.follows(place.layer, p.layer))
-    return next(leads, None)
+    return next((x for x in place.holders if rules.follows(place.layer, x.layer)), None)
 
 
 def _paths(place):

@@ -44,14 +44,9 @@ def write(state: PrecisionState) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(state.tensor_float_32)
 
 
-def apply(mode: modes.Mode) -> None:
-    """Sets the globals as a mode asks."""
-    write(_state_of(mode))
-
-
-def _state_of(mode):
-    policy = keras.dtype_policies.get(mode.policy)
-    return PrecisionState(policy, mode.tensor_float_32)
+def state_of(mode: modes.Mode) -> PrecisionState:
+    """Returns the globals as a mode asks for them."""
+    return PrecisionState(keras.dtype_policies.get(mode.policy), mode.tensor_float_32)
 
 
 @contextlib.contextmanager
@@ -81,7 +76,7 @@ def policy_scope(mode: str) -> Iterator[modes.Mode]:
           model = build_model()
     """
     chosen = modes.get_mode(mode)
-    with scope(_state_of(chosen)):
+    with scope(state_of(chosen)):
         yield chosen
 
 

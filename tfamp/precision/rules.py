@@ -214,10 +214,10 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
     why = f"passes values on to {ends[0]!r}, and must not round them"
     routes = {id(layer): why for layer in trace.between}
     routes |= {id(layer): _RAW for layer in trace.raw}
-    norms = [p.layer for p in structure.walk(model) if _normalizes(p.layer)]
     sources = {
         id(x): [y for y in trace.sources.get(id(x), ()) if y is x or not _normalizes(y)]
-        for x in norms
+        for x, *_ in structure.walk(model)
+        if _normalizes(x)
     }
     rounded = [layer.name for layer in trace.rounded if _takes_raw_values(layer)]
     result = Traced(outputs, routes, sources, tuple(rounded), tuple(trace.mixed))

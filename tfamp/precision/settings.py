@@ -12,45 +12,97 @@ from tfamp.loss_scaling import rule
 from tfamp.precision import overrides as overriding
 from tfamp.storage import low_bit
 
-_ON_UNSUPPORTED = ("raise", "warn")
 _FLOAT32_MODES = ("float32", "tf32")
 
 
+def _option(default, expected, holds, error=TypeError, compare=True):
+    """Returns a field of `Options`: `holds` says whether a value is as expected."""
+    check = {"expected": expected, "holds": holds, "error": error}
+    return dataclasses.field(default=default, metadata=check, compare=compare)
+
+
+def _flag(default):
+    return _option(default, "True or False", lambda x: isinstance(x, bool))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The arguments of `enable`, which says what they are; each is checked by itself.
+
+    Those that `Settings` has in another form are not compared.
+
+    Raises:
+      TypeError: If a value is of another type. ValueError: If it is none of the names.
+    """
+
+    mode: str = "auto"
+    overrides: Mapping[str, str] | None = dataclasses.field(default=None, compare=False)
+    loss_scale: Mapping[str, Any] | Literal[False] | None = _option(
+        None,
+        "a dict of LossScaleOptimizer keywords, False or None",
+        lambda x: x is False or isinstance(x, Mapping | None),
+        compare=False,
+    )
+    graph_rewrite: bool | Mapping[str, Any] | None = _option(
+        None,
+        "True, False, None or a dict of keywords of `enable_graph_rewrite`",
+        lambda x: isinstance(x, bool | Mapping | None),
+        compare=False,
+    )
+    fused_kernels: bool | None = _option(
+        None, "True, False or None", lambda x: isinstance(x, bool | None)
+    )
+    float32_outputs: bool = _flag(True)
+    sum_embedding_gradients: bool = _flag(False)
+    on_unsupported: Literal["raise", "warn"] = _option(
+        "raise",
+        "one of ('raise', 'warn')",
+        lambda x: x in ("raise", "warn"),
+        ValueError,
+        compare=False,
+    )
+    remat: Sequence[str] | None = dataclasses.field(default=None, compare=False)
+    optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
+    weights: Literal["float32", "bfloat16"] = _option(
+        "float32",
+        "'float32' or 'bfloat16'",
+        lambda x: x in ("float32", "bfloat16"),
+        ValueError,
+    )
+    xla_flags: bool = _flag(True)
+    heal: bool = _flag(True)
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value, check = getattr(self, field.name), field.metadata
+            if check and not check["holds"](value):
+                raise check["error"](
+                    f"`{field.name}` must be {check['expected']}. "
+                    f"Received: {field.name}={value!r}."
+                )
+        low_bit.check_state(self.optimizer_state)
+
+
 class Settings(NamedTuple):
-    """The arguments of `enable`, checked, copied, and decided for this host.
+    """What the arguments of `enable` mean on this host.
 
     Attributes:
-      requested: The mode requested, "auto" included.
+      options: The arguments.
       mode: The mode of all layers. Under a graph rewrite its policy is float32's.
       reason: Why this mode.
       overrides: The modes of single layers.
       remat: Patterns of layers that are computed again in the backward pass.
       scaling: Settings of the loss scale, or False for none.
       rewrite: Settings of the graph rewrite, or None.
-      fused_kernels: Whether updates and layers are compiled into fewer kernels; None:
-        in every mode but float32.
-      float32_outputs: Whether a model returns outputs of 16 bits as float32.
-      sum_embedding_gradients: Whether rows of one index are summed first.
-      optimizer_state: How slots of optimizers are stored: one of `low_bit.STATES`.
-      weights: How weights are stored: "float32" or "bfloat16".
-      xla_flags: Whether XLA's flags and its programs on disk are wanted on a GPU.
-      heal: Whether layers that overflow float16 in training are set to float32.
     """
 
-    requested: str
+    options: Options
     mode: modes.Mode
     reason: str
     overrides: overriding.Overrides
+    remat: tuple[str, ...]
     scaling: rule.LossScaleConfig | Literal[False]
     rewrite: switch.RewriteConfig | None
-    fused_kernels: bool | None
-    float32_outputs: bool
-    sum_embedding_gradients: bool
-    remat: tuple[str, ...]
-    optimizer_state: str
-    weights: str
-    xla_flags: bool
-    heal: bool
 
     @property
     def is_mixed(self) -> bool:
@@ -60,8 +112,9 @@ class Settings(NamedTuple):
     @property
     def fuses_updates(self) -> bool:
         """Whether optimizers' updates are compiled, where that is known to pay."""
+        asked = self.options.fused_kernels
         default = self.is_mixed or self.mode.name != "float32"
-        return default if self.fused_kernels is None else self.fused_kernels
+        return default if asked is None else asked
 
     @property
     def fuses_layers(self) -> bool:
@@ -78,108 +131,58 @@ class Settings(NamedTuple):
         return (self.mode, *(each.mode for each in self.overrides))
 
 
-def parse(
-    own_rewrite: bool,
-    mode: str,
-    overrides: Mapping[str, str] | None = None,
-    loss_scale: Mapping[str, Any] | Literal[False] | None = None,
-    graph_rewrite: bool | Mapping[str, Any] | None = None,
-    fused_kernels: bool | None = None,
-    float32_outputs: bool = True,
-    sum_embedding_gradients: bool = False,
-    on_unsupported: Literal["raise", "warn"] = "raise",
-    remat: Sequence[str] | None = None,
-    optimizer_state: str = "float32",
-    weights: str = "float32",
-    xla_flags: bool = True,
-    heal: bool = True,
-) -> Settings:
-    """Checks the arguments of `enable` and decides for this host.
+# Without `enable`. A graph rewrite alone scales the loss as `enable` does.
+OFF = Settings(
+    Options(xla_flags=False),
+    modes.get_mode("float32"),
+    "tfamp.enable() was not called",
+    overrides=(),
+    remat=(),
+    scaling=rule.LossScaleConfig(),
+    rewrite=None,
+)
 
-    It changes nothing, but TensorFlow reads where to keep XLA's programs.
 
-    `own_rewrite`: whether a graph rewrite in force is an earlier `enable`'s. All
-    others, and what is raised, as of `enable`.
+def parse(options: Options, own_rewrite: bool) -> Settings:
+    """Decides for this host what the arguments of `enable` mean; sets nothing.
+
+    But TensorFlow reads where to keep XLA's programs.
+
+    Args:
+      options: The arguments.
+      own_rewrite: Whether a graph rewrite in force is an earlier `enable`'s.
+
+    Raises:
+      ValueError: As `enable`.
     """
-    if xla_flags is True:
+    if options.xla_flags:
         xla_cache.start()  # What follows looks for devices.
-    if on_unsupported not in _ON_UNSUPPORTED:
-        raise ValueError(
-            f"`on_unsupported` must be one of {_ON_UNSUPPORTED}. "
-            f"Received: on_unsupported={on_unsupported!r}."
-        )
-    if not isinstance(fused_kernels, bool | None):
-        raise TypeError(
-            "`fused_kernels` must be True, False or None. Received: "
-            f"fused_kernels={fused_kernels!r}."
-        )
-    flags = {
-        "float32_outputs": float32_outputs,
-        "sum_embedding_gradients": sum_embedding_gradients,
-        "xla_flags": xla_flags,
-        "heal": heal,
-    }
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(
-                f"`{name}` must be True or False. Received: {name}={value!r}."
-            )
-    low_bit.check_state(optimizer_state)
-    scaling = _scaling(loss_scale)
-    rewrite = rewrite_request(own_rewrite, mode, graph_rewrite)
-    if rewrite is not None and overrides:
+    scaling = options.loss_scale
+    if scaling is not False:
+        scaling = rule.LossScaleConfig.from_keywords(scaling or {})
+    rewrite = rewrite_request(own_rewrite, options.mode, options.graph_rewrite)
+    if rewrite is None:
+        mode, reason = resolve_mode(options.mode, options.on_unsupported)
+    elif options.overrides:
         raise ValueError(
             "The graph rewrite does not see layers and cannot apply `overrides`. "
-            f"Received: overrides={overrides!r} and graph_rewrite="
-            f"{graph_rewrite!r}. Keep operations in float32 by "
+            f"Received: overrides={options.overrides!r} and graph_rewrite="
+            f"{options.graph_rewrite!r}. Keep operations in float32 by "
             "graph_rewrite={'denylist_add': [...]}, or use the dtype policy."
         )
-    if rewrite is None:
-        chosen, reason = resolve_mode(mode, on_unsupported)
     else:
-        dtype, reason = resolve_rewrite(rewrite.dtype, on_unsupported)
-        chosen = modes.get_mode(f"mixed_{dtype}" if dtype else "float32")
-        chosen = chosen._replace(policy="float32")
+        dtype, reason = resolve_rewrite(rewrite.dtype, options.on_unsupported)
+        mode = modes.get_mode(f"mixed_{dtype}" if dtype else "float32")
+        mode = mode._replace(policy="float32")
         rewrite = dataclasses.replace(rewrite, dtype=dtype) if dtype else None
-    _check_weights(weights, chosen)
-    parsed = overriding.parse(chosen, overrides)
-    again = overriding.parse_remat(remat)
-    return Settings(
-        mode,
-        chosen,
-        reason,
-        parsed,
-        scaling,
-        rewrite,
-        fused_kernels,
-        **flags,
-        remat=again,
-        optimizer_state=optimizer_state,
-        weights=weights,
-    )
-
-
-def _check_weights(weights, mode):
-    if weights not in ("float32", "bfloat16"):
-        raise ValueError(
-            f"`weights` must be 'float32' or 'bfloat16'. Received: weights={weights!r}."
-        )
-    if weights == "bfloat16" and mode.policy != "mixed_bfloat16":
+    if options.weights == "bfloat16" and mode.policy != "mixed_bfloat16":
         raise ValueError(
             "Weights are stored in bfloat16 where layers compute in it. Received: "
             f"weights='bfloat16' with the mode {mode.name!r}. Use mixed_bfloat16."
         )
-
-
-def _scaling(loss_scale):
-    if loss_scale is False:
-        return False
-    if not isinstance(loss_scale, Mapping | None):
-        raise TypeError(
-            "`loss_scale` must be a dict of LossScaleOptimizer keywords, False or "
-            f"None. Received: loss_scale={loss_scale!r}."
-        )
-    return rule.LossScaleConfig.from_keywords(loss_scale or {})
+    overrides = overriding.parse(mode, options.overrides)
+    remat = overriding.parse_remat(options.remat)
+    return Settings(options, mode, reason, overrides, remat, scaling, rewrite)
 
 
 # ---- The mode ----
@@ -261,7 +264,7 @@ def rewrite_request(
       graph_rewrite: The argument `graph_rewrite` of `enable`.
 
     Raises:
-      ValueError: As `enable`; TypeError for other types and unknown keywords.
+      ValueError: As `enable`; TypeError for unknown keywords.
     """
     if switch.active() is not None and not own and not graph_rewrite:
         if graph_rewrite is False or mode not in _FLOAT32_MODES:
@@ -277,11 +280,6 @@ def rewrite_request(
         graph_rewrite = _by_environment(mode)
     if graph_rewrite is False:
         return None
-    if graph_rewrite is not True and not isinstance(graph_rewrite, Mapping):
-        raise TypeError(
-            "`graph_rewrite` must be True, False, None or a dict of keywords of "
-            f"`enable_graph_rewrite`. Received: graph_rewrite={graph_rewrite!r}."
-        )
     keywords = {} if graph_rewrite is True else dict(graph_rewrite)
     if mode in _FLOAT32_MODES or "dtype" in keywords:
         raise ValueError(

@@ -16,10 +16,9 @@ from tfamp.graph_rewrite import first_step, switch
 from tfamp.inspect import slow_layers
 from tfamp.keras_patches import places
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
-from tfamp.loss_scaling import rule
 from tfamp.operators import again
 from tfamp.precision import policy, rules
-from tfamp.precision.settings import Settings
+from tfamp.precision.settings import OFF, Settings
 from tfamp.storage import remat
 from tfamp.updates import compiled
 
@@ -81,11 +80,10 @@ class Status(NamedTuple):
     versions: str
 
     def __str__(self):
-        rows = [
-            (name.replace("_", " "), value)
-            for name, value in zip(self._fields, self, strict=True)
-        ]
-        return "\n".join(f"{name + ':':<22}{value}" for name, value in rows)
+        return "\n".join(
+            f"{name.replace('_', ' ') + ':':<22}{value}"
+            for name, value in self._asdict().items()
+        )
 
     __repr__ = __str__  # What a notebook shows of `enable()` at the end of a cell.
 
@@ -95,49 +93,39 @@ NOTES: dict[str, None] = {}
 
 
 def describe(
-    settings: Settings | None,
+    settings: Settings,
     rewrite: switch.Rewrite | None,
     thread: threading.Thread | None = None,
 ) -> Status:
     """Returns the status of the globals as they are now.
 
     Args:
-      settings: The arguments of `enable`; None if it is not in force.
+      settings: Those of `enable`; `OFF` if it is not in force.
       rewrite: The graph rewrite that it enabled, if any.
       thread: The thread that called it, to which Keras' policy belongs.
     """
     devices = hardware.read_devices()
     state, active = policy.read(), switch.active()
-    change = (
-        _change(settings, state, thread)
-        if settings
-        else "tfamp.enable() was not called"
-    )
-    tf32 = state.tensor_float_32 and hardware.format_support("tf32", devices).supported
-    name = state.dtype_policy.name
-    effective = "tf32" if name == "float32" and tf32 else name
-    if settings and not change and rewrite is None:
-        effective = settings.mode.name
+    change = _change(settings, state, thread)
     seen = first_step.last_report() if active else None
+    effective = _mode_of(state, devices)
     if seen and seen.effective:
         effective = f"mixed_{seen.effective}"
-    rewritten = "off"
-    if active:
-        requested = f"{active.dtype} requested ({active.reason})"
-        rewritten = str(seen or f"{requested}; no training step seen yet")
+    elif not change and rewrite is None:
+        effective = settings.mode.name
     return Status(
-        requested=settings.requested if settings else None,
+        requested=None if settings is OFF else settings.options.mode,
         effective=effective,
         reason=change or "; ".join([settings.reason, *NOTES]),
         device=hardware.device_label(devices),
-        dtype_policy=name,
-        overrides=_describe_overrides(settings.overrides if settings else ()),
-        remat=_describe_remat(settings.remat if settings else ()),
-        optimizer_state=settings.optimizer_state if settings else "float32",
-        weights=settings.weights if settings else "float32",
+        dtype_policy=state.dtype_policy.name,
+        overrides=_describe_overrides(settings.overrides),
+        remat=_describe_remat(settings.remat),
+        optimizer_state=settings.options.optimizer_state,
+        weights=settings.options.weights,
         tensor_float_32=state.tensor_float_32,
         loss_scaling=_describe_scaling(settings, active),
-        graph_rewrite=rewritten,
+        graph_rewrite=_describe_rewrite(active, seen),
         bias_gradients=(
             "bfloat16 ones are summed in float32"
             if bias_gradient.HOOKS.in_force()
@@ -150,7 +138,7 @@ def describe(
         ),
         fused_kernels=_describe_kernels(settings),
         attention=long_attention.describe(),
-        xla=_describe_xla(settings),
+        xla=_describe_xla(settings.options.xla_flags),
         float32_layers=_describe_float32(settings),
         healed=errors.examples(_describe_healed()) or "none",
         formats_meet=errors.examples(again.places()) or "none seen",
@@ -158,8 +146,17 @@ def describe(
     )
 
 
+def _mode_of(state, devices):
+    """Returns the mode that the globals are, or the policy's name if it is none's."""
+    tf32 = state.tensor_float_32 and hardware.format_support("tf32", devices).supported
+    name = state.dtype_policy.name
+    return "tf32" if name == "float32" and tf32 else name
+
+
 def _change(settings, state, thread):
     """What differs from what `enable` set; empty if nothing does."""
+    if settings is OFF:
+        return settings.reason
     here, current = threading.current_thread(), state.dtype_policy.name
     wanted = settings.mode.policy
     if current != wanted and thread is not here:
@@ -170,9 +167,15 @@ def _change(settings, state, thread):
         )
     if current != wanted:
         return f"the global dtype policy was changed from {wanted} to {current}"
-    if state.tensor_float_32 != settings.mode.tensor_float_32:
-        return "the TF32 flag was changed after enable()"
-    return ""
+    changed = state.tensor_float_32 != settings.mode.tensor_float_32
+    return "the TF32 flag was changed after enable()" if changed else ""
+
+
+def _describe_rewrite(active, seen):
+    if not active:
+        return "off"
+    requested = f"{active.dtype} requested ({active.reason})"
+    return str(seen or f"{requested}; no training step seen yet")
 
 
 def _describe_overrides(overrides):
@@ -188,32 +191,31 @@ def _describe_remat(patterns):
 
 
 def _describe_kernels(settings):
-    if settings is None or not settings.fuses_updates:
+    if not settings.fuses_updates:
         return "off"
     if not (device := graph_context.one_device()):
         return "none: for graphs on one CPU or GPU"
     names = [*install.HOOKS.in_force(), "Adam's update"]
     if device == "GPU":
-        small = ["small operators of a training step"] * bool(clusters.HOOKS.in_force())
-        names = [*small, "optimizers' updates"]
+        names = ["small operators of a training step"] * bool(clusters.HOOKS.in_force())
+        names += ["optimizers' updates"]
         names += ["images stay channels last"] * switch.CHANNELS_LAST.is_set
     why = compiled.HOOKS.last_reason
     last = f"; the last update ran as Keras has it: {why}" if why else ""
     return f"{', '.join(names)} (in graphs on one {device} without XLA){last}"
 
 
-def _describe_xla(settings):
-    wanted = settings is not None and settings.xla_flags
+def _describe_xla(wanted):
     flags = xla_flags.describe() if wanted else "none (not requested)"
     return f"flags: {flags}; programs on disk: {xla_cache.describe()}"
 
 
 def _describe_scaling(settings, active):
-    if not settings and not active:
-        return "as stock Keras does"
-    # Without a session the hooks have the defaults.
-    scaling = settings.scaling if settings else rule.LossScaleConfig()
-    mode = settings.mode if settings else modes.get_mode(f"mixed_{active.dtype}")
+    scaling, mode = settings.scaling, settings.mode
+    if settings is OFF:
+        if not active:
+            return "as stock Keras does"
+        mode = modes.get_mode(f"mixed_{active.dtype}")
     if scaling is False:
         return "off, as requested"
     kind = "dynamic" if scaling.dynamic else "static"
@@ -224,7 +226,7 @@ def _describe_scaling(settings, active):
 
 
 def _describe_float32(settings):
-    if settings is None or not settings.is_mixed:
+    if not settings.is_mixed:
         return "only those requested"
     *kinds, slow = [each.what for each in rules.BY_KIND]
     listed = ", ".join(["outputs", "what computes with raw inputs", *kinds])

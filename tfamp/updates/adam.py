@@ -23,10 +23,9 @@ def in_one_kernel(optimizer) -> contextlib.AbstractContextManager[None]:
     Args:
       optimizer: A Keras optimizer of any kind.
     """
-    kinds = keras.optimizers.Adam, keras.optimizers.AdamW
-    adams = [optimizer] if type(optimizer) in kinds else []
-    steps = [(x, "update_step", functools.partial(_step, x)) for x in adams]
-    return hooks.replaced(steps)
+    is_adam = type(optimizer) in (keras.optimizers.Adam, keras.optimizers.AdamW)
+    step = optimizer, "update_step", functools.partial(_step, optimizer)
+    return hooks.replaced([step] if is_adam else [])
 
 
 def _step(adam, gradient, variable, learning_rate):
@@ -35,12 +34,10 @@ def _step(adam, gradient, variable, learning_rate):
     each = variable, adam._momentums[index], adam._velocities[index]
     variables = keras_optimizers.native(each)
     # Keras squares the rows of one index apart; the kernel, their sum.
-    apart = isinstance(gradient, tf.IndexedSlices)
-    if apart or not _is_for(adam, variables):
+    if isinstance(gradient, tf.IndexedSlices) or not _is_for(adam, variables):
         type(adam).update_step(adam, gradient, variable, learning_rate)
     else:
-        step = adam.iterations + 1
-        apply_adam(variables, gradient, step, learning_rate, adam)
+        apply_adam(variables, gradient, adam.iterations + 1, learning_rate, adam)
 
 
 def _is_for(adam, variables):

@@ -15,6 +15,7 @@ One compiled program is one CUDA graph, and one pass over memory.
 A gradient that is only widened for its variable is given to the program in 16 bits.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,8 +38,8 @@ def reason_against(optimizer, variables: Sequence, any_kind: bool = False) -> st
         compile.
     """
     members = keras_optimizers.member_optimizers(optimizer)
-    foreign = [keras_optimizers.foreign_part(x, variables) for x in members]
-    foreign = [x for x in foreign if x is not None]
+    parts = (keras_optimizers.foreign_part(x, variables) for x in members)
+    foreign = next(filter(None, parts), None)
     written = [*variables, *optimizer.variables]
     natives = keras_optimizers.native(written)
     if not tf.inside_function():
@@ -50,7 +51,7 @@ def reason_against(optimizer, variables: Sequence, any_kind: bool = False) -> st
     if graph_context.deterministic():
         return "op determinism is on, and not every kernel of XLA is deterministic"
     if foreign and not any_kind:
-        return f"{type(foreign[0]).__name__} is not one of Keras' own"
+        return f"{type(foreign).__name__} is not one of Keras' own"
     # XLA flushes subnormals, and an epsilon of 1e-7 is one in float16.
     low = [v for v in written if v.dtype == "float16"]
     if low and not any_kind:
@@ -120,14 +121,14 @@ def accumulating(optimizer, holds: Any = True):
       holds: Bool tensor []. Whether the micro-batch counts.
     """
 
-    def apply(member):
-        def backend_apply(grads, variables):
-            replicas.accumulate(member, grads, variables, call, holds)
-
-        return member, "_backend_apply_gradients", backend_apply  # Keras 3.15
-
-    members = keras_optimizers.member_optimizers(optimizer)
-    return hooks.replaced([apply(x) for x in members if x.gradient_accumulation_steps])
+    name, apply = "_backend_apply_gradients", replicas.accumulate  # Keras 3.15
+    return hooks.replaced(
+        [
+            (member, name, functools.partial(apply, member, run=call, holds=holds))
+            for member in keras_optimizers.member_optimizers(optimizer)
+            if member.gradient_accumulation_steps
+        ]
+    )
 
 
 def _apply(original):
@@ -156,9 +157,8 @@ def _apply(original):
 
 def wanted(optimizer, variables: Sequence) -> bool:
     """Whether an update is to be compiled: on a GPU, while `enable` has it so."""
-    if not HOOKS.in_force() or graph_context.one_device() != "GPU":
-        return False
-    if graph_context.is_for_a_rest():
+    on_gpu = HOOKS.in_force() and graph_context.one_device() == "GPU"
+    if not on_gpu or graph_context.is_for_a_rest():
         return False
     HOOKS.last_reason = reason_against(optimizer, variables)
     return not HOOKS.last_reason

@@ -238,23 +238,20 @@ def _way(optimizer, grads, variables, jit_compile):
     optimizers and schedules, and on a GPU only while `enable` has updates compiled,
     whose user may have turned XLA off; True, wherever it can; False, nowhere.
     """
-    plain = "plain"
     if not jit_compile or not tf.inside_function() or tf.distribute.has_strategy():
-        return plain
+        return "plain"
     accumulates = replicas.accumulates(optimizer)
     members = keras_optimizers.member_optimizers(optimizer)
     if graph_context.in_xla():
         foreign = [keras_optimizers.foreign_part(x, variables) for x in members]
         # Else a branch, which XLA compiles as well.
-        return "masked" if not accumulates and not any(foreign) else plain
+        return "masked" if not accumulates and not any(foreign) else "plain"
     any_kind = jit_compile is True
+    possible = not compiled.reason_against(optimizer, variables, any_kind)
     if graph_context.one_device() == "GPU":
-        if any_kind:
-            possible = not compiled.reason_against(optimizer, variables, any_kind)
-        else:
+        if not any_kind:
             possible = compiled.wanted(optimizer, variables)
-        return ("windows" if accumulates else "program") if possible else plain
+        return ("windows" if accumulates else "program") if possible else "plain"
     # The branch on the accumulation's last micro-batch copies every slot again.
     sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
-    possible = not compiled.reason_against(optimizer, variables, any_kind)
-    return "branch" if possible and not sparse and not accumulates else plain
+    return "branch" if possible and not sparse and not accumulates else "plain"
