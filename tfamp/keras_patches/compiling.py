@@ -13,12 +13,13 @@ from tfamp import records
 from tfamp.keras_patches import hooks, places
 
 OptimizerTransform = Callable[[keras.Model, object], object]
-CompileRule = Callable[[keras.Model, dict[str, Any]], None]
 _forced: list[OptimizerTransform] = []  # Of `transforming`, the last one counts.
 _compile_hook: hooks.Hook | None = None
 
 
-def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> hooks.Hook:
+def hook_compile(
+    transform: OptimizerTransform, rule: Callable[[keras.Model, dict[str, Any]], None]
+) -> hooks.Hook:
     """Passes the optimizer of each compiled model through `transform`.
 
     Keras' own automatic loss scaling is turned off for those calls, so that an
@@ -41,27 +42,25 @@ def hook_compile(transform: OptimizerTransform, rule: CompileRule) -> hooks.Hook
             "`functools.wraps`, or replace it after tfamp.enable()."
         )
 
-    def make(original):
-        def compile(*args, **kwargs):
-            call = signature.bind(*args, **kwargs)
-            call.apply_defaults()
-            model, arguments = call.arguments["self"], call.arguments
-            if arguments["optimizer"] is not None:
-                arguments["optimizer"] = keras.optimizers.get(arguments["optimizer"])
-            optimizer, asks = arguments["optimizer"], arguments["jit_compile"] is True
-            # A file says so where Keras had chosen it.
-            records.of(model).wants_xla = asks and not is_being_made(model)
-            rule(model, arguments)
-            if arguments["auto_scale_loss"] or _forced:
-                if optimizer is not None:
-                    wanted = _forced[-1] if _forced else transform
-                    arguments["optimizer"] = wanted(model, optimizer)
-                arguments["auto_scale_loss"] = False
-            return original(*call.args, **call.kwargs)
+    @hooks.around
+    def compile(original, *args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        model, arguments = call.arguments["self"], call.arguments
+        if arguments["optimizer"] is not None:
+            arguments["optimizer"] = keras.optimizers.get(arguments["optimizer"])
+        optimizer, asks = arguments["optimizer"], arguments["jit_compile"] is True
+        # A file says so where Keras had chosen it.
+        records.of(model).wants_xla = asks and not is_being_made(model)
+        rule(model, arguments)
+        if arguments["auto_scale_loss"] or _forced:
+            if optimizer is not None:
+                wanted = _forced[-1] if _forced else transform
+                arguments["optimizer"] = wanted(model, optimizer)
+            arguments["auto_scale_loss"] = False
+        return original(*call.args, **call.kwargs)
 
-        return compile
-
-    _compile_hook = hooks.Hook(places.trainer_class(), "compile", make)
+    _compile_hook = hooks.Hook(places.trainer_class(), "compile", compile)
     return _compile_hook
 
 
@@ -72,16 +71,13 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
     In place of the transform of `hook_compile`, whose rule stays. An optimizer for
     which `compile(auto_scale_loss=False)` asks is passed on, too.
     """
-    mine = None
-    if _compile_hook is None or not _compile_hook.active:
-        mine = hook_compile(transform, lambda model, arguments: None)
-    _forced.append(transform)
-    try:
+    with contextlib.ExitStack() as stack:
+        if _compile_hook is None or not _compile_hook.active:
+            mine = hook_compile(transform, lambda model, arguments: None)
+            stack.callback(mine.remove)
+        _forced.append(transform)
+        stack.callback(_forced.pop)
         yield
-    finally:
-        _forced.pop()
-        if mine is not None:
-            mine.remove()
 
 
 def keras_own_compile() -> Callable:

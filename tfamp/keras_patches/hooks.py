@@ -22,28 +22,22 @@ class Hook:
     def __init__(self, owner, name: str, make: Callable, is_hot: bool = False):
         self.owner, self.name, self.active = owner, name, True
         self.original = original = vars(owner)[name]
-        called = make(original)
+        self._called = make(original)
 
         @functools.wraps(original)
         def method(*args, **kwargs):
-            return called(*args, **kwargs)
-
-        def deactivate():
-            nonlocal called  # An attribute of `self` would cost each eager operator.
-            called = original
+            return self._called(*args, **kwargs)
 
         if is_hot:
-            method = called
+            method = self._called
         else:  # Keras reads it without following wrappers.
             method.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess]
         self.method, method.hook = method, self  # pyright: ignore[reportFunctionMemberAccess]
-        self._deactivate = deactivate
         setattr(owner, name, method)
 
     def remove(self):
         """Puts the original back, unless another patch lies over this one."""
-        self.active = False
-        self._deactivate()
+        self.active, self._called = False, self.original
         if vars(self.owner).get(self.name) is self.method:
             original = self.original
             # One below may have been removed meanwhile.
@@ -52,6 +46,11 @@ class Hook:
                     break
                 original = below.original
             setattr(self.owner, self.name, original)
+
+
+def around(function: Callable) -> Callable:
+    """Returns the `make` of a `Hook`: the function is given the original first."""
+    return lambda original: functools.partial(function, original)
 
 
 class HookGroup:
@@ -72,8 +71,7 @@ class HookGroup:
         rows = zip(self.places, self._makes, strict=True) if not self._hooks else ()
         for place, make in rows:
             if owner := place.find():
-                hook = Hook(owner, place.name, make, place.is_hot)
-                self._hooks.append((place, hook))
+                self._hooks.append((place, Hook(owner, place.name, make, place.is_hot)))
 
     def remove(self) -> None:
         """Puts the originals back; idempotent. What was traced before stays."""
@@ -103,8 +101,7 @@ class HookGroup:
         owner = owner_of(kind, name)
         replaced = [(hook.owner, hook.name) for _, hook in self._hooks]
         if self._hooks and (owner, name) not in replaced:
-            hook = Hook(owner, name, make)
-            self._hooks.append((place or self.places[0], hook))
+            self._hooks.append((place or self.places[0], Hook(owner, name, make)))
 
     def in_force(self) -> list[str]:
         """What is replaced now."""
@@ -118,14 +115,16 @@ def owner_of(kind: type, name: str) -> type:
 
 @contextlib.contextmanager
 def replaced(places: list) -> Iterator[None]:
-    """Scopes functions in place of methods: (object, name, function) each.
+    """Scopes attributes of objects, as functions for methods: (object, name, value).
 
     On the objects: the class is every other model's too.
     """
+    own = [{name: vars(x)[name]} if name in vars(x) else {} for x, name, _ in places]
     try:
-        for owner, name, function in places:
-            vars(owner)[name] = function
+        for owner, name, value in places:
+            vars(owner)[name] = value
         yield
     finally:
-        for owner, name, _ in places:
+        for (owner, name, _), before in zip(places, own, strict=True):
             vars(owner).pop(name, None)
+            vars(owner).update(before)

@@ -136,23 +136,18 @@ def _masked(variable, mask):
 
     def scatter(name, nothing):
         def masked(rows, **kwargs):
-            old = nothing(rows.indices) if callable(nothing) else nothing
-            old = tf.cast(old, rows.dtype)
+            old = tf.cast(nothing(rows.indices), rows.dtype)
             values = tf.where(mask, rows.values, old)
             slices = tf.IndexedSlices(values, rows.indices, rows.dense_shape)
             return original[name](slices, **kwargs)
 
         return variable, name, masked
 
-    def rows_of(indices):
-        return tf.gather(variable.read_value(), indices)
-
-    functions = assign, assign_add, assign_sub
     return [
-        *((variable, function.__name__, function) for function in functions),
-        scatter("scatter_update", rows_of),
-        scatter("scatter_add", -0.0),  # 0.0 would turn -0.0.
-        scatter("scatter_sub", 0.0),
+        *((variable, x.__name__, x) for x in (assign, assign_add, assign_sub)),
+        scatter("scatter_update", lambda x: tf.gather(variable.read_value(), x)),
+        scatter("scatter_add", lambda _: -0.0),  # 0.0 would turn -0.0.
+        scatter("scatter_sub", lambda _: 0.0),
     ]
 
 

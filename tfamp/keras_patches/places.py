@@ -316,8 +316,7 @@ def missing() -> dict[str, str]:
     """Returns {what is off: the names that this release lacks for it}."""
     rows = [(x.what, name) for x in PLACES.values() for name in x.lacks()]
     rows += [(what, x) for x, what in names.NAMES.items() if names.resolve(x) is None]
-    listed = {what: sorted({x for y, x in rows if y == what}) for what, _ in rows}
-    return {what: ", ".join(each) for what, each in listed.items()}
+    return {x: ", ".join(sorted({n for y, n in rows if y == x})) for x, _ in rows}
 
 
 def trainer_class(name: str = "compile") -> type:

@@ -200,8 +200,7 @@ def accumulate(
 
 
 def _average(optimizer):
-    averaged = optimizer._trainable_variables
-    optimizer._update_model_variables_moving_average(averaged)
+    optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
 
 
 def _update(optimizer, grads, variables):
@@ -212,23 +211,19 @@ def _update(optimizer, grads, variables):
         optimizer._backend_update_step(grads, variables, optimizer.learning_rate)
 
 
-def _summing_once(original):
-    @tf.autograph.experimental.do_not_convert
-    def apply(optimizer, grads, trainable_variables):
-        alone = not must_agree() or tf.distribute.in_cross_replica_context()
-        if alone or not optimizer.gradient_accumulation_steps:
-            return original(optimizer, grads, trainable_variables)
-        return _apply(optimizer, grads, trainable_variables)
-
-    return apply
+@hooks.around
+@tf.autograph.experimental.do_not_convert
+def _summing_once(original, optimizer, grads, trainable_variables):
+    alone = not must_agree() or tf.distribute.in_cross_replica_context()
+    if alone or not optimizer.gradient_accumulation_steps:
+        return original(optimizer, grads, trainable_variables)
+    return _apply(optimizer, grads, trainable_variables)
 
 
-def _accumulators_apart(original):
-    def build(optimizer, variables):
-        with accumulators_apart():
-            return original(optimizer, variables)
-
-    return build
+@hooks.around
+def _accumulators_apart(original, optimizer, variables):
+    with accumulators_apart():
+        return original(optimizer, variables)
 
 
 HOOKS = hooks.HookGroup(

@@ -64,31 +64,26 @@ def hooked(
 
 
 def _hook(name, gathers):
-    def make(original):
-        def make_function(model, *args, **kwargs):
-            before = getattr(model, name)
-            original(model, *args, **kwargs)
-            function = getattr(model, name)
-            if function is before or model.run_eagerly or not _is_alone(model):
-                return function
-            if not model.jit_compile and gathers():
-                setattr(
-                    model, name, Steps(model, _KINDS[name], function, function, True)
-                )
-            if model.jit_compile:
-                model.jit_compile = False
-                try:  # Both now, of the same `train_step`; neither is traced.
-                    original(model, force=True)
-                    plain = getattr(model, name)
-                finally:
-                    model.jit_compile = True
-                steps = Steps(model, _KINDS[name], function, plain, gathers())
-                setattr(model, name, steps)
-            return getattr(model, name)
+    @hooks.around
+    def make_function(original, model, *args, **kwargs):
+        before = getattr(model, name)
+        original(model, *args, **kwargs)
+        function = plain = getattr(model, name)
+        if function is before or model.run_eagerly or not _is_alone(model):
+            return function
+        if model.jit_compile:
+            model.jit_compile = False
+            try:  # Both now, of the same `train_step`; neither is traced.
+                original(model, force=True)
+                plain = getattr(model, name)
+            finally:
+                model.jit_compile = True
+        if model.jit_compile or gathers():
+            steps = Steps(model, _KINDS[name], function, plain, gathers())
+            setattr(model, name, steps)
+        return getattr(model, name)
 
-        return make_function
-
-    return make
+    return make_function
 
 
 def _is_alone(model):
@@ -136,10 +131,10 @@ class Steps:
         if self._refused:
             return self._plain(data)
         if isinstance(data, list):  # Batches of `predict`, which draws them itself.
-            return self._step(data, lambda function, is_rest: function(data))
+            return self._step(data, lambda function: function(data))
         if not isinstance(data, tf.data.Iterator):  # One batch of `train_on_batch`.
             data = list(data)
-            return self._attempt(data, lambda function, is_rest: function(iter(data)))
+            return self._attempt(data, lambda function: function(iter(data)))
         count, spec, outputs = self._model.steps_per_execution, data.element_spec, []
         if self._compiled is self._plain and _is_known(spec):
             return self._plain(data)
@@ -164,14 +159,13 @@ class Steps:
           What Keras' function returns.
         """
 
-        def run(function, is_rest):
-            if is_rest and not self._gathers:
+        def run(function):
+            if graph_context.is_for_a_rest() and not self._gathers:
                 return function(iter([batch]))  # Its size needs no copies to the host.
             exact = tf.nest.map_structure(tf.type_spec_from_value, batch)
             if self._gathers and self._first is None:
                 self._first = exact
-            is_first = self._first is not None and exact == self._first
-            graph = self._graph(function, exact if is_first else spec)
+            graph = self._graph(function, exact if exact == self._first else spec)
             return call(graph, batch) if call else graph(batch)
 
         return self._step([batch], run)
@@ -180,33 +174,34 @@ class Steps:
         rows, most = min(map(_rows, batches)), max(self._rows, default=0)
         is_rest = 0 < rows <= _REST * most and rows not in {*self._rows, self._last}
         self._last = rows
-        if is_rest and self._compiled is not self._plain and not self._refused:
-            with graph_context.for_a_rest():
-                return run(self._plain, True)
-        if is_rest or self._refused:
-            return run(self._plain, False)
-        self._rows.add(rows)
-        return self._attempt(batches, run)
+        if self._refused:
+            return run(self._plain)
+        if not is_rest:
+            self._rows.add(rows)
+            return self._attempt(batches, run)
+        has_xla = self._compiled is not self._plain
+        with graph_context.for_a_rest() if has_xla else contextlib.nullcontext():
+            return run(self._plain)
 
     def _attempt(self, batches, run):
         """Takes a step under XLA; says if that compiles, and what it does not."""
         if self._compiled is self._plain:
-            return run(self._plain, False)
+            return run(self._plain)
         flat = tf.nest.flatten(batches, expand_composites=True)
         shapes = tuple(tuple(getattr(x, "shape", ())) for x in flat)
         if shapes in self._seen:
-            return run(self._compiled, False)
+            return run(self._compiled)
         what = f"the {self._kind} step of model '{self._model.name}'"
         examples = errors.examples(list(dict.fromkeys(map(str, shapes))))
         logging.warning("XLA compiles %s for batches of shape %s.", what, examples)
         began = time.perf_counter()
         try:
-            outputs = run(self._compiled, False)
+            outputs = run(self._compiled)
         except tf.errors.OpError as error:
             if not _REFUSALS.search(str(error)):
                 raise
             self._refuse(error, what)
-            return run(self._plain, False)
+            return run(self._plain)
         seconds = time.perf_counter() - began
         logging.warning("XLA compiled %s, and it ran, in %.1f s.", what, seconds)
         self._seen.add(shapes)
@@ -288,11 +283,8 @@ def _is_known(spec):
 
 def _rows(batch):
     """Returns the length of what comes first in a batch that has one; else 0."""
-    for each in keras.tree.flatten(batch):
-        shape = getattr(each, "shape", None)
-        if shape is not None and len(shape):
-            return shape[0] or 0
-    return 0
+    shapes = (getattr(each, "shape", ()) for each in keras.tree.flatten(batch))
+    return next((shape[0] or 0 for shape in shapes if len(shape)), 0)
 
 
 def _operator(message):

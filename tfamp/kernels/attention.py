@@ -60,8 +60,8 @@ def attend(
       arxiv.org/abs/2112.05682
     """
     inputs = [x for x in (query, key, value, bias) if x is not None]
-    options = causal, dropout, unseen_rows == "zero", graph_context.in_xla()
-    return _attend(inputs, scale, mask, *options)
+    zero, in_xla = unseen_rows == "zero", graph_context.in_xla()
+    return _attend(inputs, scale, mask, causal, dropout, zero, in_xla)
 
 
 # A graph of its own: eagerly, a tape would keep what each block computes; in a graph, a

@@ -24,17 +24,14 @@ from tfamp.keras_patches import hooks
 SUMS_ON_GPU = True
 
 
-def _with_exact_sums(original):
+@hooks.around
+def _with_exact_sums(original, registry, name):
     """TensorFlow lets nobody register another gradient for an operation, and a
     `tf.custom_gradient` around the addition would hide it from the fusion with `MatMul`
     and `Conv2D` and show up in SavedModels. Each trace looks the gradient up here.
     """
-
-    def lookup(registry, name):
-        gradient = original(registry, name)
-        return functools.partial(_of_bias, gradient) if name == "BiasAdd" else gradient
-
-    return lookup
+    gradient = original(registry, name)
+    return functools.partial(_of_bias, gradient) if name == "BiasAdd" else gradient
 
 
 def _of_bias(original, op, received):
@@ -56,25 +53,19 @@ def _of_bias(original, op, received):
     return received, tf.cast(tf.reduce_sum(gradient, axes), tf.bfloat16)
 
 
-def _with_summed_rows(original):
+@hooks.around
+def _with_summed_rows(original, optimizer, grads, trainable_variables=None):
     """A `LossScaleOptimizer` has an `apply` of its own, and calls the inner one's."""
-
-    def apply(optimizer, grads, trainable_variables=None):
-        return original(optimizer, [*map(_summed, grads)], trainable_variables)
-
-    return apply
+    return original(optimizer, [*map(_summed, grads)], trainable_variables)
 
 
-def _with_summed_sums(original):
+@hooks.around
+def _with_summed_sums(original, optimizer, grads_and_vars):
     """The sum over replicas is sparse, too: the rows of one replica after another's."""
-
-    def reduce(optimizer, grads_and_vars):
-        pairs = original(optimizer, grads_and_vars)
-        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
-            return pairs
-        return [(_summed(gradient), variable) for gradient, variable in pairs]
-
-    return reduce
+    pairs = original(optimizer, grads_and_vars)
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return pairs
+    return [(_summed(gradient), variable) for gradient, variable in pairs]
 
 
 def _summed(gradient):

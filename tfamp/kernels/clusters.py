@@ -15,9 +15,8 @@ so that no program needs what needs its own results, and nothing of the backward
 computed before it. Programs of equal operators, as of equal layers, are compiled once.
 """
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,43 +28,26 @@ from tfamp.kernels import programs
 _LEAST = 2  # Launches that a program must save to be worth its own.
 
 
-class _Now(threading.local):
-    graph: Any = None  # That of the step which is traced.
-
-
-_now = _Now()
+_now = threading.local()  # Its `graph` is that of the step which is traced.
 
 
 def gathers(x: tf.Tensor) -> bool:
     """Whether small operators of a tensor that are traced now become programs."""
-    here = tf.compat.v1.get_default_graph()
-    in_step = _now.graph is not None and here is _now.graph
+    in_step = tf.compat.v1.get_default_graph() is getattr(_now, "graph", None)
     return in_step and x.shape.is_fully_defined()
 
 
-@contextlib.contextmanager
-def _tracing(graph) -> Iterator[None]:
-    before, _now.graph = _now.graph, graph
-    try:
-        yield
-    finally:
-        _now.graph = before
-
-
-def of_step(original):
-    """Returns a `train_step`, or one like it, whose small operators become programs."""
-
-    def of_programs(model, *args, **kwargs):
-        step = original.__get__(model, type(model))
-        if tf.executing_eagerly() or not _applies(args):
-            return step(*args, **kwargs)
-        graph = tf.compat.v1.get_default_graph()
-        first = len(graph.get_operations())
-        with _tracing(graph):
-            outputs = step(*args, **kwargs)
-        return gather(graph.get_operations()[first:], outputs)
-
-    return of_programs
+@hooks.around
+def of_step(original, model, *args, **kwargs):
+    """For a `train_step`, or one like it, whose small operators become programs."""
+    step = original.__get__(model, type(model))
+    if tf.executing_eagerly() or not _applies(args):
+        return step(*args, **kwargs)
+    graph = tf.compat.v1.get_default_graph()
+    first = len(graph.get_operations())
+    with hooks.replaced([(_now, "graph", graph)]):
+        outputs = step(*args, **kwargs)
+    return gather(graph.get_operations()[first:], outputs)
 
 
 def _applies(args):
@@ -97,8 +79,7 @@ def gather(operations: Sequence[tf.Operation], outputs: Any) -> Any:
     for members in _programs(operations).values():
         if sum(not programs.is_view(op) for op in members) >= _LEAST:
             programs.replace(programs.Program.of(members, returned), compiled, new)
-    flat = [new.get(id(x), x) for x in flat]
-    return tf.nest.pack_sequence_as(outputs, flat)
+    return tf.nest.pack_sequence_as(outputs, [new.get(id(x), x) for x in flat])
 
 
 def _programs(operations) -> dict[int, list]:

@@ -11,27 +11,24 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfamp.facts import graph_context
+from tfamp.facts import formats, graph_context
 from tfamp.keras_patches import hooks
 from tfamp.kernels import clusters, fused, product_gradient
 
-_LOW = (tf.bfloat16, tf.float16)
 # Where the kernels run: on a CPU for 16 bits, of which TensorFlow's operators convert
 # each element; on a GPU for fewer launches.
-_FORMATS = {"CPU": _LOW, "GPU": (*_LOW, tf.float32)}
+_FORMATS = {"CPU": formats.LOW, "GPU": (*formats.LOW, "float32")}
 
 
 def or_keras_own(function: Callable) -> Callable:
     """Returns what makes a hook: where `function` is not for it, the original runs."""
 
-    def make(original):
-        def replacement(*args, **kwargs):
-            result = function(*args, **kwargs)
-            return original(*args, **kwargs) if result is NotImplemented else result
+    @hooks.around
+    def replacement(original, *args, **kwargs):
+        result = function(*args, **kwargs)
+        return original(*args, **kwargs) if result is NotImplemented else result
 
-        return replacement
-
-    return make
+    return replacement
 
 
 def _gelu(x, approximate=True):
@@ -44,8 +41,7 @@ def _silu(x):
 
 
 def _dropout(inputs, rate, noise_shape=None, seed=None):
-    inside = 2**-16 <= rate <= 1 - 2**-16
-    if not inside or not _applies(inputs):
+    if not 2**-16 <= rate <= 1 - 2**-16 or not _applies(inputs):
         return NotImplemented
     if noise_shape is not None:
         if not clusters.gathers(inputs) or len(noise_shape) != inputs.shape.rank:
@@ -74,9 +70,10 @@ def _layer_normalization(x, gamma=None, beta=None, axis=-1, epsilon=None, **kwar
 
 
 def _is_of_features(weight, x):
-    is_tensor = isinstance(weight, keras.Variable | tf.Tensor)
     return (
-        is_tensor and weight.dtype == "float32" and tuple(weight.shape) == x.shape[-1:]
+        isinstance(weight, keras.Variable | tf.Tensor)
+        and weight.dtype == "float32"
+        and tuple(weight.shape) == x.shape[-1:]
     )
 
 
@@ -89,7 +86,7 @@ def _applies(x) -> bool:
         and x.shape.rank is not None
         and all(size is not None for size in x.shape[1:])
         and not tf.executing_eagerly()
-        and x.dtype in _FORMATS.get(graph_context.one_device([x]), ())
+        and x.dtype.name in _FORMATS.get(graph_context.one_device([x]), ())
         and not graph_context.in_xla()
         and not graph_context.watched()
         and not graph_context.is_for_a_rest()

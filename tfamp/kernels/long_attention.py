@@ -22,35 +22,33 @@ def describe() -> str:
     return f"in linear memory{condition}, from {FROM} queries and keys"
 
 
-def _dot_product_attention(original):
+@hooks.around
+def _dot_product_attention(
+    original,
+    query,
+    key,
+    value,
+    bias=None,
+    mask=None,
+    scale=None,
+    is_causal=False,
+    flash_attention=None,
+    attn_logits_soft_cap=None,
+):
     """Where this is not for it, Keras' own runs as if no flash attention were asked."""
-
-    def replacement(
-        query,
-        key,
-        value,
-        bias=None,
-        mask=None,
-        scale=None,
-        is_causal=False,
-        flash_attention=None,
-        attn_logits_soft_cap=None,
-    ):
-        inputs = [keras.ops.convert_to_tensor(x) for x in (query, key, value)]
-        of_scores = [_of_scores(x) for x in (bias, mask)]
-        plain = scale is None or isinstance(scale, int | float)
-        wanted = (flash_attention or LAYER_HOOKS.in_force()) and plain
-        if not wanted or not _applies(*inputs, *of_scores):
-            options = is_causal, False, attn_logits_soft_cap
-            return original(query, key, value, bias, mask, scale, *options)
-        query, key, value = inputs
-        groups = query.shape[2] // key.shape[2]
-        if groups > 1:
-            key, value = (tf.repeat(x, groups, axis=2) for x in (key, value))
-        scale = key.shape[3] ** -0.5 if scale is None else scale
-        return attention.attend(query, key, value, scale, *of_scores, is_causal)
-
-    return replacement
+    inputs = [keras.ops.convert_to_tensor(x) for x in (query, key, value)]
+    of_scores = [_of_scores(x) for x in (bias, mask)]
+    plain = scale is None or isinstance(scale, int | float)
+    wanted = (flash_attention or LAYER_HOOKS.in_force()) and plain
+    if not wanted or not _applies(*inputs, *of_scores):
+        inputs = query, key, value, bias, mask, scale, is_causal
+        return original(*inputs, False, attn_logits_soft_cap)
+    query, key, value = inputs
+    groups = query.shape[2] // key.shape[2]
+    if groups > 1:
+        key, value = (tf.repeat(x, groups, axis=2) for x in (key, value))
+    scale = key.shape[3] ** -0.5 if scale is None else scale
+    return attention.attend(query, key, value, scale, *of_scores, is_causal)
 
 
 def _compute_attention(

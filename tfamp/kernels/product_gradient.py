@@ -10,16 +10,16 @@ import functools
 
 import tensorflow as tf
 
+from tfamp.keras_patches import hooks
 
-def with_one_product(original):
-    """Returns what replaces the look-up of gradients, which each trace does anew."""
 
-    def lookup(registry, name):
-        gradient = original(registry, name)
-        of_products = name == "BatchMatMulV2"
-        return functools.partial(_of_product, gradient) if of_products else gradient
-
-    return lookup
+@hooks.around
+def with_one_product(original, registry, name):
+    """For the look-up of gradients, which each trace does anew."""
+    gradient = original(registry, name)
+    if name != "BatchMatMulV2":
+        return gradient
+    return functools.partial(_of_product, gradient)
 
 
 def _of_product(original, op, received):

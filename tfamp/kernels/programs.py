@@ -65,9 +65,8 @@ def _is_value(x):
     token ids go there and back.
     """
     others = tf.resource, tf.string, tf.variant
-    if not x.shape.is_fully_defined() or x.dtype in others:
-        return False
-    return not _is_shape(x)
+    known = x.shape.is_fully_defined() and x.dtype not in others
+    return known and not _is_shape(x)
 
 
 def _is_shape(x):

@@ -10,16 +10,13 @@ def again(recorder, call, taken, upstream):
     """Makes a call again; returns its results, and its gradients given their own."""
     # oneDNN merges the gradients of a kernel and of a bias that have one upstream. One
     # of the model's pass and one of this, which waits for that, would make a cycle.
-    upstream = [x if graph_context.in_xla() else _copied(x) for x in upstream]
+    if not graph_context.in_xla():  # Grappler removes an identity.
+        upstream = [tf.raw_ops.DeepCopy(x=x) for x in upstream]
     with tf.GradientTape() as tape:
         tape.watch(taken)
         results = recorder.again(call, taken)
     sources = [*taken, *call.weights]
     return results, gradients(tape, results, sources, upstream) if upstream else []
-
-
-def _copied(x):
-    return tf.raw_ops.DeepCopy(x=x)  # Grappler removes an identity.
 
 
 def gradients(tape, target, sources, upstream=None):

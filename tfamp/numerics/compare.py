@@ -212,7 +212,7 @@ def _run_exact(model, inputs, objective, jit_compile):
 
 def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
     """Returns the rows: the pass in 16 bits beside the float32 values of each call."""
-    owners, keys = [], set(paths)
+    owners = []
     # A function that stays one: calls of the same shapes share its graph, which has ten
     # times the operations of the model's, and is optimized once and not for each.
     measure = tf.function(
@@ -227,7 +227,7 @@ def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
             return measure(*_set_beside(recorder, call, gradients, beside, scale))
 
         def chosen(call):
-            return (call.path, call.number) in keys
+            return (call.path, call.number) in wide
 
         own, noted = _recorded(model, inputs, objective, scale, note, chosen)
         owners.extend(own)
@@ -241,8 +241,8 @@ def _run_low(model, inputs, objective, scale, exact, paths, jit_compile):
     for call, (errors, counts) in zip(owners, measurements, strict=True):
         errors = [*errors.numpy().tolist(), None, None][:5]
         kinds = [*(statistics.Counts(*x) for x in counts.numpy().tolist()), None, None]
-        named = call.path, call.number, _format(call)
-        rows.append(results.CallPrecision(*named, *errors, *kinds[:4]))
+        row = call.path, call.number, _format(call), *errors, *kinds[:4]
+        rows.append(results.CallPrecision(*row))
     return rows
 
 
@@ -311,8 +311,7 @@ def _recommended(exact, rows):
     for call, row in zip(exact, rows, strict=True):
         if row.format == "float16":
             tensors = [x for x in (*call.upstream, *call.of_weights) if tf.size(x)]
-            sizes = [float(tf.reduce_max(tf.abs(x))) for x in tensors]
-            largest = max([largest, *sizes])
+            largest = max([largest, *(float(tf.reduce_max(abs(x))) for x in tensors)])
     return statistics.recommended_loss_scale(largest)
 
 

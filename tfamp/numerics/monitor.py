@@ -1,6 +1,5 @@
 """A Keras callback that counts, by layer, what underflows and overflows in 16 bits."""
 
-import contextlib
 import json
 import pathlib
 import re
@@ -14,6 +13,7 @@ from absl import logging
 from tfamp import checks, tables
 from tfamp.facts import formats, user_code
 from tfamp.inspect import calls, structure
+from tfamp.keras_patches import hooks
 from tfamp.numerics import backward, statistics
 from tfamp.operators import promotion
 from tfamp.precision import assigned, model_hooks, overrides
@@ -116,9 +116,12 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._warn()
 
     def _find_layers(self):
-        places = structure.walk(self.model)
-        low = [x for x in places if x.layer.compute_dtype in formats.LOW]
-        low = [x for x in low if overrides.matches(self._pattern, x.path)]
+        low = [
+            x
+            for x in structure.walk(self.model)
+            if x.layer.compute_dtype in formats.LOW
+            and overrides.matches(self._pattern, x.path)
+        ]
         if not low or (self._seen == 1 and not model_hooks.has_its_plan(self.model)):
             return False
         self._layers = [(x.layer, x.path, x.layer.compute_dtype) for x in low]
@@ -141,18 +144,15 @@ class NumericsMonitor(keras.callbacks.Callback):
             self._plain, self._function = model.train_function, None
 
         def train_function(iterator):
-            held = vars(model).get("train_step")
-            model.train_step = self._watched(model.train_step)
+            watched = [(model, "train_step", self._watched(model.train_step))]
             model.train_function, self._watching = self._function, True
             try:
-                model.make_train_function()
-                logs = model.train_function(iterator)
+                with hooks.replaced(watched):
+                    model.make_train_function()
+                    logs = model.train_function(iterator)
                 self._function = model.train_function
                 return logs
             finally:
-                del model.train_step
-                if held is not None:
-                    model.train_step = held
                 model.train_function = self._plain
 
         model.train_function = train_function
@@ -294,15 +294,8 @@ class NumericsMonitor(keras.callbacks.Callback):
         )
 
 
-@contextlib.contextmanager
 def _unsynchronized(model):
     """Has normalizations look at one replica: replicas cannot meet in a second pass."""
     layers = [place.layer for place in structure.walk(model)]
     normalizations = [x for x in layers if getattr(x, "synchronized", False)]
-    try:
-        for layer in normalizations:
-            layer.synchronized = False
-        yield
-    finally:
-        for layer in normalizations:
-            layer.synchronized = True
+    return hooks.replaced([(x, "synchronized", False) for x in normalizations])

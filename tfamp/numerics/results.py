@@ -90,32 +90,36 @@ class PrecisionComparison(NamedTuple):
     @property
     def first_diverging(self) -> CallPrecision | None:
         """The first call with an input error below 0.1 and an output error over 0.5."""
-        diverging = (
-            row
-            for row in self.rows
-            if row.input_error < SOUND and not row.accumulated_error <= DIVERGED
+        return next(
+            (
+                row
+                for row in self.rows
+                if row.input_error < SOUND and not row.accumulated_error <= DIVERGED
+            ),
+            None,
         )
-        return next(diverging, None)
 
-    def to_dict(self) -> dict[str, Any]:
+    # These five are those of `PrecisionSearch`, too: `self` is either.
+
+    def to_dict(self: Any) -> dict[str, Any]:
         """Returns plain data for JSON; an infinite error is "inf"."""
         return {"schema_version": 1} | tables.plain(self)
 
-    def to_text(self) -> str:
-        """Returns the summary and a row for each call, for a terminal."""
+    def to_text(self: Any) -> str:
+        """Returns the summary, and all rows, for a terminal."""
         return tables.report(self._lines(), self._tables())
 
     __str__ = to_text
 
-    def to_markdown(self) -> str:
+    def to_markdown(self: Any) -> str:
         """Returns the same as Markdown."""
         return tables.report(self._lines(), self._tables(), self._title)
 
-    def __repr__(self):
-        """Returns the summary with the calls that lose most."""
+    def __repr__(self: Any):
+        """Returns the summary, with the rows that lose most."""
         return tables.report(*self._summary())
 
-    def _repr_markdown_(self):
+    def _repr_markdown_(self: Any):
         """Returns the same, as notebooks show it."""
         return "##" + tables.report(*self._summary(), self._title)
 
@@ -258,27 +262,11 @@ class PrecisionSearch(NamedTuple):
         """Whether the choice is within the tolerance on the held-out batches."""
         return self.held_out.error <= self.tolerance
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return {"schema_version": 1} | tables.plain(self)
-
-    def to_text(self) -> str:
-        """Returns the verdict, the choices and the layers, for a terminal."""
-        return tables.report(self._lines(), self._tables())
-
-    __str__ = to_text
-
-    def to_markdown(self) -> str:
-        """Returns the same as Markdown."""
-        return tables.report(self._lines(), self._tables(), self._title)
-
-    def __repr__(self):
-        """Returns the summary with the choices and layers that lose most."""
-        return tables.report(*self._summary())
-
-    def _repr_markdown_(self):
-        """Returns the same, as notebooks show it."""
-        return "##" + tables.report(*self._summary(), self._title)
+    to_dict = PrecisionComparison.to_dict
+    to_text = __str__ = PrecisionComparison.to_text
+    to_markdown = PrecisionComparison.to_markdown
+    __repr__ = PrecisionComparison.__repr__
+    _repr_markdown_ = PrecisionComparison._repr_markdown_
 
     @property
     def _title(self):

@@ -73,8 +73,7 @@ def search_precision(
       tfamp.enable("mixed_float16", overrides=found.overrides)
     """
     structure.check_built(model)
-    chosen, _ = settings.resolve_mode("auto") if mode == "auto" else (None, "")
-    chosen = chosen or modes.get_mode(mode)
+    chosen = settings.resolve_mode(mode)[0] if mode == "auto" else modes.get_mode(mode)
     batches = [_inputs_and_targets(x) for x in _first(data)]
     inputs, targets = batches[0]
     # Checks the model and its float32 pass, and says what computes in 16 bits.
@@ -225,10 +224,10 @@ class _Search:
             except (TypeError, ValueError, tf.errors.InvalidArgumentError):
                 return _FAILED  # A `call` that sixteen bits end.
             pairs = [(self._run_exact(x), _timed(step, *x)) for x in batches]
-        errors = []
-        for (_, exact), (_, low) in pairs:
-            both = zip(low, exact, strict=True)
-            errors.append([float(statistics.relative_error(*each)) for each in both])
+        errors = [
+            [float(error) for error in map(statistics.relative_error, low, exact)]
+            for (_, exact), (_, low) in pairs
+        ]
         outputs, gradients = map(max, zip(*errors, strict=True))
         ratio = python_statistics.median(low / exact for (exact, _), (low, _) in pairs)
         return (

@@ -105,15 +105,14 @@ def count_lost(low: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> tf.Tenso
     """
     total = tf.zeros([6], tf.int64)
     for x, y in zip(low, exact, strict=True):
-        before, after = _classes(y), _classes(x)
+        was_zero, was_subnormal, was_lost = _classes(y)
+        is_zero, is_subnormal, is_lost = _classes(x)
         gone = (
-            before.zero,
-            after.zero & ~before.zero,
-            after.subnormal & ~before.subnormal
-            if x.dtype == y.dtype
-            else after.subnormal,
-            after.not_finite & ~before.not_finite,
-            before.not_finite,
+            was_zero,
+            is_zero & ~was_zero,
+            is_subnormal & ~was_subnormal if x.dtype == y.dtype else is_subnormal,
+            is_lost & ~was_lost,
+            was_lost,
         )
         total += tf.stack([tf.size(y, tf.int64), *map(count_true, gone)])
     return total
@@ -153,14 +152,8 @@ def count_rounded_away(
     return tf.stack(rows)
 
 
-class _Classes(NamedTuple):
-    zero: tf.Tensor
-    subnormal: tf.Tensor
-    not_finite: tf.Tensor
-
-
 def _classes(x):
-    """Which values are zeros, subnormals, or infinite or NaN."""
+    """Returns which values are zeros, which subnormals, and which infinite or NaN."""
     wide = x.dtype == tf.float32
     bits = tf.bitcast(x, tf.int32 if wide else tf.int16)
     magnitude = tf.bitwise.bitwise_and(bits, bits.dtype.max)  # Without the sign.
@@ -170,8 +163,10 @@ def _classes(x):
         tf.bitcast(tf.constant(value, x.dtype), bits.dtype)
         for value in (limits.smallest_normal, math.inf)
     )
-    return _Classes(
-        magnitude == 0, (magnitude > 0) & (magnitude < normal), magnitude >= infinite
+    return (
+        magnitude == 0,
+        (magnitude > 0) & (magnitude < normal),
+        magnitude >= infinite,
     )
 
 

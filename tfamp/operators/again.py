@@ -75,21 +75,12 @@ def wide_argument(value: Any) -> Any:
 # ---- Second tries ----
 
 
-class _Now(threading.local):
-    is_running = False
+_now = threading.local()
 
 
-_now = _Now()
-
-
-@contextlib.contextmanager
-def running() -> Iterator[None]:
+def running() -> contextlib.AbstractContextManager[None]:
     """Scopes a second try; in it, single operators have one of their own."""
-    before, _now.is_running = _now.is_running, True
-    try:
-        yield
-    finally:
-        _now.is_running = before
+    return hooks.replaced([(_now, "is_running", True)])
 
 
 def can_run(name: str, values: Iterable) -> bool:
@@ -116,14 +107,13 @@ def functions_around(operators: bool = True) -> int:
       operators: Whether those that add an operator to a graph count.
     """
     frame, tries = sys._getframe(1), 0
-    if _now.is_running:
+    if getattr(_now, "is_running", False):
         return 0
     while frame and (file := frame.f_code.co_filename).startswith(_WITHIN):
         if frame.f_code.co_name == "op_dispatch_handler":  # Around a function of `tf`.
             tries += _handles(frame.f_locals)
         elif operators and "gen_" in file and "dispatch" in frame.f_code.co_names:
-            count = frame.f_code.co_argcount
-            names = frame.f_code.co_varnames[:count]
+            names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
             tries += can_run("", (frame.f_locals.get(name) for name in names))
         frame = frame.f_back
     return tries
@@ -138,9 +128,9 @@ def _handles(frame_locals):
 # ---- Reports ----
 
 
-def reason(values: Iterable, low: Iterable[str]) -> str:
+def reason(values: Iterable) -> str:
     """Says why: float32 and 16 bits meet, or 16 bits alone fail."""
-    named = " and ".join(low)
+    named = " and ".join(low_formats(values))
     return f"float32 and {named} meet" if meet(values) else f"no {named}"
 
 

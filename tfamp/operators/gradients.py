@@ -14,18 +14,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfamp.facts import formats
+from tfamp.keras_patches import hooks
 from tfamp.operators import again
 
 
-def lookup(original):
+@hooks.around
+def lookup(original, registry, name):
     """For where gradient functions are looked up, in each trace."""
-
-    def lookup(registry, name):
-        function = original(registry, name)
-        is_function = registry._name == "gradient" and function is not None
-        return functools.partial(_in_formats, function) if is_function else function
-
-    return lookup
+    function = original(registry, name)
+    is_function = registry._name == "gradient" and function is not None
+    return functools.partial(_in_formats, function) if is_function else function
 
 
 def _in_formats(function, op, *received):
@@ -67,9 +65,7 @@ class _Wide:
 
     def get_attr(self, name: str) -> Any:
         """Returns an attribute."""
-        value = self._op.get_attr(name)
-        is_low = isinstance(value, tf.DType) and value.name in formats.LOW
-        return tf.float32 if is_low else value
+        return again.wide_argument(self._op.get_attr(name))
 
     def __getattr__(self, name):
         return getattr(self._op, name)
@@ -87,35 +83,30 @@ def _asked_in_float32(function, op, received, gradients):
     return [y if x is None else x for x, y in zip(gradients, wide, strict=True)]
 
 
-def by_outputs(original):
+@hooks.around
+def by_outputs(
+    original,
+    tape,
+    target,
+    sources,
+    output_gradients=None,
+    unconnected_gradients=tf.UnconnectedGradients.NONE,
+):
     """For `tf.GradientTape.gradient`."""
-
-    def gradient(
-        tape,
-        target,
-        sources,
-        output_gradients=None,
-        unconnected_gradients=tf.UnconnectedGradients.NONE,
-    ):
-        flat = tf.nest.flatten(sources)
-        copied = [x for x in flat if hasattr(x, "narrow")]
-        if not copied:
-            return original(
-                tape, target, sources, output_gradients, unconnected_gradients
-            )
-        narrow = [x.narrow for x in copied]
-        both = original(tape, target, [*flat, *narrow], output_gradients)
-        gradients, others = both[: len(flat)], iter(both[len(flat) :])
-        gradients = [
-            _whole(y, next(others)) if hasattr(x, "narrow") else y
-            for x, y in zip(flat, gradients, strict=True)
-        ]
-        if unconnected_gradients != tf.UnconnectedGradients.NONE:
-            pairs = zip(flat, gradients, strict=True)
-            gradients = [tf.zeros_like(x) if y is None else y for x, y in pairs]
-        return tf.nest.pack_sequence_as(sources, gradients)
-
-    return gradient
+    flat = tf.nest.flatten(sources)
+    narrow = [x.narrow for x in flat if hasattr(x, "narrow")]
+    if not narrow:
+        return original(tape, target, sources, output_gradients, unconnected_gradients)
+    both = original(tape, target, [*flat, *narrow], output_gradients)
+    gradients, others = both[: len(flat)], iter(both[len(flat) :])
+    gradients = [
+        _whole(y, next(others)) if hasattr(x, "narrow") else y
+        for x, y in zip(flat, gradients, strict=True)
+    ]
+    if unconnected_gradients != tf.UnconnectedGradients.NONE:
+        pairs = zip(flat, gradients, strict=True)
+        gradients = [tf.zeros_like(x) if y is None else y for x, y in pairs]
+    return tf.nest.pack_sequence_as(sources, gradients)
 
 
 def _whole(by_copy, by_original):

@@ -8,33 +8,30 @@ branch is traced once, as ever.
 
 import tensorflow as tf
 
+from tfamp.keras_patches import hooks
 from tfamp.operators import again
 
 
-def while_loop(original):
+@hooks.around
+def while_loop(original, cond, body, loop_vars, *args, **kwargs):
     """For `tf.while_loop`, and what is made of it: maps, scans, recurrent layers."""
 
-    def while_loop(cond, body, loop_vars, *args, **kwargs):
-        def keeps(*state):
-            return _like(body(*state), state)
+    def keeps(*state):
+        return _like(body(*state), state)
 
-        return original(cond, keeps, loop_vars, *args, **kwargs)
-
-    return while_loop
+    return original(cond, keeps, loop_vars, *args, **kwargs)
 
 
-def autograph_loop(original):
+@hooks.around
+def autograph_loop(original, test, body, get_state, set_state, symbol_names, opts):
     """For a loop of Python's that AutoGraph makes one of TensorFlow's."""
 
-    def loop(test, body, get_state, set_state, symbol_names, opts):
-        def keeps():
-            before = get_state()
-            body()
-            set_state(_like(get_state(), before))
+    def keeps():
+        before = get_state()
+        body()
+        set_state(_like(get_state(), before))
 
-        return original(test, keeps, get_state, set_state, symbol_names, opts)
-
-    return loop
+    return original(test, keeps, get_state, set_state, symbol_names, opts)
 
 
 def _like(state, before):
@@ -54,37 +51,29 @@ def _is_widened(x, y):
     return again.is_low(y) and isinstance(x, tf.Tensor) and x.dtype == tf.float32
 
 
-def same_outputs(original):
+@hooks.around
+def same_outputs(original, op_type, graphs):
     """For where the traced branches of a condition are compared."""
-
-    def check(op_type, graphs):
-        rows = zip(*(graph.outputs for graph in graphs), strict=False)
-        mixed = [
-            i
-            for i, each in enumerate(rows)
-            if any(_is_widened(x, y) for x in each for y in each)
-        ]
-        for graph in graphs if mixed else ():
-            with graph.as_default():
-                outputs = [graph.outputs[i] for i in mixed]
-                wide = {id(x): again.wide(x) for x in outputs}
-            graph.outputs = [wide.get(id(x), x) for x in graph.outputs]
-            graph.structured_outputs = tf.nest.map_structure(
-                lambda x, wide=wide: wide.get(id(x), x),
-                graph.structured_outputs,
-                expand_composites=True,
-            )
-        return original(op_type, graphs)
-
-    return check
+    rows = zip(*(graph.outputs for graph in graphs), strict=False)
+    mixed = [
+        i
+        for i, each in enumerate(rows)
+        if any(_is_widened(x, y) for x in each for y in each)
+    ]
+    for graph in graphs if mixed else ():
+        with graph.as_default():
+            wide = {id(graph.outputs[i]): again.wide(graph.outputs[i]) for i in mixed}
+        graph.outputs = [wide.get(id(x), x) for x in graph.outputs]
+        graph.structured_outputs = tf.nest.map_structure(
+            lambda x, wide=wide: wide.get(id(x), x),
+            graph.structured_outputs,
+            expand_composites=True,
+        )
+    return original(op_type, graphs)
 
 
-def same_variable(original):
+@hooks.around
+def same_variable(original, name, body_var, orelse_var):
     """For where AutoGraph compares what the branches of an `if` left in a variable."""
-
-    def verify(name, body_var, orelse_var):
-        one, other = body_var, orelse_var
-        if not (_is_widened(one, other) or _is_widened(other, one)):
-            original(name, body_var, orelse_var)
-
-    return verify
+    if not (_is_widened(body_var, orelse_var) or _is_widened(orelse_var, body_var)):
+        original(name, body_var, orelse_var)

@@ -32,36 +32,30 @@ class NumberError(TypeError):
         self.value = value
 
 
-def _constant(original):
+@hooks.around
+def _constant(original, value, dtype=None, shape=None, name="Const"):
     """For what makes a constant of a number, or of a list or array of numbers."""
-
-    def constant(value, dtype=None, shape=None, name="Const"):
-        low = getattr(dtype, "name", "")
-        if low in _LIMITS and _is_lost(value, low) and again.functions_around():
-            raise NumberError(value, low)
-        return original(value, dtype, shape, name)
-
-    return constant
+    low = getattr(dtype, "name", "")
+    if low in _LIMITS and _is_lost(value, low) and again.functions_around():
+        raise NumberError(value, low)
+    return original(value, dtype, shape, name)
 
 
-def _promoted(original):
+@hooks.around
+def _promoted(original, *tensors, force_same_dtype=False):
     """For Python's operators, as `1e-12 + x`, where the number may come first."""
-
-    def maybe_promote_tensors(*tensors, force_same_dtype=False):
-        for number in tensors:
-            # Each eager operator comes here.
-            if isinstance(number, _TENSOR) or (
-                type(number) in _PLAIN and 2**-25 < abs(number) < 65504
-            ):
-                continue
-            if lost := among(tensors):
-                again.note(str(lost), "an operator")
-                number, wide = lost.value, tf.constant(lost.value, "float32")
-                tensors = [wide if x is number else again.wide(x) for x in tensors]
-                break
-        return original(*tensors, force_same_dtype=force_same_dtype)
-
-    return maybe_promote_tensors
+    for number in tensors:
+        # Each eager operator comes here.
+        if isinstance(number, _TENSOR) or (
+            type(number) in _PLAIN and 2**-25 < abs(number) < 65504
+        ):
+            continue
+        if lost := among(tensors):
+            again.note(str(lost), "an operator")
+            number, wide = lost.value, tf.constant(lost.value, "float32")
+            tensors = [wide if x is number else again.wide(x) for x in tensors]
+            break
+    return original(*tensors, force_same_dtype=force_same_dtype)
 
 
 def _is_lost(value, low):
@@ -72,9 +66,8 @@ def _is_lost(value, low):
     """
     largest, smallest = _LIMITS[low]
     if isinstance(value, _NUMBERS):
-        if value == 0 or smallest < abs(value) < largest:
-            return False
-        return bool(np.isfinite(value))
+        is_held = value == 0 or smallest < abs(value) < largest
+        return not is_held and bool(np.isfinite(value))
     if not isinstance(value, list | tuple | np.ndarray):
         return False
     try:

@@ -30,8 +30,7 @@ def lacks_kernel(operator: str, inputs: tuple[str, ...], format: str) -> bool:
     """
     if operator in _NOT_BY_XLA and graph_context.in_xla():
         return True
-    has_gpu = bool(tf.config.get_visible_devices("GPU"))
-    return _lacks(operator, inputs, format, has_gpu)
+    return _lacks(operator, inputs, format, bool(tf.config.get_visible_devices("GPU")))
 
 
 @functools.cache

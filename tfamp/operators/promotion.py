@@ -58,38 +58,34 @@ def _as_float32(value):
     return copy
 
 
-def _dispatch(original):
+@hooks.around
+def _dispatch(original, op, args, kwargs):
     """For the function that TensorFlow asks, once `op` raised, for another result."""
-
-    def dispatch(op, args, kwargs):
-        result = original(op, args, kwargs)
-        if result is not _NOT_SUPPORTED:
-            return result
-        error = sys.exc_info()[1]  # TensorFlow asks while it handles it.
-        arguments = [*again.leaves([*args, *kwargs.values()])]
-        # `x + 1e-12` tries float32 by itself, and then fails.
-        number = lost_numbers.behind(error) or lost_numbers.among(arguments)
-        is_outer = again.functions_around() < 2
-        if op is tf.convert_to_tensor and not again.meet(arguments):
-            return result if number and not is_outer else _converted(arguments, number)
-        # What the user called is the one to try again.
-        if not is_outer or not again.can_run(op.__name__, arguments):
-            return result
-        named = re.search(r"'(\w+)' Op|cannot compute (\w+) as", str(error))
-        plain = re.sub(r"^_|_dispatch$|_v2$", "", op.__name__)
-        meets = again.meet(arguments) and not number
-        name = (named[1] or named[2]) if named and meets else plain
-        try:
-            with again.running():
-                wide = {key: again.wide_argument(x) for key, x in kwargs.items()}
-                result = op(*map(again.wide_argument, args), **wide)
-        except Exception as error:
-            raise error from None
-        low = again.low_formats(arguments)
-        again.note(str(number) if number else again.reason(arguments, low), name)
+    result = original(op, args, kwargs)
+    if result is not _NOT_SUPPORTED:
         return result
-
-    return dispatch
+    error = sys.exc_info()[1]  # TensorFlow asks while it handles it.
+    arguments = [*again.leaves([*args, *kwargs.values()])]
+    # `x + 1e-12` tries float32 by itself, and then fails.
+    number = lost_numbers.behind(error) or lost_numbers.among(arguments)
+    is_outer = again.functions_around() < 2
+    if op is tf.convert_to_tensor and not again.meet(arguments):
+        return result if number and not is_outer else _converted(arguments, number)
+    # What the user called is the one to try again.
+    if not is_outer or not again.can_run(op.__name__, arguments):
+        return result
+    named = re.search(r"'(\w+)' Op|cannot compute (\w+) as", str(error))
+    plain = re.sub(r"^_|_dispatch$|_v2$", "", op.__name__)
+    meets = again.meet(arguments) and not number
+    name = (named[1] or named[2]) if named and meets else plain
+    try:
+        with again.running():
+            wide = {key: again.wide_argument(x) for key, x in kwargs.items()}
+            result = op(*map(again.wide_argument, args), **wide)
+    except Exception as error:
+        raise error from None
+    again.note(str(number) if number else again.reason(arguments), name)
+    return result
 
 
 def _converted(arguments, number):
@@ -104,30 +100,24 @@ def _converted(arguments, number):
     return tf.cast(value, "float32")
 
 
-def _of_float32(original):
+@hooks.around
+def _of_float32(original, *args, **kwargs):
     """For a function that looks at formats itself, and has no second try."""
-
-    def function(*args, **kwargs):
-        arguments = [*args, *kwargs.values()]
-        if low := again.low_formats(arguments):
-            again.note(again.reason(arguments, low), original.__name__.strip("_"))
-            kwargs = {name: again.wide(x) for name, x in kwargs.items()}
-            args = again.wide(args)
-        return original(*args, **kwargs)
-
-    return function
+    arguments = [*args, *kwargs.values()]
+    if again.low_formats(arguments):
+        again.note(again.reason(arguments), original.__name__.strip("_"))
+        kwargs = {name: again.wide(x) for name, x in kwargs.items()}
+        args = again.wide(args)
+    return original(*args, **kwargs)
 
 
-def _tf_tensor(original):
+@hooks.around
+def _tf_tensor(original, tensor, dtype=None, name=None):
     """For what a tensor is converted by: `variable.assign(x)` computes nothing."""
-
-    def __tf_tensor__(tensor, dtype=None, name=None):
-        if dtype is tf.float32 and tensor.dtype.name in formats.LOW:
-            if not again.functions_around():
-                return tf.cast(tensor, dtype)
-        return original(tensor, dtype, name)
-
-    return __tf_tensor__
+    if dtype is tf.float32 and tensor.dtype.name in formats.LOW:
+        if not again.functions_around():
+            return tf.cast(tensor, dtype)
+    return original(tensor, dtype, name)
 
 
 class _Hooks(hooks.HookGroup):

@@ -58,8 +58,7 @@ def _reduction(original):
     def reduce(*args, **kwargs):
         x = args[0] if args else None
         if again.is_low(x):
-            call = signature.bind(*args, **kwargs)
-            arguments = call.arguments
+            arguments = signature.bind(*args, **kwargs).arguments
             keeps = arguments.get("keep_dims") or arguments.get("keepdims")
             if not keeps and _leaves_rows(x, arguments.get("axis")) and _makes_loss():
                 args = (_wide(x), *args[1:])
@@ -101,11 +100,10 @@ def _makes_loss():
 
 def _wide(x):
     """Returns a tensor in float32; a square, computed so."""
-    operation = getattr(x, "op", None) if tf.is_symbolic_tensor(x) else None
-    inputs = list(operation.inputs) if operation is not None else []
-    is_square = operation is not None and operation.type in ("Square", "Mul")
-    if is_square and all(each is inputs[0] for each in inputs):
-        return tf.square(tf.cast(inputs[0], "float32"))
+    if tf.is_symbolic_tensor(x) and x.op.type in ("Square", "Mul"):
+        one, *others = x.op.inputs
+        if all(each is one for each in others):
+            return tf.square(tf.cast(one, "float32"))
     return tf.cast(x, "float32")
 
 
@@ -123,11 +121,9 @@ def _write(original):
     return write
 
 
-def _regularized(original):
-    def __call__(regularizer, x):
-        return original(regularizer, _wide(x) if again.is_low(x) else x)
-
-    return __call__
+@hooks.around
+def _regularized(original, regularizer, x):
+    return original(regularizer, _wide(x) if again.is_low(x) else x)
 
 
 class _Hooks(hooks.HookGroup):

@@ -9,6 +9,7 @@ import re
 import tensorflow as tf
 
 from tfamp.facts import formats
+from tfamp.keras_patches import hooks
 from tfamp.operators import again, lost_numbers, missing
 
 _MIXED = re.compile(r"cannot compute \w+ as input .* a (\w+) tensor but is a (\w+) ")
@@ -19,101 +20,83 @@ class OperatorError(TypeError):
     """Has TensorFlow ask for another result of a function around."""
 
 
-def apply_op_helper(original):
+@hooks.around
+def apply_op_helper(original, /, op_type_name, name=None, **keywords):
     """For what adds an operator to a graph."""
-
-    def apply(op_type_name, name=None, **keywords):
-        low = {key: x for key, each in keywords.items() if (x := _low_format(each))}
-        if not low:
-            return original(op_type_name, name, **keywords)
-        try:
-            if _lacks_kernel(op_type_name, low):
-                raise OperatorError(f"'{op_type_name}' Op has no kernel for 16 bits")
-            return original(op_type_name, name, **keywords)
-        except (TypeError, ValueError) as error:
-            low_formats = again.low_formats(keywords.values())
-            is_number = lost_numbers.behind(error) is not None
-            if not low_formats or is_number or again.functions_around():
-                raise
-        wide = {key: again.wide(value) for key, value in keywords.items()}
-        result = original(op_type_name, name, **wide)
-        again.note(again.reason(keywords.values(), low_formats), op_type_name)
-        return result
-
-    return apply
+    low = {key: x for key, each in keywords.items() if (x := _low_format(each))}
+    if not low:
+        return original(op_type_name, name, **keywords)
+    try:
+        if _lacks_kernel(op_type_name, low):
+            raise OperatorError(f"'{op_type_name}' Op has no kernel for 16 bits")
+        return original(op_type_name, name, **keywords)
+    except (TypeError, ValueError) as error:
+        low_formats = again.low_formats(keywords.values())
+        if not low_formats or lost_numbers.behind(error) or again.functions_around():
+            raise
+    wide = {key: again.wide(value) for key, value in keywords.items()}
+    result = original(op_type_name, name, **wide)
+    again.note(again.reason(keywords.values()), op_type_name)
+    return result
 
 
 def _low_format(value):
     """Returns the 16-bit format of a tensor, or of one in a list; "" for none."""
-    if again.is_low(value):
-        return value.dtype.name
-    if type(value) in (list, tuple):
-        return next(filter(None, map(_low_format, value)), "")
-    return ""
+    return next((x.dtype.name for x in again.leaves([value]) if again.is_low(x)), "")
 
 
 def _lacks_kernel(operator, low):
-    inputs, low_formats = tuple(low), set(low.values())
-    return len(low_formats) == 1 and missing.lacks_kernel(
-        operator, inputs, *low_formats
-    )
+    low_formats = set(low.values())
+    is_one = len(low_formats) == 1
+    return is_one and missing.lacks_kernel(operator, tuple(low), *low_formats)
 
 
-def fast_path(original):
+@hooks.around
+def fast_path(original, *arguments):
     """For what runs an eager operator. Each one comes here: only a failure may cost."""
-
-    def execute(*arguments):
-        try:
-            return original(*arguments)
-        except Exception as error:
-            context, operator, name, *inputs = arguments
-            low_formats = _fails_in(operator, inputs, error)
-            if not low_formats:
-                raise
-            failure = error
-        if again.functions_around(operators=False):
-            raise OperatorError(failure.message) from None
-        result = original(context, operator, name, *map(again.wide, inputs))
-        again.note(again.reason(inputs, low_formats), operator)
-        return result
-
-    return execute
+    try:
+        return original(*arguments)
+    except Exception as error:
+        context, operator, name, *inputs = arguments
+        if not _fails_in(operator, inputs, error):
+            raise
+        failure = error
+    if again.functions_around(operators=False):
+        raise OperatorError(failure.message) from None
+    result = original(context, operator, name, *map(again.wide, inputs))
+    again.note(again.reason(inputs), operator)
+    return result
 
 
-def slow_path(original):
+@hooks.around
+def slow_path(original, op_name, num_outputs, inputs, attrs, ctx, name=None):
     """For the same, of inputs that had to be converted first."""
-
-    def execute(op_name, num_outputs, inputs, attrs, ctx, name=None):
-        try:
-            return original(op_name, num_outputs, inputs, attrs, ctx, name)
-        except Exception as error:
-            operator = op_name.decode() if isinstance(op_name, bytes) else op_name
-            low_formats = _fails_in(operator, inputs, error)
-            if not low_formats:
-                raise
-            failure = error
-        if again.functions_around():
-            raise OperatorError(failure.message) from None
-        values = [*map(again.wide, inputs)]
-        types = missing.types_of_inputs(operator).values()
-        pairs = [
-            (key, tf.float32.as_datatype_enum if key in types and x in _LOW else x)
-            for key, x in zip(attrs[::2], attrs[1::2], strict=True)
-        ]
-        flat = [each for pair in pairs for each in pair]
-        result = original(op_name, num_outputs, values, tuple(flat), ctx, name)
-        again.note(again.reason(inputs, low_formats), operator)
-        return result
-
-    return execute
+    try:
+        return original(op_name, num_outputs, inputs, attrs, ctx, name)
+    except Exception as error:
+        operator = op_name.decode() if isinstance(op_name, bytes) else op_name
+        if not _fails_in(operator, inputs, error):
+            raise
+        failure = error
+    if again.functions_around():
+        raise OperatorError(failure.message) from None
+    values = [*map(again.wide, inputs)]
+    types = missing.types_of_inputs(operator).values()
+    pairs = [
+        (key, tf.float32.as_datatype_enum if key in types and x in _LOW else x)
+        for key, x in zip(attrs[::2], attrs[1::2], strict=True)
+    ]
+    flat = [each for pair in pairs for each in pair]
+    result = original(op_name, num_outputs, values, tuple(flat), ctx, name)
+    again.note(again.reason(inputs), operator)
+    return result
 
 
 def _fails_in(operator, inputs, error):
-    """Returns the 16-bit formats for which an operator failed; none if for others."""
-    low_formats, message = again.low_formats(inputs), getattr(error, "message", "")
-    if not low_formats or not isinstance(message, str) or not message:
-        return []  # No failure of a kernel.
+    """Whether an operator failed for the 16-bit formats of its inputs."""
+    message = getattr(error, "message", "")
+    if not again.low_formats(inputs) or not isinstance(message, str) or not message:
+        return False  # No failure of a kernel.
     named = zip(missing.types_of_inputs(operator), inputs, strict=False)
     low = {key: x for key, each in named if (x := _low_format(each))}
-    lacks = _lacks_kernel(operator, low)
-    return low_formats if lacks or _MIXED.search(message) else []
+    return _lacks_kernel(operator, low) or _MIXED.search(message)

@@ -81,14 +81,13 @@ class MemoryReport(NamedTuple):
 
     def to_text(self) -> str:
         """Returns the tables."""
-        size = "MiB"
+        title = f"A training step of {self.model!r}, {self.batch_size} examples"
         kinds = (*KINDS, "total") + ("workspaces", "bound") * bool(self.workspaces)
         rows = [[_WORDS.get(kind, kind), _mib(getattr(self, kind))] for kind in kinds]
-        shown = [[path, _mib(held)] for path, held in [*self.layers.items()][:10]]
-        lines = [f"A training step of {self.model!r}, {self.batch_size} examples"]
-        parts = [(("at the peak", size), rows)]
-        parts += [(("activations of", size), shown)] if shown else []
-        return tables.report([*lines, *self.notes], parts)
+        parts = [(("at the peak", "MiB"), rows)]
+        if shown := [[path, _mib(held)] for path, held in [*self.layers.items()][:10]]:
+            parts.append((("activations of", "MiB"), shown))
+        return tables.report([title, *self.notes], parts)
 
     __str__ = to_text
 
@@ -104,8 +103,7 @@ class MemoryReport(NamedTuple):
         reports = {self.model: self, **others}
         shown = dict([*self.layers.items()][:20])
         heights = len(reports) + 2, len(shown) + 1
-        size = (9, 2 + 0.25 * sum(heights))
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure((9, 2 + 0.25 * sum(heights)), layout="constrained")
         upper, lower = figure.subplots(2, 1, height_ratios=heights)
         ends = [0.0] * len(reports)
         colors = matplotlib.colormaps["viridis"].resampled(len(KINDS))
@@ -195,8 +193,7 @@ def measured(
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
     watched = _Watched(model)
     graph = watched.trace(batch)
-    on_gpu = graph_context.one_device() == "GPU"
-    program = buffers.Program(watched.kind_of, on_gpu)
+    program = buffers.Program(watched.kind_of, graph_context.one_device() == "GPU")
     program.add(graph)
     peak = program.peak()
     own = {owner: size for (kind, owner), size in peak.items() if owner}
@@ -268,27 +265,23 @@ class _Watched:
         self.compiled, self.reason = 0, ""  # What XLA holds, or why that is not known.
 
     def trace(self, batch):
-        model, before = self.model, self.model.train_function
-        places = structure.walk(model)
-        try:
+        model = self.model
+        layers = [place.layer for place in structure.walk(model)]
+        with hooks.replaced([(model, "train_function", model.train_function)]):
             model.make_train_function(force=True)  # What stands before a first step.
-            with traces.unchanged([place.layer for place in places]):
-                for place in places:
-                    noted = functools.partial(self._noted, place.layer)
-                    traces.watch(place.layer, noted)
+            with traces.unchanged(layers):
+                for layer in layers:
+                    traces.watch(layer, functools.partial(self._noted, layer))
                 step = tf.function(
                     lambda data: model.train_step(data),
                     jit_compile=model.jit_compile,
                     autograph=False,
                 )
-                apply = [(model.optimizer, "apply", self._apply)]
-                with hooks.replaced(apply):
+                with hooks.replaced([(model.optimizer, "apply", self._apply)]):
                     graph = step.get_concrete_function(batch).graph
                     if model.jit_compile:
                         self._compile(step, batch)
                 return graph
-        finally:
-            model.train_function = before
 
     def _compile(self, step, batch):
         try:

@@ -11,6 +11,8 @@ conv_grad_filter_ops.cc and conv_ops_impl.h).
 """
 
 import collections
+import contextlib
+import graphlib
 import re
 from typing import Any
 
@@ -76,7 +78,8 @@ class Program:
             self.loops += op.type.endswith("While")
             if (inner := _function_of(op)) is not None:
                 passed = taken[1:] if op.type.endswith("If") else taken
-                results = self.add(inner, passed, kind or self._kind(op))
+                its_kind = self.kind_of(op.outputs[0]) if op.outputs else None
+                results = self.add(inner, passed, kind or its_kind)
             elif op.type in _SAME:
                 results = taken
             elif op.type in _FOLDED:
@@ -99,9 +102,6 @@ class Program:
             buffers |= {id(x): b for x, b in zip(op.outputs, results, strict=False)}
         return [buffers.get(id(x)) for x in graph.outputs]
 
-    def _kind(self, op):
-        return self.kind_of(op.outputs[0]) if op.outputs else None
-
     def _buffer(self, tensor, takes, kind):
         counted = tensor.dtype not in (tf.resource, tf.variant, tf.string)
         count = tensor.shape.num_elements()
@@ -117,8 +117,7 @@ class Program:
     def peak(self) -> dict[tuple[str, Any], int]:
         """Returns bytes by kind and layer, where the sum is largest."""
         last = {b: i for i, (_, *both) in enumerate(self.steps) for b in sum(both, [])}
-        held = highest = 0
-        at = 0
+        held = highest = at = 0
         made_at = {}
         for i, (kind, takes, makes) in enumerate(self.steps):
             ends = {b for b in (*takes, *makes) if last[b] == i}
@@ -144,20 +143,14 @@ def _ordered(graph, queued):
     if not queued:
         return operations
     before = {op: {*(x.op for x in op.inputs), *op.control_inputs} for op in operations}
-    after = collections.defaultdict(list)
-    for op in operations:
-        for source in before[op]:
-            after[source].append(op)
-    left = {op: len(sources) for op, sources in before.items()}
-    order, stack = [], []
-    queue = collections.deque(op for op in operations if not left[op])
+    sorter = graphlib.TopologicalSorter(before)
+    with contextlib.suppress(graphlib.CycleError):  # A loop of TensorFlow 1.
+        sorter.prepare()
+    order, stack, queue = [], [], collections.deque(sorter.get_ready())
     while queue or stack:
         order.append(op := queue.popleft() if queue else stack.pop())
-        ready = []
-        for each in after[op]:
-            left[each] -= 1
-            if not left[each]:
-                ready.append(each)
+        sorter.done(op)
+        ready = sorter.get_ready()
         if _is_compiled(op):
             stack += reversed(ready)
         else:
@@ -212,8 +205,7 @@ def _function_of(op):
     """
     if _is_compiled(op):
         return None
-    names = [_name(op, attribute) for attribute in ("f", "body")]
-    names += [_name(op, x) for x in ("then_branch", "else_branch")]
+    names = [_name(op, x) for x in ("f", "body", "then_branch", "else_branch")]
     graphs = [op.graph._get_function(x).graph for x in names if x]
     return max(graphs, key=lambda x: len(x.get_operations()), default=None)
 

@@ -37,13 +37,11 @@ class Code(NamedTuple):
     """A format of storage.
 
     Attributes:
-      name: "8bit" or "bfloat16".
       pack: Function of a float32 tensor and a uint32 key [] that returns the tensors to
         store.
       read: Function of these tensors and a shape that returns float32 of that shape.
     """
 
-    name: str
     pack: Callable
     read: Callable
 
@@ -113,7 +111,7 @@ def _eight(signed: bool) -> Code:
         flat = tf.reshape(tf.bitcast(bits, tf.float32), [-1])
         return tf.reshape(flat[: shape.num_elements()], shape)
 
-    return Code("8bit", pack, read)
+    return Code(pack, read)
 
 
 # ---- bfloat16 ----
@@ -129,6 +127,6 @@ def _pack_bfloat16(x, key):
 
 
 SIGNED, UNSIGNED = _eight(True), _eight(False)
-BFLOAT16 = Code("bfloat16", _pack_bfloat16, lambda x, shape: tf.cast(x, tf.float32))
+BFLOAT16 = Code(_pack_bfloat16, lambda x, shape: tf.cast(x, tf.float32))
 # In which a variable that is not stored takes part in an update.
-FLOAT32 = Code("float32", lambda x, key: (x,), lambda x, shape: x)
+FLOAT32 = Code(lambda x, key: (x,), lambda x, shape: x)

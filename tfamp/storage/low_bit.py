@@ -17,7 +17,8 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfamp.facts import graph_context, names
+from tfamp.facts import graph_context
+from tfamp.inspect import structure
 from tfamp.keras_patches import keras_optimizers
 from tfamp.storage import codes, stored
 
@@ -174,8 +175,8 @@ class _LowBit:
         tables += [getattr(self, "_weight_decay_by_var_key", {})]
         for variable in variables:
             key = self._var_key(variable)
-            is_stored = isinstance(variable, stored.StoredVariable)
-            if key in self._trainable_variables_indices and not is_stored:
+            known = key in self._trainable_variables_indices
+            if known and not isinstance(variable, stored.StoredVariable):
                 self._keep(variable, codes.BFLOAT16)
                 for table in tables:
                     if key in table:
@@ -298,33 +299,25 @@ def store_weights(model: keras.Model) -> None:
       model: A built model with a built optimizer.
     """
     members = members_of(model.optimizer)
-    for each in members:
-        check_averages(each)
-    if not model.optimizer.built:
-        with model.distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
-    large = []
-    for layer in names.flatten_layers(model):
-        if layer.compute_dtype == "bfloat16":
-            inner = names.flatten_layers(layer, include_self=False)
-            theirs = {id(w) for each in inner for w in each.weights}
-            own = [w for w in layer.trainable_variables if id(w) not in theirs]
-            large += [w for w in own if w.dtype == "float32" and _is_large(w)]
-    for each in members:
-        prepare(each).store_weights(large)
-
-
-def check_averages(optimizer):
-    """Raises ValueError if an optimizer's averages would overwrite the weights."""
-    if optimizer.use_ema:
+    if any(each.use_ema for each in members):
         raise ValueError(
             "With use_ema=True Keras overwrites weights by their averages directly, "
             "which bypasses stochastic rounding. Received: use_ema=True with weights "
             "in bfloat16. Use weights='float32'."
         )
-
-
-def _is_large(variable):
-    by_gradient = keras_optimizers.overwrites_with_gradient(variable)
-    is_matrix = len(variable.shape) > 1 and not by_gradient
-    return is_matrix and math.prod(variable.shape) >= MIN_SIZE
+    if not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    large = [
+        weight
+        for place in structure.walk(model)
+        if place.layer.compute_dtype == "bfloat16"
+        for weight in structure.own_weights(place.layer)
+        if weight.trainable
+        and weight.dtype == "float32"
+        and len(weight.shape) > 1
+        and math.prod(weight.shape) >= MIN_SIZE
+        and not keras_optimizers.overwrites_with_gradient(weight)
+    ]
+    for each in members:
+        prepare(each).store_weights(large)

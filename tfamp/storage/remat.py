@@ -41,16 +41,13 @@ def rematerialized(function: Callable) -> Callable:
     @functools.wraps(function)
     @tf.autograph.experimental.do_not_convert
     def call(*args, **kwargs):
-        lacks = not all(map(names.resolve, places.REMAT))
-        if lacks or not _is_recorded() or not _is_built(function):
+        has_all = all(map(names.resolve, places.REMAT))
+        is_recorded = has_all and names.resolve(places.RECORDS)()
+        if not is_recorded or traces.is_tracing() or not _is_built(function):
             return function(*args, **kwargs)
         return _Block(function, args, kwargs).run()
 
     return call
-
-
-def _is_recorded():
-    return names.resolve(places.RECORDS)() and not traces.is_tracing()
 
 
 def _layer_of(function):
@@ -105,7 +102,7 @@ class _Block:
         self.others: list[tf.Variable] = []  # Read, and of TensorFlow alone.
         self.name = tf.get_current_name_scope()
         self._get, self._set = map(names.resolve, places.GLOBALS)
-        self._around = self._get(_CONTEXT), self._get(_AUTOCAST)
+        self._around = {name: self._get(name) for name in (_CONTEXT, _AUTOCAST)}
 
     def run(self) -> Any:
         """Returns what the function returns; gradients of it compute it again."""
@@ -113,7 +110,7 @@ class _Block:
         watches, stops = map(names.resolve, (places.WATCHES, places.STOPS))
         with watches() as watcher, stops(), _Values() as scope:
             outputs = self.function(*args, **kwargs)
-        with self._within(autocast=False):
+        with self._within({_AUTOCAST: None}):  # Weights as they are, without a cast.
             keras_ids = {id(x) for v in scope.read.values() for x in _parts(v.value)}
             watched = watcher.watched_variables()
             self.others = [x for x in watched if id(x) not in keras_ids]
@@ -126,12 +123,13 @@ class _Block:
             for variable, value in scope.assigned.values():
                 variable.assign(value)
         flat = tf.nest.flatten(outputs, expand_composites=True)
-        results = iter(self._recorded(_floats([*flat, *scope.losses])))
+        results = iter(self._recorded(calls.floats([*flat, *scope.losses])))
         flat = [
             calls.with_mask_of(next(results), x) if _is_float(x) else x for x in flat
         ]
         if losses := list(results):
-            (_layer_of(self.function) or self._around[0].entry_layer).add_loss(losses)
+            layer = _layer_of(self.function) or self._around[_CONTEXT].entry_layer
+            layer.add_loss(losses)
         return tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)
 
     def _recorded(self, outputs: list[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -174,24 +172,22 @@ class _Block:
         for (variable, *_), value in zip(self.read, values, strict=True):
             keras.StatelessScope.add_update(scope, (variable, value))
         # The names decide in which order a graph's optimizer sums: they sort as before.
-        with self._within(), tf.name_scope(f"{self.name}./"), scope:
+        with self._within(self._around), tf.name_scope(f"{self.name}./"), scope:
             outputs = self.function(*args, **kwargs)
-        return _floats(
-            [*tf.nest.flatten(outputs, expand_composites=True), *scope.losses]
-        )
+        flat = tf.nest.flatten(outputs, expand_composites=True)
+        return calls.floats([*flat, *scope.losses])
 
     @contextlib.contextmanager
-    def _within(self, autocast: bool = True) -> Iterator[None]:
-        """Scopes what was set around the call, or that without the cast of weights."""
-        before = self._get(_CONTEXT), self._get(_AUTOCAST)
-        context, cast = self._around
+    def _within(self, values: dict[str, Any]) -> Iterator[None]:
+        """Scopes what Keras keeps under some of these names."""
+        before = {name: self._get(name) for name in values}
         try:
-            self._set(_CONTEXT, context)
-            self._set(_AUTOCAST, cast if autocast else None)
+            for name, value in values.items():
+                self._set(name, value)
             yield
         finally:
-            self._set(_CONTEXT, before[0])
-            self._set(_AUTOCAST, before[1])
+            for name, value in before.items():
+                self._set(name, value)
 
 
 def _parts(value):
@@ -201,10 +197,6 @@ def _parts(value):
 
 def _is_float(x):
     return isinstance(x, tf.Tensor) and x.dtype.is_floating
-
-
-def _floats(values):
-    return [x for x in values if _is_float(x)]
 
 
 # ---- Not before the backward pass ----

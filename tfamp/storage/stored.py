@@ -167,8 +167,7 @@ def compiled(function: Callable, variables: Sequence[tf.Variable]) -> Callable:
       variables: TensorFlow's, on the device that it runs on.
     """
     in_graph = tf.inside_function() and not graph_context.in_xla()
-    devices = {v.device for v in variables}
-    possible = graph_context.xla_supports(devices, ("CPU", "GPU"))
+    possible = graph_context.xla_supports({v.device for v in variables}, ("CPU", "GPU"))
     if not in_graph or not possible or graph_context.watched():
         return function
     return tf.function(function, jit_compile=True, autograph=False)
@@ -190,10 +189,9 @@ def store(
     """
     with tf.init_scope():
         value = tf.reshape(tf.convert_to_tensor(variable.value), [-1])
-        starts = range(0, value.shape[0], _PIECE)
         pieces = [
             code.pack(value[i : i + _PIECE], tf.constant(salt + i, tf.uint32))
-            for i in starts
+            for i in range(0, value.shape[0], _PIECE)
         ]
         parts = [tf.concat(each, 0) for each in zip(*pieces, strict=True)]
         if code is codes.BFLOAT16:
