@@ -35,8 +35,11 @@ def _run_flags():
         mode, audit = audit_recipe(config, values.simulate)
         report = f"Mode of the recipe: {mode}\n{audit}"
     if values.output.endswith(".json"):
-        content = {"machine": machine.to_dict(), "mode": mode}
-        content["audit"] = audit and audit.to_dict()
+        content = {
+            "machine": machine.to_dict(),
+            "mode": mode,
+            "audit": audit and audit.to_dict(),
+        }
         pathlib.Path(values.output).write_text(json.dumps(content, indent=2) + "\n")
     elif values.output:
         text = machine.to_markdown()

@@ -84,13 +84,13 @@ def _check_run(config, _=None):
 
 def _evaluate(config, folder, options):
     evaluation = trained.evaluate(config, folder)
-    scores = {f"test {name}": score for name, score in evaluation["scores"].items()}
     rows = {
         "weights": evaluation["weights"],
         "test loss": evaluation["test_loss"],
-        **scores,
+        **{f"test {name}": score for name, score in evaluation["scores"].items()},
+        "files": folder / "evaluation.json",
     }
-    return _listed({**rows, "files": folder / "evaluation.json"})
+    return _listed(rows)
 
 
 def _predict(config, folder, options):
@@ -111,8 +111,9 @@ def _export(config, folder, options):
 
 
 def _find_batch_size(config, workdir, options):
-    keywords = {"workdir": workdir, "report": app.say}
-    sizes = batch_size.find_batch_size(config, **options, **keywords)
+    sizes = batch_size.find_batch_size(
+        config, workdir=workdir, report=app.say, **options
+    )
     return f"{sizes.to_text()}\nfiles: {workdir}"
 
 
@@ -126,12 +127,9 @@ JOBS = {
 }
 # Of a run that is there, trained to its end or stopped.
 ON_RUNS = {
-    name: Job(run)
-    for name, run in (
-        ("evaluate", _evaluate),
-        ("predict", _predict),
-        ("export", _export),
-    )
+    "evaluate": Job(_evaluate),
+    "predict": Job(_predict),
+    "export": Job(_export),
 }
 # That of --find_batch_size.
 SEARCH = Job(

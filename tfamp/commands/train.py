@@ -106,8 +106,9 @@ def run_flags() -> None:
     values = flags.FLAGS
     job, options = _find_job(values)
     if job in jobs.ON_RUNS.values():  # The run's own settings count.
-        folder = values.workdir or app.default_workdir(_resolve(values), "train")
-        folder = pathlib.Path(folder)
+        folder = pathlib.Path(
+            values.workdir or app.default_workdir(_resolve(values), "train")
+        )
         print(job.run(_settings_of(values, folder), folder, options))
         return
     config = _resolve(values)
@@ -212,9 +213,8 @@ def _find_job(values):
 def _search_settings(tiny):
     """Keywords of the search; a largest batch that was given counts."""
     limit, largest, whole = (flags.FLAGS[name] for name in _OF_SEARCH)
-    small = tiny and not largest.present
     return {
         "limit": limit.value and limit.value * processes.MIB,
         "effective_batch": whole.value,
-        "max_batch_size": _TINY if small else largest.value,
+        "max_batch_size": (_TINY if tiny and not largest.present else largest.value),
     }

@@ -92,8 +92,7 @@ def train(plain: Mapping[str, Any], folder: str) -> dict[str, Any]:
       plain: The run's configuration as dicts.
       folder: The run's folder.
     """
-    config = config_dict.ConfigDict(plain)
-    result = trainer.train_and_evaluate(config, folder)
+    result = trainer.train_and_evaluate(config_dict.ConfigDict(plain), folder)
     rows = run_files.read_metrics(pathlib.Path(folder), "epoch")
     name = next(name for name in result.scores if f"val_{name}" in rows[0])
     return {

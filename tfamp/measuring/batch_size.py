@@ -4,7 +4,6 @@ Each trial is a separate process that takes training steps: it may run out of me
 be ended by Linux or crash, and nothing of that reaches the process that asks.
 """
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from absl import logging
 from ml_collections import config_dict
 
 from tfamp import checks, errors, tables
-from tfamp.measuring import processes, training_steps, trials, workloads
+from tfamp.measuring import processes, training_steps, workloads
 from tfamp.runs import run_files
 
 SCHEMA_VERSION = 3
@@ -127,16 +126,15 @@ def find_batch_size(
     workload = workloads.named(workload)
     bounds = {"effective_batch": effective_batch, "max_batch_size": max_batch_size}
     tried = plan(workload, limit, modes=modes, steps=steps, **bounds)
-    shared = training_steps.identity(workload, steps)
-    with run_files.benchmark_folder(shared, workdir) as folder:
+    with training_steps.folder_of(workload, steps, workdir) as (shared, saved_trials):
         memory, words = processes.limits(processes.parse_size(limit))
-        saved_trials = trials.Trials(folder, shared.get("function", ""))
         step_trials = training_steps.StepTrials(
             shared, saved_trials, steps, memory, report
         )
-        searches = _Search(step_trials, **bounds)
+        sizes, figures = [], {}
         for mode in tried:
-            searches.search(mode)
+            size, figures = _search_mode(step_trials, mode, sizes, **bounds)
+            sizes.append(size)
         rule = (
             f"divisors of {effective_batch}, bisected"
             if effective_batch
@@ -144,7 +142,7 @@ def find_batch_size(
             f"{_MULTIPLE} or {TOLERANCE:.0%}"
         )
         notes = [
-            searches.figures["description"],
+            figures["description"],
             "" if modes else training_steps.mixed_mode(shared)[1],
             f"a batch fits if a separate process takes {steps} training steps of "
             f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
@@ -154,14 +152,14 @@ def find_batch_size(
         ]
         batch_sizes = BatchSizes(
             name=shared.name,
-            unit=searches.figures["unit"],
+            unit=figures["unit"],
             limit=words,
-            sizes=tuple(searches.sizes),
+            sizes=tuple(sizes),
             notes=tuple(filter(None, notes)),
         )
+        folder = saved_trials.folder
         run_files.write_text(folder / "report.md", batch_sizes.to_markdown())
-        text = json.dumps(batch_sizes.to_dict(), indent=2)
-        run_files.write_text(folder / "batch_sizes.json", text)
+        run_files.write_json(folder / "batch_sizes.json", batch_sizes.to_dict())
     return batch_sizes
 
 
@@ -217,64 +215,49 @@ def search(
     return sizes[low] if low >= 0 else 0, sizes[high] if high < len(sizes) else None
 
 
-class _Search:
-    """The searches of one call.
+def _search_mode(step_trials, mode, found, effective_batch, max_batch_size):
+    """Searches for one mode; the size that another mode was found is a good start.
 
-    Attributes:
-      sizes: What was found; see `BatchSizes`.
-      figures: Of the last trial that fitted; see `training_steps.train`.
+    Returns:
+      (an item of `BatchSizes.sizes`, the figures of its trial).
     """
+    optimizer = step_trials.workload.get("optimizer")
+    own_accumulation = optimizer.accumulation_steps if optimizer else 1
+    tried: dict[int, dict[str, Any]] = {}
 
-    def __init__(self, step_trials, effective_batch, max_batch_size):
-        self.trials, self.max_batch_size = step_trials, max_batch_size
-        self.effective_batch = effective_batch
-        self.sizes, self.figures = [], {}
+    def accumulation(size):
+        return effective_batch // size if effective_batch else own_accumulation
 
-    def search(self, mode):
-        """Searches for one mode; the other modes' size is a good start."""
-        tried: list[dict[str, Any]] = []
+    def fits(size):
+        arguments = {"mode": mode}, size, accumulation(size)
+        tried[size] = step_trials.take(*arguments, label=f"{mode}, batch {size}")
+        return not tried[size]["reason"]
 
-        def fits(size):
-            tried.append({"batch_size": size, **self._try(mode, size)})
-            return not tried[-1]["reason"]
-
-        if whole := self.effective_batch:
-            sizes = [size for size in range(1, whole + 1) if whole % size == 0]
-            largest, failing = search(fits, sizes, len(sizes), 0.0)
-        else:
-            sizes = range(_MULTIPLE, self.max_batch_size + 1, _MULTIPLE)
-            start = max((each["batch_size"] for each in self.sizes), default=_MULTIPLE)
-            largest, failing = search(fits, sizes, start // _MULTIPLE - 1, TOLERANCE)
-        if not largest:
-            raise errors.RunError(
-                f"Even the smallest batch size tried, {failing}, does not fit in "
-                f"{mode}. Received: {tried[-1]['reason']}. Expected more memory or a "
-                "smaller model."
-            )
-        base = next((each for each in self.sizes if each["mode"] == "float32"), None)
-        comparable = base and base["failing"] and failing
-        peaks = {trial["batch_size"]: trial["peak_bytes"] for trial in tried}
-        self.sizes.append(
-            {
-                "mode": mode,
-                "batch_size": largest,
-                "accumulation_steps": self._accumulation(largest),
-                "failing": failing,
-                "ratio": largest / base["batch_size"] if comparable else None,
-                "peak_bytes": peaks[largest],
-                "trials": tried,
-            }
+    if effective_batch:
+        sizes = [n for n in range(1, effective_batch + 1) if effective_batch % n == 0]
+        largest, failing = search(fits, sizes, len(sizes), 0.0)
+    else:
+        sizes = range(_MULTIPLE, max_batch_size + 1, _MULTIPLE)
+        start = max((each["batch_size"] for each in found), default=_MULTIPLE)
+        largest, failing = search(fits, sizes, start // _MULTIPLE - 1, TOLERANCE)
+    if not largest:
+        raise errors.RunError(
+            f"Even the smallest batch size tried, {failing}, does not fit in {mode}. "
+            f"Received: {tried[failing]['reason']}. Expected more memory or a smaller "
+            "model."
         )
-
-    def _accumulation(self, size):
-        if whole := self.effective_batch:
-            return whole // size
-        optimizer = self.trials.workload.get("optimizer")
-        return optimizer.accumulation_steps if optimizer else 1
-
-    def _try(self, mode, size):
-        """Takes the steps of one batch size."""
-        arguments = {"mode": mode}, size, self._accumulation(size)
-        figures = self.trials.take(*arguments, label=f"{mode}, batch {size}")
-        self.figures = self.figures if figures["reason"] else figures
-        return {name: figures[name] for name in ("peak_bytes", "reason")}
+    base = next((each for each in found if each["mode"] == "float32"), None)
+    comparable = base and base["failing"] and failing
+    size = {
+        "mode": mode,
+        "batch_size": largest,
+        "accumulation_steps": accumulation(largest),
+        "failing": failing,
+        "ratio": largest / base["batch_size"] if comparable else None,
+        "peak_bytes": tried[largest]["peak_bytes"],
+        "trials": [
+            {"batch_size": n, **{name: x[name] for name in ("peak_bytes", "reason")}}
+            for n, x in tried.items()
+        ],
+    }
+    return size, tried[largest]

@@ -5,6 +5,7 @@ config.tasks.digits = cells.get_task(workloads.load("configs/cnn/digits.py"))
 config.tasks.own = cells.get_task("my_script:build")
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -36,8 +37,10 @@ BASES = ("tf32", "float32")
 _TINY_MODES = ("float32", "mixed_bfloat16")
 # The cells' figures do not depend on these: a folder resumes with others.
 _FREE = ("repeats", "memory_limit_mb", "time_limit", "torch_python", "tiny")
-_FREE_OF_TASK = ("modes", "slow_modes", "frameworks", "xla", "beside")
-_FREE_OF_TASK += ("batch_sizes", "sequence_lengths", "jit")
+_FREE_OF_TASK = (
+    *("modes", "slow_modes", "frameworks", "xla", "beside"),
+    *("batch_sizes", "sequence_lengths", "jit"),
+)
 _FREE_OF_ACCURACY = ("modes", "seeds", "target")
 
 
@@ -125,9 +128,8 @@ def identity(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
             del one[name]
         parts = (one.tasks, _FREE_OF_TASK), (one.time_to_accuracy, _FREE_OF_ACCURACY)
         for tasks, free in parts:
-            for task in tasks.values():
-                for name in free:
-                    del task[name]
+            for task, name in itertools.product(tasks.values(), free):
+                del task[name]
         one.benchmark = {"job": "suite"}
     return one
 
@@ -137,14 +139,12 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     config = config.copy_and_resolve_references()
     config.update(config.tiny)
     config.name = f"{config.name}-tiny"
+    tiny = {"frameworks": ("tfamp",), "batch_sizes": (), "xla": (), "seeds": 1}
     for task in (*config.tasks.values(), *config.time_to_accuracy.values()):
         if task.config is not None:
             task.config = base_config.apply_tiny(task.config)
         task.modes = task.modes or _TINY_MODES
-    for task in config.tasks.values():
-        task.update({"frameworks": ("tfamp",), "batch_sizes": (), "xla": ()})
-    for accuracy in config.time_to_accuracy.values():
-        accuracy.seeds = 1
+        task.update({name: value for name, value in tiny.items() if name in task})
     return config
 
 
@@ -327,8 +327,8 @@ def base(rows: Any, cell: Cell, config: Any) -> Cell | None:
 def _twin(rows, cell, mode, config):
     task = config.tasks[cell.task]
     jit = cell.jit if cell.jit in task.jit else task.jit[0]
-    base = Cell(task.beside or cell.task, "tfamp", mode, jit=jit)
-    base = base._replace(sequence_length=cell.sequence_length)
+    where = task.beside or cell.task
+    base = Cell(where, "tfamp", mode, None, cell.sequence_length, jit)
     same = base._replace(batch_size=cell.batch_size)
     others = [x for x in rows if x._replace(batch_size=None) == base]
     if same in others:
@@ -381,8 +381,7 @@ def validate(config: config_dict.ConfigDict) -> None:
       config: The configuration.
     """
     wrong = base_config.broken_rules(config, _RULES)
-    parts = {"tasks": _TASK_RULES, "time_to_accuracy": _ACCURACY_RULES}
-    for part, rules in parts.items():
+    for part, rules in ("tasks", _TASK_RULES), ("time_to_accuracy", _ACCURACY_RULES):
         for name, task in config[part].items():
             prefix = f"config.{part}.{name}"
             wrong += base_config.broken_rules(task, rules, prefix)
@@ -392,12 +391,11 @@ def validate(config: config_dict.ConfigDict) -> None:
                 workloads.validate(task.config)
             if task.get("beside") and task.beside not in config.tasks:
                 wrong.append(f"{prefix}.beside must name a task. Received: no task.")
-    for name, task in config.time_to_accuracy.items():
-        if not task.config.validation_fraction:
-            wrong.append(
-                "Time to accuracy needs a validation split. Received: config."
-                f"time_to_accuracy.{name}.config.validation_fraction=0."
-            )
+            if part == "time_to_accuracy" and not task.config.validation_fraction:
+                wrong.append(
+                    "Time to accuracy needs a validation split. Received: "
+                    f"{prefix}.config.validation_fraction=0."
+                )
     if not config.tasks and not config.time_to_accuracy:
         wrong.append("config.tasks is empty: there is nothing to measure.")
     if wrong:

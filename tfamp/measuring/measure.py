@@ -56,7 +56,7 @@ def measure(
         workload = _workload(task, cell, job, seed, count)
         model = workload.model
         window = _window(model) if job == "train" else 1
-        watch = _Stopwatch()
+        watch = _SingleSteps()
         quiet = {"verbose": 0, "callbacks": [watch]}
         if job == "train":
             every = count * window
@@ -135,28 +135,45 @@ def _window(model):
     return optimizer.gradient_accumulation_steps or 1
 
 
-class _Stopwatch(keras.callbacks.Callback):
-    """Times each batch; Keras has read its logs before, so that a GPU is done."""
+class Stopwatch(keras.callbacks.Callback):
+    """Times each step of `fit`; its loss has been read then, so that a GPU is done.
+
+    Attributes:
+      starts: When each step began.
+      seconds: What each took.
+      losses: As Keras logs them: running means of an epoch.
+    """
 
     def __init__(self):
         super().__init__()
-        self.seconds, self.losses, self.outputs, self._start = [], [], [], 0.0
+        self.starts, self.seconds, self.losses = [], [], []
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.model.reset_metrics()  # The loss is a running mean: of this step alone.
-        self._start = time.perf_counter()
+        """Starts the clock."""
+        self.starts.append(time.perf_counter())
 
     def on_train_batch_end(self, batch, logs=None):
-        loss = float((logs or {})["loss"])
-        self.seconds.append(time.perf_counter() - self._start)
-        self.losses.append(loss)
+        """Reads the loss, and stops the clock."""
+        self.losses.append(float((logs or {})["loss"]))
+        self.seconds.append(time.perf_counter() - self.starts[-1])
 
-    def on_predict_batch_begin(self, batch, logs=None):
-        self._start = time.perf_counter()
+
+class _SingleSteps(Stopwatch):
+    """Has the loss of each step alone, and times `predict`, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.reset_metrics()
+        super().on_train_batch_begin(batch)
+
+    on_predict_batch_begin = Stopwatch.on_train_batch_begin
 
     def on_predict_batch_end(self, batch, logs=None):
         outputs = [np.ravel(x) for x in keras.tree.flatten((logs or {})["outputs"])]
-        self.seconds.append(time.perf_counter() - self._start)
+        self.seconds.append(time.perf_counter() - self.starts[-1])
         sample = np.concatenate(outputs)[:_OUTPUTS].astype("float64")
         self.outputs.append([x if math.isfinite(x) else None for x in sample.tolist()])
 

@@ -15,9 +15,8 @@ from ml_collections import config_dict
 from tfamp import checks, errors, tables
 from tfamp.facts import hardware
 from tfamp.inspect import structure
-from tfamp.measuring import processes, training_steps, trials, workloads
+from tfamp.measuring import processes, training_steps, workloads
 from tfamp.precision import overrides
-from tfamp.runs import run_files
 from tfamp.storage import account
 
 # What an option must free to be kept in the next ones, of all that float32 holds: each
@@ -66,21 +65,22 @@ class MemoryPlan(NamedTuple):
                     "chosen": "yes" if each is self.chosen else "",
                 }
             )
-        lines = [tables.of_dicts(rows), "", *(f"- {x}" for x in self._lines())]
-        return "\n".join(lines)
+        return "\n".join(
+            [tables.of_dicts(rows), "", *(f"- {x}" for x in self._lines())]
+        )
 
     __str__ = to_text
 
     def _lines(self):
         yield f"limit: {self.limit}"
         if self.chosen is not None:
-            keywords = {k: v for k, v in self.chosen["keywords"].items() if k != "mode"}
-            texts = [json.dumps(self.chosen["keywords"]["mode"])]
-            texts += [f"{key}={json.dumps(value)}" for key, value in keywords.items()]
-            parts, size = self.chosen["accumulation_steps"], self.chosen["batch_size"]
-            how = f"  # Batches of {size}"
-            how += f", gradient_accumulation_steps={parts}" if parts > 1 else ""
-            yield f"`tfamp.enable({', '.join(texts)}){how}`"
+            _, size, parts = _arguments(self.chosen)
+            texts = [
+                f"{key}={json.dumps(value)}".removeprefix("mode=")
+                for key, value in self.chosen["keywords"].items()
+            ]
+            more = f", gradient_accumulation_steps={parts}" if parts > 1 else ""
+            yield f"`tfamp.enable({', '.join(texts)})  # Batches of {size}{more}`"
         yield from self.notes
 
 
@@ -137,9 +137,7 @@ def fit_memory(
     memory, words = processes.limits(processes.parse_size(limit))
     mixed, _ = training_steps.mixed_mode(workload)
     training_steps.check(workload, ("float32", mixed))
-    shared = training_steps.identity(workload, steps)
-    with run_files.benchmark_folder(shared, workdir) as folder:
-        saved_trials = trials.Trials(folder, shared.get("function", ""))
+    with training_steps.folder_of(workload, steps, workdir) as (shared, saved_trials):
         step_trials = training_steps.StepTrials(
             shared, saved_trials, steps, memory, report
         )
@@ -189,8 +187,8 @@ class _Plans:
             self._choose(parts)
         for each in self.options:
             if {"float32", each["option"]} <= self.seconds.keys():
-                ratio = self.seconds[each["option"]] / self.seconds["float32"]
-                each["time_ratio"] = ratio
+                own = self.seconds[each["option"]]
+                each["time_ratio"] = own / self.seconds["float32"]
 
     def _choose(self, options):
         for each in options:

@@ -21,9 +21,11 @@ def draw(report: Any) -> dict[str, str]:
 
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 8}):
         figures = {
-            f"Speed-up over {report.base}, with its 95 % interval": _speed_ups(report),
-            f"Loss relative to {report.base}'s, with its 95 % interval": _losses(
-                report
+            f"Speed-up over {report.base}, with its 95 % interval": _intervals(
+                report, "speed_up", 1.0, "x"
+            ),
+            f"Loss relative to {report.base}'s, with its 95 % interval": _intervals(
+                report, "loss_difference", 0.0, "%"
             ),
             "Score over time": _accuracy(report),
         }
@@ -55,11 +57,16 @@ def _label(report, row):
     return "\n".join(filter(None, [row.cell.column, ", ".join(below)]))
 
 
-def _intervals(report, rows, values, at, unit):
+def _intervals(report, field, at, unit):
     """A line for each row: a point, its interval, and the number beside it."""
+    rows = [row for row in report.rows if getattr(row, field) and not row.is_base]
+    if not rows:
+        return None
+    factor, form = (1, "{:.2f}x") if unit == "x" else (100, "{:+.2f} %")
+    values = [[x and factor * x for x in getattr(row, field)[:3]] for row in rows]
     figure, axes = _figure(0.8 + _LINE * len(rows))
     limit = _FAR * max(1.0, sorted(map(abs, (v[0] for v in values)))[len(values) // 2])
-    for y, (mean, low, high, text) in enumerate(values):
+    for y, (mean, low, high) in enumerate(values):
         surely = low is not None and (low > at or high < at)
         better = (mean > at) == (unit == "x")
         color = (_GREEN if better else _RED) if surely else _GRAY
@@ -70,7 +77,7 @@ def _intervals(report, rows, values, at, unit):
         face = {"markerfacecolor": color if surely else "white"}
         axes.plot([shown], [y], "o", color=color, markersize=5, **face)
         axes.annotate(
-            text,
+            form.format(mean),
             (1.0, y),
             xycoords=axes.get_yaxis_transform(),
             va="center",
@@ -83,21 +90,6 @@ def _intervals(report, rows, values, at, unit):
     axes.locator_params("x", nbins=4)  # Their labels are not to touch.
     axes.set_xlabel(f"{unit} (open: within noise)")
     return figure
-
-
-def _speed_ups(report):
-    rows = [r for r in report.rows if r.speed_up and not r.is_base]
-    values = [(*r.speed_up[:3], f"{r.speed_up.mean:.2f}x") for r in rows]
-    return _intervals(report, rows, values, 1.0, "x") if rows else None
-
-
-def _losses(report):
-    rows = [r for r in report.rows if r.loss_difference and not r.is_base]
-    values = []
-    for row in rows:
-        ends = [None if x is None else 100 * x for x in row.loss_difference[:3]]
-        values.append((*ends, f"{ends[0]:+.2f} %"))
-    return _intervals(report, rows, values, 0.0, "%") if rows else None
 
 
 def _accuracy(report):
@@ -114,7 +106,6 @@ def _accuracy(report):
             style = {"color": color, "linestyle": line, "label": name}
             axes.plot(*zip(*points, strict=True), alpha=0.7, **style)
         axes.axhline(row.target, color="black", linewidth=0.8)
-    axes.set_xlabel("seconds of training")
-    axes.set_ylabel("validation score")
+    axes.set(xlabel="seconds of training", ylabel="validation score")
     axes.legend(frameon=False)
     return figure

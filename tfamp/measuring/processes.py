@@ -140,7 +140,8 @@ class Process:
                 "This process was started to measure something, and would start others "
                 'endlessly. Put the call below `if __name__ == "__main__":`.'
             )
-        context = _context((__name__, function.__module__, *preload))
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, function.__module__, *preload])
         # It calls `enable` itself, or is to be stock Keras.
         environment = one_gpu(os.environ) | xla_flags.users()
         self._folder = tempfile.TemporaryDirectory()
@@ -179,22 +180,13 @@ class Process:
         self._process.join(_DUMP if ended else 0)
         if self._process.exitcode is None:
             return Outcome(None, f"ended after {timeout:.0f} s without a result")
-        words = self._words
-        text = words.read_text(errors="replace") if words.exists() else ""
+        text = self._words.read_text(errors="replace") if self._words.exists() else ""
         return Outcome(None, reason(self._process.exitcode, text))
 
     def proceed(self) -> None:
         """Has it go on to its next result."""
         with contextlib.suppress(OSError):  # It has ended: `result` says why.
             self._pipe.send(None)
-
-
-def _context(preload):
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")  # Windows.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
-    return context
 
 
 _starting = threading.Lock()
@@ -342,8 +334,10 @@ def parse_size(size: str | int | None) -> int | None:
     """
     if size is None or checks.is_integer(size) and size > 0:
         return size
-    units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-    units |= {f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)}
+    units = {
+        **{"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
+        **{f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)},
+    }
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?i?)b?", str(size).lower())
     if not match or match[2] not in units or not float(match[1]):
         raise ValueError(
@@ -381,8 +375,7 @@ def limits(limit: int | None) -> tuple[Memory, str]:
 
 
 def _check_allocations():
-    kinds = {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}
-    for flag, kind in kinds.items():
+    for flag, kind in {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}.items():
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
             raise errors.RunError(

@@ -13,16 +13,18 @@ from tfamp import checks, errors, tables
 from tfamp.diagnostics import audit
 from tfamp.facts import hardware
 from tfamp.facts import modes as precision_modes
-from tfamp.measuring import measure, processes, training_steps, trials, workloads
+from tfamp.measuring import measure, processes, training_steps, workloads
 from tfamp.numerics import compare, search
-from tfamp.runs import plots, run_files
+from tfamp.runs import plots
 from tfamp.storage import account
 
 MEASURED, EMULATED, COMPUTED = "measured", "emulated", "computed"
 _MODES = ("mixed_bfloat16", "mixed_float16", "float8")
 _WORST, _SEED = 3, 0
-_ABOVE = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 3}
-_ABOVE |= {"fontsize": "small"}
+_ABOVE = {
+    **{"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 3},
+    "fontsize": "small",
+}
 
 
 class Rehearsal(NamedTuple):
@@ -56,12 +58,11 @@ class Rehearsal(NamedTuple):
 
     def to_markdown(self) -> str:
         """Returns a page: the table, what to paste, and the notes."""
-        rows = [self._row(each) for each in self.modes]
-        lines = [f"# {self.name} rehearsed for {self.device}", ""]
-        lines += [tables.of_dicts(rows), ""]
-        for each in self.modes:
-            lines += [f"- {text}" for text in self._advice(each)]
-        return "\n".join([*lines, *(f"- {note}" for note in self.notes)])
+        table = tables.of_dicts([self._row(each) for each in self.modes])
+        advice = (text for each in self.modes for text in self._advice(each))
+        notes = (f"- {text}" for text in (*advice, *self.notes))
+        title = f"# {self.name} rehearsed for {self.device}"
+        return "\n".join([title, "", table, "", *notes])
 
     __str__ = to_markdown
 
@@ -100,9 +101,7 @@ class Rehearsal(NamedTuple):
 
     def figure(self) -> Any:
         """Returns a matplotlib figure: losses, errors, memory and shares of formats."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(11, 7), layout="constrained")
+        figure = plots.empty_figure(f"{self.name} for {self.device}", (11, 7))
         losses, errors_, memory, shares = figure.subplots(2, 2).flat
         names = [each["mode"] for each in self.modes]
         for each, line in zip(self.modes, plots.STYLES, strict=False):
@@ -122,7 +121,6 @@ class Rehearsal(NamedTuple):
         for axes in (errors_, memory, shares):
             axes.invert_yaxis()
             axes.margins(x=0.25)
-        figure.suptitle(f"{self.name} for {self.device}")
         return figure
 
 
@@ -189,10 +187,8 @@ def rehearse(
     workload = workloads.named(workload)
     size = workload.get("batch_size") if batch_size is None else batch_size
     checks.check_count("batch_size", size)
-    shared = training_steps.identity(workload, steps)
     rows = []
-    with run_files.benchmark_folder(shared, workdir) as folder:
-        saved_trials = trials.Trials(folder, shared.get("function", ""))
+    with training_steps.folder_of(workload, steps, workdir) as (shared, saved_trials):
         for mode in names:
             arguments = shared, mode, size, steps, seconds, target
             done = _take(saved_trials, arguments, bool(rows))
@@ -225,10 +221,11 @@ def _support(mode, device):
 def _take(saved_trials, arguments, optional):
     """Returns an `Outcome` with the other fields; float32 must not fail."""
     _, mode, size, _, seconds, device = arguments
-    limit = processes.TIME_LIMIT + seconds
     done = saved_trials.take(
         f"rehearse-{mode}-batch{size}",
-        lambda: processes.call(_rehearse, *arguments, timeout=limit),
+        lambda: processes.call(
+            _rehearse, *arguments, timeout=processes.TIME_LIMIT + seconds
+        ),
         usable=lambda row: not row["failures"],  # What failed is tried again.
         rehearsed=[device.label, f"{device.compute_capability}", seconds],
     )
@@ -246,8 +243,8 @@ def _rehearse(workload, mode, size, steps, seconds, device):
         scope.enter_context(hardware.simulated(device))
         setup = scope.enter_context(training_steps.built(variant, 4 * steps))
         batches = [*setup.batches.take(4)]
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(batches[0])
         pairs = [keras.utils.unpack_x_y_sample_weight(each)[:2] for each in batches]
+        x, y = pairs[0]
 
         def train():
             fit = {"epochs": steps, "steps_per_epoch": 1, "shuffle": False}
@@ -260,11 +257,10 @@ def _rehearse(workload, mode, size, steps, seconds, device):
             row["memory"] = {kind: getattr(held, kind) for kind in account.KINDS}
 
         def multiply():
-            report = audit.audit(setup.model, inputs=x, device=device)
+            formats = audit.audit(setup.model, inputs=x, device=device).formats
             support = hardware.describe_support(device)
-            row["formats"] = report.formats
-            fast = [n for name, n in report.formats.items() if support[name].fast]
-            row["fast_share"] = sum(fast)
+            fast = sum(n for name, n in formats.items() if support[name].fast)
+            row.update(formats=formats, fast_share=fast)
 
         def compare_with_float32():
             keywords = {} if y is None else {"targets": y}
@@ -281,15 +277,14 @@ def _rehearse(workload, mode, size, steps, seconds, device):
             )
             row["overrides"] = dict(result.overrides)
 
-        parts = [("training", train), ("memory", hold), ("the audit", multiply)]
+        parts = {"training": train, "memory": hold, "the audit": multiply}
         if mode != "float32":
-            parts += [("the comparison", compare_with_float32)]
-            parts += [("the search", find_overrides)]
-        for name, part in parts:
+            parts["the comparison"] = compare_with_float32
+            parts["the search"] = find_overrides
+        for name, part in parts.items():
             try:
                 part()
             except Exception as error:  # Code of the user's model may raise anything.
-                row["failures"][name] = f"{type(error).__name__}: {error}".split("\n")[
-                    0
-                ]
+                words = f"{type(error).__name__}: {error}"
+                row["failures"][name] = words.partition("\n")[0]
     return row

@@ -1,6 +1,5 @@
 """What a benchmark found: plain data, and as text, Markdown and one page of HTML."""
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from tfamp.runs import run_files
 SCHEMA_VERSION = 4
 _GIB = 2**30
 _NONE = "-"
-_REPEATS = 3  # Of fewer there is no interval, and nothing is recommended.
 
 
 class Report(NamedTuple):
@@ -50,8 +48,10 @@ class Report(NamedTuple):
     @property
     def base(self) -> str:
         """The mode that others are compared with: TF32 where the device has it."""
-        modes = [row.base.mode for row in self.rows if row.base]
-        modes += [row.base for row in self.accuracy if row.base]
+        modes = [
+            *(row.base.mode for row in self.rows if row.base),
+            *(row.base for row in self.accuracy if row.base),
+        ]
         return " or ".join(dict.fromkeys(modes)) or "float32"
 
     def answers(self) -> dict[str, str]:
@@ -109,8 +109,8 @@ class Report(NamedTuple):
 
     def to_markdown(self) -> str:
         """Returns `report.md`."""
-        lines = [f"# {self.name}", ""]
-        lines += [f"- **{task}**: {text}" for task, text in self.answers().items()]
+        answers = (f"- **{task}**: {text}" for task, text in self.answers().items())
+        lines = [f"# {self.name}", "", *answers]
         for task, table in self.tables().items():
             lines += ["", f"## {task}", "", self.tasks[task]["description"], ""]
             lines.append(tables.of_dicts(table))
@@ -119,17 +119,16 @@ class Report(NamedTuple):
             lines += ["", "## Time to accuracy", "", table]
         if self.failures():
             lines += ["", "## Failed", "", *(f"- {line}" for line in self.failures())]
-        lines += ["", "## Notes", ""]
-        lines += [f"- {line}" for line in (*self.explanations(), *self.notes)]
-        lines += [f"- {name}: {value}" for name, value in self.facts().items()]
-        return "\n".join([*lines, ""])
+        facts = (f"{name}: {value}" for name, value in self.facts().items())
+        notes = (f"- {line}" for line in (*self.explanations(), *self.notes, *facts))
+        return "\n".join([*lines, "", "## Notes", "", *notes, ""])
 
     def facts(self) -> dict[str, str]:
         """Returns date, command, commit, hardware and versions, as texts."""
         versions = self.machine["versions"].items()
         joined = ", ".join(f"{name} {version}" for name, version in versions)
-        facts = {**self.machine, "versions": joined}
-        return {name: f"{value}" for name, value in facts.items() if value}
+        facts = {**self.machine, "versions": joined}.items()
+        return {name: f"{value}" for name, value in facts if value}
 
     __str__ = to_markdown
 
@@ -137,12 +136,11 @@ class Report(NamedTuple):
         """Returns `report.html`: one page without scripts, figures within."""
         import jinja2
 
-        folder = pathlib.Path(__file__).parent
-        environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True
+        loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
+        pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+        return pages.get_template("page.html.j2").render(
+            report=self, figures=plots.draw(self)
         )
-        page = environment.get_template("page.html.j2")
-        return page.render(report=self, figures=plots.draw(self))
 
     def write(self, folder: pathlib.Path) -> None:
         """Writes `report.md`, `report.html` and, last of all, `benchmark.json`.
@@ -152,8 +150,7 @@ class Report(NamedTuple):
         """
         run_files.write_text(folder / "report.md", self.to_markdown())
         run_files.write_text(folder / "report.html", self.to_html())
-        text = json.dumps(self.to_dict(), indent=1)
-        run_files.write_text(folder / "benchmark.json", text)
+        run_files.write_json(folder / "benchmark.json", self.to_dict(), indent=1)
 
 
 # ---- Figures of the cells ----
@@ -231,24 +228,24 @@ def _answer(task, every) -> str:
     best = next(filter(_is_safe, faster), None)
     if best is None:
         rest = "no other mode has figures."
-        few = any(row.speed_up.repeats < _REPEATS for row in ours)
         if ours:
             rest = (
                 f"the fastest other mode is {ours[0].cell.column}, "
                 f"{_compared(ours[0], base)}."
             )
-        if few:
-            return f"not decided: fewer than {_REPEATS} repeats; {rest}"
-        stay = f"stay in {base.cell.mode}"
-        return f"{stay}: no mode is significantly faster at the same loss; {rest}"
+        if any(row.speed_up.repeats < statistics.ENOUGH for row in ours):
+            return f"not decided: fewer than {statistics.ENOUGH} repeats; {rest}"
+        return (
+            f"stay in {base.cell.mode}: no mode is significantly faster at the same "
+            f"loss; {rest}"
+        )
     where = f" (batch {best.cell.batch_size})" if best.cell.batch_size else ""
     return f"{best.cell.column}{where} is {_compared(best, base)}."
 
 
 def _is_safe(row):
-    if row.loss is None and row.output_error is None:
-        return False  # Not finite.
-    if row.speed_up.repeats < _REPEATS:
+    finite = row.loss is not None or row.output_error is not None
+    if not finite or row.speed_up.repeats < statistics.ENOUGH:
         return False
     if row.loss_difference is None:
         return True  # Of inference, or of other batches: the error column says it.
@@ -271,8 +268,6 @@ def _compared(row, base):
 
 def _cells_of(row, unit, base):
     low, middle, high = row.step_ms
-    memory = _NONE if row.memory is None else f"{row.memory / _GIB:.2f} GiB"
-    scale = _NONE if row.loss_scale is None else f"{row.loss_scale:,.0f}"
     return {
         "mode": row.cell.column,
         "sizes": row.cell.shape or f"batch {row.examples}",
@@ -280,11 +275,15 @@ def _cells_of(row, unit, base):
         f"loss - {base}'s": row.error,
         "step": f"{_digits(middle)} ms ({_digits(low)} to {_digits(high)})",
         "rate": f"{row.rate:,.4g} {unit}/s",
-        "memory": memory,
+        "memory": _text(row.memory and row.memory / _GIB, "{:.2f} GiB"),
         "first": f"{_digits(row.first_step_seconds)} s",
-        "loss scale": scale,
-        "skipped": _NONE if row.skipped_steps is None else f"{row.skipped_steps}",
+        "loss scale": _text(row.loss_scale, "{:,.0f}"),
+        "skipped": _text(row.skipped_steps, "{}"),
     }
+
+
+def _text(value, form):
+    return _NONE if value is None else form.format(value)
 
 
 def _digits(value):
@@ -292,25 +291,20 @@ def _digits(value):
 
 
 def _accuracy_cells(row, base):
-    score = _NONE if row.test_score is None else f"{row.test_score:.4g}"
     return {
         "task": row.task,
         "mode": row.mode,
         "target": f"{row.target:g}",
         "reached": f"{row.reached} of {row.seeds}",
-        "seconds": _NONE if row.seconds is None else f"{row.seconds:.3g}",
+        "seconds": _text(row.seconds, "{:.3g}"),
         f"{base}'s time over it": statistics.times(row.ratio),
-        "test score": score,
+        "test score": _text(row.test_score, "{:.4g}"),
     }
 
 
 def _plain(row):
     """A row as dicts; its cell stands apart."""
-    fields = {k: v for k, v in row._asdict().items() if k not in ("cell", "points")}
-    return {
-        k: v._asdict() if isinstance(v, statistics.Estimate | cells.Cell) else v
-        for k, v in fields.items()
-    }
+    return {k: v for k, v in tables.plain(row).items() if k not in ("cell", "points")}
 
 
 def told(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

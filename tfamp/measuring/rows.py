@@ -100,7 +100,10 @@ def make(
     every = np.concatenate([each["seconds"] for each in figures]) * 1e3
     rates, losses = _rates(repeats, config.job), _losses(repeats)
     whole = bool(losses) and len(losses) == len(repeats)
-    row = Row(
+    base = cells.base(results, cell, config)
+    others = results[base] if base else {}
+    same = base and base.batch_size == cell.batch_size
+    return Row(
         cell,
         repeats=len(repeats),
         examples=figures[0]["examples"],
@@ -117,16 +120,13 @@ def make(
         xla=figures[0]["xla"],
         tensor_float_32=figures[0]["tensor_float_32"],
         note=figures[0]["note"],
+        speed_up=statistics.ratio(_rates(others, config.job), rates),
+        loss_difference=(
+            statistics.difference(_losses(others), losses) if same and whole else None
+        ),
+        output_error=_output_error(others, repeats) if same else None,
+        base=base,
     )
-    if base := cells.base(results, cell, config):
-        over = statistics.ratio(_rates(results[base], config.job), rates)
-        row = row._replace(speed_up=over, base=base)
-    if base and base.batch_size == cell.batch_size:
-        row = row._replace(output_error=_output_error(results[base], repeats))
-        if whole:
-            apart = statistics.difference(_losses(results[base]), losses)
-            row = row._replace(loss_difference=apart)
-    return row
 
 
 def _rates(repeats, job):

@@ -85,8 +85,8 @@ def benchmark_model(
     task = cells.get_task(workload)
     task.modes, task.frameworks = tuple(modes or ()), tuple(frameworks)
     task.batch_sizes = tuple(batch_sizes)
-    config.name = name = task.function.rpartition(":")[2]
-    config.tasks[name] = task
+    config.name = task.function.rpartition(":")[2]
+    config.tasks[config.name] = task
     config.repeats, config.steps, config.warmup = repeats, steps, warmup
     config.memory_limit_mb = memory_limit_mb
     return run(config, workdir, say)
@@ -125,13 +125,14 @@ def run(
         say(f"without PyTorch: {no_torch}")
         planned = [cell for cell in planned if cell.framework != "torch"]
     check(config, planned)
-    shared = cells.identity(config)
-    with run_files.benchmark_folder(shared, workdir) as folder:
+    with run_files.benchmark_folder(cells.identity(config), workdir) as folder:
         harness = _Harness(config, folder, versions, say)
         harness.total = config.repeats * len(planned) + len(runs)
-        names = ("Python", "tfamp", "tensorflow", "keras")
         machine = harness.trials.machine
-        own_versions = {name: machine.facts[name] for name in names}
+        own_versions = {
+            name: machine.facts[name]
+            for name in ("Python", "tfamp", "tensorflow", "keras")
+        }
         result = report.make(
             config,
             *harness.measure(planned),
@@ -277,17 +278,20 @@ class _Harness:
         """The twin in PyTorch, after Keras has written its weights and batches."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "exchange.safetensors")
-            arguments = (str(file), plain, cell, seed, warmup + steps)
+            arguments = str(file), plain, cell, seed, warmup + steps
             written = self._call(exchange.write, *arguments)
             if written.failure:
                 return written
-            request = {"mode": cell.mode, "exchange": str(file)}
-            request |= {"steps": steps, "warmup": warmup, "threads": _cores()}
+            request = {
+                **{"mode": cell.mode, "exchange": str(file)},
+                **{"steps": steps, "warmup": warmup, "threads": _cores()},
+            }
             python = self.config.torch_python or sys.executable
             return torch_peer.call(python, request, self.config.time_limit)
 
     def train(self, runs) -> list[accuracy.Row]:
         """Makes the runs up to an accuracy that there are not; returns their rows."""
+        targets = self.config.time_to_accuracy
         by_task: dict[str, dict[str, dict[int, accuracy.Run]]] = {}
         for (task, mode, seed), config in runs.items():
             folder = self.folder / "accuracy" / task / mode / f"seed{seed}"
@@ -302,7 +306,7 @@ class _Harness:
             name = f"accuracy-{task}-{mode}-seed{seed}"
             label = f"{task}: {mode}, time to accuracy, seed {seed}"
             figures, why = self._take(name, label, work)
-            target = self.config.time_to_accuracy[task].target
+            target = targets[task].target
             run = (
                 accuracy.read(figures, target) if figures else accuracy.Run(failed=why)
             )
@@ -310,9 +314,7 @@ class _Harness:
         return [
             row
             for task, modes in by_task.items()
-            for row in accuracy.summarize(
-                task, modes, self.config.time_to_accuracy[task].target
-            )
+            for row in accuracy.summarize(task, modes, targets[task].target)
         ]
 
     def _take(self, name, label, work, **held) -> tuple[Any, str]:

@@ -9,7 +9,9 @@ from tfamp.runs import verdict
 
 # A loss is a float32, rounded by up to 6e-8.
 _EQUAL = 1e-6
-_ENOUGH = 3  # An interval of two values is twelve times as wide as they differ.
+# Of fewer repeats there is no interval: that of two values is twelve times as wide as
+# they differ.
+ENOUGH = 3
 
 
 class Estimate(NamedTuple):
@@ -75,7 +77,7 @@ def _estimate(values):
     if not values:
         return None
     mean, count = statistics.fmean(values), len(values)
-    if count < _ENOUGH:
+    if count < ENOUGH:
         return Estimate(mean, None, None, count)
     return Estimate(mean, *(verdict.interval(values) or (mean, mean)), count)
 

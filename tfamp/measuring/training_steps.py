@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from ml_collections import config_dict
 from tfamp import errors
 from tfamp.measuring import processes, trials, workloads
 from tfamp.precision import control
-from tfamp.runs import base_config, compare, trainer
+from tfamp.runs import base_config, compare, run_files, trainer
 
 # What Tensor Cores work on: NVIDIA, Matrix Multiplication Background User's Guide.
 MULTIPLE = 8
@@ -40,8 +41,10 @@ class Variant(NamedTuple):
         """The variant as the name of its trial's file."""
         more = {k: v for k, v in self.keywords.items() if k != "mode"}
         digest = hashlib.sha256(json.dumps(more, sort_keys=True).encode()).hexdigest()
-        name = f"train-{self.keywords['mode']}-batch{self.batch_size}"
-        name += f"-accumulated{self.accumulation_steps}"
+        name = (
+            f"train-{self.keywords['mode']}-batch{self.batch_size}"
+            f"-accumulated{self.accumulation_steps}"
+        )
         return f"{name}-{digest[:8]}" if more else name
 
 
@@ -103,7 +106,22 @@ def check(workload: config_dict.ConfigDict, modes: Sequence[str]) -> None:
         workloads.check(config_of(workload, mode, MULTIPLE) for mode in modes)
 
 
-# ---- A trial ----
+# ---- Trials ----
+
+
+@contextlib.contextmanager
+def folder_of(
+    workload: config_dict.ConfigDict, steps: int, workdir: str | os.PathLike | None
+) -> Iterator[tuple[config_dict.ConfigDict, trials.Trials]]:
+    """Opens the folder of a workload's trials; yields its `identity`, and the trials.
+
+    Args:
+      workload, steps: As of `identity`.
+      workdir: The folder; None: nothing is kept.
+    """
+    shared = identity(workload, steps)
+    with run_files.benchmark_folder(shared, workdir) as folder:
+        yield shared, trials.Trials(folder, shared.get("function", ""))
 
 
 class StepTrials(NamedTuple):

@@ -33,12 +33,13 @@ class Trials:
         configuration; None: each trial says its own.
 
     Attributes:
+      folder: The job's folder.
       machine: The machine that they are made on.
     """
 
     def __init__(self, folder: pathlib.Path, function: str | None = None):
-        self.machine = doctor.describe()
-        self._folder, self._held = folder / "cells", place(self.machine)
+        self.folder, self.machine = folder, doctor.describe()
+        self._held = place(self.machine)
         if function is not None:
             self._held["function"] = fingerprint(function)
 
@@ -78,7 +79,7 @@ class Trials:
           name, **held: As of `take`.
         """
         try:
-            figures = json.loads((self._folder / f"{name}.json").read_text())
+            figures = json.loads((self.folder / f"cells/{name}.json").read_text())
         except (OSError, ValueError):
             return None
         same = isinstance(figures, dict) and figures.pop("identity", None) == (
@@ -94,7 +95,7 @@ class Trials:
           figures: Can be written as JSON.
         """
         content = {"identity": self._held | held, **figures}
-        run_files.write_text(self._folder / f"{name}.json", json.dumps(content))
+        run_files.write_json(self.folder / f"cells/{name}.json", content, indent=None)
 
 
 def place(machine: doctor.MachineReport) -> dict[str, Any]:

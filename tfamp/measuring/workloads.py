@@ -46,8 +46,7 @@ def load(path: str | os.PathLike, beside: str | os.PathLike = ""):
       path: A file with a function `get_config`.
       beside: A file whose folder `path` is relative to, such as `__file__`.
     """
-    file = pathlib.Path(beside).parent / path
-    return runpy.run_path(str(file))["get_config"]()
+    return runpy.run_path(str(pathlib.Path(beside).parent / path))["get_config"]()
 
 
 def named(workload: str | Callable | config_dict.ConfigDict) -> config_dict.ConfigDict:
@@ -111,12 +110,11 @@ def from_config(
     source = tasks.synthetic(config)
     if job == "train":
         keras.utils.set_random_seed(config.seed)
-    model = source.build_model()
+    model, jit = source.build_model(), config.jit_compile
     if job == "train":
         batches = steps * config.optimizer.accumulation_steps
         trainer.compile_model(model, config, batches, source.loss, source.metrics())
     else:
-        jit = config.jit_compile
         model.compile(jit_compile="auto" if jit is None else jit)
     return Workload(
         model, source.batches, source.unit, source.description, config.batch_size
@@ -140,8 +138,7 @@ def check(configs: Iterable[config_dict.ConfigDict]) -> None:
       configs: Resolved configurations.
     """
     plain = [config.to_dict() for config in configs]
-    failure = processes.call(_create, plain, preload=preload(plain)).failure
-    if failure:
+    if failure := processes.call(_create, plain, preload=preload(plain)).failure:
         name, _, text = failure.partition(": ")
         kind: Any = getattr(errors, name, getattr(builtins, name, errors.RunError))
         raise kind(text)

@@ -5,13 +5,17 @@ import glob
 import os
 import pathlib
 import socket
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors
+from tfamp.runs import pipeline
 
 if TYPE_CHECKING:
     import pandas
@@ -54,8 +58,7 @@ def hold_out(dataset: tf.data.Dataset, fraction: float):
 
 def describe_sizes(train, validation, test) -> str:
     """Returns how many examples the datasets of a task have, as a report says it."""
-    parts = (train, validation, test)
-    sizes = [int(part.cardinality()) if part else 0 for part in parts]
+    sizes = (int(x.cardinality()) if x else 0 for x in (train, validation, test))
     return "{} training, {} validation, {} test examples".format(*sizes)
 
 
@@ -78,8 +81,22 @@ def repeat(features, labels) -> tf.data.Dataset:
       features: Arrays [batches, batch, ...], or a dict of such.
       labels: The same.
     """
-    batches = slices((features, labels))
-    return batches.repeat().prefetch(tf.data.AUTOTUNE)
+    return slices((features, labels)).repeat().prefetch(tf.data.AUTOTUNE)
+
+
+def predict(
+    model: keras.Model, inputs: Any, config: config_dict.ConfigDict
+) -> np.ndarray:
+    """Returns a model's outputs for the examples of arrays, in batches.
+
+    Args:
+      model: A trained model.
+      inputs: Arrays, as for `slices`.
+      config: Its `eval_batch_size` counts.
+    """
+    batches = pipeline.evaluation_batches(slices(inputs), config.eval_batch_size)
+    # A bar on a terminal; a file has the trainer's lines.
+    return model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
 
 
 def prepared_builder(config: config_dict.ConfigDict):
@@ -160,10 +177,16 @@ def resolves(host: str) -> bool:
 # ---- Files ----
 
 
-def read_table(path: str | os.PathLike, columns: Sequence[str], **keywords: Any):
+def read_table(
+    data: config_dict.ConfigDict,
+    path: str | os.PathLike,
+    columns: Sequence[str],
+    **keywords: Any,
+):
     """Reads some columns of one CSV or TSV file as strings, "" where there is none.
 
     Args:
+      data: `delimiter`, `header` and `quoted` say how it is written.
       path: The file.
       columns: Names in the header; without one positions from "0".
       **keywords: Of `pandas.read_csv`.
@@ -178,14 +201,16 @@ def read_table(path: str | os.PathLike, columns: Sequence[str], **keywords: Any)
 
     # Words such as "NA" and "null" are text. Where nothing is quoted, a line ends at
     # "\n" alone: texts hold other separators, and quotes.
-    unquoted = keywords.get("quoting") == csv.QUOTE_NONE
     try:
         table = pandas.read_csv(
             path,
             dtype=str,
             keep_default_na=False,
             encoding="utf-8-sig",
-            lineterminator="\n" if unquoted else None,
+            sep=data.delimiter.replace(r"\t", "\t"),
+            header=0 if data.header else None,
+            quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
+            lineterminator=None if data.quoted else "\n",
             **keywords,
         )
     except (OSError, ValueError, UnicodeError) as error:  # pandas' own are ValueErrors.
@@ -244,10 +269,9 @@ def read_files(
     """Reads some columns of a CSV file, or of all files that match a pattern.
 
     Args:
-      data: `delimiter`, `header` and `quoted` say how they are written.
+      data, columns: As in `read_table`.
       folder: Folder of the files.
       pattern: As in `find_files`.
-      columns: As in `read_table`.
 
     Returns:
       A table of the columns, and place: file and row.
@@ -256,13 +280,7 @@ def read_files(
 
     tables, first = [], 2 if data.header else 1
     for path in find_files(folder, pattern):
-        table = read_table(
-            path,
-            columns,
-            sep=data.delimiter.replace(r"\t", "\t"),
-            header=0 if data.header else None,
-            quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
-        )
+        table = read_table(data, path, columns)
         rows = [f"{path}, row {number + first}" for number in range(len(table))]
         tables.append(table.assign(place=rows))
     return pandas.concat(tables, ignore_index=True)

@@ -110,8 +110,8 @@ def _predict(config, shape, names, model, rows, folder):
     batches = pipeline.evaluation_batches(images, config.eval_batch_size)
     logits = model.predict(batches, verbose=0).astype("float64")
     probabilities = tf.nn.softmax(logits).numpy().max(axis=1).round(6)
-    columns = {"prediction": [names[label] for label in logits.argmax(axis=1)]}
-    return pandas.DataFrame({**columns, "probability": probabilities})
+    labels = [names[number] for number in logits.argmax(axis=1)]
+    return pandas.DataFrame({"prediction": labels, "probability": probabilities})
 
 
 def synthetic(config) -> tasks.Synthetic:
@@ -154,15 +154,9 @@ def synthetic(config) -> tasks.Synthetic:
 
 def _check(config):
     """Refuses settings that make no sense, before any data are read."""
+    rules = {"model.name": tuple(_NETWORKS), "data.augment": _AUGMENTATIONS}
+    base_config.check(config, {k: base_config.one_of(v) for k, v in rules.items()})
     model = config.model
-    for field, value, expected in (
-        ("model.name", model.name, tuple(_NETWORKS)),
-        ("data.augment", config.data.augment, _AUGMENTATIONS),
-    ):
-        if value not in expected:
-            raise ValueError(
-                f"config.{field} must be one of {expected}. Received: {value!r}."
-            )
     if model.name == "resnet" and len(model.widths) != len(model.blocks_per_stage):
         raise ValueError(
             "config.model.widths and config.model.blocks_per_stage must have one "

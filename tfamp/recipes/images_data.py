@@ -119,8 +119,9 @@ def _keep(image):
 
 def decode(path, shape) -> tf.Tensor:
     """Returns the pixels of a PNG or JPEG file of just this shape: uint8."""
-    contents = tf.io.read_file(path)
-    image = tf.io.decode_image(contents, shape[-1], expand_animations=False)
+    image = tf.io.decode_image(
+        tf.io.read_file(path), shape[-1], expand_animations=False
+    )
     return tf.ensure_shape(image, shape)
 
 

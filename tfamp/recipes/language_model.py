@@ -8,7 +8,6 @@ to batch; here each window starts from zeros, and windows are shuffled.
 """
 
 import functools
-import json
 import math
 import pathlib
 
@@ -111,12 +110,6 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         name: data.slices((windows[:, :-1], windows[:, 1:]))
         for name, windows in text.windows.items()
     }
-    description = (
-        f"Language model, {text.note}; {_describe(config, text.vocabulary)}; "
-        f"{config.batch_size} x {config.data.sequence_length} tokens a batch; "
-        "kept_gradients: share of the logits' nonzero gradients that do not underflow "
-        "in the compute dtype of their product."
-    )
     return tasks.Task(
         train=parts["train"],
         validation=parts.get("validation"),
@@ -124,7 +117,11 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         build_model=lambda: build_model(config, text.vocabulary),
         loss=_loss(),
         metrics=_metrics,
-        description=description,
+        description=f"Language model, {text.note}; "
+        f"{_describe(config, text.vocabulary)}; "
+        f"{config.batch_size} x {config.data.sequence_length} tokens a batch; "
+        "kept_gradients: share of the logits' nonzero gradients that do not underflow "
+        "in the compute dtype of their product.",
         score=functools.partial(_score, config, parts),
         assets={"tokenizer.json": text.tokenizer},
         errors=frozenset({"perplexity"}),
@@ -234,8 +231,7 @@ def _kept_gradients(config, train, model, folder):
         targets=labels,
         loss=lambda y, x: loss(y, x) * share,
     )
-    plain = json.dumps(report.to_dict(), indent=2)
-    run_files.write_text(folder / "precision.json", plain)
+    run_files.write_json(folder / "precision.json", report.to_dict())
     run_files.write_text(folder / "precision.md", report.to_markdown())
     (logits,) = (row for row in report.rows if row.path.endswith(_LOGITS))
     return logits.gradients.kept

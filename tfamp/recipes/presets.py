@@ -146,8 +146,10 @@ def load(config: config_dict.ConfigDict) -> Encoder:
     if model.preset:
         encoder = _load_preset(models, model.preset, model.dropout)
     else:
-        names = ("num_layers", "num_heads", "hidden_dim", "intermediate_dim", "dropout")
-        names += ("max_sequence_length", "vocabulary_size")
+        names = (
+            *("num_layers", "num_heads", "hidden_dim", "intermediate_dim", "dropout"),
+            *("max_sequence_length", "vocabulary_size"),
+        )
         sizes = {name: model[name] for name in names}
         encoder = Encoder(
             lambda: models.BertBackbone(**sizes),

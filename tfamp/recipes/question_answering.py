@@ -7,7 +7,6 @@ import pathlib
 import re
 import statistics
 import string
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from ml_collections import config_dict
 from tfamp.recipes import data as data_sets
 from tfamp.recipes import presets
 from tfamp.recipes.texts import squad_data, squad_windows, text_data
-from tfamp.runs import pipeline, run_files, tasks
+from tfamp.runs import run_files, tasks
 
 if TYPE_CHECKING:
     import pandas
@@ -155,10 +154,9 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
     """
     encoder, features, draw = presets.random_tokens(config)
     shape = features["token_ids"].shape
-    labels = draw(shape[2], size=(*shape[:2], 2), dtype="int32")
     return tasks.Synthetic(
         lambda: build_model(encoder),
-        data_sets.repeat(features, labels),
+        data_sets.repeat(features, draw(shape[2], size=(*shape[:2], 2), dtype="int32")),
         f"{encoder.description}; random token ids of full length, no padding",
         unit="sequences",
         **_spans(),
@@ -204,6 +202,10 @@ def _describe(splits, cut, config, encoder):
     questions = [len(part) for part in splits[:3]]
     counts = [len(windows.question) for windows in cut]
     without = [int((windows.labels[:, 0] == 0).sum()) for windows in cut]
+    validation = (
+        f"{without[1]} of {counts[1]} validation windows without it, which position "
+        "accuracy counts"
+    )
     parts = [
         f"Extractive question answering, {data.name}",
         "{} train / {} validation / {} test questions".format(*questions),
@@ -211,18 +213,13 @@ def _describe(splits, cut, config, encoder):
         + f" of up to {data.sequence_length} tokens, at most {data.doc_stride} apart "
         f"({sum(counts) / sum(questions):.2f} a question)",
         f"{without[0]} of {counts[0]} training windows without the whole answer",
+        validation * bool(counts[1]),
         f"{sum(windows.cut_questions for windows in cut)} of {sum(questions)} "
         f"questions cut to {data.max_query_length} tokens",
         *splits.notes,
         encoder.description,
     ]
-    if counts[1]:
-        parts.insert(
-            4,
-            f"{without[1]} of {counts[1]} validation windows without it, which "
-            "position accuracy counts",
-        )
-    return "; ".join(parts) + "."
+    return "; ".join(filter(None, parts)) + "."
 
 
 # ---- Scores ----
@@ -234,8 +231,8 @@ def _predict(config, tokenizer, model, rows, folder):
 
     columns = squad_data.columns(config.data)
     questions = data_sets.pick(rows, columns).set_axis(["context", "question"], axis=1)
-    nowhere = [("",)] * len(questions), [(0,)] * len(questions)
-    questions = questions.assign(answers=nowhere[0], starts=nowhere[1])
+    count = len(questions)  # Their answers are nowhere.
+    questions = questions.assign(answers=[("",)] * count, starts=[(0,)] * count)
     windows = _cut(config.data, tokenizer, questions)
     best = [nbest[0] for nbest in _answer(config, questions, windows, model)]
     return pandas.DataFrame(
@@ -248,13 +245,8 @@ def _predict(config, tokenizer, model, rows, folder):
 
 def _answer(config, questions, windows, model):
     """Returns the best answers to each question; see `squad_windows.decode`."""
-    batches = pipeline.evaluation_batches(
-        data_sets.slices(windows.features), config.eval_batch_size
-    )
-    # A bar on a terminal; a file has the trainer's lines.
-    logits = model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
     return squad_windows.decode(
-        logits,
+        data_sets.predict(model, windows.features, config),
         windows,
         questions.context,
         n_best_size=config.data.n_best_size,
@@ -264,13 +256,10 @@ def _answer(config, questions, windows, model):
 
 def _score(config, questions, windows, model, folder: pathlib.Path):
     """Writes predictions into the folder; returns the scores."""
-    answers = _answer(config, questions, windows, model)
-    best = {
-        name: nbest[0]["text"]
-        for name, nbest in zip(questions.id, answers, strict=True)
-    }
-    every = dict(zip(questions.id, answers, strict=True))
-    for name, content in (("predictions", best), ("nbest_predictions", every)):
+    nbest = _answer(config, questions, windows, model)
+    answers = dict(zip(questions.id, nbest, strict=True))
+    best = {name: each[0]["text"] for name, each in answers.items()}
+    for name, content in (("predictions", best), ("nbest_predictions", answers)):
         text = json.dumps(content, indent=2) + "\n"
         run_files.write_text(folder / f"{name}.json", text)
     names = ("f1", "exact_match")

@@ -121,10 +121,9 @@ def synthetic(config) -> tasks.Synthetic:
     draw = np.random.default_rng(config.seed).integers
     shape = (tasks.BATCHES, config.batch_size, size, size)
     images = draw(256, size=(*shape, 3), dtype="uint8")
-    masks = draw(classes, size=(*shape, 1), dtype="uint8")
     return tasks.Synthetic(
         build_model=lambda: build_network(classes, config.model),
-        batches=data.repeat(images, masks),
+        batches=data.repeat(images, draw(classes, size=(*shape, 1), dtype="uint8")),
         description=f"U-Net of widths {tuple(config.model.widths)}: images of "
         f"{size}x{size}, {classes} classes; random pixels",
         loss=segmentation_scores.CrossEntropyAndDice(),
@@ -135,16 +134,11 @@ def synthetic(config) -> tasks.Synthetic:
 
 def _check(config):
     """Refuses settings that make no sense, before any data are read."""
-    settings = config.data
-    if not 2 <= settings.classes <= 256:
-        raise ValueError(
-            f"config.data.classes must be in 2..256. Received: {settings.classes}."
-        )
-    if settings.augment not in ("none", "flips"):
-        raise ValueError(
-            "config.data.augment must be 'none' or 'flips'. Received: "
-            f"{settings.augment!r}."
-        )
+    rules = {
+        "data.classes": ("in 2..256", lambda classes: 2 <= classes <= 256),
+        "data.augment": ("'none' or 'flips'", lambda x: x in ("none", "flips")),
+    }
+    base_config.check(config, rules)
 
 
 def _check_sides(config, shape):
@@ -249,8 +243,10 @@ def build_network(classes: int, model) -> keras.Model:
 
 def _two_convolutions(x, width, batch_norm, name):
     """Twice a 3x3 convolution and ReLU; with batch normalization without bias."""
-    settings = {"padding": "same", "kernel_initializer": "he_normal"}
-    settings |= {"use_bias": False} if batch_norm else {"activation": "relu"}
+    settings = {
+        **{"padding": "same", "kernel_initializer": "he_normal"},
+        **({"use_bias": False} if batch_norm else {"activation": "relu"}),
+    }
     for one in (f"{name}_conv1", f"{name}_conv2"):
         x = keras.layers.Conv2D(width, 3, name=one, **settings)(x)
         if batch_norm:

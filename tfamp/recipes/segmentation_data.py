@@ -58,9 +58,10 @@ def load(config: config_dict.ConfigDict):
     note = ""
     if settings.classes == 2:
         share = float(np.mean(parts[1][1]))
-        dice = 2 * share / (1 + share)
-        note = f"foreground {share:.3f} of the test pixels (all foreground: Dice "
-        note += f"{dice:.2f})"
+        note = (
+            f"foreground {share:.3f} of the test pixels (all foreground: Dice "
+            f"{2 * share / (1 + share):.2f})"
+        )
     return *map(data.slices, parts), note
 
 

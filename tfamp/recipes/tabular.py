@@ -3,14 +3,13 @@
 import functools
 import json
 import pathlib
-import sys
 
 import keras
 import numpy as np
 from ml_collections import config_dict
 
 from tfamp.recipes import data, figures, tabular_data
-from tfamp.runs import base_config, pipeline, plots, tasks
+from tfamp.runs import base_config, plots, tasks
 
 LOSSES = {
     "mean_squared_error": keras.losses.MeanSquaredError,
@@ -323,12 +322,7 @@ def _predict(config, encoder, model, rows, folder):
 
 def _amounts(config, encoder, rows, model):
     """Returns the predicted targets, float64 [rows]; below 0 there are none."""
-    batches = pipeline.evaluation_batches(
-        data.slices(tabular_data.encode(encoder, rows)),
-        config.eval_batch_size,
-    )
-    # A bar on a terminal; a file has the trainer's lines.
-    logs = model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
+    logs = data.predict(model, tabular_data.encode(encoder, rows), config)
     return np.expm1(np.maximum(logs[:, 0].astype("float64"), 0.0))
 
 

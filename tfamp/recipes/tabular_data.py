@@ -1,6 +1,5 @@
 """Rows of a table for regression: read by pandas, split by time, encoded."""
 
-import csv
 import keyword
 import re
 from typing import Any, NamedTuple
@@ -201,14 +200,8 @@ def _read_file(data, path, columns):
         return datasets.load_diabetes(scaled=False, as_frame=True).frame, 1
     if path.lower().endswith((".parquet", ".pq")):
         return pd.read_parquet(path, columns=columns), 1
-    frame = data_sets.read_table(
-        path,
-        columns,
-        sep=data.delimiter.replace(r"\t", "\t"),
-        header=0 if data.header else None,
-        quoting=csv.QUOTE_MINIMAL if data.quoted else csv.QUOTE_NONE,
-        skip_blank_lines=False,  # So that rows can be counted.
-    )
+    # With blank lines, so that rows can be counted.
+    frame = data_sets.read_table(data, path, columns, skip_blank_lines=False)
     return frame, 1 + bool(data.header)
 
 

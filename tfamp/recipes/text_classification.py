@@ -1,6 +1,7 @@
 """Text classification with BERT: text in, classes out, a float32 head."""
 
 import functools
+import itertools
 import json
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -51,9 +52,13 @@ def get_config(data: str = "docstrings") -> config_dict.ConfigDict:
         }
     )
     if data == "docstrings":
-        libraries = ("matplotlib", "scipy", "sklearn", "tensorflow")
-        own = {"libraries": libraries, "texts_per_library": 2000, "min_words": 10}
-        config.data.update(own)
+        config.data.update(
+            {
+                "libraries": ("matplotlib", "scipy", "sklearn", "tensorflow"),
+                "texts_per_library": 2000,
+                "min_words": 10,
+            }
+        )
     elif data == "csv":
         config.data.update(text_data.FILES)
     else:
@@ -87,9 +92,10 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     parts = corpus.train, corpus.validation, corpus.test
     tokenizer, length = encoder.tokenizer, config.data.sequence_length
     if tokenizer is None:
-        columns = [corpus.train[n] for n in ("text", "second") if n in corpus.train]
-        texts = [text for column in columns for text in column]
-        tokenizer = presets.train_tokenizer(texts, config.model.vocabulary_size)
+        texts = (corpus.train[n] for n in ("text", "second") if n in corpus.train)
+        tokenizer = presets.train_tokenizer(
+            itertools.chain(*texts), config.model.vocabulary_size
+        )
     encoded = [encode(tokenizer, part, length) for part in parts]
     width = max(_width(features) for features, _ in encoded)
     train, validation, test = (
@@ -169,8 +175,7 @@ def synthetic(config: config_dict.ConfigDict) -> tasks.Synthetic:
       ValueError: If texts are longer than its positions.
     """
     encoder, features, draw = presets.random_tokens(config)
-    shape = features["token_ids"].shape[:2]
-    labels = draw(_CLASSES, size=shape, dtype="int32")
+    labels = draw(_CLASSES, size=features["token_ids"].shape[:2], dtype="int32")
     return tasks.Synthetic(
         lambda: build_model(config, _CLASSES, encoder),
         data.repeat(features, labels),
@@ -232,8 +237,7 @@ def _answer(config, classes, tokenizer, width, model, table):
     features, _ = encode(tokenizer, table, config.data.sequence_length)
     width = max(width, _width(features))  # New texts may be longer.
     features = {name: values[:, :width] for name, values in features.items()}
-    size = config.eval_batch_size
-    logits = model.predict(features, batch_size=size, verbose=0)
+    logits = model.predict(features, batch_size=config.eval_batch_size, verbose=0)
     predicted = logits.argmax(axis=1)
     # In float64: the same on every machine.
     probabilities = tf.nn.softmax(logits.astype("float64")).numpy().max(axis=1)
@@ -259,10 +263,8 @@ def _score(config, corpus, answer, model, folder: pathlib.Path):
     """Writes predictions into the folder; returns the scores."""
     from sklearn import metrics
 
-    labels, (predicted, columns) = (
-        corpus.test.label.to_numpy(),
-        answer(model, corpus.test),
-    )
+    labels = corpus.test.label.to_numpy()
+    predicted, columns = answer(model, corpus.test)
     rows = corpus.test.assign(
         label=[corpus.classes[label] for label in labels], **columns
     )

@@ -118,7 +118,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             for kind, group in variables.of_training(self.model).items()
         }
         facts["also"] = self.also.state() if self.also else None
-        files.write(self.folder, Backup(position, facts, self._arrays()))
+        arrays = self._arrays(variables.of_training(self.model))
+        files.write(self.folder, Backup(position, facts, arrays))
         self._saved = position
 
     # ---- State ----
@@ -143,10 +144,10 @@ class BackupAndRestore(keras.callbacks.Callback):
                     "delete it to train from the start."
                 )
 
-    def _arrays(self):
+    def _arrays(self, groups):
         return {
             f"{name}/{index}/{part}": variables.plain(value.numpy())
-            for name, group in variables.of_training(self.model).items()
+            for name, group in groups.items()
             for index, variable in enumerate(group)
             for part, value in enumerate(variables.parts(variable))
         }
@@ -209,9 +210,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             moved = {
                 part: now[part]
                 for part in before.keys() & now.keys()
-                if now[part].tobytes() != before[part].tobytes()
+                if not self._calls and now[part].tobytes() != before[part].tobytes()
             }
-            moved = {} if self._calls else moved
             restore = functools.partial(self._restore, *backup[1:], moved)
         replay.pass_over(self.model, epochs, self._calls, step, restore)
 
@@ -242,20 +242,13 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_test_begin(self, logs=None):
         """Keeps the training metrics, which validation resets."""
         if self._epoch is not None:
-            self._metrics = [
-                [part.numpy() for part in variables.parts(each)]
-                for each in self.model.metrics_variables
-            ]
+            self._metrics = self._arrays({"metrics": self.model.metrics_variables})
 
     def on_test_batch_end(self, batch, logs=None):
         """Stops during validation, after the last step of the epoch."""
         if self._epoch is None or not self.agree(self._signal):
             return
-        for each, values in zip(
-            self.model.metrics_variables, self._metrics, strict=True
-        ):
-            for part, value in zip(variables.parts(each), values, strict=True):
-                part.assign(value)
+        self._assign(self._metrics, ["metrics"])
         self._stop_if_asked(Position(self._epoch, self._calls))
 
     def on_epoch_end(self, epoch, logs=None):

@@ -55,7 +55,7 @@ def read(folder: str | os.PathLike, last: Position | None = None) -> Backup | No
     refused = []
     for path in reversed(_files(folder)):
         try:
-            with _local(path) as file, np.load(file) as stored:
+            with tf.io.gfile.GFile(path, "rb") as file, np.load(file) as stored:
                 arrays = {name: stored[name] for name in stored.files}
             facts = json.loads(bytes(arrays.pop("facts")))
             if facts["kind"] != _KIND:
@@ -83,21 +83,22 @@ def write(folder: str | os.PathLike, backup: Backup) -> None:
       RunError: If it cannot be written; what was there stays.
     """
     folder, position = os.fspath(folder), backup.position
-    path = _join(folder, f"{position.epoch:06}-{position.calls:09}.npz")
+    path = tf.io.gfile.join(folder, f"{position.epoch:06}-{position.calls:09}.npz")
     text = json.dumps({**backup.facts, "kind": _KIND}).encode()
     arrays = {**backup.arrays, "facts": np.frombuffer(text, np.uint8)}
+    remote = "://" in folder
     try:
         tf.io.gfile.makedirs(folder)
         with contextlib.ExitStack() as stack:
             new = f"{path.removesuffix('.npz')}.new"
-            if _is_remote(folder):  # An object appears when all of it has arrived.
+            if remote:  # An object appears when all of it has arrived.
                 new = f"{stack.enter_context(tempfile.TemporaryDirectory())}/new"
             stack.callback(lambda: os.path.exists(new) and os.unlink(new))
             with open(new, "wb") as stream:
                 np.savez(stream, **arrays)
                 stream.flush()
                 os.fsync(stream.fileno())
-            if _is_remote(folder):
+            if remote:
                 tf.io.gfile.copy(new, path, overwrite=True)
             else:
                 os.replace(new, path)
@@ -126,27 +127,5 @@ def _unlink(path):
 def _files(folder, name=_NAME):
     folder = os.fspath(folder)
     there = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
-    return [_join(folder, each) for each in sorted(there) if re.fullmatch(name, each)]
-
-
-def _join(folder, name):
-    remote = _is_remote(folder)
-    return f"{folder.rstrip('/')}/{name}" if remote else os.path.join(folder, name)
-
-
-def _is_remote(path):
-    return "://" in path
-
-
-@contextlib.contextmanager
-def _local(path):
-    """Yields a file of this host's with the same content."""
-    if not _is_remote(path):
-        with open(path, "rb") as stream:
-            yield stream
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = os.path.join(folder, "backup.npz")
-        tf.io.gfile.copy(path, copy)
-        with open(copy, "rb") as stream:
-            yield stream
+    names = [each for each in sorted(there) if re.fullmatch(name, each)]
+    return [tf.io.gfile.join(folder, each) for each in names]

@@ -1,7 +1,7 @@
 """The configuration that every task starts from; files in `configs/` are deltas."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import config_dict
@@ -160,7 +160,8 @@ def _at_least(least):
     return f"at least {least}", lambda v: v >= least
 
 
-def _one_of(names):
+def one_of(names: Sequence[str]) -> tuple[str, Callable[[Any], bool]]:
+    """Returns the rule that a field is one of some names; see `broken_rules`."""
     return f"one of {names}", lambda v: v in names
 
 
@@ -193,13 +194,13 @@ _GROUPS = {
     "model.dense": _NOT_NEGATIVE,
     "model.widths model.blocks_per_stage": _COUNTS,
     "model.blocks": _BLOCKS,
-    "strategy": _one_of(STRATEGIES),
-    "optimizer.name": _one_of(optimizers.NAMES),
-    "optimizer.schedule": _one_of(optimizers.SCHEDULES),
-    "model.pooling": _one_of(("cls", "mean")),
-    "precision.float16_accumulation": _one_of(("float32", "float16")),
-    "precision.optimizer_state": _one_of(low_bit.STATES),
-    "precision.weights": _one_of(("float32", "bfloat16")),
+    "strategy": one_of(STRATEGIES),
+    "optimizer.name": one_of(optimizers.NAMES),
+    "optimizer.schedule": one_of(optimizers.SCHEDULES),
+    "model.pooling": one_of(("cls", "mean")),
+    "precision.float16_accumulation": one_of(("float32", "float16")),
+    "precision.optimizer_state": one_of(low_bit.STATES),
+    "precision.weights": one_of(("float32", "bfloat16")),
     "precision.overrides": _PAIRS,
 }
 _RULES = {field: rule for fields, rule in _GROUPS.items() for field in fields.split()}
@@ -235,11 +236,25 @@ def validate(config: config_dict.ConfigDict) -> None:
             f"{config.steps_per_execution}. Expected one of them unset (0 or 1)."
         )
     try:
-        keywords = loss_scale_keywords(config.precision.loss_scale)
-        rule.LossScaleConfig.from_keywords(keywords)
+        rule.LossScaleConfig.from_keywords(
+            loss_scale_keywords(config.precision.loss_scale)
+        )
     except (TypeError, ValueError) as e:
         wrong.append(f"config.precision.loss_scale: {e}")
     if wrong:
+        raise ValueError(" ".join(wrong))
+
+
+def check(
+    config: config_dict.ConfigDict,
+    rules: Mapping[str, tuple[str, Callable[[Any], bool]]],
+) -> None:
+    """Raises ValueError, naming all fields at once, if one breaks its rule.
+
+    Args:
+      config, rules: As of `broken_rules`.
+    """
+    if wrong := broken_rules(config, rules):
         raise ValueError(" ".join(wrong))
 
 
@@ -287,8 +302,9 @@ def settle_rewrite(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """
     settled = config.copy_and_resolve_references()
     if settled.precision.graph_rewrite is None:
-        mode = settled.precision.mode
-        request = precision_settings.rewrite_request(False, mode, None)
+        request = precision_settings.rewrite_request(
+            False, settled.precision.mode, None
+        )
         settled.precision.graph_rewrite = request is not None
     return settled
 

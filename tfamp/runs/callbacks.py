@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -72,9 +73,9 @@ class ReplicaStatistics(keras.callbacks.Callback):
             for weight, mean in zip(moving, means, strict=True):
                 weight.assign(mean)
 
-        several = self.model.distribute_strategy.num_replicas_in_sync > 1
-        needed = several and moving
-        self._average = _on_replicas(self.model, average) if needed else lambda: None
+        self._average = lambda: None
+        if moving and self.model.distribute_strategy.num_replicas_in_sync > 1:
+            self._average = _on_replicas(self.model, average)
 
     def on_test_begin(self, logs=None):
         """Averages before the validation."""
@@ -126,7 +127,7 @@ class _FiniteMean(keras.metrics.Mean):
 
 
 def _watch_losses(model):
-    """Has Keras' mean of the loss leave out what is not finite; None without one."""
+    """Has Keras' mean of the loss leave out what is not finite, and returns it."""
     for metric in model.metrics:
         if type(metric) is keras.metrics.Mean and metric.name == "loss":
             metric.__class__ = _FiniteMean
@@ -135,7 +136,8 @@ def _watch_losses(model):
                     (), "zeros", "float32", aggregation="mean", name="nonfinite"
                 )
             return metric
-    return None
+    # The loss of a `train_step` that does without.
+    return types.SimpleNamespace(nonfinite=0, reset_state=lambda: None)
 
 
 def _steps_done(model, batch):
@@ -176,9 +178,7 @@ class Recorder(keras.callbacks.Callback):
         every: int | None = None,
     ):
         super().__init__()
-        self.path = path
-        self.steps_per_epoch = steps_per_epoch
-        self.every = every
+        self.path, self.steps_per_epoch, self.every = path, steps_per_epoch, every
 
     def on_train_begin(self, logs=None):
         """Reads how long the epochs before a resumption took."""
@@ -196,9 +196,8 @@ class Recorder(keras.callbacks.Callback):
         """Starts the clock and the running mean anew."""
         self._epoch = epoch
         self._before, self._sum, self._count = self._step, 0.0, 0
-        self._note_training(True)
-        if self._tracker is not None:
-            self._tracker.reset_state()
+        self._tracker.training = True
+        self._tracker.reset_state()
         # And when the first and last call ended, and the steps of the first.
         self._times, self._first, self._logs = [time.perf_counter()], None, {}
 
@@ -215,13 +214,11 @@ class Recorder(keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any], within: bool) -> None:
         """Resumes from a backup, within an epoch or at the start of one."""
-        self._step = state["step"]
+        self._step = self._before = state["step"]
         if within:
             self._before, self._seconds = state["before"], state["seconds"]
             self._sum, self._count = state["sum"], state["count"]
             self._logs = state["logs"]
-        else:
-            self._before = state["step"]
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss and the loss scale now and then, and when the epoch ends."""
@@ -245,11 +242,11 @@ class Recorder(keras.callbacks.Callback):
 
     def on_test_begin(self, logs=None):
         """Keeps the validation's loss unchanged."""
-        self._note_training(False)
+        self._tracker.training = False
 
     def on_train_end(self, logs=None):
         """Keeps the loss of later evaluations unchanged."""
-        self._note_training(False)
+        self._tracker.training = False
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's line. The device is idle: the last loss has been read."""
@@ -268,14 +265,8 @@ class Recorder(keras.callbacks.Callback):
         self._write("epoch", epoch=epoch + 1, **logs, **lost, **times)
         logs.update(lost if any(lost.values()) else {})
 
-    def _note_training(self, training):
-        if self._tracker is not None:
-            self._tracker.training = training
-
     def _nonfinite(self):
         """How many losses of this epoch were not finite; reads from the device."""
-        if self._tracker is None:
-            return 0
         return int(keras.ops.convert_to_numpy(self._tracker.nonfinite))
 
     def _scaling(self):

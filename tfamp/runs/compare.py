@@ -69,8 +69,7 @@ def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
     mode = chosen.name
     if mode != "float32":
         return mode, f"mode {mode}: {reason}"
-    devices = hardware.read_devices()
-    support = hardware.format_support("bfloat16", devices)
+    support = hardware.format_support("bfloat16", hardware.read_devices())
     why = "the mode for this host" if requested == "auto" else "the requested mode"
     return "mixed_bfloat16", (
         f"float32 is {why}; mixed_bfloat16 is shown for comparison: {support.reason}"
@@ -212,8 +211,7 @@ def _read(folder, run_results):
     except (OSError, ValueError):
         return None  # None yet, or damaged: made anew from the runs.
     same = [result._asdict() for result in run_results]
-    stored_results = stored["schema_version"], stored["results"]
-    if stored_results != (verdict.SCHEMA_VERSION, same):
+    if (stored["schema_version"], stored["results"]) != (verdict.SCHEMA_VERSION, same):
         return None
     fields = (stored[name] for name in ("note", "export", "environment"))
     return verdict.Comparison(stored["name"], run_results, *fields)
@@ -251,8 +249,7 @@ def write(compared: verdict.Comparison, folder: pathlib.Path, runs) -> None:
     plots.write_comparison(folder, compared.name, runs)
     run_files.write_text(folder / "report.md", compared.to_markdown())
     # The last: it says that the others are all there.
-    text = json.dumps(compared.to_dict(), indent=2)
-    run_files.write_text(folder / "comparison.json", text)
+    run_files.write_json(folder / "comparison.json", compared.to_dict())
 
 
 def _export(task, run, path):

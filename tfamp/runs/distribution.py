@@ -267,6 +267,5 @@ def prepare(strategy: tf.distribute.Strategy, model: keras.Model, task) -> None:
       model: A compiled model; changed in place.
       task: The run's `tasks.Task`.
     """
-    example = pipeline.augmented(task.train, task.augment).batch(1)
-    workers = describe(strategy)["workers"]
-    replicas.prepare_fit(strategy, model, next(iter(example)), workers)
+    example = next(iter(pipeline.augmented(task.train, task.augment).batch(1)))
+    replicas.prepare_fit(strategy, model, example, describe(strategy)["workers"])

@@ -101,8 +101,10 @@ def compare_modes(
         run_files.open_folder(None, folder, "comparison")
         with run_files.locked(folder):
             # So that a changed script is refused, and not given the results of before.
-            facts = {"epochs": epochs, "build": _source(build)}
-            facts |= {"train": _shapes(train), "test": _shapes(test)}
+            facts = {
+                **{"epochs": epochs, "build": _source(build)},
+                **{"train": _shapes(train), "test": _shapes(test)},
+            }
             run_results, folders = [], {}
             for seed, mode in itertools.product(range(seeds), names):
                 count = f"run {len(run_results) + 1} of {len(names) * seeds}"
@@ -124,20 +126,19 @@ def compare_modes(
 
 def _resolve(modes):
     """Returns the modes by name, each once, and a note on the choice."""
-    names, notes = [], []
-    for mode in modes:
-        if mode == "auto":
-            name, note = compare.mixed_mode(mode)
-            notes.append(note)
-        else:
-            name = settings.resolve_mode(mode)[0].name
-        names.append(name)
+    chosen = [
+        compare.mixed_mode(mode)
+        if mode == "auto"
+        else (settings.resolve_mode(mode)[0].name, "")
+        for mode in modes
+    ]
+    names = [name for name, _ in chosen]
     if not names or isinstance(modes, str) or len(set(names)) < len(names):
         raise ValueError(
             "`modes` must be names of precision modes, each once. Received: "
             f"modes={modes!r}, which are {', '.join(names) or 'none'}."
         )
-    return names, "; ".join(notes)
+    return names, "; ".join(note for _, note in chosen if note)
 
 
 def _run(config, folder, build, train, validation, test):
@@ -225,8 +226,9 @@ def _arguments(data):
 
 def _errors(model):
     """Names of metrics of which lower is better, as Keras' callbacks know them."""
-    names = []
-    for metric in model.metrics:
-        inner = getattr(metric, "metrics", None) or [metric]
-        names += [m.name for m in inner if getattr(m, "_direction", None) == "down"]
-    return names
+    metrics = [
+        each
+        for metric in model.metrics
+        for each in getattr(metric, "metrics", None) or [metric]
+    ]
+    return [each.name for each in metrics if getattr(each, "_direction", "") == "down"]

@@ -70,10 +70,9 @@ def training_batches(
     first = seed * 2**20  # Of epochs: no two runs of a seed list share one's order.
 
     def one_epoch(epoch):
-        shuffled = dataset.shuffle(
+        whole = dataset.shuffle(
             min(examples, buffer), seed=first + epoch, reshuffle_each_iteration=False
-        )
-        whole = shuffled.take(examples // batch_size * batch_size)
+        ).take(examples // batch_size * batch_size)
         return augmented(whole, augment, first + epoch, share).batch(size, True)
 
     size = share.get_per_replica_batch_size(batch_size) if share else batch_size
@@ -125,5 +124,4 @@ def evaluation_batches(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dat
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
-    batches = dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)
-    return batches.with_options(options)
+    return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE).with_options(options)

@@ -169,8 +169,7 @@ def _draw_epochs(axes, rows, epochs, style):
     finite = [row for row in epochs if row.get("val_perplexity") is not None]
     steps = [length * row["epoch"] for row in finite]
     style = {**style, "linewidth": 1, "markersize": 5, "markeredgecolor": "k"}
-    values = [row["val_perplexity"] for row in finite]
-    axes.plot(steps, values, **style)
+    axes.plot(steps, [row["val_perplexity"] for row in finite], **style)
 
 
 def _draw_scaling(scale, interval, curves, colors):

@@ -96,8 +96,7 @@ def finish(
         scores=scores,
         **facts,
     )
-    text = json.dumps(result._asdict(), indent=2)
-    run_files.write_text(folder / "result.json", text)
+    run_files.write_json(folder / "result.json", result._asdict())
     return result
 
 
@@ -156,9 +155,8 @@ def read_run(folder: str | os.PathLike) -> Run:
 
 def is_finished(config: config_dict.ConfigDict, folder: pathlib.Path) -> bool:
     """Whether a run's folder holds the result of as many epochs as requested."""
-    if not (folder / "result.json").exists():
-        return False
-    return run_files.read_config(folder).epochs == config.epochs
+    there = (folder / "result.json").exists()
+    return there and run_files.read_config(folder).epochs == config.epochs
 
 
 def read_result(folder: pathlib.Path) -> RunResult:

@@ -87,8 +87,8 @@ def _kind(folder):
 
 def write_config(config: config_dict.ConfigDict, folder: pathlib.Path) -> None:
     """Writes `config.yaml`: the resolved settings."""
-    text = yaml.safe_dump(plain_config(config), sort_keys=False)
-    write_text(folder / "config.yaml", text)
+    settings = plain_config(config)
+    write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
 
 
 # What tasks were called in `config.yaml` up to version 0.2 -> their recipe.
@@ -152,9 +152,8 @@ def _check_same(old, config, folder):
 def _may_be_longer(old, new):
     """Whether more epochs leave the learning rates of those before as they were."""
     steady = ("optimizer.schedule", "constant"), ("optimizer.warmup_fraction", 0)
-    if any(new.get(field) != value for field, value in steady):
-        return False
-    return new["epochs"] > old.get("epochs", new["epochs"])
+    same = all(new.get(field) == value for field, value in steady)
+    return same and new["epochs"] > old.get("epochs", new["epochs"])
 
 
 def read_config(folder: pathlib.Path) -> config_dict.ConfigDict:
@@ -284,6 +283,11 @@ def write_text(path: pathlib.Path, text: str) -> None:
         new.write_text(text)
 
 
+def write_json(path: pathlib.Path, content: Any, indent: int | None = 2) -> None:
+    """Writes plain data so that a kill leaves the old file or the new one."""
+    write_text(path, json.dumps(content, indent=indent))
+
+
 def write_assets(assets: Mapping[str, str], folder: pathlib.Path) -> None:
     """Writes the files of a `tasks.Task` that a model's users need beside it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -322,10 +326,6 @@ def write_environment(
       distribution: What `distribution.describe` says of the strategy.
       **settings: What else was requested and is in force.
     """
-    support = {
-        device: {name: each._asdict() for name, each in formats.items()}
-        for device, formats in hardware.detect_support().items()
-    }
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -335,9 +335,12 @@ def write_environment(
         "kernel_switches": [each._asdict() for each in switches.describe()],
         "distribution": distribution,
         **settings,
-        "support": support,
+        "support": {
+            device: {name: each._asdict() for name, each in formats.items()}
+            for device, formats in hardware.detect_support().items()
+        },
     }
-    write_text(folder / "environment.json", json.dumps(environment, indent=2))
+    write_json(folder / "environment.json", environment)
 
 
 def read_metrics(folder: pathlib.Path, kind: str) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """What can be done with a run that has been trained: score, predict, export."""
 
 import contextlib
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -78,7 +77,7 @@ def evaluate(config, folder: pathlib.Path) -> dict[str, Any]:
     with opened(config, folder) as (task, model, metric, weights):
         loss, scores = trainer.score(model, task, config, folder, metric)
     evaluation = {"weights": weights, "test_loss": loss, "scores": scores}
-    run_files.write_text(folder / "evaluation.json", json.dumps(evaluation, indent=2))
+    run_files.write_json(folder / "evaluation.json", evaluation)
     return evaluation
 
 

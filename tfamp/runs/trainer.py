@@ -168,8 +168,9 @@ class _Run:
         self._fit(model, first, saved)
         if self.best.exists():  # None without validation or with a loss of no number.
             model.load_weights(self.best)
-        arguments = model, self.task, config, self.folder, self.metric, self.progress
-        scores = score(*arguments)
+        scores = score(
+            model, self.task, config, self.folder, self.metric, self.progress
+        )
         model.save(self.folder / "model.keras")
         return self._result(status, *scores)
 
@@ -233,8 +234,9 @@ class _Run:
         if watched := self.config.precision.numerics:
             folder = self.folder / "numerics"
             fit_callbacks.append(monitor.NumericsMonitor(watched, log_dir=folder))
-        metrics = self.folder / "metrics.jsonl"
-        saved.also = callbacks.Recorder(metrics, self.steps, every)
+        saved.also = callbacks.Recorder(
+            self.folder / "metrics.jsonl", self.steps, every
+        )
         fit_callbacks += [saved.also, *self.progress]
         if self.task.validation is not None:
             before = run_files.read_metrics(self.folder, "epoch")
@@ -299,8 +301,7 @@ def score(
     scores = model.evaluate(test, verbose=0, return_dict=True, callbacks=[*progress])
     loss = scores.pop("loss")
     own = task.score(model, folder) if task.score else {}
-    first = own or {metric: scores[metric]}
-    scores = {**first, **scores, **own}
+    scores = {**(own or {metric: scores[metric]}), **scores, **own}
     number = results.json_number
     return number(loss), {name: number(value) for name, value in scores.items()}
 
@@ -317,9 +318,10 @@ def build(task: tasks.Task, config) -> tuple[keras.Model, str]:
     """Returns a task's model, compiled for a run, and the name of its first metric."""
     model, metrics = task.build_model(), task.metrics()
     steps = pipeline.steps_per_epoch(task.train, config.batch_size)
-    size = pipeline.steps_per_call(steps, config.steps_per_execution)
-    total = steps * config.epochs
-    compile_model(model, config, total, task.loss, metrics, steps_per_execution=size)
+    compile_model(
+        *(model, config, steps * config.epochs, task.loss, metrics),
+        steps_per_execution=pipeline.steps_per_call(steps, config.steps_per_execution),
+    )
     return model, metrics[0].name
 
 

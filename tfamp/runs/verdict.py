@@ -191,10 +191,12 @@ class Comparison(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what `comparison.json` holds."""
-        fields = self._asdict()
-        fields["results"] = [result._asdict() for result in self.results]
-        differences = [each.to_dict() for each in self.differences()]
-        return {"schema_version": SCHEMA_VERSION, **fields, "statistics": differences}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **self._asdict(),
+            "results": [result._asdict() for result in self.results],
+            "statistics": [each.to_dict() for each in self.differences()],
+        }
 
     def by_mode(self) -> dict[str, list[results.RunResult]]:
         """Returns the runs of each mode, without loss scaling apart, by seed."""

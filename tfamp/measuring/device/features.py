@@ -30,25 +30,18 @@ def train(mode: str, keywords: dict[str, Any], xla: bool, tiny: bool) -> dict[st
         model = keras.Sequential([keras.Input((width,)), *hidden, layers.Dense(10)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, jit_compile=xla)
-        draw = np.random.default_rng(0)
-        x = draw.normal(size=(rows, width)).astype("float32")
-        watch = _Losses()
-        model.fit(x, x[:, :10].argmax(1), rows, epochs=20, verbose=0, callbacks=[watch])
-        status = control.status()
-        in_force = (
-            status.graph_rewrite if keywords.get("graph_rewrite") else status.reason
+        x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
+        starts, ends = [], []
+        watch = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: starts.append(time.perf_counter()),
+            on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()),
         )
-        return {"losses": watch.losses, "seconds": watch.seconds, "in_force": in_force}
-
-
-class _Losses(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.losses, self.seconds, self._start = [], [], 0.0
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._start = time.perf_counter()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.losses.append(float((logs or {})["loss"]))
-        self.seconds.append(time.perf_counter() - self._start)
+        fit = {"epochs": 20, "verbose": 0, "callbacks": [watch]}
+        losses = model.fit(x, x[:, :10].argmax(1), rows, **fit).history["loss"]
+        status = control.status()
+        rewritten = keywords.get("graph_rewrite")
+        return {
+            "losses": list(map(float, losses)),
+            "seconds": [end - start for start, end in zip(starts, ends, strict=True)],
+            "in_force": status.graph_rewrite if rewritten else status.reason,
+        }

@@ -118,11 +118,9 @@ class TorchSteps(Command):
 
     def proceed(self) -> None:
         """Has it go on to its next figures."""
-        try:
+        with contextlib.suppress(OSError):  # It has ended: `result` says why.
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-        except OSError:  # It has ended: `result` says why.
-            pass
 
     def result(self, timeout: float) -> processes.Outcome:
         """Waits for the next figures, so many seconds; None at the end."""

@@ -36,10 +36,9 @@ def write(
       failures: Label -> why it is missing.
       command: The last call's.
     """
-    names = sorted(file.stem for file in (folder / "cells").glob("*.json"))
     figures = {
         name: trial
-        for name in names
+        for name in sorted(file.stem for file in (folder / "cells").glob("*.json"))
         if not name.startswith("new-")  # A call that was killed left it.
         and not name.endswith("-done")
         and (trial := device_trials.read(name)) is not None
@@ -72,9 +71,12 @@ def write(
             [{"what": what, "why": shortened(why)} for what, why in failures.items()]
         ),
     }
-    lines = [f"# What {device_trials.machine.device} shows", _head(content)]
-    lines += [_TINY] * options.tiny
-    lines += [_table([{"fact": k, "value": v} for k, v in facts.items()])]
+    lines = [
+        f"# What {device_trials.machine.device} shows",
+        _head(content),
+        *([_TINY] * options.tiny),
+        _table([{"fact": k, "value": v} for k, v in facts.items()]),
+    ]
     for title, text in sections.items():
         lines += [f"## {title}", text] if text.strip() else []
     if _draw(folder / "steps.png", figures):

@@ -1,5 +1,6 @@
 """What the plan for a GPU measures: groups whose steps are timed, and other jobs."""
 
+import functools
 import json
 import os
 import pathlib
@@ -145,8 +146,9 @@ def start(group: Group, variant: Variant, options: Asked) -> Any:
     if variant.side == "torch":
         how = "compiled" if variant.compiled else "eager"
         numbers = json.dumps(sizes._asdict()), str(ROUNDS), str(COUNT)
-        arguments = group.model, variant.mode, how, *numbers
-        return outside.TorchSteps(options.torch_python, arguments)
+        return outside.TorchSteps(
+            options.torch_python, (group.model, variant.mode, how, *numbers)
+        )
     return processes.Process(
         *(steps.steps, group.model, *variant, sizes, ROUNDS, COUNT),
         preload=(steps.__name__,),
@@ -233,11 +235,13 @@ def _tests(options) -> Iterator[Job]:
     checkout = (_CHECKOUT / "tests/contract").is_dir()
     workers = str(min(4, len(os.sched_getaffinity(0)) // 4))
     for name, arguments in _TESTS.items() if checkout else ():
-        command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--tb=short"]
-        command += ["-p", "no:cacheprovider", "-p", "no:benchmark", "-rfE"]
-        command += ["--continue-on-collection-errors", *arguments]
-        command += ["--collect-only", "-q"] * options.tiny
-        start = lambda command=command: outside.Command(command, _CHECKOUT)  # noqa: E731
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-n", workers, "--tb=short"),
+            *("-p", "no:cacheprovider", "-p", "no:benchmark", "-rfE"),
+            *("--continue-on-collection-errors", *arguments),
+            *(["--collect-only", "-q"] * options.tiny),
+        ]
+        start = functools.partial(outside.Command, command, _CHECKOUT)
         yield Job("tests", name, 300, start)
 
 
@@ -268,10 +272,9 @@ def _float8(options) -> Iterator[Job]:
 
 def _rewrite(options) -> Iterator[Job]:
     for mode, rewrite in map(cells.VARIANTS.get, cells.default_modes(slow=True)):
-        if rewrite is None:
-            continue
-        arguments = mode, {"graph_rewrite": True}, False, options.tiny
-        yield _job("rewrite", f"dense-{mode}", 120, features.train, *arguments)
+        if rewrite is not None:
+            arguments = mode, {"graph_rewrite": True}, False, options.tiny
+            yield _job("rewrite", f"dense-{mode}", 120, features.train, *arguments)
 
 
 def _fit_memory(options) -> Iterator[Job]:
@@ -313,5 +316,5 @@ def _config(options, recipe, mode, seed):
 def _job(part, name, limit, function, *arguments):
     modules = steps, numerics, peaks, accuracy
     preload = (*(module.__name__ for module in modules), "keras_hub")
-    call = lambda: processes.Process(function, *arguments, preload=preload)  # noqa: E731
-    return Job(part, name, limit, call)
+    process = functools.partial(processes.Process, function, *arguments)
+    return Job(part, name, limit, functools.partial(process, preload=preload))

@@ -36,5 +36,8 @@ def measure(plain: dict[str, Any], environment: dict[str, str]) -> dict[str, Any
         later = processes.peak_device()
         totals = computed.to_dict()
         totals.pop("layers")
-        peaks = {"device_bytes": max(first or 0, later or 0), "later_bytes": later}
-        return {"computed": totals, **peaks}
+        return {
+            "computed": totals,
+            "device_bytes": max(first or 0, later or 0),
+            "later_bytes": later,
+        }

@@ -67,8 +67,7 @@ def run(
             f"No such command. Received: torch_python={torch_python!r}. Expected that "
             "of a Python with PyTorch."
         )
-    modes = cells.default_modes(slow=True)
-    plain = "tf32" if "tf32" in modes else "float32"
+    plain = "tf32" if "tf32" in cells.default_modes(slow=True) else "float32"
     mixed = [mode for mode in cells.default_modes() if mode.startswith("mixed")]
     options = Asked(
         tuple(asked_parts) or tuple(parts.PARTS),
@@ -110,8 +109,10 @@ class _Plan:
         self.folder, self.options, self._print = folder, options, say
         (folder / "cells").mkdir(parents=True, exist_ok=True)
         self.trials = trials.Trials(folder)
-        today = datetime.date.today().isoformat()
-        self._stamp = {"date": today, "commit": runner.commit()}
+        self._stamp = {
+            "date": datetime.date.today().isoformat(),
+            "commit": runner.commit(),
+        }
         self.end = time.monotonic() + 60 * options.minutes
         self.failures: dict[str, str] = {}
         self.took: dict[str, float] = {}
@@ -169,14 +170,6 @@ class _Plan:
         finally:
             self.took[label] = time.monotonic() - self._running.pop(label)
 
-    @contextlib.contextmanager
-    def _lives(self, process):
-        self._alive.add(process)
-        try:
-            yield
-        finally:
-            self._alive.remove(process)
-
     def _fails(self, label, why):
         self.failures[label] = why
         self.say(f"  {label}: {page.shortened(why)}")
@@ -200,7 +193,12 @@ class _Plan:
 
     def _timed(self, group: Group, jobs: list[Job]):
         """Runs the jobs; then times what is missing of a group, and its base."""
-        base, *missing = group.variants[0], *self._missing(group)
+        base = group.variants[0]
+        missing = [
+            variant
+            for variant in group.variants
+            if _rounds(self.read(group, variant)) < parts.ROUNDS
+        ]
         label = f"{group.part}: {group.model}, {group.name}"
         if not missing or self.left < _LEAST:
             self._side_by_side(jobs)
@@ -212,22 +210,17 @@ class _Plan:
         # is room for one, it comes first and is that of all.
         count = self.options.together or 1 + len(others)
         step = max(1, count - 1)
-        sets = [others[i : i + step] for i in range(0, len(others), step)] or [[]]
-        if count > 1:
+        sets = [others[i : i + step] for i in range(0, len(others), step)]
+        if count > 1 and sets:
             sets = [[base, *some] for some in sets]
         else:
-            sets = [[base], *filter(None, sets)]
+            sets = [[base], *sets]
         seconds: list[Any] = []
         with self._runs(label):
             for some in sets:
                 seconds = [] if base in some else seconds
                 self._in_turns(group, some, jobs, seconds)
                 jobs = []
-
-    def _missing(self, group):
-        for variant in group.variants:
-            if _rounds(self.read(group, variant)) < parts.ROUNDS:
-                yield variant
 
     def read(self, group, variant):
         """Returns the figures of a variant, of the same sizes; None without."""
@@ -241,9 +234,7 @@ class _Plan:
                 each: scope.enter_context(parts.start(group, each, self.options))
                 for each in variants
             }
-            if jobs:
-                held = len(variants) * parts.HELD
-                self._side_by_side(jobs, held)
+            self._side_by_side(jobs, len(variants) * parts.HELD)
             end = time.monotonic() + min(group.limit, self.left)
             _Turns(self, group, running, end, base).take()
 
@@ -256,7 +247,9 @@ class _Plan:
         if self.left < _LEAST:
             return self._fails(label, "no time left")
         end = time.monotonic() + min(job.limit, self.left)
-        with self._runs(label), job.start() as process, self._lives(process):
+        with self._runs(label), job.start() as process, contextlib.ExitStack() as scope:
+            self._alive.add(process)
+            scope.callback(self._alive.remove, process)
             for number in itertools.count():
                 outcome = process.result(end - time.monotonic())
                 if outcome.value is not None:
@@ -319,8 +312,7 @@ class _Turns:
             self.plan.keep(figure_name(self.group, variant), held)
 
     def _label(self, variant):
-        compiled = ", compiled" * variant.compiled
-        what = f"{variant.side} {variant.mode}{compiled}"
+        what = f"{variant.side} {variant.mode}{', compiled' * variant.compiled}"
         return f"{self.group.part}: {self.group.model}, {what}"
 
 

@@ -24,8 +24,7 @@ def read(folder: pathlib.Path, steps: int) -> dict[str, Any] | None:
     """
     kind = names.resolve("tensorflow.tsl.profiler.protobuf.xplane_pb2:XSpace")
     for file in folder.rglob("*.xplane.pb") if kind else ():
-        space = kind.FromString(file.read_bytes())
-        for plane in space.planes:
+        for plane in kind.FromString(file.read_bytes()).planes:
             if plane.name.startswith("/device:GPU") and (events := _events(plane)):
                 return _summary(events, steps)
     return None

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp.measuring import processes
+from tfamp.measuring import measure, processes
 from tfamp.measuring.device import networks, profiles
 from tfamp.precision import control, policy
 
@@ -50,14 +50,14 @@ def steps(
             tf.config.experimental.reset_memory_stats("GPU:0")
 
         def fit(steps, *callbacks):
-            watch = _Watch()
+            watch = measure.Stopwatch()
             callbacks = [watch, *callbacks]
             model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
             return watch
 
         watch = fit(WARMUP)
         yield {
-            "build_seconds": watch.begun - start,
+            "build_seconds": watch.starts[0] - start,
             "first_step_seconds": watch.seconds[0],
             "device_bytes": processes.peak_device(),
             "status": str(control.status()) if side == "tfamp" else "",
@@ -85,19 +85,3 @@ def _in_force(side, mode):
     if side == "tfamp":
         return control.enabled(mode, on_unsupported="warn")
     return policy.policy_scope(mode)
-
-
-class _Watch(keras.callbacks.Callback):
-    """Seconds and losses of each step; Keras has read the loss: the device is done."""
-
-    def __init__(self):
-        super().__init__()
-        self.seconds, self.losses, self.begun = [], [], 0.0
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._start = time.perf_counter()
-        self.begun = self.begun or self._start
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.losses.append(float((logs or {})["loss"]))
-        self.seconds.append(time.perf_counter() - self._start)

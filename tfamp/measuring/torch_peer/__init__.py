@@ -32,12 +32,9 @@ def call(python: str, request: dict[str, Any], timeout: float) -> processes.Outc
       An `Outcome` with figures as `measure.measure` returns them.
     """
     try:
-        done = _run([python, str(_CELL)], json.dumps(request), timeout)
+        return _run([python, str(_CELL)], json.dumps(request), timeout)
     except subprocess.TimeoutExpired:
         return processes.Outcome(None, f"ended after {timeout:.0f} s without a result")
-    if done.returncode:
-        return processes.Outcome(None, processes.reason(done.returncode, done.stderr))
-    return processes.Outcome(json.loads(done.stdout.splitlines()[-1]))
 
 
 def versions(python: str) -> tuple[dict[str, str], str]:
@@ -53,13 +50,12 @@ def versions(python: str) -> tuple[dict[str, str], str]:
         done = _run([python, "-P", "-c", _PROBE], "", _PROBE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return {}, f"{python}: {error}"
-    if done.returncode:
-        return {}, processes.reason(done.returncode, done.stderr)
-    return json.loads(done.stdout.splitlines()[-1]), ""
+    return done.value or {}, done.failure
 
 
-def _run(command, text, timeout):
-    return subprocess.run(
+def _run(command, text, timeout) -> processes.Outcome:
+    """Returns what a command writes in its last line, as JSON."""
+    done = subprocess.run(
         command,
         input=text,
         capture_output=True,
@@ -69,3 +65,6 @@ def _run(command, text, timeout):
         env=processes.outside(),
         timeout=timeout,
     )
+    if done.returncode:
+        return processes.Outcome(None, processes.reason(done.returncode, done.stderr))
+    return processes.Outcome(json.loads(done.stdout.splitlines()[-1]))

@@ -103,11 +103,15 @@ def write(
         model = source.build_model()
     weights = dict(map(to_torch, model.weights))
     features, batches = _batches(source, steps)
+    scaling = config.precision.loss_scale
     described = {
         "network": _NETWORKS[config.task](config, model, weights),
         "features": features,
         "optimizer": _optimizer(config.optimizer, steps),
-        "loss_scale": _loss_scale(config.precision.loss_scale),
+        # Keywords of `GradScaler`; None without loss scaling.
+        "loss_scale": {theirs: scaling[ours] for ours, theirs in _SCALER.items()}
+        if scaling.enabled
+        else None,
         "seed": seed,
     }
     arrays = {f"weights/{name}": value for name, value in weights.items()} | batches
@@ -145,13 +149,6 @@ def _optimizer(config, steps):
         # Adam has none, as `optimizers` has it.
         "weight_decay": 0.0 if config.name == "adam" else config.weight_decay,
     }
-
-
-def _loss_scale(settings):
-    """Keywords of `GradScaler`; None without loss scaling."""
-    if not settings.enabled:
-        return None
-    return {torch_name: settings[name] for name, torch_name in _SCALER.items()}
 
 
 # ---- Names and layouts ----
@@ -209,10 +206,10 @@ def _describe_bert(config, model, weights) -> dict[str, Any]:
         "type_vocab_size": "token_type_embeddings",
     }
     encoder = {
-        name: len(weights[f"encoder.embeddings.{table}.weight"])
-        for name, table in rows.items()
-    }
-    encoder |= {
+        **{
+            name: len(weights[f"encoder.embeddings.{table}.weight"])
+            for name, table in rows.items()
+        },
         "num_hidden_layers": sizes.num_layers,
         "num_attention_heads": sizes.num_heads,
         "hidden_size": sizes.hidden_dim,

@@ -33,8 +33,10 @@ _SECTION = re.compile(
 _MARKUP = re.compile(r":[\w:]+:(?=`)|https?://\S+|%\(\w+\)s|[`*|]|<[^<>\s]*>")
 # Long names are masked wherever they occur ("KerasTensor"), short ones only as words
 # or at the start of a name ("TFRecord").
-_LONG = "tensorflow|keras|scikit[-_]?learn|scikit|sklearn|matplotlib|pyplot|pylab|numpy"
-_LONG += "|scipy|tflite"
+_LONG = (
+    "tensorflow|keras|scikit[-_]?learn|scikit|sklearn|matplotlib|pyplot|pylab|numpy"
+    "|scipy|tflite"
+)
 _SHORT = r"(?<![A-Za-z])(?i:tf|mpl|plt|np|tfds|sp)(?![a-z])"
 
 

@@ -72,8 +72,9 @@ def read(config: config_dict.ConfigDict) -> Text:
                 f"of {', '.join(map(repr, choices))}."
             )
     lines, note = readers[data.name](config)
-    learned = units[data.unit](lines["train"], config.model.vocabulary_size)
-    encode, vocabulary, unknown, tokenizer = learned
+    encode, vocabulary, unknown, tokenizer = units[data.unit](
+        lines["train"], config.model.vocabulary_size
+    )
     ids = {name: encode(part) for name, part in lines.items()}
     length, limit = data.sequence_length, config.limit_examples or None
     windows = {name: cut(part, length)[:limit] for name, part in ids.items()}
@@ -125,10 +126,13 @@ def split(text: str, validation: float, test: float) -> dict[str, str]:
         space = _SPACE.search(text, max(place - 1, 0))  # None: a text without spaces.
         places.append(space.end() if space else place)
     first, second = places
-    parts = {"train": text[:first], "validation": text[first:second]}
     if not validation:
-        parts = {"train": text[:second]}
-    return {**parts, "test": text[second:]}
+        return {"train": text[:second], "test": text[second:]}
+    return {
+        "train": text[:first],
+        "validation": text[first:second],
+        "test": text[second:],
+    }
 
 
 def _text_files(config):

@@ -90,8 +90,8 @@ def load(config: config_dict.ConfigDict) -> Splits:
             f"{data.name} has {sizes} usable question(s) in its files or splits. "
             f"Expected at least 1 of each. {'; '.join(notes)}".strip()
         )
-    keyed = [part.assign(key=_keys(part)) for part in parts]
-    return Splits(*text_data.split(keyed, config, notes), tuple(notes))
+    parts = [part.assign(key=_keys(part)) for part in parts]
+    return Splits(*text_data.split(parts, config, notes), tuple(notes))
 
 
 def read_json(path: str | os.PathLike) -> "pandas.DataFrame":
@@ -104,7 +104,6 @@ def read_json(path: str | os.PathLike) -> "pandas.DataFrame":
       DataError: If the file is missing or of another format.
     """
     try:
-        articles = json.loads(pathlib.Path(path).read_text("utf-8-sig"))["data"]
         rows = [
             (
                 entry["id"],
@@ -114,7 +113,7 @@ def read_json(path: str | os.PathLike) -> "pandas.DataFrame":
                 [answer["text"] for answer in entry["answers"]],
                 [answer["answer_start"] for answer in entry["answers"]],
             )
-            for article in articles
+            for article in json.loads(pathlib.Path(path).read_text("utf-8-sig"))["data"]
             for paragraph in article["paragraphs"]
             for entry in paragraph["qas"]
         ]
@@ -171,12 +170,11 @@ def _read_csv(data, folder, pattern):
     wanted = [*columns(data), data.answer_column]
     table = data_sets.read_files(data, folder, pattern, wanted)
     table = table.set_axis(["context", "question", "answers", "place"], axis=1)
-    starts = [[c.find(a)] for c, a in zip(table.context, table.answers, strict=True)]
     return table.assign(
         id=[os.path.relpath(place, folder or ".") for place in table.place],
         title="",
         answers=[[answer] for answer in table.answers],
-        starts=starts,
+        starts=[[c.find(a)] for c, a in zip(table.context, table.answers, strict=True)],
     )
 
 

@@ -164,10 +164,9 @@ def columns(data: config_dict.ConfigDict) -> list[str]:
 def _read_csv_files(data, folder):
     """Returns the training table and the test table, None if there is none."""
     wanted = [*columns(data), data.label_column]
-    files = (data.train_file, data.test_file)
     return [
         _named(data_sets.read_files(data, folder, file, wanted)) if file else None
-        for file in files
+        for file in (data.train_file, data.test_file)
     ]
 
 
@@ -181,10 +180,8 @@ def _read_glue_files(name, folder):
     """Returns the tables of a GLUE task's own files, and its classes."""
     task = GLUE[name]
     layouts = [("train.tsv", task.dev)] + [_MSR] * (name == "glue/mrpc")
-    for files in layouts:
-        if all(pathlib.Path(folder, file).is_file() for file in files):
-            break
-    else:
+    there = [f for f in layouts if all(pathlib.Path(folder, x).is_file() for x in f)]
+    if not there:
         looked = " or ".join(" and ".join(files) for files in layouts)
         raise errors.DataError(
             f"The folder --manual_dir={folder} lacks the files of {name!r}. Looked for "
@@ -195,7 +192,7 @@ def _read_glue_files(name, folder):
     numbers = {str(number): name for number, name in enumerate(task.classes)}
     tables = [
         _named(data_sets.read_files(written, folder, file, task.columns))
-        for file in files
+        for file in there[0]
     ]
     return *(table.replace({"label": numbers}) for table in tables), task.classes
 
@@ -333,9 +330,8 @@ def split(
     """
     seed = config.data.split_seed
     train, *rest = (part.sample(frac=1, random_state=seed) for part in parts)
-    test = rest[0] if rest else None
-    if test is None:
-        train, test = hold_out(train, config.data.test_fraction, seed)
+    fraction = config.data.test_fraction
+    train, test = (train, *rest) if rest else hold_out(train, fraction, seed)
     # Before a part of `train` selects the checkpoint, which must not know the test.
     if shared := len(set(train.key) & set(test.key)):
         notes.append(f"{shared} text(s) are in both the train and the test file")
