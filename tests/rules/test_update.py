@@ -86,19 +86,16 @@ def test_how_an_update_is_gated(inner, jit_compile, on_cpu, sparse_on_cpu, on_gp
 
 
 @pytest.mark.parametrize(
-    ("devices", "kinds", "expected"),
+    ("devices", "expected"),
     [
-        (["CPU:0"], ["CPU"], True),
-        (["CPU:0", "CPU:1"], ["CPU"], False),
-        (["GPU:0"], ["CPU"], False),
-        (["GPU:0"], ["CPU", "GPU"], True),
-        (["GPU:0", "CPU:0"], ["CPU", "GPU"], False),
-        (["TPU:0"], ["CPU", "GPU"], False),
+        (["CPU:0"], True),
+        (["CPU:0", "CPU:1"], False),
+        (["GPU:0"], True),
+        (["GPU:0", "CPU:0"], False),
+        (["TPU:0"], False),
     ],
 )
-def test_devices_that_one_compiled_function_can_serve(
-    devices, kinds, expected, monkeypatch
-):
+def test_devices_that_one_compiled_function_can_serve(devices, expected, monkeypatch):
     monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: True)
     names = [f"/job:localhost/replica:0/task:0/device:{device}" for device in devices]
-    assert tracing.xla_supports(names, kinds) is expected
+    assert tracing.xla_supports(names) is expected

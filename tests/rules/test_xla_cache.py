@@ -109,7 +109,7 @@ def ptxas(monkeypatch, tmp_path):
     """Returns a function that puts a ptxas of some release into a folder."""
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(builds, "_nvcc_folder", lambda: str(tmp_path / "wheel"))
+    monkeypatch.setattr(builds, "_NVCC_FOLDER", str(tmp_path / "wheel"))
     monkeypatch.setattr(builds, "_ROOTS", ())
 
     def put(folder, release):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import errors
+from tfamp import errors, tables
 from tfamp.diagnostics import launch_rules, layer_facts, rules, training_step
 from tfamp.diagnostics.findings import Finding, percent
 from tfamp.facts import hardware, names, user_code
@@ -56,12 +56,7 @@ class AuditReport(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        own = {
-            "findings": [each._asdict() for each in self.findings],
-            "launches": self.launches and self.launches._asdict(),
-            "cost": self.cost and self.cost._asdict(),
-        }
-        return {"schema_version": 3, **self._asdict(), **own}
+        return {"schema_version": 3, **tables.plain(self)}
 
     def to_markdown(self) -> str:
         """Returns the report as Markdown, readable as plain text."""
@@ -87,9 +82,9 @@ class AuditReport(NamedTuple):
         ]
         lines += [
             "- If results are wrong, `tfamp.compare_precision` shows in which layer "
-            "errors begin."
+            "errors begin.",
+            *(["", table] if table else []),
         ]
-        lines += ["", table] if table else []
         return "\n".join([f"# Audit of {self.model!r}", "", *lines])
 
     __str__ = __repr__ = _repr_markdown_ = to_markdown
@@ -147,14 +142,6 @@ def audit(
             layers = layer_facts.collect(model, specs)
     except errors.ExportError as error:
         raise ValueError(str(error).replace("`sample_inputs`", "`inputs`")) from error
-    if uncounted := [layer.path for layer in layers if layer.is_uncounted]:
-        notes.append(
-            "The multiplications of these are not counted: "
-            f"{errors.examples(uncounted)}"
-        )
-    again = [x.path for x in names.flatten_layers(model) if recomputed.describe(x)]
-    if again:
-        notes.append(f"Recomputed in the backward pass: {errors.examples(again)}")
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
     step = rules.TrainingStep(
@@ -169,7 +156,17 @@ def audit(
         prefers_float32=not simulated
         and bool(described.mostly_slow(model, "bfloat16")),
     )
-    notes += _float32_notes(step)
+    flat = names.flatten_layers(model)
+    named = {
+        "The multiplications of these are not counted": [
+            x.path for x in layers if x.is_uncounted
+        ],
+        "Recomputed in the backward pass": [
+            x.path for x in flat if recomputed.describe(x)
+        ],
+        "Kept in float32 by tfamp": _kept_in_float32(step),
+    }
+    notes += [f"{what}: {errors.examples(x)}" for what, x in named.items() if x]
     if step.jit_compile:
         notes.append(_of_sizes(model))
     without_xla = training_step.without_xla(model, description)
@@ -207,35 +204,32 @@ def _launches(model, specs, step, notes):
             "may take a minute."
         )
     try:
-        traced = training_step.trace(model, specs, step.device, step.jit_compile)
+        graph, assumed = training_step.trace(
+            model, specs, step.device, step.jit_compile
+        )
         if step.jit_compile:
-            counted = counts.count_compiled(traced.graph)
+            counted = counts.count_compiled(graph)
         else:
-            counted = counts.count(traced.graph, step.device)
-        refused = counts.refused_by_xla(traced.graph)
+            counted = counts.count(graph, step.device)
+        refused = counts.refused_by_xla(graph)
     except Exception as error:  # The model's own code may raise anything.
         reason = " ".join(str(error).split())[:300]
         notes.append(f"Launches are not counted: {reason or type(error).__name__}")
         return [], None, None
-    notes += traced.notes
+    notes += assumed
     cost = launch_rules.cost(step, counted)
     gathers = bool(compiled.HOOKS.in_force())
-    more = launch_rules.findings(step, counted, cost, gathers, refused)
-    return [*more, *launch_rules.refusal(step, refused)], counted, cost
+    return launch_rules.findings(step, counted, cost, gathers, refused), counted, cost
 
 
-def _float32_notes(step):
-    """Returns what to note of large layers that tfamp's plan keeps in float32."""
-    layers = [x for x in step.layers if x.is_kept and step.is_fast]
-    shares = [(x, step.share([x])) for x in layers]
-    large = [
+def _kept_in_float32(step):
+    """Returns the large layers that tfamp's plan keeps in float32, and why."""
+    return [
         f"{x.path} ({percent(share)}: {x.planned})"
-        for x, share in shares
-        if share >= rules.LARGE_OUTPUT
+        for x in step.layers
+        if x.is_kept and step.is_fast
+        if (share := step.share([x])) >= rules.LARGE_OUTPUT
     ]
-    if not large:
-        return []
-    return [f"Kept in float32 by tfamp: {errors.examples(large)}"]
 
 
 def _execution(model, device, simulated, jit_compile, rewrite):

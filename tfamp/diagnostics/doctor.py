@@ -75,8 +75,9 @@ def describe(device: str | hardware.DeviceDescription | None = None) -> MachineR
     devices = [hardware.find_device(device)] if simulated else hardware.read_devices()
     decision = hardware.choose_mode(devices)
     try:
-        environ = {} if simulated else os.environ
-        rewrite = graph_rewrite.choose_dtype("auto", devices, environ)
+        rewrite = graph_rewrite.choose_dtype(
+            "auto", devices, {} if simulated else os.environ
+        )
     except (errors.UnsupportedModeError, ValueError) as error:
         rewrite = "no", str(error)
     choices = ("mode", decision.mode, decision.reason), ("graph rewrite", *rewrite)
@@ -114,21 +115,17 @@ def _facts(devices):
         has = ", ".join(flag for flag in _CPU_FLAGS if flag in cpu.cpu_flags)
         facts["CPU has"] = has or "no instruction set for 16 bits"
         facts["oneDNN"] = "on" if cpu.onednn else "off"
+    # What assembles XLA's kernels, by the newest NVIDIA GPU.
+    capabilities = filter(None, (device.compute_capability for device in devices))
+    newest = max(capabilities, default=None)
     state, environ = policy.read(), {**os.environ, **xla_flags.users()}
     return {
         **facts,
         "TensorFlow was built for": str(builds.read_build()),
         **builds.describe_driver(),
-        **_ptxas(devices),
+        **({"ptxas": builds.describe_ptxas(newest)} if newest else {}),
         "TF32 flag": "on" if state.tensor_float_32 else "off",
         "dtype policy": str(state.dtype_policy.name),
         "graph rewrite": graph_rewrite.requested_dtype() or "not requested",
         **{name: x for name, x in environ.items() if name.startswith(_VARIABLES) and x},
     }
-
-
-def _ptxas(devices):
-    """Of hosts with an NVIDIA GPU: what assembles XLA's kernels, by the newest one."""
-    capabilities = [each.compute_capability for each in devices]
-    newest = max(filter(None, capabilities), default=None)
-    return {"ptxas": builds.describe_ptxas(newest)} if newest else {}

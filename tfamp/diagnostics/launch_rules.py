@@ -68,10 +68,14 @@ def describe(launches: Launches, costs: StepCost) -> tuple[list[str], str]:
     said = said[0].upper() + said[1:]
     if is_whole:
         return [said], ""
-    rows = [*launches.parts.items(), ("step", launches.total)]
-    rows += [("casts in it", launches.casts), ("graphs of XLA in it", launches.graphs)]
-    rows += [("copies to the host", launches.copies)]
-    shown = [[name, f"{number:,}"] for name, number in rows]
+    rows = {
+        **launches.parts,
+        "step": launches.total,
+        "casts in it": launches.casts,
+        "graphs of XLA in it": launches.graphs,
+        "copies to the host": launches.copies,
+    }
+    shown = [[name, f"{number:,}"] for name, number in rows.items()]
     return [said], tables.table(("part", "launches"), shown, markdown=True)
 
 
@@ -86,7 +90,7 @@ def findings(
     gathers: bool,
     refused: list,
 ) -> list[Finding]:
-    """Returns what the launches of a step are a reason for.
+    """Returns what follows from the launches of a step, or keeps XLA from joining them.
 
     Args:
       step: The step.
@@ -94,38 +98,35 @@ def findings(
       gathers: Whether `enable` has updates and small operators compiled.
       refused: Kinds of operators that XLA does not compile.
     """
+    if step.jit_compile and refused:
+        return [
+            Finding(
+                *("xla", 1.0, f"XLA does not compile {', '.join(refused)}"),
+                "it compiles a step as a whole, or not at all",
+                "compile(jit_compile=False), or do without these operators",
+            )
+        ]
     if step.jit_compile or not costs.is_launch_bound:
         return []
     advice = ["a larger batch has as many launches, and more work in each"]
     if step.allows_xla and not refused:
         advice.insert(0, "compile(jit_compile=True): XLA makes one program of the step")
     if not gathers:
-        cure = (
+        advice.insert(
+            0,
             "tfamp.enable(), in a mode but float32 or with fused_kernels=True, makes "
-            "one program of the update and few of the small operators"
+            "one program of the update and few of the small operators",
         )
-        advice.insert(0, cure)
     part, most = max(launches.parts.items(), key=lambda each: each[1])
-    what = (
-        f"{launches.total:,} launches of small kernels take longer than the arithmetic"
-    )
     saves = f"; {step.narrow} saves memory, and no launch" if step.narrow else ""
-    why = (
-        f"{_ms(costs.launches)} for {_ms(costs.arithmetic)} of arithmetic and "
-        f"{_ms(costs.memory)} of memory; the largest part is {part}, {most:,}{saves}"
-    )
-    how = f"{'; '.join(advice)}. steps_per_execution saves none"
-    return [Finding("launch_bound", 1.0, what, why, how)]
-
-
-def refusal(step: TrainingStep, refused: list) -> list[Finding]:
-    """Returns what follows from operators that XLA does not compile."""
-    if not (step.jit_compile and refused):
-        return []
     return [
         Finding(
-            *("xla", 1.0, f"XLA does not compile {', '.join(refused)}"),
-            "it compiles a step as a whole, or not at all",
-            "compile(jit_compile=False), or do without these operators",
+            *("launch_bound", 1.0),
+            f"{launches.total:,} launches of small kernels take longer than the "
+            "arithmetic",
+            f"{_ms(costs.launches)} for {_ms(costs.arithmetic)} of arithmetic and "
+            f"{_ms(costs.memory)} of memory; the largest part is {part}, "
+            f"{most:,}{saves}",
+            f"{'; '.join(advice)}. steps_per_execution saves none",
         )
     ]

@@ -58,11 +58,16 @@ class LayerFacts(NamedTuple):
     @property
     def is_kept(self) -> bool:
         """Whether a rule of tfamp's plan keeps the layer in float32."""
-        return self.compute_dtype == "float32" and _is_by_rule(self.planned)
+        return _is_by_rule(self.compute_dtype, self.planned)
 
 
-def _is_by_rule(reason):
-    return bool(reason) and not reason.startswith(plan.BY_MODE)
+def _is_kept(layer):
+    return layer is not None and _is_by_rule(layer.compute_dtype, _planned(layer))
+
+
+def _is_by_rule(compute_dtype, reason):
+    by_mode = not reason or reason.startswith(plan.BY_MODE)
+    return compute_dtype == "float32" and not by_mode
 
 
 def _planned(layer):
@@ -109,10 +114,6 @@ def _trace(model, specs):
     calls, outputs = collections.defaultdict(list), {}
     makers = {}  # Of tensors: inner layers come before those around them.
 
-    def is_kept(layer):
-        float32 = layer is not None and layer.compute_dtype == "float32"
-        return float32 and _is_by_rule(_planned(layer))
-
     def note(layer, inputs, results, _):
         if isinstance(layer, keras.Model):
             return
@@ -122,11 +123,12 @@ def _trace(model, specs):
         if inputs and results and all(s.is_fully_defined() for s in shapes):
             # Some layers, such as normalizations, end in a cast.
             cast = [x for x in inputs if x.ref() not in makers and _is_cast(x)]
-            sources = [makers.get(x.op.inputs[0].ref()) for x in cast]
-            free = [
-                x for x, maker in zip(cast, sources, strict=True) if not is_kept(maker)
-            ]
-            elements = 0 if is_kept(layer) else sum(math.prod(x.shape) for x in free)
+            elements = sum(
+                math.prod(x.shape)
+                for x in cast
+                if not _is_kept(layer)
+                and not _is_kept(makers.get(x.op.inputs[0].ref()))
+            )
             calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
 
     input_specs = keras.tree.map_structure(str, specs)
@@ -136,7 +138,7 @@ def _trace(model, specs):
     )
     with model_inputs.explained(model, advice):
         graph = traces.trace(model, (specs,), {"training": True}, note)
-    for tensor in filter(_is_floating, graph.outputs):
+    for tensor in (x for x in graph.outputs if x.dtype.is_floating):
         source = tensor  # A model may end in a cast, or an operation, of its own.
         while source.ref() not in makers and source.op.type in ("Cast", "Identity"):
             source = source.op.inputs[0]
@@ -144,16 +146,10 @@ def _trace(model, specs):
     return calls, outputs
 
 
-def _is_floating(tensor):
-    return tensor.dtype.is_floating
-
-
 def _is_cast(tensor):
     """Whether a tensor is a cast of floats; inputs of a model must be cast."""
-    source = tensor.op.inputs[0] if tensor.op.type == "Cast" else None
-    return (
-        source is not None and source.op.type != "Placeholder" and _is_floating(source)
-    )
+    sources = tensor.op.inputs if tensor.op.type == "Cast" else ()
+    return any(x.op.type != "Placeholder" and x.dtype.is_floating for x in sources)
 
 
 # ---- Facts of a layer ----

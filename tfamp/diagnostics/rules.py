@@ -57,11 +57,12 @@ class TrainingStep(NamedTuple):
     @property
     def narrow(self) -> str | None:
         """The 16-bit dtype that multiplies most, or is in most layers; else None."""
-        work = collections.Counter()
-        for x in self.layers:
+        work = _totals(
+            (x.compute_dtype, max(1, x.multiplications))
+            for x in self.layers
             # Models around others have a dtype, and compute nothing.
-            if x.compute_dtype in formats.LOW and (x.multiplications or x.elements):
-                work[x.compute_dtype] += max(1, x.multiplications)
+            if x.compute_dtype in formats.LOW and (x.multiplications or x.elements)
+        )
         return max(work, key=work.__getitem__, default=None)
 
     @property
@@ -84,9 +85,7 @@ class TrainingStep(NamedTuple):
 
     def formats(self) -> dict[str, float]:
         """Returns format -> share of the multiplications, largest first."""
-        work = collections.Counter()
-        for x in self.layers:
-            work[self.format_of(x)] += x.multiplications
+        work = _totals((self.format_of(x), x.multiplications) for x in self.layers)
         return {name: n / self.multiplications for name, n in work.most_common() if n}
 
     def share(self, layers: Iterable[LayerFacts], of: str = "multiplications") -> float:
@@ -94,6 +93,12 @@ class TrainingStep(NamedTuple):
         whole = "elements" if of == "casts" else of
         total = max(1, sum(getattr(x, whole) for x in self.layers))
         return min(1.0, sum(getattr(x, of) for x in layers) / total)
+
+
+def _totals(pairs):
+    """Returns the sum of the numbers of each key."""
+    counts = (collections.Counter({key: number}) for key, number in pairs)
+    return sum(counts, collections.Counter())
 
 
 # ---- The whole step ----

@@ -6,7 +6,7 @@ first step would make, are copies that are thrown away.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,19 +21,12 @@ _UNINITIALIZED = "tensorflow.python.ops.resource_variable_ops:UninitializedVaria
 _SMALL = 4096  # Elements of a variable that may have its memory.
 
 
-class Traced(NamedTuple):
-    """The graph of a step, and what was assumed for it."""
-
-    graph: tf.Graph
-    notes: tuple[str, ...]
-
-
 def trace(
     model: keras.Model,
     specs: Any,
     device: hardware.DeviceDescription,
     jit_compile: bool,
-) -> Traced:
+) -> tuple[tf.Graph, list[str]]:
     """Traces Keras' training step of a model; runs and changes nothing.
 
     Its parts are in the name scopes "forward", "backward" and "update".
@@ -44,24 +37,26 @@ def trace(
       device: The device that it is traced for.
       jit_compile: Whether XLA compiles it.
 
+    Returns:
+      The graph, and what was assumed for it.
+
     Raises:
       ValueError: If the model does not train by Keras' own step.
       Exception: Whatever the model's own code raises.
     """
     _check(model)
-    places = structure.walk(model)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(hardware.simulated(device))
-        stack.enter_context(on_gpu(device))
-        stack.enter_context(model_hooks.as_enabled(model, specs))
-        stack.enter_context(traces.unchanged([place.layer for place in places]))
-        stack.enter_context(traces.looking())
+    with (
+        hardware.simulated(device),
+        on_gpu(device),
+        model_hooks.as_enabled(model, specs),
+        traces.unchanged(structure.layers(model)),
+        traces.looking(),
+    ):
         step = _Step(model)
         traced = tf.function(
             step.one_step_on_data, jit_compile=jit_compile, autograph=False
         )
-        graph = traced.get_concrete_function(specs).graph
-    return Traced(graph, tuple(step.notes))
+        return traced.get_concrete_function(specs).graph, step.notes
 
 
 _CUDNN = hooks.HookGroup(_is_gpu_available=lambda original: lambda: True)
@@ -86,7 +81,11 @@ def without_xla(model: keras.Model, device: hardware.DeviceDescription) -> list[
 
 
 def _check(model):
-    own = [x for x in ("train_step", "compute_loss") if _is_own(model, x)]
+    own = [
+        name
+        for name in ("train_step", "compute_loss")
+        if not getattr(type(model), name).__module__.startswith(("keras.", "tfamp."))
+    ]
     if own:
         raise ValueError(f"{type(model).__name__} has its own `{own[0]}`")
     if model.compiled and model.optimizer is None:
@@ -95,10 +94,6 @@ def _check(model):
         raise ValueError("nothing of it trains")
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise ValueError("it has several replicas")
-
-
-def _is_own(model, name):
-    return not getattr(type(model), name).__module__.startswith(("keras.", "tfamp."))
 
 
 class _Step(keras.Model):

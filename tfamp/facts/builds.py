@@ -26,6 +26,7 @@ _AND_CUDA = 'pip install "tensorflow[and-cuda]"'
 _CAPABILITY = (75, 76)
 _ROOTS = ("/usr/local/cuda", "/opt/cuda")
 _NVCC = "nvidia-cuda-nvcc-cu12>=12.9"  # The wheel of a ptxas without the defect below.
+_NVCC_FOLDER = str(pathlib.Path(tf.__file__).parents[1] / "nvidia" / "cuda_nvcc")
 _FULL = 0.1  # Share of a GPU's memory below which little can be trained.
 
 
@@ -93,9 +94,11 @@ def missing_code(capability: tuple[int, int], build: Build | None = None) -> str
             "not run"
         )
     ptx = [_numbers(x) for x in build.capabilities if x.startswith("compute_")]
-    what = "its kernels do not run"
-    if any(x < capability for x in ptx):
-        what = "each kernel is compiled from PTX at first use: takes minutes, or fails"
+    what = (
+        "each kernel is compiled from PTX at first use: takes minutes, or fails"
+        if any(x < capability for x in ptx)
+        else "its kernels do not run"
+    )
     return (
         f"{built}: {what}. Install a TensorFlow whose "
         f"tf.sysconfig.get_build_info() lists sm_{here.replace('.', '')}, or build one "
@@ -159,11 +162,8 @@ def driver_release() -> str:
     return release.value.decode(errors="replace")
 
 
-def describe_driver(build: Build | None = None) -> dict[str, str]:
+def describe_driver() -> dict[str, str]:
     """Returns what NVIDIA's driver reports, by NVML; `nvidia-smi` is not needed.
-
-    Args:
-      build: What TensorFlow was built for; None for the installed one.
 
     Returns:
       {what: a sentence}: the driver's, and one for each GPU, each with what to do
@@ -178,7 +178,7 @@ def describe_driver(build: Build | None = None) -> dict[str, str]:
     except nvml.NVMLError as error:
         return {"NVIDIA driver": f"none in use ({error})"}
     try:
-        return dict(_driver_rows(nvml, build or read_build()))
+        return dict(_driver_rows(nvml, read_build()))
     finally:
         nvml.nvmlShutdown()
 
@@ -269,11 +269,10 @@ def find_ptxas() -> Ptxas | None:
     data_dirs = re.findall(
         r"xla_gpu_cuda_data_dir=(\S+)", os.environ.get("XLA_FLAGS", "")
     )
-    roots = [*_ROOTS, _nvcc_folder(), sys.prefix]
     folders = (
         *[os.path.join(root, "bin") for root in data_dirs[-1:]],
         *os.environ.get("PATH", "").split(os.pathsep),
-        *[os.path.join(root, "bin") for root in roots],
+        *[os.path.join(root, "bin") for root in (*_ROOTS, _NVCC_FOLDER, sys.prefix)],
     )
     for folder in folders:
         file = shutil.which("ptxas", path=folder) if folder else None
@@ -281,10 +280,6 @@ def find_ptxas() -> Ptxas | None:
         if file and version >= (11, 8) and version != (12, 3, 103):
             return Ptxas(file, version)
     return None
-
-
-def _nvcc_folder():
-    return str(pathlib.Path(tf.__file__).parents[1] / "nvidia" / "cuda_nvcc")
 
 
 @functools.cache
@@ -312,13 +307,13 @@ def describe_ptxas(capability: tuple[int, int]) -> str:
     text = f"{'.'.join(map(str, ptxas.version))} ({ptxas.path})"
     if capability < (9, 0) or not (12, 0) <= ptxas.version < (12, 6, 85):
         return text
-    folder = _nvcc_folder()
     text += (
         ": from 12.0 to 12.6.84 it compiles some limits (clamp, min, max) wrongly for "
         f'capability 9.0 and more (nvbug 4826023): pip install "{_NVCC}"'
     )
-    if not ptxas.path.startswith(folder):
+    if not ptxas.path.startswith(_NVCC_FOLDER):
         text += (
-            f" and set XLA_FLAGS=--xla_gpu_cuda_data_dir={folder}, which comes first"
+            f" and set XLA_FLAGS=--xla_gpu_cuda_data_dir={_NVCC_FOLDER}, which comes "
+            "first"
         )
     return text

@@ -125,11 +125,11 @@ def _read(name):
             supported=_SUPPORTED[name],
         )
     info = ml_dtypes.finfo(name)
-    limits = info.max, info.smallest_normal, info.smallest_subnormal, info.eps
     return FloatFormat(
         name,
         *map(int, (info.bits, info.nexp, info.nmant)),
-        *map(float, limits),
+        *map(float, (info.max, info.smallest_normal)),
+        *map(float, (info.smallest_subnormal, info.eps)),
         bytes=np.dtype(name).itemsize,
         supported=_SUPPORTED[name],
     )

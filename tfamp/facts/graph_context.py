@@ -4,8 +4,9 @@ Where a release lacks a private name, the answer is the one that turns a shortcu
 """
 
 import contextlib
-import threading
-from collections.abc import Callable, Container, Iterable, Iterator
+import contextvars
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -34,26 +35,27 @@ def watched() -> bool:
     return bool(getattr(_context(), "op_callbacks", True))
 
 
-class _Now(threading.local):
-    is_for_a_rest = False
-
-
-_now = _Now()
-
-
 @contextlib.contextmanager
-def for_a_rest() -> Iterator[None]:
-    """Scopes a step on the rest of an epoch: too rare to compile anything for it."""
-    before, _now.is_for_a_rest = _now.is_for_a_rest, True
+def during(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
+    """Scopes a value of this thread."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _now.is_for_a_rest = before
+        variable.reset(token)
+
+
+_is_for_a_rest = contextvars.ContextVar("is_for_a_rest", default=False)
+
+
+def for_a_rest() -> contextlib.AbstractContextManager[None]:
+    """Scopes a step on the rest of an epoch: too rare to compile anything for it."""
+    return during(_is_for_a_rest, True)
 
 
 def is_for_a_rest() -> bool:
     """Whether a step on the rest of an epoch is traced, in `for_a_rest`."""
-    return _now.is_for_a_rest
+    return _is_for_a_rest.get()
 
 
 def has_started() -> bool:
@@ -66,18 +68,16 @@ def deterministic() -> bool:
     return _private("framework.config:is_op_determinism_enabled", lambda: True)()
 
 
-def xla_supports(devices: Iterable[str], kinds: Container[str]) -> bool:
+def xla_supports(devices: Iterable[str]) -> bool:
     """Whether XLA can compile one function over variables on these devices.
 
     Args:
       devices: Full device names; XLA needs one for all.
-      kinds: Device types that may be compiled for.
     """
     names = set(devices)
     kind = _kind(names.pop()) if len(names) == 1 else ""
     # A GPU that TensorFlow was not built for is a plug-in (Apple's Metal): no XLA.
-    has_xla = kind == "CPU" or (kind == "GPU" and tf.test.is_built_with_gpu_support())
-    return has_xla and kind in kinds
+    return kind == "CPU" or (kind == "GPU" and tf.test.is_built_with_gpu_support())
 
 
 def one_device(values: Iterable[tf.Tensor] = ()) -> str:
@@ -94,7 +94,7 @@ def one_device(values: Iterable[tf.Tensor] = ()) -> str:
         return simulated.kind
     devices = tf.config.get_visible_devices()
     kinds = [x.device_type for x in devices if x.device_type != "CPU"] or ["CPU"]
-    if len(kinds) > 1 or not xla_supports([f"/device:{kinds[0]}:0"], ("CPU", "GPU")):
+    if len(kinds) > 1 or not xla_supports([f"/device:{kinds[0]}:0"]):
         return ""
     alone = all(_kind(value.device) in (kinds[0], "") for value in values)
     return kinds[0] if alone else ""

@@ -5,6 +5,7 @@ and `status()` says so. As read in TensorFlow 2.21 and Keras 3.15, and where Ker
 has moved them.
 """
 
+import contextlib
 import ctypes
 import functools
 import pathlib
@@ -81,10 +82,8 @@ def moved(name: str) -> str:
 def resolve(name: str, otherwise: Any = None) -> Any:
     """Returns what a name stands for, as `pkgutil.resolve_name`; else `otherwise`."""
     for each in (name, moved(name)):
-        try:
+        with contextlib.suppress(AttributeError, ImportError):
             return pkgutil.resolve_name(each)
-        except (AttributeError, ImportError):
-            pass
     return otherwise
 
 

@@ -93,24 +93,34 @@ def scope(
         variables[AUTOTUNE] = str(int(cudnn_autotune))
     if float16_accumulation is not None:
         flipped = float16_accumulation == "float16"
-        for name in VARIABLES.keys() - {AUTOTUNE}:
-            variables[name] = str(int(VARIABLES[name][1]) ^ flipped)
-    outer = {name: os.environ.get(name) for name in variables}
+        variables |= {
+            name: str(int(default) ^ flipped)
+            for name, (_, default) in VARIABLES.items()
+            if name != AUTOTUNE
+        }
     changed = [
         name for name in variables if variables[name] != _describe(name).requested
     ]
-    was_deterministic = graph_context.deterministic()
-    try:
-        set_environ(variables)
-        _set_determinism(was_deterministic if deterministic is None else deterministic)
+    before = graph_context.deterministic()
+    with environ(variables), contextlib.ExitStack() as undo:
+        undo.callback(_set_determinism, before)
+        _set_determinism(before if deterministic is None else deterministic)
         late = [each for each in map(_describe, changed) if _IN_TIME in each.effective]
         if late:
             names = ", ".join(f"{each.name}={each.requested}" for each in late)
             user_code.warn(f"{late[0].reason}. Received: {names}.")
         yield
+
+
+@contextlib.contextmanager
+def environ(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Scopes environment variables; None unsets one."""
+    before = {name: os.environ.get(name) for name in values}
+    set_environ(values)
+    try:
+        yield
     finally:
-        set_environ(outer)
-        _set_determinism(was_deterministic)
+        set_environ(before)
 
 
 def set_environ(values: Mapping[str, str | None]) -> None:

@@ -13,7 +13,11 @@ from absl import logging
 
 from tfamp.facts import names
 
-_OWN = pathlib.Path(__file__).parents[1]
+_SKIPPED = (
+    *(os.path.dirname(each.__file__) + os.sep for each in (absl, keras, tf)),
+    f"{pathlib.Path(__file__).parents[1]}{os.sep}",
+    contextlib.__file__,
+)
 _said: set[str] = set()
 
 
@@ -22,13 +26,11 @@ def frames() -> list[traceback.FrameSummary]:
 
     Under AutoGraph, those of the lines that he wrote.
     """
-    folders = [os.path.dirname(each.__file__) for each in (absl, keras, tf)]
-    skipped = (*(f + os.sep for f in (*folders, str(_OWN))), contextlib.__file__)
     tf_stack = "tensorflow.python.util.tf_stack:extract_stack"
     stack = []
     for frame in reversed(names.resolve(tf_stack, traceback.extract_stack)()):
         stack.append(frame)
-        if not frame.filename.startswith(skipped):
+        if not frame.filename.startswith(_SKIPPED):
             break
     return stack
 

@@ -21,9 +21,11 @@ def check() -> None:
     if not old and backend == "tensorflow":
         return
     wanted = " and ".join(f"{name} {old} or newer" for name, old in OLDEST.items())
-    advice = f"Upgrade {' and '.join(old)}."
-    if backend != "tensorflow":
-        advice = "Set KERAS_BACKEND=tensorflow before Keras is imported."
+    advice = (
+        f"Upgrade {' and '.join(old)}."
+        if backend == "tensorflow"
+        else "Set KERAS_BACKEND=tensorflow before Keras is imported."
+    )
     raise ImportError(
         f"tfamp works with {wanted}, with Keras' tensorflow backend. Received: "
         f"TensorFlow {tf.__version__} and Keras {keras.__version__} with the {backend} "

@@ -103,8 +103,8 @@ def _key(gpu):
     flags = os.environ.get(xla_flags.NAME, ""), *xla_flags.choose()[0]
     release = tf.version.VERSION, tf.version.GIT_VERSION
     host = builds.driver_release(), builds.find_ptxas(), graph_context.deterministic()
-    parts = [flags, release, gpu, *host]
-    digest = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+    key = json.dumps([flags, release, gpu, *host], default=str)
+    digest = hashlib.sha256(key.encode()).hexdigest()
     return (
         f"{tf.version.VERSION}-sm{gpu.capability[0]}{gpu.capability[1]}-{digest[:16]}"
     )
@@ -116,15 +116,11 @@ def _read_now(folder, users):
     put = names.resolve("tensorflow.python.pywrap_tfe:TF_SetXlaConstantFoldingDisabled")
     if ask is None or put is None:
         return False
-    before = os.environ.get(NAME)
     flags = f'--{_DIRECTORY}="{folder}" {GPU_ALONE}'
-    switches.set_environ({NAME: f"{users} {flags} --{_PROBE}=true".strip()})
-    try:
+    with switches.environ({NAME: f"{users} {flags} --{_PROBE}=true".strip()}):
         if read_now := bool(ask()):
             put(False)
         return read_now
-    finally:
-        switches.set_environ({NAME: before})
 
 
 # ---- The files ----

@@ -94,12 +94,8 @@ def _reader():
 
 def _read(text):
     """Has XLA read flags now, again if it has read some; others stay as they are."""
-    before = os.environ.get(NAME)
-    switches.set_environ({NAME: text})
-    try:
+    with switches.environ({NAME: text}):
         _reader()(True)
-    finally:
-        switches.set_environ({NAME: before})
 
 
 def users() -> dict[str, str | None]:
@@ -112,9 +108,8 @@ def users() -> dict[str, str | None]:
         return {NAME: now}
     if now == _put.after:
         return {NAME: _put.before}
-    left = now
-    for flag in _put.flags:  # The user has changed it since.
-        left = re.sub(rf"(^|\s+){re.escape(flag)}(?=\s|$)", "", left)
+    flags = "|".join(map(re.escape, _put.flags))  # The user has changed it since.
+    left = re.sub(rf"(^|\s+)({flags})(?=\s|$)", "", now)
     return {NAME: now if left == now else left.strip() or None}
 
 

@@ -61,10 +61,8 @@ class Call:
     @property
     def only_chains(self) -> bool:
         """Whether it does nothing but pass tensors to layers and return theirs."""
-        ids = {id(x) for x in keras.tree.flatten(self.sources)}
-        ids |= {id(x) for x in keras.tree.flatten(self.arguments)}
-        for each in self.children:
-            ids |= {id(x) for x in keras.tree.flatten(each.outputs)}
+        taken = [self.sources, self.arguments, *(x.outputs for x in self.children)]
+        ids = {id(x) for x in keras.tree.flatten(taken)}
         results = [self.outputs, *(each.sources for each in self.children)]
         return all(id(x) in ids for x in floats(results))
 
@@ -168,8 +166,9 @@ class Recorder:
             self._completed.pop()
         self._tape.watch(floats(record.outputs))
         # Keras calls a cell once outside of its loop, to see what it returns.
-        inner = [x for x in record.children if id(x.owner) not in self._looped]
-        record.children = inner
+        record.children = [
+            x for x in record.children if id(x.owner) not in self._looped
+        ]
         self._completed[-1].append(record)
         return record.outputs
 
@@ -196,8 +195,11 @@ def paths_of(model: keras.Model) -> dict[int, tuple[keras.Operation, str]]:
         for each in getattr(layer, "operations", ()):
             inside = f"{path}/{each.name}" if holders else each.name
             owners.setdefault(id(each), (each, inside))
-    kind = keras.layers.InputLayer
-    return {key: each for key, each in owners.items() if not isinstance(each[0], kind)}
+    return {
+        key: each
+        for key, each in owners.items()
+        if not isinstance(each[0], keras.layers.InputLayer)
+    }
 
 
 def seeds_of(owner: keras.Operation) -> list[keras.Variable]:
@@ -206,8 +208,7 @@ def seeds_of(owner: keras.Operation) -> list[keras.Variable]:
         return []
     held = {id(v) for v in owner.weights}
     held |= {id(v) for each in structure.children(owner) for v in each.variables}
-    others = [v for v in owner.variables if id(v) not in held]
-    return [v for v in others if "seed" in v.path]
+    return [v for v in owner.variables if id(v) not in held and "seed" in v.path]
 
 
 def floats(nested: Any) -> list[tf.Tensor]:
@@ -227,9 +228,7 @@ def _refilled(nested, values):
 
 
 def _own(x):
-    if not _is_float(x):
-        return x
-    return with_mask_of(tf.identity(x), x)
+    return with_mask_of(tf.identity(x), x) if _is_float(x) else x
 
 
 def with_mask_of(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

@@ -126,7 +126,7 @@ def _forwards(model, graph, calls, returned, takes):
         if takes(layer) and any(map(is_raw, taken)):
             exact[id(layer)] = layer
             queue += filter(is_raw, taken)
-        elif takes(layer) and any(map(_is_rounded, taken)):
+        elif takes(layer) and any(_source(x).dtype in _LOW for x in taken):
             rounded[id(layer)] = layer
         for x in taken:
             source = _source(x)
@@ -238,8 +238,7 @@ def _ends(operation):
     """Whether raw values end in an operation: a product, or one without floats."""
     product = any(each in operation.type for each in _PRODUCTS)
     floats = [x.dtype.is_floating for x in operation.outputs]
-    is_move = operation.type in _MOVES
-    return not is_move and (product or not floats or not all(floats))
+    return operation.type not in _MOVES and (product or not floats or not all(floats))
 
 
 def _uncast(tensor):
@@ -259,7 +258,3 @@ def _source(tensor):
     while tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.is_floating:
         tensor = tensor.op.inputs[0]
     return tensor
-
-
-def _is_rounded(tensor):
-    return _source(tensor).dtype in _LOW

@@ -48,8 +48,8 @@ def optimized(graph: tf.Graph, device: hardware.DeviceDescription) -> Any:
     config.graph_options.rewrite_options.min_graph_nodes = -1  # However small it is.
     optimize = resolved(f"{_GRAPPLER}.tf_optimizer:OptimizeGraph")
     cluster = resolved(f"{_GRAPPLER}.cluster:Cluster")
-    machine = cluster(devices=[_named("CPU"), _named("GPU", device)])
-    return optimize(config, meta, cluster=machine)
+    devices = [_named("CPU"), _named("GPU", device)]
+    return optimize(config, meta, cluster=cluster(devices=devices))
 
 
 def _tell_shape(node, handle):
@@ -93,8 +93,11 @@ class Loops:
                 self.after[op] = (*loops, op.get_attr("frame_name"))
             elif op.type == "Exit":
                 self.after[op] = loops[:-1]
-        ends = [op for op in self.inside if op.type == "LoopCond"]
-        self.lengths = {self.inside[op][-1:]: op.inputs[0] for op in ends}
+        self.lengths = {
+            loops[-1:]: op.inputs[0]
+            for op, loops in self.inside.items()
+            if op.type == "LoopCond"
+        }
 
     def turns(self, op: tf.Operation) -> int:
         """Returns how often an operation runs in a step."""

@@ -103,9 +103,8 @@ def refused_by_xla(graph: tf.Graph) -> list[str]:
 
 
 def _all_nodes(definition):
-    yield from definition.node
-    for function in definition.library.function:
-        yield from function.node_def
+    functions = definition.library.function
+    return [*definition.node, *(node for each in functions for node in each.node_def)]
 
 
 class _Counted:
@@ -126,9 +125,10 @@ class _Counted:
         for op in self.graph.get_operations():
             turns = self.turns(op)
             number, is_graph = self._launched(op)
-            # What has no name of a part belongs to that of what it takes.
-            taken = [part_of.get(x.op, 0) for x in op.inputs]
-            part_of[op] = max(taken, default=0) if (n := _named_part(op)) is None else n
+            if named := _PART.search(op.name):
+                part_of[op] = _SCOPES.index(named[1])
+            else:  # It belongs to the part of what it takes.
+                part_of[op] = max((part_of.get(x.op, 0) for x in op.inputs), default=0)
             parts[PARTS[part_of[op]]] += turns * number
             counts["casts"] += turns * number * (op.type == "Cast")
             counts["graphs"] += turns * is_graph
@@ -139,7 +139,7 @@ class _Counted:
 
     def _launched(self, op):
         """Returns how many launches a node is, and whether it is a CUDA graph."""
-        if (called := self._called(op)) is not None:
+        if (called := self._called(self.nodes[op.name])) is not None:
             kernels = self._kernels_of(called)
             is_graph = kernels >= _LEAST_GRAPH
             return (1 if is_graph else kernels), is_graph
@@ -147,11 +147,11 @@ class _Counted:
             return 0, False
         return _kernels(op), False
 
-    def _called(self, op):
+    def _called(self, node):
         """Returns the function that a node has XLA run; None for other nodes."""
-        if not op.type.endswith("PartitionedCall"):
+        if not node.op.endswith("PartitionedCall"):
             return None
-        return self.library[self.nodes[op.name].attr["f"].func.name]
+        return self.library[node.attr["f"].func.name]
 
     def _kernels_of(self, function):
         """Estimates what XLA makes of a function.
@@ -160,13 +160,11 @@ class _Counted:
         each other result: it fuses what is elementwise into those.
         """
         nodes = {node.name: node for node in function.node_def}
-        number = sum(_is_own_kernel(node) for node in function.node_def)
-        for node in function.node_def:
-            if node.op.endswith("PartitionedCall"):
-                number += self._kernels_of(self.library[node.attr["f"].func.name])
+        own = sum(map(_is_own_kernel, nodes.values()))
+        called = filter(None, map(self._called, nodes.values()))
         ends = {_behind_views(nodes, result) for result in function.ret.values()} - {""}
-        number += sum(not _is_own_kernel(nodes[name]) for name in ends)
-        return max(number, 1)
+        others = sum(not _is_own_kernel(nodes[name]) for name in ends)
+        return max(own + sum(map(self._kernels_of, called)) + others, 1)
 
     # ---- Memory of the host ----
 
@@ -176,12 +174,13 @@ class _Counted:
         None without a kernel: the node runs on the host.
         """
         node = self.nodes[op.name]
-        types = {}
-        for attribute in op.op_def.attr:
-            if attribute.type == "type":
-                types[attribute.name] = {node.attr[attribute.name].type}
-            elif attribute.type == "list(type)":
-                types[attribute.name] = {*node.attr[attribute.name].list.type}
+        types = {
+            x.name: {*node.attr[x.name].list.type}
+            if x.type == "list(type)"
+            else {node.attr[x.name].type}
+            for x in op.op_def.attr
+            if x.type in ("type", "list(type)")
+        }
         label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
         key = op.type, label, *(frozenset(x) for x in types.values())
         if key not in self.kernels:
@@ -206,7 +205,7 @@ class _Counted:
 
     def _copied(self, op):
         """Returns the tensors that a node is the first to take to the host."""
-        if op.type in _FREE or self._called(op) is not None:
+        if op.type in _FREE or self._called(self.nodes[op.name]) is not None:
             return []
         kernel = self._kernel(op)
         wanted = None if kernel is None else {*kernel.host_memory_arg}
@@ -223,7 +222,7 @@ class _Counted:
         op = tensor.op
         if op.type == "Placeholder" or tensor.dtype in (tf.resource, tf.variant):
             return False
-        if self._called(op) is not None:
+        if self._called(self.nodes[op.name]) is not None:
             return True
         kernel = self._kernel(op)
         results = list(_flat(op.op_def.output_arg, self.nodes[op.name]))
@@ -242,11 +241,6 @@ def _behind_views(nodes, result):
     while name in nodes and (nodes[name].op in _FREE or nodes[name].op == "Cast"):
         name = nodes[name].input[0].split(":")[0] if nodes[name].input else ""
     return name if name in nodes else ""
-
-
-def _named_part(op):
-    match = _PART.search(op.name)
-    return _SCOPES.index(match[1]) if match else None
 
 
 def _flat(arguments, node):

@@ -27,8 +27,7 @@ _ID_LAYERS = (
 def remember(model: keras.Model, inputs: Any) -> None:
     """Notes what a model is called with, of which Keras records no dtypes."""
     with contextlib.suppress(TypeError, ValueError, AttributeError):  # No tensors.
-        tensors = keras.tree.map_structure(tf.convert_to_tensor, inputs)
-        records.of(model).inputs = keras.tree.map_structure(_any_batch, tensors)
+        records.of(model).inputs = keras.tree.map_structure(_any_batch, inputs)
 
 
 def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
@@ -47,9 +46,11 @@ def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
       ExportError: If the inputs are not known, or `sample_inputs` does not fit them.
     """
     input_specs = specs(model, sample_inputs)
-    if sample_inputs is None:
-        return input_specs, keras.tree.map_structure(_generator(), input_specs)
-    return input_specs, _fitted(sample_inputs, input_specs)
+    if sample_inputs is not None:
+        return input_specs, _fitted(sample_inputs, input_specs)
+    random = np.random.default_rng(_SEED)
+    samples = keras.tree.map_structure(lambda x: _generated(x, random), input_specs)
+    return input_specs, samples
 
 
 def specs(model: keras.Model, sample_inputs: Any = None) -> Any:
@@ -73,8 +74,7 @@ def specs(model: keras.Model, sample_inputs: Any = None) -> Any:
     if isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
         return _specs(_sequential_input(model))
     if sample_inputs is not None:
-        tensors = keras.tree.map_structure(tf.convert_to_tensor, sample_inputs)
-        return _specs(keras.tree.map_structure(_any_batch, tensors))
+        return _specs(keras.tree.map_structure(_any_batch, sample_inputs))
     return _recorded_specs(model)
 
 
@@ -85,10 +85,10 @@ def _sequential_input(model):
     unless a recurrent layer keeps a state for it.
     """
     tensor = model.inputs[0]
-    stateful = any(getattr(p.layer, "stateful", False) for p in structure.walk(model))
+    stateful = any(getattr(x, "stateful", False) for x in structure.layers(model))
     shape = (tensor.shape[0] if stateful else None, *tensor.shape[1:])
-    guessed = keras.backend.is_float_dtype(tensor.dtype)
-    guessed &= isinstance(_first_leaf(model), _ID_LAYERS)
+    reads_ids = isinstance(_first_leaf(model), _ID_LAYERS)
+    guessed = reads_ids and keras.backend.is_float_dtype(tensor.dtype)
     dtype = "int32" if guessed else tensor.dtype
     return keras.KerasTensor(shape, dtype, tensor.sparse, name=tensor.name)
 
@@ -117,7 +117,8 @@ def _specs(tensors):
     return keras.tree.pack_sequence_as(tensors, specs)
 
 
-def _any_batch(tensor):
+def _any_batch(array):
+    tensor = tf.convert_to_tensor(array)
     shape = (None, *tensor.shape[1:]) if tensor.shape.rank else ()
     return keras.KerasTensor(shape, tensor.dtype.name)
 
@@ -127,7 +128,7 @@ def _recorded_specs(model):
     if (taken := records.of(model).inputs) is not None:
         return _specs(taken)
     shapes = (model.get_build_config() or {}).get("input_shape")
-    reads_ids = any(isinstance(p.layer, _ID_LAYERS) for p in structure.walk(model))
+    reads_ids = any(isinstance(x, _ID_LAYERS) for x in structure.layers(model))
     if shapes is None or reads_ids:
         why = "reads integers" if reads_ids else "recorded no shape for one input"
         raise errors.ExportError(
@@ -150,27 +151,21 @@ def _first_leaf(layer):
     return _first_leaf(inner[0]) if inner else layer
 
 
-def _generator():
-    """Returns a function from a spec to a tensor; the same ones each time."""
-    random = np.random.default_rng(_SEED)
-
-    def generate(spec):
-        sizes = [_BATCH, *[_OTHER] * len(spec.shape)]
-        shape = [
-            dimension or size
-            for dimension, size in zip(spec.shape, sizes, strict=False)
-        ]
-        if spec.dtype.is_floating:
-            return tf.cast(random.standard_normal(shape), spec.dtype)
-        if spec.dtype.is_integer or spec.dtype.is_bool:
-            return tf.cast(random.integers(0, 2, shape), spec.dtype)
-        raise errors.ExportError(
-            f"No sample can be generated for input {spec.name!r}. Received: dtype "
-            f"{spec.dtype.name}. Expected floats, integers or booleans. Pass "
-            "`sample_inputs`."
-        )
-
-    return generate
+def _generated(spec, random):
+    """Returns a tensor that fits a spec."""
+    sizes = [_BATCH, *[_OTHER] * len(spec.shape)]
+    shape = [
+        dimension or size for dimension, size in zip(spec.shape, sizes, strict=False)
+    ]
+    if spec.dtype.is_floating:
+        return tf.cast(random.standard_normal(shape), spec.dtype)
+    if spec.dtype.is_integer or spec.dtype.is_bool:
+        return tf.cast(random.integers(0, 2, shape), spec.dtype)
+    raise errors.ExportError(
+        f"No sample can be generated for input {spec.name!r}. Received: dtype "
+        f"{spec.dtype.name}. Expected floats, integers or booleans. Pass "
+        "`sample_inputs`."
+    )
 
 
 def _fitted(sample_inputs, specs):

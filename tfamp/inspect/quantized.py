@@ -7,6 +7,7 @@ in otherwise. float8 is a format that a plan assigns to a layer, and takes back:
 """
 
 import contextlib
+import contextvars
 import math
 from collections.abc import Iterator, Mapping
 
@@ -14,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import errors
+from tfamp.facts import graph_context
 from tfamp.inspect import structure
 
 FLOAT8 = "float8"
@@ -28,7 +30,7 @@ _ADDED = tuple(
     for what in ("scale", "amax_history")
 )
 # Layer -> largest absolute input and output gradient, while `calibrated` is in force.
-_seen: dict[int, tuple[float, float]] = {}
+_seen: contextvars.ContextVar[dict] = contextvars.ContextVar("seen")
 
 
 # ---- Policies ----
@@ -89,11 +91,10 @@ def why_not_float8(layer: keras.layers.Layer, any_size: bool = False) -> str:
         return f"its weights are {mode_of(layer)}"
     if getattr(layer, "lora_enabled", False):
         return "Keras has no float8 with LoRA"
-    shape = layer.kernel.shape if layer.built else ()
-    if any_size:
-        return ""
-    rows, columns = (shape[0], math.prod(shape[1:])) if shape else (0, 0)
-    if rows % _MULTIPLE or columns % _MULTIPLE or rows * columns < _LEAST:
+    rows, *others = layer.kernel.shape if layer.built else (0,)
+    columns = math.prod(others)
+    odd = rows % _MULTIPLE or columns % _MULTIPLE
+    if not any_size and (odd or rows * columns < _LEAST):
         return "float8 needs 2^16 weights or more, and sizes that are multiples of 16"
     return ""
 
@@ -133,10 +134,9 @@ def add_scales(undo: contextlib.ExitStack, layer: keras.layers.Layer) -> None:
     layer.quantize(FLOAT8)
     layer._dtype_policy, layer.quantization_config = policy, config
     undo.callback(_drop, layer)
-    inputs, gradients = _seen.get(id(layer), (0.0, 0.0))
-    kernel = float(tf.reduce_max(tf.abs(layer.kernel)))
+    inputs, gradients = _seen.get({}).get(id(layer), (0.0, 0.0))
     for name, amax, largest in (
-        ("kernel", kernel, _E4M3),
+        ("kernel", _amax(layer.kernel), _E4M3),
         ("inputs", inputs, _E4M3),
         ("outputs_grad", gradients, _E5M2),
     ):
@@ -178,21 +178,16 @@ def _drop(layer):
     layer._is_quantized = False
 
 
-@contextlib.contextmanager
-def calibrated(seen: Mapping[int, tuple[float, float]]) -> Iterator[None]:
+def calibrated(
+    seen: Mapping[int, tuple[float, float]],
+) -> contextlib.AbstractContextManager[None]:
     """Scopes what float8's scales begin by.
 
     Args:
       seen: {id of a layer: (largest absolute input, largest absolute gradient of its
         outputs)}.
     """
-    before = dict(_seen)
-    _seen.update(seen)
-    try:
-        yield
-    finally:
-        _seen.clear()
-        _seen.update(before)
+    return graph_context.during(_seen, {**_seen.get({}), **seen})
 
 
 def largest(model, paths, passes, scale) -> dict[int, tuple[float, float]]:
@@ -230,12 +225,11 @@ def dequantized(model: keras.Model) -> Iterator[None]:
     Raises:
       ValueError: If a layer is of a kind that has no such weights. Nothing is changed.
     """
-    places = [
-        place
+    weights = [
+        (place.layer, *_float_weights(place))
         for place in structure.walk(model)
         if mode_of(place.layer) not in (None, FLOAT8)
     ]
-    weights = [(place.layer, *_float_weights(place)) for place in places]
     with contextlib.ExitStack() as undo:
         for layer, name, value in weights:
             kernel = keras.Variable(value, dtype="float32", name=name.strip("_"))
@@ -301,8 +295,8 @@ def _kernel_of(layer):
             outputs = layer(inputs)
     finally:
         layer.activation = activation
-    shape = [sizes[x] for x in output]
-    gradient = tape.gradient(outputs, inputs, tf.reshape(units, shape))
+    units = tf.reshape(units, [sizes[x] for x in output])
+    gradient = tape.gradient(outputs, inputs, units)
     order = "".join(x for x in taken if x == batch or x in summed)
     gradient = tf.reshape(gradient, [sizes[x] for x in order])
     gradient = tf.einsum(f"{order}->{batch}{''.join(summed)}", gradient)

@@ -69,9 +69,14 @@ def is_built(model: keras.Model) -> bool:
     return model.built and (called or all(x.built for x in flat))
 
 
+def layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Returns a model and each layer in it, parents first."""
+    return [place.layer for place in walk(model)]
+
+
 def layer_ids(model: keras.Model) -> frozenset[int]:
     """Returns which layers a model consists of."""
-    return frozenset(id(place.layer) for place in walk(model))
+    return frozenset(map(id, layers(model)))
 
 
 def is_functional(layer: Any) -> bool:

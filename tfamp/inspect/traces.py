@@ -1,9 +1,9 @@
 """A trace of a model, its layers watched."""
 
 import contextlib
+import contextvars
 import copy
 import functools
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfamp.facts import graph_context
 from tfamp.inspect import structure
 
 
@@ -36,7 +37,7 @@ def trace(
     layers: list = []
     graph: Any = None
     # Layers that a trace makes are watched in a second one.
-    while len(layers) < len(now := [place.layer for place in structure.walk(model)]):
+    while len(layers) < len(now := structure.layers(model)):
         layers = now
         with unchanged(layers):
             for layer in layers:
@@ -49,32 +50,22 @@ def trace(
     return graph
 
 
-class _Now(threading.local):
-    tracing = 0  # Traces around what this thread runs.
+_is_tracing = contextvars.ContextVar("is_tracing", default=False)
 
 
-_now = _Now()
-
-
-@contextlib.contextmanager
-def looking() -> Iterator[None]:
+def looking() -> contextlib.AbstractContextManager[None]:
     """Scopes calls of a model that only look at it."""
-    _now.tracing += 1
-    try:
-        yield
-    finally:
-        _now.tracing -= 1
+    return graph_context.during(_is_tracing, True)
 
 
 def is_tracing() -> bool:
     """Whether this thread only looks at a model: its call is none of the user's."""
-    return _now.tracing > 0
+    return _is_tracing.get()
 
 
 def _spec(x):
-    if isinstance(x, tf.Tensor | np.ndarray):
-        return tf.TensorSpec(x.shape, x.dtype)
-    return x
+    is_array = isinstance(x, tf.Tensor | np.ndarray)
+    return tf.TensorSpec(x.shape, x.dtype) if is_array else x
 
 
 def watch(owner: keras.Operation, replacing: Callable[[Callable], Callable]) -> None:
@@ -98,8 +89,8 @@ def _noted(layer, note, original):
         graph = tf.compat.v1.get_default_graph()
         began = graph.version  # How many operations it has.
         returned = original(*args, **kwargs)
-        operations = range(began, graph.version)
-        note(layer, _tensors((args, kwargs)), _tensors(returned), operations)
+        taken = _tensors((args, kwargs))
+        note(layer, taken, _tensors(returned), range(began, graph.version))
         return returned
 
     return call

@@ -89,8 +89,10 @@ def export(
         stored.in_float32(model.variables),
         contextlib.ExitStack() as undo,
     ):
-        layers = [place.layer for place in structure.walk(model)]
-        policies = {quantized.name_of(structure.policy(layer)) for layer in layers}
+        policies = {
+            quantized.name_of(structure.policy(layer))
+            for layer in structure.layers(model)
+        }
         original = writing.run(job, writing.plain_call(model))
         if dequantize:
             undo.enter_context(quantized.dequantized(model))
@@ -168,11 +170,13 @@ def export_float32(
 
 
 def _check_request(path, precision, format, half_weights):
-    choices = {"precision": _PRECISIONS, "format": _FORMATS}
-    for name, value in (("precision", precision), ("format", format)):
-        if value not in choices[name]:
+    for name, value, choices in (
+        ("precision", precision, _PRECISIONS),
+        ("format", format, _FORMATS),
+    ):
+        if value not in choices:
             raise ValueError(
-                f"`{name}` must be one of {', '.join(map(repr, choices[name]))}. "
+                f"`{name}` must be one of {', '.join(map(repr, choices))}. "
                 f"Received: {name}={value!r}."
             )
     if format == "litert" and precision != "float32":
@@ -248,9 +252,11 @@ def _check_outputs(served, float32, precision):
     if writing.shapes(served.outputs) != writing.shapes(float32):
         raise writing.mismatch(precision, served, "of other names or shapes", "those")
     epsilon = formats.float_format(_weights_format(precision)).epsilon
-    rows = report.compare(served.outputs, served.expected)
-    of_model = report.compare(served.expected, float32)
-    for row, model_row in zip(rows, of_model, strict=True):
+    for row, model_row in zip(
+        report.compare(served.outputs, served.expected),
+        report.compare(served.expected, float32),
+        strict=True,
+    ):
         low, wide = (np.asarray(x[row.name]) for x in (served.outputs, float32))
         if wide.dtype.kind != "f":  # A class may be another one by a rounding.
             continue

@@ -3,7 +3,6 @@
 import pathlib
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -36,19 +35,17 @@ def write(job: writing.Job, call: Callable, half_weights: bool) -> writing.Serve
       call: The model as a function of its inputs, to compare with.
       half_weights: Whether weights are stored in float16; the interpreter casts them.
     """
-    options: dict[str, Any] = {}
-    if half_weights:
-        options = {
-            "optimizations": [tf.lite.Optimize.DEFAULT],
-            "target_spec": {"supported_types": [tf.float16]},
-        }
+    halved = {
+        "optimizations": [tf.lite.Optimize.DEFAULT],
+        "target_spec": {"supported_types": [tf.float16]},
+    }
     file = job.folder.with_name("new.tflite")
     expected = writing.run_afresh(job, call)
     what = "cannot be converted to LiteRT"
-    if "int8" in {quantized.mode_of(x.layer) for x in structure.walk(job.model)}:
+    if "int8" in {*map(quantized.mode_of, structure.layers(job.model))}:
         what += ", which has no products of int8 layers: pass `dequantize=True`"
     with model_inputs.explained(job.model, what):
-        _convert(job, file, options)
+        _convert(job, file, halved if half_weights else {})
         run = _runner(job, file)
         layers = tuple(described.describe_layers(job.model))
         served = writing.Served(None, run, run(), expected, layers)
@@ -59,8 +56,8 @@ def write(job: writing.Job, call: Callable, half_weights: bool) -> writing.Serve
 def _convert(job, file: pathlib.Path, options):
     nodes = [
         (each, list(each))
-        for place in structure.walk(job.model)
-        for each in (place.layer._inbound_nodes, place.layer._outbound_nodes)
+        for layer in structure.layers(job.model)
+        for each in (layer._inbound_nodes, layer._outbound_nodes)
     ]
     job.put_back()
     try:

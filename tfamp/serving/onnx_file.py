@@ -8,33 +8,19 @@ import os
 import pathlib
 import types
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfamp import errors
-from tfamp.facts import names
+from tfamp.facts import names, switches
 from tfamp.inspect import model_inputs, quantized, structure
 from tfamp.serving import onnx_graph, report, writing
 
 _PACKAGES = ("onnx", "onnxruntime", "tf2onnx")
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _PATCH = "keras.src.export.tf2onnx_lib:patch_tf2onnx"
-
-
-class Written(NamedTuple):
-    """What an ONNX file has.
-
-    Attributes:
-      served: The file as it runs, in place of the SavedModel.
-      graph: Its nodes, products and initializers.
-      float32: Names of the float32 initializers of two axes or more, in a file of 16
-        bits: the weight, with its layer, or the constant.
-    """
-
-    served: writing.Served
-    graph: report.Graph
-    float32: tuple[str, ...]
 
 
 def check() -> None:
@@ -48,7 +34,7 @@ def check() -> None:
 
 def write(
     job: writing.Job, served: writing.Served, file: pathlib.Path, precision: str
-) -> Written:
+) -> tuple[writing.Served, report.Graph, tuple[str, ...]]:
     """Converts the SavedModel in a job's folder to a file, and runs that.
 
     Args:
@@ -56,6 +42,11 @@ def write(
       served: What the SavedModel was reloaded as.
       file: Where to write.
       precision: "float32" or "mixed_float16".
+
+    Returns:
+      The file as it runs, in place of the SavedModel; its nodes, products and
+      initializers; names of the float32 initializers of two axes or more, in a file of
+      16 bits: the weight, with its layer, or the constant.
     """
     with model_inputs.explained(job.model, "cannot be converted to ONNX"), _quiet():
         proto = _convert(job.folder)
@@ -65,11 +56,10 @@ def write(
         file.write_bytes(proto.SerializeToString())
         run = _session(job, proto)
         _check_integers(job.model, proto)
-        float32 = ()
-        if precision != "float32":
-            float32 = _float32(job.model, served.layers, proto)
+        is_low = precision != "float32"
+        float32 = _float32(job.model, served.layers, proto) if is_low else ()
         served = served._replace(signature=None, run=run, outputs=run())
-        return Written(served, onnx_graph.read(proto), float32)
+        return served, onnx_graph.read(proto), float32
 
 
 @contextlib.contextmanager
@@ -78,22 +68,18 @@ def _quiet():
 
     Its messages are left out: what fails is an `ExportError`.
     """
-    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
     root, own = logging.getLogger(), logging.getLogger("tf2onnx")
     handler, before = logging.NullHandler(), own.level
     root.addHandler(handler)
     own.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            # Keras asks whether NumPy has `np.object`.
-            warnings.simplefilter("ignore", FutureWarning)
+        # Keras asks whether NumPy has `np.object`.
+        ignored = warnings.catch_warnings(action="ignore", category=FutureWarning)
+        with ignored, switches.environ({_LEVEL: os.environ.get(_LEVEL)}):
             yield
     finally:
         root.removeHandler(handler)
         own.setLevel(before)
-        os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
-        if level is not None:
-            os.environ["TF_CPP_MIN_LOG_LEVEL"] = level
 
 
 def _convert(folder) -> Any:
@@ -203,6 +189,8 @@ def _float32(model, layers, proto) -> tuple[str, ...]:
     By value, since a converter transposes weights; by size where it computed with
     those of a float32 layer. Vectors are as Keras' normalization has them.
     """
+    import onnx
+
     low = {row.path for row in layers if not row.policy.endswith("float32")}
     weights = [
         (
@@ -214,9 +202,16 @@ def _float32(model, layers, proto) -> tuple[str, ...]:
         for weight in structure.own_weights(place.layer)
         if tf.as_dtype(weight.dtype).is_floating
     ]
+    large = [
+        x
+        for graph in onnx_graph.graphs(proto.graph)
+        for x in graph.initializer
+        if x.data_type == onnx.TensorProto.FLOAT and sum(n > 1 for n in x.dims) > 1
+    ]
     owners, wrong = [], []
-    for name, value in _large(proto):
-        mark, constant = _mark(value), f"constant {_short(name)}"
+    for tensor in large:
+        mark = _mark(onnx.numpy_helper.to_array(tensor))
+        constant = f"constant {_short(tensor.name)}"
         same = [x for x in weights if x[2] == mark]
         same = same or [x for x in weights if not x[0] and x[2][0] == mark[0]]
         is_low, owner, _ = min(same, default=(False, constant, mark))
@@ -255,13 +250,3 @@ def _check_integers(model, proto):
 def _mark(value):
     """What stays of a weight that is transposed."""
     return value.size, *((value.min(), value.max()) if value.size else ())
-
-
-def _large(proto):
-    import onnx
-
-    for graph in onnx_graph.graphs(proto.graph):
-        for each in graph.initializer:
-            is_float32 = each.data_type == onnx.TensorProto.FLOAT
-            if is_float32 and sum(size > 1 for size in each.dims) > 1:
-                yield each.name, onnx.numpy_helper.to_array(each)

@@ -61,9 +61,8 @@ def narrow(graph: Any) -> None:
             users[output.name].append(onnx.NodeProto())
     low, is_changed = onnx.TensorProto.FLOAT16, False
     for tensor in graph.initializer:
-        if tensor.data_type != onnx.TensorProto.FLOAT:
-            continue
-        casts = _casts(tensor.name, users, low)
+        is_float32 = tensor.data_type == onnx.TensorProto.FLOAT
+        casts = _casts(tensor.name, users, low) if is_float32 else []
         if not casts:
             continue
         is_changed = True
@@ -108,8 +107,8 @@ def read(proto: Any) -> report.Graph:
     nodes = [node for graph in every for node in graph.node]
     products = collections.defaultdict(list)
     for node in nodes:
-        node_dtypes = [dtypes.get(name, "") for name in (*node.input, *node.output)]
-        floats = [name for name in node_dtypes if name in (*formats.LOW, "float32")]
+        held = map(dtypes.get, (*node.input, *node.output))
+        floats = [x for x in held if x in (*formats.LOW, "float32")]
         if _PRODUCT.search(node.op_type) and floats:
             products[floats[0]].append(f"{node.op_type} {node.name!r}")
     sizes = collections.Counter()

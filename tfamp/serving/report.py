@@ -126,15 +126,12 @@ class ExportReport(NamedTuple):
     def _lines(self):
         yield f"{self.precision} {self.format}: {self.path}"
         yield f"  parameters: {self.parameters:,}"
-        for tensor in self.inputs:
-            yield "  input: {} {} {}".format(*tensor)
-        for tensor in self.outputs:
-            yield "  output: {} {} {}".format(*tensor)
-        policies = ", ".join(self.source_policies)
+        yield from ("  input: {} {} {}".format(*tensor) for tensor in self.inputs)
+        yield from ("  output: {} {} {}".format(*tensor) for tensor in self.outputs)
         parts = {
             "reloaded, against float32": self.parity,
             "of that, by 16-bit weights": self.weights_parity,
-            f"the model itself ({policies})": self.source_parity,
+            f"the model itself ({', '.join(self.source_policies)})": self.source_parity,
         }
         rows = [
             [what, row.name, f"{row.max_absolute:.2e}", f"{row.relative:.2e}"]
@@ -274,8 +271,11 @@ def read_graph(folder: pathlib.Path) -> Graph:
         dtype = tf.as_dtype(node.attr["Ta" if "Ta" in node.attr else "T"].type or 1)
         if _PRODUCT.match(node.op) and dtype.is_floating:
             products[dtype.name].append(what)
-    objects = meta.object_graph_def.nodes
-    variables = [each.variable for each in objects if each.HasField("variable")]
+    variables = [
+        each.variable
+        for each in meta.object_graph_def.nodes
+        if each.HasField("variable")
+    ]
     sizes = collections.Counter()
     for each in variables:
         dtype = tf.as_dtype(each.dtype)

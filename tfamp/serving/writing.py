@@ -93,8 +93,8 @@ def _check_model(model):
 def states(model: keras.Model) -> list[keras.Variable]:
     """Returns what a call in inference may change: seeds, recurrent states, counts."""
     variables = list(model.non_trainable_variables)
-    for place in structure.walk(model):
-        variables += keras.tree.flatten(getattr(place.layer, "states", None) or ())
+    for layer in structure.layers(model):
+        variables += keras.tree.flatten(getattr(layer, "states", None) or ())
     return variables
 
 
@@ -120,8 +120,7 @@ def run(job: Job, call: Callable) -> dict[str, Any]:
     if isinstance(outputs, dict):
         return dict(outputs)
     # The names that TensorFlow gives the outputs of a signature.
-    flat = keras.tree.flatten(outputs)
-    return {f"output_{index}": value for index, value in enumerate(flat)}
+    return {f"output_{i}": x for i, x in enumerate(keras.tree.flatten(outputs))}
 
 
 def run_afresh(job: Job, call: Callable) -> dict[str, Any]:
@@ -165,9 +164,12 @@ def _tables(model):
     To track the model as well would store each variable twice, as `model.export` does
     (Keras 3.10 to 3.15).
     """
-    kind = tf.saved_model.experimental.TrackableResource
-    layers = [place.layer for place in structure.walk(model)]
-    return [x for layer in layers for x in vars(layer).values() if isinstance(x, kind)]
+    return [
+        x
+        for layer in structure.layers(model)
+        for x in vars(layer).values()
+        if isinstance(x, tf.saved_model.experimental.TrackableResource)
+    ]
 
 
 # ---- Weights in 16 bits ----
@@ -200,8 +202,10 @@ def half_weights(model: keras.Model, format_name: str) -> Callable:
     others = [v for v in states(model) if id(v) not in ids]
 
     def call(inputs):
-        pairs = zip(large, copies, strict=True)
-        wide = [(variable, tf.cast(copy, "float32")) for variable, copy in pairs]
+        wide = [
+            (variable, tf.cast(copy, "float32"))
+            for variable, copy in zip(large, copies, strict=True)
+        ]
         with keras.StatelessScope(wide) as scope:
             outputs = model(inputs, training=False)
         for variable in others:  # A scope collects updates, and makes none.

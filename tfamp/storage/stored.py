@@ -167,7 +167,7 @@ def compiled(function: Callable, variables: Sequence[tf.Variable]) -> Callable:
       variables: TensorFlow's, on the device that it runs on.
     """
     in_graph = tf.inside_function() and not graph_context.in_xla()
-    possible = graph_context.xla_supports({v.device for v in variables}, ("CPU", "GPU"))
+    possible = graph_context.xla_supports({v.device for v in variables})
     if not in_graph or not possible or graph_context.watched():
         return function
     return tf.function(function, jit_compile=True, autograph=False)

@@ -56,7 +56,7 @@ def reason_against(optimizer, variables: Sequence, any_kind: bool = False) -> st
     low = [v for v in written if v.dtype == "float16"]
     if low and not any_kind:
         return f"{low[0].path} is float16, in which epsilon is a subnormal"
-    if not graph_context.xla_supports({v.device for v in natives}, ("CPU", "GPU")):
+    if not graph_context.xla_supports({v.device for v in natives}):
         return "its variables are on several devices"
     return ""
 
