@@ -29,6 +29,7 @@ def contract(session, pair):
     """What users are promised, beside each tested pair of releases."""
     install(session, pair)
     session.run("python", "-m", "pytest", *CORE, *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "training", *CORE, *session.posargs)
 
 
 @nox.session

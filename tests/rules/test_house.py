@@ -139,9 +139,24 @@ def test_files_of_the_core_are_short_and_folders_hold_a_dozen():
     core = [p for p in FILES if not ABOVE & set(p.relative_to(ROOT).parts)]
     long = {name_of(p): n for p in core if (n := p.read_text().count("\n")) > 330}
     assert long == {}
+    assert max(p.read_text().count("\n") for p in FILES) <= 420
     folders = [p.parent for p in core if p.name != "__init__.py"]
     full = {name_of(p): n for p in set(folders) if (n := folders.count(p)) > 12}
     assert full == {}
+
+
+def test_functions_are_short():
+    def lines(function):
+        body = function.body[ast.get_docstring(function) is not None :]
+        return function.end_lineno - body[0].lineno if body else 0
+
+    long = {
+        f"{name_of(path)}: {node.name}": lines(node)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and lines(node) > 75
+    }
+    assert long == {}
 
 
 def test_no_folder_holds_more_than_16_modules():
