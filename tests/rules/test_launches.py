@@ -50,6 +50,11 @@ CASES = {
     "a short sum": (lambda x: tf.reduce_sum(x), ROWS, (1, 0, 0, 0)),
     "a long sum": (lambda x: tf.reduce_sum(x), (640, 32), (2, 0, 0, 0)),
     "a sum of rows": (lambda x: tf.reduce_sum(x, 1), (4, 9999), (1, 0, 0, 0)),
+    "a number for the device, then for the host twice": (
+        lambda x: [f(tf.exp(x[0, 0])) for f in (tf.tanh, tf.print, tf.print)][0],
+        ROWS,
+        (3, 0, 0, 1),
+    ),
     "a loop": (lambda x: loop(x, 5), ROWS, (5, 0, 0, 0)),
     "a loop in a loop": (
         lambda x: tf.while_loop(

@@ -122,6 +122,7 @@ class _Counted:
     def launches(self) -> Launches:
         parts, counts = dict.fromkeys(PARTS, 0), collections.Counter()
         part_of: dict[tf.Operation, int] = {}
+        on_host: set[str] = set()  # A tensor is copied once, whoever takes it.
         for op in self.graph.get_operations():
             turns = self.turns(op)
             number, is_graph = self._launched(op)
@@ -134,7 +135,9 @@ class _Counted:
             counts["graphs"] += turns * is_graph
             if number:
                 counts["moved"] += turns * sum(map(_bytes, [*op.inputs, *op.outputs]))
-            counts["copies"] += turns * len(self._copied(op))
+            copied = {x.name for x in self._taken_to_host(op)} - on_host
+            counts["copies"] += turns * len(copied)
+            on_host |= copied
         return Launches(parts, *(counts[x] for x in Launches._fields[1:]))
 
     def _launched(self, op):
@@ -203,8 +206,8 @@ class _Counted:
         results = set(_flat(op.op_def.output_arg, self.nodes[op.name]))
         return bool(results) and results <= {*kernel.host_memory_arg}
 
-    def _copied(self, op):
-        """Returns the tensors that a node is the first to take to the host."""
+    def _taken_to_host(self, op):
+        """Returns the tensors of the device that a node takes in the host's memory."""
         if op.type in _FREE or self._called(self.nodes[op.name]) is not None:
             return []
         kernel = self._kernel(op)
@@ -213,9 +216,7 @@ class _Counted:
         return [
             x
             for x, name in zip(op.inputs, arguments, strict=True)
-            if (wanted is None or name in wanted)
-            and self._is_on_device(x)
-            and x.consumers()[0] is op
+            if (wanted is None or name in wanted) and self._is_on_device(x)
         ]
 
     def _is_on_device(self, tensor):
