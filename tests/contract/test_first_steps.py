@@ -658,7 +658,10 @@ REGULARIZERS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "mode",
+    helpers.names_of(["mixed_bfloat16", "mixed_float16"], quick=["mixed_float16"]),
+)
 @pytest.mark.parametrize("name", REGULARIZERS)
 def test_activity_regularizers_sum_in_float32(name, mode):
     def losses(mode):

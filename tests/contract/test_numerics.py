@@ -72,10 +72,14 @@ def test_a_planted_fault_is_found_and_cured(kind, mode, fault):
         assert max(row.gradient_error for row in after.rows) < 0.05
 
 
+LARGE = {"functional", "subclassed", "tokens"}
+SOUND = helpers.names_of(models.MODELS, quick=models.MODELS.keys() - LARGE)
+
+
 @pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("make", models.MODELS.values(), ids=models.MODELS)
-def test_any_sound_model_is_compared_and_left_as_it_was(make, mode):
-    model = make()
+@pytest.mark.parametrize("name", SOUND)
+def test_any_sound_model_is_compared_and_left_as_it_was(name, mode):
+    model = models.MODELS[name]()
     inputs = models.batch(model)
     before = models.described(model)
     found = tfamp.compare_precision(model, inputs, mode)

@@ -92,7 +92,7 @@ def assert_same(pair, tolerance=0.0):
 
 @pytest.mark.device
 @pytest.mark.issue("keras#21448", "keras#20964", "tf-keras#98", "tensorflow#36981")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", helpers.names_of(MODES, quick=["mixed_bfloat16"]))
 def test_ten_steps_of_fit_are_those_without_it(mode):
     pair = [trained(mode, remat) for remat in (None, BLOCKS)]
     assert_same(pair, helpers.roundings(mode, 128 if mode == "float32" else 4))
