@@ -149,17 +149,25 @@ def as_if_on_a_gpu(mode, **keywords):
 # ---- `-m device` ----
 
 
-def names_of(table: Iterable, quick: Iterable | None = None, **marks: Iterable) -> list:
+def names_of(
+    table: Iterable,
+    quick: Iterable | None = None,
+    slow: Iterable = (),
+    device: Iterable = (),
+) -> list:
     """Returns parameters of a test.
 
     Args:
       table: Their names.
-      quick: Those that the default run takes; the others are `-m training`.
-      **marks: Of each mark, such as `device`, the names that have it.
+      quick: Those that the default run takes; the others are `-m training`, unless they
+        are `slow`. None for all.
+      slow: Those of `-m slow`.
+      device: Those of `-m device`.
     """
     table = [*table]
+    marks = {"slow": slow, "device": device}
     if quick is not None:
-        marks["training"] = {*table} - {*quick}
+        marks["training"] = {*table} - {*quick, *slow}
 
     def of(name):
         return [getattr(pytest.mark, mark) for mark in marks if name in marks[mark]]
@@ -170,9 +178,9 @@ def names_of(table: Iterable, quick: Iterable | None = None, **marks: Iterable) 
     return [pytest.param(name, id=text(name), marks=of(name)) for name in table]
 
 
-def whole_runs(rows: Iterable[tuple]) -> list:
-    """Returns rows of a test's table that only `-m training` takes."""
-    return [pytest.param(*row, marks=pytest.mark.training) for row in rows]
+def whole_runs(rows: Iterable[tuple], mark=pytest.mark.training) -> list:
+    """Returns rows of a test's table that only `-m training`, or `-m slow`, takes."""
+    return [pytest.param(*row, marks=mark) for row in rows]
 
 
 def roundings(mode: str, count: float = 4) -> float:

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 CASES = [
     ("BERT", "int8", True, "mixed_bfloat16"),
-    ("GPT-2", "int4", True, "mixed_float16"),
+    pytest.param("GPT-2", "int4", True, "mixed_float16", marks=pytest.mark.slow),
     ("MLP", "int8", False, "mixed_float16"),
     ("MLP", "float8", False, "mixed_bfloat16"),
 ]
@@ -87,6 +87,7 @@ def test_a_run_of_lora_that_stopped_resumes_exactly(name, base, tmp_path):
         np.testing.assert_array_equal(expected, found)
 
 
+@pytest.mark.slow
 def test_quantized_blocks_are_recomputed(monkeypatch):
     monkeypatch.setattr(fine_tuning, "STEPS", 12)
     losses = []

@@ -86,7 +86,9 @@ def assert_equal(some, others):
 
 @pytest.mark.issue("keras-hub#1628", "keras#16497")
 @pytest.mark.parametrize("state", ["8bit", "bfloat16"])
-@pytest.mark.parametrize("optimizer", helpers.names_of(OPTIMIZERS, device=["adamw"]))
+@pytest.mark.parametrize(
+    "optimizer", helpers.names_of(OPTIMIZERS, quick=["adamw"], device=["adamw"])
+)
 def test_slots_in_fewer_bits_train_what_float32_does(optimizer, state, tmp_path):
     expected = losses_in_float32(optimizer)
     model, losses = fitted(optimizer=optimizer, optimizer_state=state)
@@ -259,6 +261,7 @@ def on_replicas():
     return found
 
 
+@pytest.mark.training
 def test_replicas_hold_the_same_codes():
     (found,) = workers.run(on_replicas, workers=1, cpus=2)
     for mode, (losses, before, after) in found.items():

@@ -92,7 +92,9 @@ def assert_same(pair, tolerance=0.0):
 
 @pytest.mark.device
 @pytest.mark.issue("keras#21448", "keras#20964", "tf-keras#98", "tensorflow#36981")
-@pytest.mark.parametrize("mode", helpers.names_of(MODES, quick=["mixed_bfloat16"]))
+@pytest.mark.parametrize(
+    "mode", helpers.names_of(MODES, quick=["mixed_bfloat16"], slow=["float32"])
+)
 def test_ten_steps_of_fit_are_those_without_it(mode):
     pair = [trained(mode, remat) for remat in (None, BLOCKS)]
     assert_same(pair, helpers.roundings(mode, 128 if mode == "float32" else 4))
@@ -101,6 +103,7 @@ def test_ten_steps_of_fit_are_those_without_it(mode):
     assert float(again.seen.result()) == 3 * 5  # Of the last epoch.
 
 
+@pytest.mark.training
 def test_under_xla_it_trains_the_same_up_to_its_roundings():
     pair = [trained("float32", x, jit_compile=True) for x in (None, BLOCKS)]
     assert pair[0][0].jit_compile
@@ -129,7 +132,9 @@ def by_hand(model, function, x, y):
 
 
 @pytest.mark.parametrize("function", [None, tf.function], ids=["eager", "graph"])
-@pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "mode", helpers.names_of(["float32", "mixed_bfloat16"], slow=["float32"])
+)
 def test_loops_and_second_derivatives_are_those_without_it(mode, function):
     x, y = map(tf.constant, batches(8))
     found = []
@@ -162,7 +167,11 @@ def replicas(mode, tolerance):
 
 # No fused kernels there: Grappler merges factors that a block need not keep.
 @pytest.mark.parametrize(
-    ("mode", "tolerance"), [("float32", 0.0), ("mixed_float16", 4 * 2**-10)]
+    ("mode", "tolerance"),
+    [
+        *helpers.whole_runs([("float32", 0.0)]),
+        *helpers.whole_runs([("mixed_float16", 4 * 2**-10)], pytest.mark.slow),
+    ],
 )
 def test_replicas_train_as_without_it(mode, tolerance):
     assert workers.run(replicas, (mode, tolerance), workers=1, cpus=2)[0] > 0
@@ -327,7 +336,7 @@ WHOLE = {
 
 @pytest.mark.issue("keras#21448")
 @pytest.mark.parametrize("mode", MODES[1:])
-@pytest.mark.parametrize("make", WHOLE)
+@pytest.mark.parametrize("make", helpers.names_of(WHOLE, quick=[unet], slow=[gpt2]))
 def test_whole_models_train_as_without_it(make, mode):
     losses = []
     for remat in (None, WHOLE[make]):

@@ -18,8 +18,8 @@ HERE = pathlib.Path(__file__).parent
     [
         "fits",
         "fits_xla keras_choice",
-        "attention savings",
-        "rewrite serves diagnostics",
+        pytest.param("attention savings", marks=pytest.mark.slow),
+        pytest.param("rewrite serves diagnostics", marks=pytest.mark.slow),
     ],
 )
 def test_what_users_do_runs_on_a_gpu(names):
