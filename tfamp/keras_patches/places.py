@@ -1,4 +1,4 @@
-"""Every function of Keras and TensorFlow that tfamp replaces.
+"""Every function of Keras and TensorFlow that `enable`, or an audit, replaces.
 
 `UPSTREAM` is the list, read in TensorFlow 2.21 and Keras 3.15. Where a release lacks a
 name, the patch stays out, and `status()` says so. tests/upstream guards each row, and
