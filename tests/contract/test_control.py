@@ -1,8 +1,5 @@
 """enable, disable, status, and what they do to an unchanged Keras script."""
 
-import dataclasses
-import inspect
-
 import helpers
 import keras
 import numpy as np
@@ -10,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp.precision import settings
 
 pytestmark = pytest.mark.usefixtures("disabled")
 
@@ -56,12 +52,6 @@ def test_enable_again_replaces_and_disable_returns_to_the_first_state():
         tfamp.disable()
         assert helpers.find_leaks(before, helpers.read_globals()) == []
         assert tfamp.status().requested is None
-
-
-def test_the_arguments_of_enable_are_its_options():
-    arguments = inspect.signature(tfamp.enable).parameters.values()
-    fields = dataclasses.fields(settings.Options)
-    assert {x.name: x.default for x in arguments} == {x.name: x.default for x in fields}
 
 
 @pytest.mark.parametrize(
