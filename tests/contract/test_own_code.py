@@ -395,7 +395,7 @@ def ctc():
     model = keras.Model([sound, labels], Ctc()(labels, scores))
     model.compile(keras.optimizers.Adam(0.01))
     x = np.repeat(X[:, None], 10, 1)
-    return last(model, [x, RNG.integers(1, 6, (64, 3))], epochs=3)
+    return last(model, [x, np.random.default_rng(1).integers(1, 6, (64, 3))], epochs=3)
 
 
 # ---- Loops ----
