@@ -290,7 +290,9 @@ class Graph(layers.Layer):
     def __init__(self):
         super().__init__()
         self.body = layers.Dense(8, "relu")
-        self.edges = tf.constant(RNG.integers(0, 64, (2, 128)), tf.int32)
+        self.edges = tf.constant(
+            np.random.default_rng(2).integers(0, 64, (2, 128)), tf.int32
+        )
         self.weights_of_edges = tf.ones(128) / 64.0
 
     def call(self, nodes):
