@@ -65,8 +65,8 @@ def _is_value(x):
     token ids go there and back.
     """
     others = tf.resource, tf.string, tf.variant
-    known = x.shape.is_fully_defined() and x.dtype not in others
-    return known and not _is_shape(x)
+    is_fixed = x.shape.is_fully_defined() and x.dtype not in others
+    return is_fixed and not _is_shape(x)
 
 
 def _is_shape(x):

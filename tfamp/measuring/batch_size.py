@@ -215,7 +215,7 @@ def search(
     return sizes[low] if low >= 0 else 0, sizes[high] if high < len(sizes) else None
 
 
-def _search_mode(step_trials, mode, found, effective_batch, max_batch_size):
+def _search_mode(step_trials, mode, rows, effective_batch, max_batch_size):
     """Searches for one mode; the size that another mode was found is a good start.
 
     Returns:
@@ -238,7 +238,7 @@ def _search_mode(step_trials, mode, found, effective_batch, max_batch_size):
         largest, failing = search(fits, sizes, len(sizes), 0.0)
     else:
         sizes = range(_MULTIPLE, max_batch_size + 1, _MULTIPLE)
-        start = max((each["batch_size"] for each in found), default=_MULTIPLE)
+        start = max((each["batch_size"] for each in rows), default=_MULTIPLE)
         largest, failing = search(fits, sizes, start // _MULTIPLE - 1, TOLERANCE)
     if not largest:
         raise errors.RunError(
@@ -246,7 +246,7 @@ def _search_mode(step_trials, mode, found, effective_batch, max_batch_size):
             f"Received: {tried[failing]['reason']}. Expected more memory or a smaller "
             "model."
         )
-    base = next((each for each in found if each["mode"] == "float32"), None)
+    base = next((each for each in rows if each["mode"] == "float32"), None)
     comparable = base and base["failing"] and failing
     size = {
         "mode": mode,

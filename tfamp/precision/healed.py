@@ -175,8 +175,8 @@ def _measure(call, leaves):
 
 
 def _lost(owners, begins):
-    made = zip(owners, begins.numpy().tolist(), strict=True)
-    return [layer for layers, is_lost in made if is_lost for layer in layers]
+    pairs = zip(owners, begins.numpy().tolist(), strict=True)
+    return [layer for layers, is_lost in pairs if is_lost for layer in layers]
 
 
 def _sources(tensor, call, leaves):

@@ -112,9 +112,9 @@ class Settings(NamedTuple):
     @property
     def fuses_updates(self) -> bool:
         """Whether optimizers' updates are compiled, where that is known to pay."""
-        asked = self.options.fused_kernels
+        option = self.options.fused_kernels
         default = self.is_mixed or self.mode.name != "float32"
-        return default if asked is None else asked
+        return default if option is None else option
 
     @property
     def fuses_layers(self) -> bool:

@@ -175,8 +175,8 @@ class _LowBit:
         tables += [getattr(self, "_weight_decay_by_var_key", {})]
         for variable in variables:
             key = self._var_key(variable)
-            known = key in self._trainable_variables_indices
-            if known and not isinstance(variable, stored.StoredVariable):
+            is_trained = key in self._trainable_variables_indices
+            if is_trained and not isinstance(variable, stored.StoredVariable):
                 self._keep(variable, codes.BFLOAT16)
                 for table in tables:
                     if key in table:
