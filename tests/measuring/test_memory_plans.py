@@ -1,5 +1,6 @@
 """The plan that fits: options in their order, predicted, and the first that fits."""
 
+import helpers
 import pytest
 from ml_collections import config_dict
 
@@ -187,7 +188,7 @@ def test_what_only_a_first_step_holds_is_told_and_not_predicted(
     assert "float32: 150 MiB of the measured only in the first step" in str(found)
 
 
-@pytest.mark.parametrize("optimizer", ["ftrl", "adam"])
+@pytest.mark.parametrize("optimizer", helpers.names_of(["ftrl", "adam"], slow=["ftrl"]))
 def test_what_an_optimizer_refuses_is_left_out(tmp_path, optimizer):
     made = "keras.optimizers.Ftrl()"
     if optimizer == "adam":
