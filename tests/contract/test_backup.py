@@ -97,7 +97,9 @@ def assert_same(found, expected):
 
 @pytest.mark.issue("keras#16252", "tensorflow#40342", "keras-hub#204")
 @pytest.mark.filterwarnings("ignore:.*(no speed-up|ran out of data|workers)")
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(
+    "data", helpers.names_of(DATA, slow=["unknown size", "endless", "PyDataset"])
+)
 def test_a_fit_that_was_killed_ends_as_one_that_was_not(data, tmp_path):
     tfamp.enable("mixed_float16" if data == "arrays" else "float32")
     try:

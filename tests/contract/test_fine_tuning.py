@@ -3,6 +3,7 @@
 import re
 
 import fine_tuning
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -65,7 +66,10 @@ def test_large_factors_of_lora_have_slots_of_8_bits():
     assert stored < 8 * sum(v.shape.num_elements() for v in model.trainable_variables)
 
 
-@pytest.mark.parametrize("name, base", [("BERT", "int8"), ("MLP", "int4")])
+@pytest.mark.parametrize(
+    "name, base",
+    [*helpers.whole_runs([("BERT", "int8")], pytest.mark.slow), ("MLP", "int4")],
+)
 def test_a_run_of_lora_that_stopped_resumes_exactly(name, base, tmp_path):
     def fit(epochs, folder, seed):
         tfamp.disable()

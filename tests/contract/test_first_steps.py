@@ -323,7 +323,9 @@ def recurrent():
 KINDS = [functional, sequential, Subclassed, nested, attention, recurrent]
 
 
-@pytest.mark.parametrize("make", helpers.names_of(KINDS, quick=[functional]))
+@pytest.mark.parametrize(
+    "make", helpers.names_of(KINDS, quick=[functional], slow=[nested, recurrent])
+)
 def test_a_layer_that_overflows_is_healed_and_no_batch_is_lost(make):
     def losses(mode):
         keras.utils.set_random_seed(0)
@@ -551,7 +553,7 @@ PLACES = [
 RAW = {census: COLUMNS, CrossNetwork: PLACES, crossed: PLACES}
 
 
-@pytest.mark.parametrize("make", helpers.names_of(RAW, quick=[census]))
+@pytest.mark.parametrize("make", helpers.names_of(RAW, quick=[census], slow=[crossed]))
 def test_raw_columns_train_as_in_float32(make):
     columns = RAW[make]
     wanted_ones = (columns[1] > columns[1].mean()).astype("float32")

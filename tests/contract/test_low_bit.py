@@ -87,7 +87,13 @@ def assert_equal(some, others):
 @pytest.mark.issue("keras-hub#1628", "keras#16497")
 @pytest.mark.parametrize("state", ["8bit", "bfloat16"])
 @pytest.mark.parametrize(
-    "optimizer", helpers.names_of(OPTIMIZERS, quick=["adamw"], device=["adamw"])
+    "optimizer",
+    helpers.names_of(
+        OPTIMIZERS,
+        ["adamw"],
+        slow=OPTIMIZERS.keys() - {"adamw", "muon"},
+        device=["adamw"],
+    ),
 )
 def test_slots_in_fewer_bits_train_what_float32_does(optimizer, state, tmp_path):
     expected = losses_in_float32(optimizer)

@@ -19,9 +19,10 @@ L = keras.layers
 
 
 def case(kind, mode, fault):
-    """Every fault in a chain; one in each of the others, the rest if asked for."""
-    one = faults.Mask if kind is faults.recurrent else faults.Variance
-    usual = kind is faults.functional or (fault is one and mode == "mixed_float16")
+    """Every fault in a chain; one in others, the rest if asked for."""
+    one = faults.Variance
+    others = kind in (faults.subclassed, faults.nested) and mode == "mixed_float16"
+    usual = kind is faults.functional or (fault is one and others)
     quick = kind is faults.functional and fault in (faults.Mask, faults.Variance)
     mark = pytest.mark.training if usual else pytest.mark.slow
     return pytest.param(

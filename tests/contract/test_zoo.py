@@ -1,7 +1,7 @@
 """Models that people use, in both mixed modes; `TFAMP_ZOO_TABLE=1` writes docs/zoo.md.
 
 Every family of `keras.applications` (its smallest member, the smallest input that it
-takes) and the backbones of KerasHub, made tiny by their arguments. Five of them run by
+takes) and the backbones of KerasHub, made tiny by their arguments. Three of them run by
 default, in a mode each; the others by `pytest -m zoo`, all by `-m "zoo or not zoo"`.
 """
 
@@ -92,10 +92,8 @@ MODELS |= {n: made for n in BACKBONES.split() if (made := backbone(n))}
 MODELS["BertTextClassifier"] = text_classifier
 BY_DEFAULT = {
     "BertTextClassifier": BF16,
-    "DebertaV3": F16,
     "Llama": F16,
     "MobileNet": BF16,
-    "ViT": BF16,
 }
 
 STEPS = ("trains", "saves", "exports", "exact", "back")

@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).parent
     "names",
     [
         "fits",
-        "fits_xla keras_choice",
+        pytest.param("fits_xla keras_choice", marks=pytest.mark.slow),
         pytest.param("attention savings", marks=pytest.mark.slow),
         pytest.param("rewrite serves diagnostics", marks=pytest.mark.slow),
     ],
