@@ -334,10 +334,8 @@ def parse_size(size: str | int | None) -> int | None:
     """
     if size is None or checks.is_integer(size) and size > 0:
         return size
-    units = {
-        **{"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
-        **{f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)},
-    }
+    units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+    units |= {f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)}
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?i?)b?", str(size).lower())
     if not match or match[2] not in units or not float(match[1]):
         raise ValueError(

@@ -155,11 +155,13 @@ def parse(options: Options, own_rewrite: bool) -> Settings:
     Raises:
       ValueError: As `enable`.
     """
-    if options.xla_flags:
-        xla_cache.start()  # What follows looks for devices.
     scaling = options.loss_scale
     if scaling is not False:
         scaling = rule.LossScaleConfig.from_keywords(scaling or {})
+    if options.mode != "auto":
+        modes.get_mode(options.mode)  # Before a wrong name has looked for devices.
+    if options.xla_flags:
+        xla_cache.start()  # What follows looks for devices.
     rewrite = rewrite_request(own_rewrite, options.mode, options.graph_rewrite)
     if rewrite is None:
         mode, reason = resolve_mode(options.mode, options.on_unsupported)

@@ -147,8 +147,13 @@ def load(config: config_dict.ConfigDict) -> Encoder:
         encoder = _load_preset(models, model.preset, model.dropout)
     else:
         names = (
-            *("num_layers", "num_heads", "hidden_dim", "intermediate_dim", "dropout"),
-            *("max_sequence_length", "vocabulary_size"),
+            "num_layers",
+            "num_heads",
+            "hidden_dim",
+            "intermediate_dim",
+            "dropout",
+            "max_sequence_length",
+            "vocabulary_size",
         )
         sizes = {name: model[name] for name in names}
         encoder = Encoder(

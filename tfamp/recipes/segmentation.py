@@ -243,10 +243,8 @@ def build_network(classes: int, model) -> keras.Model:
 
 def _two_convolutions(x, width, batch_norm, name):
     """Twice a 3x3 convolution and ReLU; with batch normalization without bias."""
-    settings = {
-        **{"padding": "same", "kernel_initializer": "he_normal"},
-        **({"use_bias": False} if batch_norm else {"activation": "relu"}),
-    }
+    settings = {"padding": "same", "kernel_initializer": "he_normal"}
+    settings |= {"use_bias": False} if batch_norm else {"activation": "relu"}
     for one in (f"{name}_conv1", f"{name}_conv2"):
         x = keras.layers.Conv2D(width, 3, name=one, **settings)(x)
         if batch_norm:

@@ -102,8 +102,10 @@ def compare_modes(
         with run_files.locked(folder):
             # So that a changed script is refused, and not given the results of before.
             facts = {
-                **{"epochs": epochs, "build": _source(build)},
-                **{"train": _shapes(train), "test": _shapes(test)},
+                "epochs": epochs,
+                "build": _source(build),
+                "train": _shapes(train),
+                "test": _shapes(test),
             }
             run_results, folders = [], {}
             for seed, mode in itertools.product(range(seeds), names):
