@@ -23,9 +23,8 @@ def wrap_optimizer(optimizer, **loss_scale_keywords):
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer
-    return LossScaleOptimizer(
-        optimizer, **{"name": "loss_scale_optimizer", **loss_scale_keywords}
-    )
+    keywords = {"name": "loss_scale_optimizer"} | loss_scale_keywords
+    return LossScaleOptimizer(optimizer, **keywords)
 
 
 def needs_loss_scale(model: keras.Model) -> bool:

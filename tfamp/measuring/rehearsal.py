@@ -22,7 +22,9 @@ MEASURED, EMULATED, COMPUTED = "measured", "emulated", "computed"
 _MODES = ("mixed_bfloat16", "mixed_float16", "float8")
 _WORST, _SEED = 3, 0
 _ABOVE = {
-    **{"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 3},
+    "loc": "lower center",
+    "bbox_to_anchor": (0.5, 1),
+    "ncols": 3,
     "fontsize": "small",
 }
 

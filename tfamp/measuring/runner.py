@@ -283,8 +283,11 @@ class _Harness:
             if written.failure:
                 return written
             request = {
-                **{"mode": cell.mode, "exchange": str(file)},
-                **{"steps": steps, "warmup": warmup, "threads": _cores()},
+                "mode": cell.mode,
+                "exchange": str(file),
+                "steps": steps,
+                "warmup": warmup,
+                "threads": _cores(),
             }
             python = self.config.torch_python or sys.executable
             return torch_peer.call(python, request, self.config.time_limit)
