@@ -42,7 +42,10 @@ _KINDS = {
 # must not need more than what has run.
 _REST = 0.75
 # In errors that end a compilation, by TensorFlow or by XLA itself: nothing has run.
-_REFUSALS = re.compile(r"tf2xla conversion failed|xla/service/")
+# The last is XLA's where cuDNN has no kernel for a convolution that it has fused.
+_REFUSALS = re.compile(
+    r"tf2xla conversion failed|xla/service/|Autotuner could not find any supported"
+)
 _OPERATORS = re.compile(
     r"(\w+) \(No registered|with op (\w+) must be a compile|op_type=\"(\w+)\""
 )

@@ -78,9 +78,10 @@ def enable(
       mode: "auto" for the mode that this host has units for (docs/hardware.md), or
         "float32", "tf32", "mixed_bfloat16", "mixed_float16".
       overrides: Modes of single layers: {regular expression: mode}. A pattern matches
-        the whole path of a layer ("head" in a functional model, "model/head" in others)
-        and wins over its `dtype`. One that matches no layer of a compiled model, or an
-        earlier one, raises `OverrideError` in `compile`, or at the first training.
+        the path of a layer, or its end after a `/` ("head" matches "head" and
+        "sequential/head"), and wins over its `dtype`. One that matches no layer of a
+        compiled model, or an earlier one, raises `OverrideError` in `compile`, or at
+        the first training.
       loss_scale: Keywords of `LossScaleOptimizer` as a dict, or False for no loss
         scaling at all. None: the defaults.
       graph_rewrite: True: Keras' policy stays float32, and Grappler rewrites graphs to

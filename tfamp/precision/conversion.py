@@ -53,7 +53,7 @@ def set_precision(
       model: A built `keras.Model` of any kind.
       mode: "float32", "tf32", "mixed_bfloat16", "mixed_float16" or "float8".
       overrides: {pattern: mode}; a pattern is a regular expression that matches the
-        whole path of a layer (`describe_layers(model)` lists them).
+        path of a layer, or its end after a `/` (`describe_layers(model)` lists them).
 
     Returns:
       The model itself.
@@ -144,9 +144,9 @@ def set_remat(model: keras.Model, patterns: Sequence[str] | None) -> keras.Model
 
     Args:
       model: A built `keras.Model` of any kind.
-      patterns: Regular expressions that match the whole path of a layer
-        (`describe_layers(model)` lists them). Of nested layers that match, the
-        outermost is recomputed. None or () recomputes no layer.
+      patterns: Regular expressions that match the path of a layer, or its
+        end after a `/` (`describe_layers(model)` lists them). Of nested layers that
+        match, the outermost is recomputed. None or () recomputes no layer.
 
     Returns:
       The model itself.
