@@ -167,7 +167,7 @@ def names_of(
     table = [*table]
     marks = {"slow": slow, "device": device}
     if quick is not None:
-        marks["training"] = {*table} - {*quick, *slow}
+        marks["training"] = [name for name in table if name not in (*quick, *slow)]
 
     def of(name):
         return [getattr(pytest.mark, mark) for mark in marks if name in marks[mark]]

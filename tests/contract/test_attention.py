@@ -230,6 +230,7 @@ def test_nothing_changes_below_the_length_or_switched_off(length, keywords):
     assert tfamp.status().attention == "Keras'"
 
 
+@pytest.mark.training
 def test_a_model_trains_on_replicas_and_is_exported(tmp_path):
     x = drawn(4, LENGTH, 16)
     with helpers.enabled("mixed_bfloat16"):

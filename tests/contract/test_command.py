@@ -34,16 +34,19 @@ def test_without_a_gpu_the_command_writes_nothing_to_stderr():
     assert done.stderr == ""
 
 
+@pytest.mark.training
 @pytest.mark.skipif(any(map(os.path.exists, DRIVER)), reason="has NVIDIA's driver")
 def test_a_level_that_hides_more_adds_no_lines():
     assert run("-m", "tfamp", "status", TF_CPP_MIN_LOG_LEVEL="3").stderr == ""
 
 
+@pytest.mark.training
 def test_the_users_level_counts():
     done = run("-m", "tfamp", "status", TF_CPP_MIN_LOG_LEVEL="0")
     assert any(words in done.stderr for words in NOISE)
 
 
+@pytest.mark.training
 def test_an_import_sets_no_level():
     code = "import os, tfamp; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
     assert run("-c", code).stdout == "None\n"

@@ -98,6 +98,7 @@ def test_autograph_converts_the_users_code_alone(mode, converted, disabled):
     assert [name for name in converted if name.startswith("tfamp")] == []
 
 
+@pytest.mark.training
 def test_a_plain_loop_prints_nothing(tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(LOOP)

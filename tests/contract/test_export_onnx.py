@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import os
 
+import helpers
 import keras
 import models
 import numpy as np
@@ -113,7 +114,10 @@ KINDS = {  # A model; which weights stay in float32 if it was made in float32, o
 
 
 CASES = [(kind, F32, precision) for kind in KINDS for precision in (F32, F16)]
-CASES += [(kind, F16, F16) for kind in ("dense", "KerasHub", "recurrent", "groups")]
+CASES += [(kind, F16, F16) for kind in ("dense", "groups")]
+LARGE = [(kind, F16, F16) for kind in ("KerasHub", "recurrent")]
+LARGE += [case for case in CASES if case[0] in ("KerasHub", "recurrent")][:-1]
+CASES = [case for case in CASES if case not in LARGE] + helpers.whole_runs(LARGE)
 
 
 def stored(graph):

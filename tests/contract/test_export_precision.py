@@ -5,6 +5,7 @@ import os
 import warnings
 from typing import Any
 
+import helpers
 import keras
 import models
 import numpy as np
@@ -161,7 +162,9 @@ def test_images_of_another_size_than_it_was_built_with(precision, target):
 # ---- LiteRT ----
 
 
-@pytest.mark.parametrize("name", ["convolutions", "shared", "dict"])
+@pytest.mark.parametrize(
+    "name", helpers.names_of(["convolutions", "shared", "dict"], ["shared", "dict"])
+)
 @pytest.mark.parametrize("half", [False, True])
 def test_litert_is_run_by_the_interpreter(name, half, target):
     def several():

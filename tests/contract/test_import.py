@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 import tfamp
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -82,6 +84,7 @@ def test_import_does_no_work():
     assert found["above"] == []  # No training and no benchmark.
 
 
+@pytest.mark.training
 def test_a_folder_of_the_same_name_does_not_hide_an_installed_tfamp(tmp_path):
     """A checkout beside the user's script, say."""
     (tmp_path / "tfamp" / "docs").mkdir(parents=True)

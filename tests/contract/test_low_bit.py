@@ -226,7 +226,7 @@ def test_updates_of_a_fraction_of_a_step_move_weights_of_bfloat16():
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("jit", helpers.names_of([False, True], quick=[False]))
 def test_a_skipped_step_leaves_codes_and_scales_alone(jit):
     model, _ = fitted("mixed_float16", optimizer_state="8bit", epochs=1, jit=jit)
     variables = [*model.trainable_variables, *inner(model.optimizer).variables]

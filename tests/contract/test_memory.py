@@ -67,7 +67,9 @@ def test_16_bits_halve_activations_and_computing_again_leaves_one_block():
     assert again.total < whole.total
 
 
-@pytest.mark.parametrize(("state", "bytes_"), [("bfloat16", 4), ("8bit", 2.01)])
+@pytest.mark.parametrize(
+    ("state", "bytes_"), [("8bit", 2.01), *helpers.whole_runs([("bfloat16", 4)])]
+)
 def test_slots_and_weights_are_counted_as_they_are_stored(state, bytes_):
     kept, whole = found(optimizer_state=state), found()
     assert kept.optimizer == pytest.approx(bytes_ * whole.weights / 4, rel=0.05)

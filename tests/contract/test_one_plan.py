@@ -98,10 +98,7 @@ def built(make):
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
-        ("functional", "mixed_bfloat16"),
-        *helpers.whole_runs(
-            (kind, "mixed_bfloat16") for kind in KINDS if kind != "functional"
-        ),
+        *helpers.whole_runs((kind, "mixed_bfloat16") for kind in KINDS),
         # Rules differ between the formats for layers of these.
         ("convolutional", "mixed_float16"),
         *helpers.whole_runs((k, "mixed_float16") for k in ("recurrent", "attention")),

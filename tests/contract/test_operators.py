@@ -279,7 +279,9 @@ class Cell(layers.Layer):
 
 
 @in_both
-@pytest.mark.parametrize("keywords", [{}, {"jit_compile": True}], ids=["graph", "XLA"])
+@pytest.mark.parametrize(
+    "keywords", helpers.names_of([{}, {"jit_compile": True}], [{}])
+)
 def test_a_cell_that_meets_float32_trains(mode, keywords):
     def losses():
         keras.utils.set_random_seed(0)

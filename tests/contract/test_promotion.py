@@ -173,7 +173,10 @@ class Memory(keras.layers.Layer):
 
 @pytest.mark.device
 @in_both
-@pytest.mark.parametrize("keywords", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+@pytest.mark.parametrize(
+    "keywords",
+    helpers.names_of([{}, {"run_eagerly": True}, {"jit_compile": True}], [{}]),
+)
 def test_layers_of_ones_own_train_as_in_float32(mode, keywords):
     def loss(mode):
         keras.utils.set_random_seed(0)

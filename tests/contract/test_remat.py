@@ -421,7 +421,7 @@ def embedding(jit_compile=False):
     return model
 
 
-@pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("xla", helpers.names_of([False, True], quick=[False]))
 def test_a_block_in_a_block_trains_embeddings_and_masks(xla):
     ids = np.random.default_rng(0).integers(9, size=(40, 5))
     data = ids, ids.sum(1, keepdims=True).astype("float32")

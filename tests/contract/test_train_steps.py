@@ -407,7 +407,13 @@ class Subclassed(keras.Model):
         return self.body(keras.ops.concatenate([inputs["age"], inputs["price"]], -1))
 
 
-@pytest.mark.parametrize("keywords", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+XLA = {"jit_compile": True}
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    helpers.names_of([{}, {"run_eagerly": True}, XLA], [{}, {"run_eagerly": True}]),
+)
 @pytest.mark.parametrize("make", [by_names, Subclassed])
 def test_an_input_beyond_float16_is_told_by_its_name_and_value(make, keywords):
     tfamp.enable("mixed_float16")

@@ -229,6 +229,7 @@ def run(code, tmp_path, **environ):
     return json.loads(done.stdout.partition("RESULT")[2]), done.stderr
 
 
+@pytest.mark.training
 def test_programs_are_kept_apart_by_what_they_depend_on(tmp_path):
     found = []
     for environ in ({}, {}, {"DRIVER": "590.1"}, {"XLA_FLAGS": OWN}):

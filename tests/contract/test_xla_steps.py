@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -84,6 +85,7 @@ for mode in steps.MODES:
 """
 
 
+@pytest.mark.training
 def test_a_fit_with_rests_compiles_once_for_training_and_once_for_validation(tmp_path):
     here = pathlib.Path(__file__).parent
     command = [sys.executable, "-c", COUNTED, str(tmp_path), str(here)]
@@ -175,7 +177,7 @@ FITS = {  # Layer, keywords of `compile`, of the optimizer, and of `fit`.
 }
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", helpers.names_of(FITS, quick=["sample_weight"]))
 def test_a_training_with_rests_is_that_of_keras_without_xla(name):
     layer, compiled, updates, weights = FITS[name]
 
@@ -376,6 +378,7 @@ def test_a_file_does_not_ask_for_xla(tmp_path):
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.training
 def test_disable_gives_keras_its_functions_back():
     tfamp.enable("float32")
     model = make()

@@ -95,6 +95,7 @@ BY_DEFAULT = {
     "Llama": F16,
     "MobileNet": BF16,
 }
+LARGE = "BertTextClassifier", "Llama"
 
 STEPS = ("trains", "saves", "exports", "exact", "back")
 # (model, mode): {step: why it fails in plain Keras, too}.
@@ -207,7 +208,9 @@ class Case:
 
 def cases():
     for name, mode in itertools.product(MODELS, MODES):
-        marks = () if BY_DEFAULT.get(name) == mode else pytest.mark.zoo
+        marks = pytest.mark.training if name in LARGE else ()
+        if BY_DEFAULT.get(name) != mode:
+            marks = pytest.mark.zoo
         yield pytest.param(name, mode, marks=marks)
 
 
