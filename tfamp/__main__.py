@@ -24,7 +24,7 @@ def main() -> None:
     """Runs the command that is named first."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name == "status":
-        print(tfamp.enable())
+        print(tfamp.enable().full())
     elif name in ("train", "benchmark", "doctor", "gpu-report"):
         # As a script's, so that --help and errors speak of this command.
         sys.argv[:2] = [f"tfamp {name}"]

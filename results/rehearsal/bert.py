@@ -42,7 +42,7 @@ def main():
     import tfamp
 
     for device in ("h100", "v100"):
-        found = tfamp.rehearse(f"{__file__}:build", 32, device=device, report=print)
+        found = tfamp.rehearse(f"{__file__}:build", 32, device=device)
         (FOLDER / f"bert_{device}.md").write_text(f"{found}\n")
         text = json.dumps(found.to_dict(), indent=1)
         (FOLDER / f"bert_{device}.json").write_text(f"{text}\n")

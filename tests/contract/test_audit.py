@@ -329,6 +329,26 @@ def test_a_large_layer_that_tfamp_keeps_in_float32_is_a_note(disabled):
     assert note.startswith("Kept in float32 by tfamp: net/logits (66%: computes an out")
 
 
+@pytest.mark.parametrize(
+    ("mode", "device", "says"),
+    [
+        (FP32, "cpu-avx512", "Float32 is the fastest format here: no native bfloat16"),
+        (BF16, CPU, "not timed: `tfamp.benchmark_model"),
+        (BF16, "a100", "launches take longer than what they compute"),
+    ],
+)
+def test_what_it_means_that_nothing_is_found(mode, device, says):
+    def make():  # A part of a small U-Net.
+        yield L.Conv2D(64, 3, activation="relu")
+        yield L.Conv2DTranspose(32, 2, 2, activation="relu")
+        yield L.Conv2D(1, 1, dtype="float32")
+
+    report = audit(build((32, 32, 8), make, mode), device, batch_size=32)
+    assert report.findings == () and says in report.verdict
+    assert says in " ".join(str(report).split())
+    assert audit(mlp(FP32), CPU).verdict == ""  # There is something to say.
+
+
 def test_overrides_are_the_users_choice(disabled):
     tfamp.enable(BF16, overrides={"net/wide": FP32})
     model = build(ROW, lambda: [L.Dense(1024), L.Dense(1024, name="wide"), *end()])

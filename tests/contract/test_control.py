@@ -47,7 +47,7 @@ def test_enable_again_replaces_and_disable_returns_to_the_first_state():
     assert "dynamic" in tfamp.status().loss_scaling
     status = tfamp.enable("float32")
     assert (status.requested, status.effective) == ("float32", "float32")
-    assert all(str(value) in str(status) for value in status)
+    assert all(str(value) in status.full() for value in status)
     for _ in range(2):
         tfamp.disable()
         assert helpers.find_leaks(before, helpers.read_globals()) == []
@@ -79,6 +79,25 @@ def test_bad_arguments_change_nothing(keywords, error, phrase, enabled):
         tfamp.enable(**keywords)
     assert helpers.find_leaks(before[0], helpers.read_globals()) == []
     assert tfamp.status() == before[1]
+
+
+def test_a_status_is_short_and_full_where_it_is_asked_for():
+    tfamp.disable()
+    status = tfamp.enable("float32")
+    lines = str(status).splitlines()
+    names = [line.split(":")[0] for line in lines]
+    assert names == ["effective", "reason", "device", "all settings"]
+    assert repr(status) == str(status) and "float32" in lines[0]
+    assert len(status.full().splitlines()) == len(status)
+    odd = status._replace(
+        healed="'large' (up to 1e+06)",
+        versions="TensorFlow 3.0, Keras 4.0: untested; tested are others",
+        xla="flags: --a (no longer in XLA_FLAGS); programs on disk: none",
+    )
+    *_, healed, versions, last = str(odd).splitlines()
+    assert healed.startswith("healed:") and "'large'" in healed
+    assert versions.startswith("versions:") and len(str(odd).splitlines()) == 6
+    assert last == "1 more of these, and all settings: print(tfamp.status().full())"
 
 
 def test_status_tells_of_what_was_changed_after_enable():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import warnings
 
 import faults
@@ -194,12 +195,31 @@ def test_reports():
     found = tfamp.compare_precision(
         model, inputs, "mixed_float16", targets=targets, loss="mse"
     )
-    assert "first diverging: fault" in found.to_text()
+    verdict = "mixed_float16: diverges first in fault, which makes an error of "
+    assert found.to_text().startswith(verdict) and "search_precision" in found.verdict
     assert found.first_diverging.path == "fault" and found.first_overflow is None
     assert found.to_markdown().count("\n| ") == 6
     stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert [row["path"] for row in stored["rows"]] == [row.path for row in found.rows]
     assert len(found.figure().axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "loss_scale", "verdict"),
+    [
+        (faults.Sum, 1.0, "overflows first in fault, which returns inf or NaN"),
+        (faults.GradientUnderflow, 1.0, "no output diverges, but gradients do, first"),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_a_comparison_begins_with_one_sentence(fault, loss_scale, verdict):
+    model = faults.functional(fault)
+    inputs, targets = faults.batch(model)
+    given = {"targets": targets, "loss": "mse", "loss_scale": loss_scale}
+    found = tfamp.compare_precision(model, inputs, "mixed_float16", **given)
+    assert str(found).splitlines()[0] == found.verdict
+    assert found.verdict.startswith(f"mixed_float16: {verdict}")
+    assert "fault" in found.verdict
 
 
 @pytest.fixture
@@ -217,7 +237,8 @@ def test_a_notebook_shows_a_summary_with_the_worst_calls():
     assert "the 8 of 30 calls with the largest local errors" in short
     worst = sorted(found.rows, key=lambda row: -row.local_error)[:8]
     for text in (short, shown):
-        assert len(text.splitlines()) < 30 and "first overflow: none" in text
+        assert len(text.splitlines()) < 30
+        assert "mixed_bfloat16: accurate everywhere, the largest error is " in text
         assert all(row.name in text for row in worst)
     assert len(str(found).splitlines()) > 30
     search = tfamp.search_precision(model, [inputs] * 4, "mixed_bfloat16")
@@ -425,6 +446,22 @@ def test_the_recommended_scale_holds_what_was_lost(tmp_path):
     assert again.fits
 
 
+def test_a_monitor_says_at_the_end_what_was_lost(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monitor, *_ = monitored(None)
+    said = capsys.readouterr().out.splitlines()
+    (head,) = [line for line in said if line.startswith("NumericsMonitor, step 4: ")]
+    assert "of 4 layers lose outputs, or more than 5% of their gradients:" in head
+    text = "\n".join(said)
+    assert re.search(r"small/logits +float16 +kept +\d+\.\d% to 0 +\d+%", text)
+    assert "weights stored in that format would round away; harmless" in text
+    assert f"{monitor.recommended_loss_scale:g} would keep the largest finite" in text
+    row = {row.path.split("/")[1]: row for row in monitor.rows}["logits"]
+    assert str(row).startswith("small/logits in float16: outputs kept, weights ")
+    assert "% of its updates would be rounded away if weights were" in str(row)
+    assert [*tmp_path.iterdir()] == []  # Nothing is written by default.
+
+
 def test_a_monitor_watches_the_layers_it_is_asked_for(tmp_path):
     monitor = tfamp.NumericsMonitor(4, ".*/logits", log_dir=None, max_lost=1.0)
     model, _ = trained("mixed_float16", [monitor])
@@ -436,14 +473,17 @@ def test_a_monitor_watches_the_layers_it_is_asked_for(tmp_path):
 
 
 @pytest.mark.training
-def test_a_monitor_with_loss_scaling_has_nothing_to_warn_of():
+def test_a_monitor_with_loss_scaling_has_nothing_to_warn_of(capsys):
     monitor = tfamp.NumericsMonitor(every=4, log_dir=None)
     trained("mixed_float16", [monitor], loss_scale={"initial_scale": 2.0**28})
     assert max(row.gradients_lost for row in monitor.rows) < 0.01
+    words = "NumericsMonitor, step 4: no layer loses "
+    assert words in capsys.readouterr().out
     # Nor where the scale is too high: the first step is taken again with a lower one.
     scale = {"initial_scale": 32.0 * monitor.recommended_loss_scale}
-    monitor = tfamp.NumericsMonitor(every=100, log_dir=None, max_lost=0.0)
+    monitor = tfamp.NumericsMonitor(every=100, max_lost=0.0, verbose=0)
     trained("mixed_float16", [monitor], loss_scale=scale)
+    assert capsys.readouterr().out == ""
     assert {row.gradients_underflowed for row in monitor.rows} == {0.0}
     assert not any(row.gradients_lost for row in monitor.rows)
 

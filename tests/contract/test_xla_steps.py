@@ -1,6 +1,6 @@
 """`fit`, `evaluate` and `predict` under XLA: compilations, messages, refusals."""
 
-import pathlib
+import os
 import subprocess
 import sys
 
@@ -71,7 +71,7 @@ COUNTED = """
 import os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
 os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 import keras, numpy as np, tfamp
 import test_xla_steps as steps
 given = {"batch_size": steps.BATCH, "epochs": 2, "verbose": 0}
@@ -87,8 +87,8 @@ for mode in steps.MODES:
 
 @pytest.mark.training
 def test_a_fit_with_rests_compiles_once_for_training_and_once_for_validation(tmp_path):
-    here = pathlib.Path(__file__).parent
-    command = [sys.executable, "-c", COUNTED, str(tmp_path), str(here)]
+    folders = [os.path.dirname(file) for file in (__file__, helpers.__file__)]
+    command = [sys.executable, "-c", COUNTED, str(tmp_path), *folders]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     counts = dict(line.split() for line in done.stdout.splitlines())

@@ -134,7 +134,7 @@ def rewrite():
     """The graph rewrite, which converts nodes for a GPU, and says so."""
     tfamp.enable("mixed_float16", graph_rewrite=True)
     train(compiled(network(), jit_compile=False), *data())
-    text = str(tfamp.status())
+    text = tfamp.status().full()
     assert "converted" in text, text
 
 

@@ -67,6 +67,19 @@ def test_search_brackets_the_threshold_in_few_trials(threshold, allowed, start):
     assert len(tried) <= 2 * math.log2(allowed / 8 + 2) + 3
 
 
+@pytest.mark.parametrize(("allowed", "start"), [(8, 8), (96, 96), (800, 8), (4096, 8)])
+def test_no_more_trials_are_made_than_are_announced(allowed, start):
+    way = range(8, allowed + 1, 8), start // 8 - 1, batch_size.TOLERANCE
+    counts = []
+    for threshold in range(0, allowed + 8, 8):
+        _, tried = search(threshold, allowed, start)
+        counts.append(len(tried))
+        for number in range(0, len(tried), 3):
+            known = {size: size <= threshold for size in tried[:number]}
+            assert batch_size.most_trials(known, *way) >= len(tried)
+    assert batch_size.most_trials({}, *way) <= max(counts) + 1
+
+
 # ---- Trials ----
 
 
@@ -93,15 +106,14 @@ def stand_in(monkeypatch):
     return made
 
 
-def find(folder, said=None, **fields):
+def find(folder, **fields):
     """Searches in 612 MiB: 256 examples fit in float32, 512 in others."""
     asked = {"modes": MODES, "limit": "612MiB", **fields}
-    said = [] if said is None else said
-    return find_batch_size(make_config(), workdir=folder, report=said.append, **asked)
+    return find_batch_size(make_config(), workdir=folder, **asked)
 
 
 def test_both_modes_are_compared_and_finished_trials_not_made_again(
-    tmp_path, stand_in, monkeypatch
+    tmp_path, stand_in, monkeypatch, capsys
 ):
     found = find(tmp_path / "a")
     first, second = found.sizes
@@ -116,9 +128,19 @@ def test_both_modes_are_compared_and_finished_trials_not_made_again(
     assert "memory of the CPU: 612 MiB" in text and "net" in text
     stored = json.loads((tmp_path / "a/batch_sizes.json").read_text())
     assert stored["sizes"][1]["batch_size"] == 512
-    made, said = len(stand_in), []
-    find(tmp_path / "a", said)
-    assert len(stand_in) == made and all("tried before" in line for line in said)
+    said = capsys.readouterr().err.splitlines()
+    # Doubled at most to 65536, and then bisected to 3 %.
+    assert said[:2] == ["1 of at most 21: float32, batch 8", "  fits: 116 MiB"]
+    assert "(about 1 min left at most)" in said[2]
+    assert "  does not fit: MemoryError: full" in said
+    made = len(stand_in)
+    find(tmp_path / "a")
+    said = capsys.readouterr().err.splitlines()
+    assert len(stand_in) == made
+    assert said[0] == "1 of at most 21: float32, batch 8 (measured before)"
+    assert all(line.endswith("(measured before)") for line in said[::2])
+    find(tmp_path / "a", verbose=0)
+    assert capsys.readouterr().err == ""
     with pytest.raises(errors.RunError, match="other settings"):
         find(tmp_path / "a", steps=3)
     # Trials that had more room, and those that had less.
@@ -192,7 +214,6 @@ def test_real_processes_are_held_to_the_limit_and_take_nothing_down(tmp_path):
         max_batch_size=512,
         steps=1,
         workdir=tmp_path,
-        report=[].append,
     )
     (size,) = found.sizes
     assert 8 <= size["batch_size"] < (size["failing"] or 0)

@@ -1,5 +1,7 @@
 """A user's model from end to end, in real processes; what resumes and what fails."""
 
+import contextlib
+import io
 import json
 import re
 
@@ -40,10 +42,12 @@ def script(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(script, tmp_path_factory):
     """The folder, the report, and what was said."""
-    folder, said = tmp_path_factory.mktemp("run"), []
+    folder, said = tmp_path_factory.mktemp("run"), io.StringIO()
     keywords = {"frameworks": ("tfamp", "keras"), "workdir": folder, **COUNTS}
-    made = tfamp.benchmark_model(f"{script}:build", MODES, **keywords, say=said.append)
-    return folder, made, said
+    with contextlib.redirect_stderr(said):
+        made = tfamp.benchmark_model(f"{script}:build", MODES, **keywords)
+    lines = [x for x in said.getvalue().splitlines() if "still running" not in x]
+    return folder, made, lines
 
 
 def test_every_cell_has_its_figures(measured):
@@ -60,6 +64,7 @@ def test_every_cell_has_its_figures(measured):
     assert 0 < abs(mixed.loss_difference.mean) < 0.1
     assert "requested" in mixed.note and "plain Keras" in plain.note
     assert len(said) == 8 and said[0].startswith("1 of 8: build: float32")
+    assert said[1].endswith("(about 1 min left)")
 
 
 def test_files_are_written_and_complete(measured):
@@ -81,19 +86,20 @@ def make_config(script, **task):
     return config
 
 
-def test_same_command_measures_only_what_is_missing(measured, script):
-    folder, said = measured[0], []
+def test_same_command_measures_only_what_is_missing(measured, script, capsys):
+    folder = measured[0]
     damaged = next(folder.glob("cells/*tfamp-mixed*repeat1.json"))
     damaged.write_text("{")
     config = make_config(script)
-    runner.run(config, folder, said.append)
+    runner.run(config, folder)
+    said = [x for x in capsys.readouterr().err.splitlines() if " of 4: " in x]
     again = [line for line in said if "measured before" in line]
     assert len(said) == 4 and len(again) == 3
     script.write_text(script.read_text() + "\n")  # Other code has other figures.
-    said.clear()
     config.repeats = 1
-    runner.run(config, folder, said.append)
-    assert not any("measured before" in line for line in said)
+    runner.run(config, folder)
+    said = capsys.readouterr().err
+    assert "1 of 2: " in said and "measured before" not in said
 
 
 def test_failed_cells_are_rows_with_their_reason(script, tmp_path):
@@ -101,7 +107,7 @@ def test_failed_cells_are_rows_with_their_reason(script, tmp_path):
     config.repeats = 1
     with config.unlocked():
         config.tasks.build.arguments = {"fail": "mixed_bfloat16"}
-    base, mixed = runner.run(config, tmp_path, [].append).rows
+    base, mixed = runner.run(config, tmp_path).rows
     assert not base.failed and mixed.failed == "ValueError: not in mixed_bfloat16"
     assert "not in mixed_bfloat16" in (tmp_path / "report.html").read_text()
 
@@ -109,7 +115,7 @@ def test_failed_cells_are_rows_with_their_reason(script, tmp_path):
 def test_inference_is_measured_by_predict(script, tmp_path):
     config = make_config(script)
     config.job, config.repeats = "inference", 1
-    base, mixed = runner.run(config, tmp_path, [].append).rows
+    base, mixed = runner.run(config, tmp_path).rows
     assert base.output_error == 0 and 0 < mixed.output_error < 0.05
     assert base.loss is None and mixed.rate > 0
 
@@ -134,7 +140,7 @@ def test_a_report_without_figures_is_an_error_of_the_scripts(script, tmp_path):
     """Here of a process beyond its memory; from Python it is a row."""
     config = make_config(script, modes=("float32",))
     config.repeats, config.memory_limit_mb = 1, 100  # Less than TensorFlow.
-    made = runner.run(config, None, [].append)  # Keeps nothing.
+    made = runner.run(config, None)  # Keeps nothing.
     with pytest.raises(errors.RunError, match="Every cell.*the limit is 100 MiB"):
         made.check(tmp_path)
 

@@ -41,9 +41,11 @@ def build(batch_size):
 """
 PROGRAMS, FLOAT32 = 500, 400  # MiB
 ORDER = [
-    *("float32", "mixed_bfloat16", "remat of 2 of 4 blocks", "remat of 4 of 4 blocks"),
-    *("slots of bfloat16", "slots of 8bit", "2 parts of a batch", "4 parts of a batch"),
-    *("8 parts of a batch", "16 parts of a batch", "weights of bfloat16"),
+    *("float32", "mixed_bfloat16"),
+    *("+ remat of 2 of 4 blocks", "+ remat of 4 of 4 blocks"),
+    *("+ slots of bfloat16", "+ slots of 8 bits"),
+    *("+ 2 parts of a batch", "+ 4 parts of a batch"),
+    *("+ 8 parts of a batch", "+ 16 parts of a batch", "+ weights of bfloat16"),
 ]
 
 
@@ -98,8 +100,8 @@ def predicted():
     return [
         option("float32", {"mode": "float32"}, FLOAT32),
         option("mixed_bfloat16", mixed, FLOAT32 - 100),
-        option("remat", again, FLOAT32 - 200),
-        option("slots", {**again, "optimizer_state": "8bit"}, FLOAT32 - 300),
+        option("+ remat", again, FLOAT32 - 200),
+        option("+ slots", {**again, "optimizer_state": "8bit"}, FLOAT32 - 300),
     ]
 
 
@@ -112,8 +114,8 @@ def in_parts():
     [
         (900, {}, "float32", 1),
         (880, {}, "mixed_bfloat16", 2),
-        (780, {}, "remat", 3),
-        (780, {"remat": 100}, "slots", 3),  # It was predicted to fit.
+        (780, {}, "+ remat", 3),
+        (780, {"remat": 100}, "+ slots", 3),  # It was predicted to fit.
         (560, {}, "float32, 8 parts", 3),
         (520, {}, None, 2),
         (450, {}, None, 2),
@@ -139,16 +141,27 @@ def test_the_first_that_fits_is_chosen(file, stand_in, limit, held, chosen, meas
         assert found.chosen["option"] == chosen
         assert f'tfamp.enable("{found.chosen["keywords"]["mode"]}"' in str(found)
         assert found.chosen["time_ratio"] > 0
+    text = "rows with +: in mixed_bfloat16, each together with those above it"
+    assert text in str(found)
 
 
-def test_trials_in_a_folder_are_not_made_again(file, tmp_path, monkeypatch, stand_in):
-    first, second = [], []
+def test_trials_in_a_folder_are_not_made_again(
+    file, tmp_path, monkeypatch, stand_in, capsys
+):
     given = {"batch_size": 64, "workdir": tmp_path / "plan"}
-    found = tfamp.fit_memory(f"{file}:build", "780MiB", **given, report=first.append)
-    lines = [line.replace(":", " (tried before):", 1) for line in first]
+    found = tfamp.fit_memory(f"{file}:build", "780MiB", **given)
+    first = capsys.readouterr().err.splitlines()
+    words = "  does not fit: 900 MiB resident, the limit is 780 MiB"
+    assert first[:2] == ["float32", words]
+    assert first[4] == "what the options hold, by tfamp.memory"
+    assert first[5] == "4 of at most 5: + remat (about 1 min left at most)"
     monkeypatch.setattr(processes, "call", None)  # Nothing is started.
-    again = tfamp.fit_memory(f"{file}:build", "780MiB", **given, report=second.append)
-    assert (again, second) == (found, lines)
+    again = tfamp.fit_memory(f"{file}:build", "780MiB", **given)
+    second = capsys.readouterr().err.splitlines()
+    results = [line for line in first if line.startswith("  ")]
+    assert again == found and len(second) == len(first)
+    assert [line for line in second if line.startswith("  ")] == results
+    assert sum("(measured before)" in line for line in second) == 4
 
 
 def test_what_a_mode_brings_is_part_of_all_options_in_it(file, monkeypatch, stand_in):
@@ -163,7 +176,7 @@ def test_what_a_mode_brings_is_part_of_all_options_in_it(file, monkeypatch, stan
 
     monkeypatch.setattr(processes, "call", call)
     found = tfamp.fit_memory(f"{file}:build", "780MiB", batch_size=64)
-    assert found.chosen["option"] == "slots"
+    assert found.chosen["option"] == "+ slots"
     sizes = [x["predicted_bytes"] // MIB for x in found.options]
     assert sizes == [900, 950, 850, 750]
 
@@ -197,10 +210,10 @@ def test_what_an_optimizer_refuses_is_left_out(tmp_path, optimizer):
     workload = config_dict.ConfigDict({"function": f"{tmp_path / optimizer}.py:build"})
     found = memory_plans._predict(workload, 8, "mixed_bfloat16", None)
     names = [x["option"] for x in found]
-    slots = {"slots of bfloat16", "slots of 8bit"}
+    slots = {"+ slots of bfloat16", "+ slots of 8 bits"}
     assert slots & {*names} == (slots if optimizer == "adam" else set())
-    assert ("weights of bfloat16" in names) == (optimizer == "ftrl")
-    assert "8 parts of a batch" in names
+    assert names[-1].startswith("+ weights of bfloat16") == (optimizer == "ftrl")
+    assert "+ 8 parts of a batch" in names
     assert tfamp.status().dtype_policy == "float32"
 
 
@@ -223,7 +236,9 @@ def test_what_frees_nothing_is_left_out_of_the_next_options(tmp_path):
     sizes = {each["option"]: each["predicted_bytes"] for each in found}
     # Logits in bfloat16, and what they are cast to.
     assert sizes["mixed_bfloat16"] > sizes["float32"]
-    assert sizes["2 parts of a batch"] < 0.7 * sizes["float32"]
+    assert sizes["+ 2 parts of a batch"] < 0.7 * sizes["float32"]
+    assert [x["option"] for x in found if not x["kept"]][0] == "mixed_bfloat16"
+    assert found[-1]["option"] == "+ weights of bfloat16, in mixed_bfloat16"
     assert found[-2]["keywords"] == {"mode": "float32"}  # SGD has no slots.
     assert found[-1]["keywords"]["weights"] == "bfloat16"  # Of the 16-bit mode alone.
 

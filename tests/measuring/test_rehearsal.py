@@ -49,14 +49,17 @@ def script(tmp_path, monkeypatch):
     sys.modules.pop("own_script", None)
 
 
-def test_modes_are_tried_for_a_device_that_is_not_here(script):
-    told = []
+def test_modes_are_tried_for_a_device_that_is_not_here(script, capsys):
     found = tfamp.rehearse(
         *(f"{script}:build", 32),
-        **{"device": "v100", "steps": 4, "seconds": 20.0, "report": told.append},
+        **{"device": "v100", "steps": 4, "seconds": 20.0},
         modes=("mixed_float16", "float8"),
     )
-    assert told == ["float32: done", "mixed_float16: done", "float8: done"]
+    said = capsys.readouterr().err.splitlines()
+    assert [x.split(" (")[0] for x in said if " of " in x] == [
+        *("1 of 3: float32", "2 of 3: mixed_float16", "3 of 3: float8")
+    ]
+    assert sum(" after 4 steps" in line for line in said) == 3
     wide, half, float8 = found.modes
     assert [x["mode"] for x in found.modes] == ["float32", "mixed_float16", "float8"]
     # On this host, whose CPU multiplies in neither.
@@ -80,14 +83,15 @@ def test_modes_are_tried_for_a_device_that_is_not_here(script):
     assert keras.config.dtype_policy().name == "float32"
 
 
-def test_a_mode_that_fails_is_told_beside_those_that_work(script, tmp_path):
-    told = []
+def test_a_mode_that_fails_is_told_beside_those_that_work(script, tmp_path, capsys):
     given = {"steps": 2, "seconds": 5.0, "modes": ("mixed_float16",)}
-    given |= {"workdir": tmp_path / "kept", "report": told.append}
+    given |= {"workdir": tmp_path / "kept"}
     found, again = (tfamp.rehearse(f"{script}:fails", 16, **given) for _ in range(2))
     assert again.modes[0] == found.modes[0]
+    told = [x for x in capsys.readouterr().err.splitlines() if " of 2: " in x]
     # A process that failed is tried again.
-    assert ["(tried before)" in line for line in told] == [False, False, True, False]
+    before = ["(measured before)" in line for line in told]
+    assert before == [False, False, True, False]
     wide, half = found.modes
     assert not wide["failures"] and "knows no float16" in half["failures"]["training"]
     assert "knows no float16" in str(found)

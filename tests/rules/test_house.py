@@ -14,7 +14,8 @@ import tfamp
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Lower first; folders of one row do not import one another.
 FLOORS = (
-    {"checks", "errors", "functions", "quiet", "records", "schedules", "tables"},
+    {"checks", "errors", "functions", "progress", "quiet", "records"}
+    | {"schedules", "tables"},
     {"facts"},
     {"inspect", "keras_patches"},
     {"updates"},

@@ -254,15 +254,17 @@ def build():
 
 
 def compare(**settings):
-    settings = {"epochs": 2, "report": lambda line: None, **PARTS, **settings}
+    settings = {"epochs": 2, **PARTS, **settings}
     return training.compare_modes(build, **settings)
 
 
-def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path):
-    before, said = keras.config.dtype_policy().name, []
-    found = compare(workdir=tmp_path, report=said.append, validation=PARTS["test"])
+def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path, capfd):
+    before = keras.config.dtype_policy().name
+    found = compare(workdir=tmp_path, validation=PARTS["test"])
+    said = capfd.readouterr().err.splitlines()
     assert keras.config.dtype_policy().name == before
-    assert said == ["run 1 of 2: float32, seed 0", "run 2 of 2: mixed_bfloat16, seed 0"]
+    assert "1 of 2: float32, seed 0" in said
+    assert "2 of 2: mixed_bfloat16, seed 0 (about 1 min left)" in said
     text = found.to_text()
     assert "test accuracy" in text and "mixed_bfloat16 minus float32" in text
     assert {"comparison.png", "report.md"} <= {x.name for x in tmp_path.iterdir()}
@@ -278,6 +280,7 @@ def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path):
     assert first.test_loss == pytest.approx(score["loss"], rel=1e-6)
     again = compare(workdir=tmp_path, validation=PARTS["test"])
     assert again.results == found.results  # Read, not repeated.
+    assert capfd.readouterr().err.count("(finished before)") == 2
     others = {"epochs": 3}, {"test": (X[90:], Y[90:])}, {"train": (X[:70], Y[:70])}
     for other in others:
         with pytest.raises(tfamp.RunError, match=f"other settings.*{[*other][0]}"):
@@ -293,9 +296,7 @@ def test_errors_are_told_apart_from_scores():
         return model
 
     data = tf.data.Dataset.from_tensor_slices((X, X.sum(1))).batch(16)
-    found = training.compare_modes(
-        regression, data, test=data, epochs=1, report=lambda line: None
-    )
+    found = training.compare_modes(regression, data, test=data, epochs=1, verbose=0)
     assert found.results[0].errors == ["mean_absolute_error"]
     assert "% of mean_absolute_error" in found.to_text()
 
@@ -320,7 +321,7 @@ def test_a_kerashub_task_takes_its_strings(tmp_path):
         return model
 
     found = training.compare_modes(
-        classifier, (texts, labels), test=(texts, labels), report=lambda line: None
+        classifier, (texts, labels), test=(texts, labels), verbose=0
     )
     modes = [each.mode for each in found.results]
     assert modes == ["float32", "mixed_bfloat16"]
@@ -354,7 +355,7 @@ def test_a_model_that_is_not_compiled_is_refused(tmp_path):
             lambda: keras.Sequential([keras.layers.Dense(1)]),
             PARTS["train"],
             test=PARTS["test"],
-            report=lambda line: None,
+            verbose=0,
         )
     with pytest.raises(tfamp.RunError, match="not empty"):
         (tmp_path / "mine.txt").write_text("")

@@ -75,7 +75,7 @@ def _run_flags():
     if os.path.isfile(script):
         script = f"python {os.path.relpath(script)}"
     command = f"{script} {shlex.join(sys.argv[1:])}".rstrip()
-    report = runner.run(config, folder, app.say, command)
+    report = runner.run(config, folder, command=command)
     sys.stdout.write(report.to_markdown())
     app.say(f"open {folder / 'report.html'} in a browser")
     report.check(folder)

@@ -6,10 +6,9 @@ configuration; tables in the layout of NVIDIA's DeepLearningExamples.
 
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from absl import flags, logging
+from absl import flags
 
 from tfamp import tables
 from tfamp.measuring import cells, report, runner, statistics
@@ -159,7 +158,6 @@ def run(
     config,
     workdir: str | os.PathLike,
     settings: Settings,
-    say: Callable[[str], object] = logging.info,
 ) -> str:
     """Measures every cell and writes `report.md`, `report.html` and `benchmark.json`.
 
@@ -167,7 +165,6 @@ def run(
       config: The configuration; its data are not used.
       workdir: The benchmark's folder.
       settings: What to measure.
-      say: Function called with a line on each process.
 
     Returns:
       The text of `report.md`.
@@ -176,7 +173,7 @@ def run(
       DataError, ValueError: As `runner.run`.
       RunError: As there, and if every cell failed.
     """
-    benchmark_report = runner.run(_benchmark(config, settings), workdir, say)
+    benchmark_report = runner.run(_benchmark(config, settings), workdir)
     benchmark_report.check(workdir)
     table = tables.of_dicts(published(benchmark_report))
     text = f"{benchmark_report.to_markdown()}\n## In NVIDIA's layout\n\n{table}\n"

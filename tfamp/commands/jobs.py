@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tfamp import progress
 from tfamp.commands import app, benchmark_jobs
 from tfamp.measuring import batch_size, training_steps
 from tfamp.runs import compare, distribution, plots, tasks, trained, trainer
@@ -83,7 +84,8 @@ def _check_run(config, _=None):
 
 
 def _evaluate(config, folder, options):
-    evaluation = trained.evaluate(config, folder)
+    with progress.Progress(what="scoring"):
+        evaluation = trained.evaluate(config, folder)
     rows = {
         "weights": evaluation["weights"],
         "test loss": evaluation["test_loss"],
@@ -101,7 +103,8 @@ def _predict(config, folder, options):
         )
     suffix = pathlib.Path(options.input).suffix
     target = pathlib.Path(options.output or folder / f"predicted{suffix}")
-    count, weights = trained.predict(config, folder, options.input, target)
+    with progress.Progress(what="predicting"):
+        count, weights = trained.predict(config, folder, options.input, target)
     return _listed({"weights": weights, "rows": count, "files": target})
 
 
@@ -111,14 +114,12 @@ def _export(config, folder, options):
 
 
 def _find_batch_size(config, workdir, options):
-    sizes = batch_size.find_batch_size(
-        config, workdir=workdir, report=app.say, **options
-    )
+    sizes = batch_size.find_batch_size(config, workdir=workdir, **options)
     return f"{sizes.to_text()}\nfiles: {workdir}"
 
 
 def _benchmark(config, workdir, options):
-    return f"{benchmark_jobs.run(config, workdir, options, app.say)}\nfiles: {workdir}"
+    return f"{benchmark_jobs.run(config, workdir, options)}\nfiles: {workdir}"
 
 
 JOBS = {

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import errors, tables
+from tfamp import errors, progress, tables
 from tfamp.diagnostics import launch_rules, layer_facts, rules, training_step
 from tfamp.diagnostics.findings import Finding, percent
-from tfamp.facts import hardware, names, user_code
+from tfamp.facts import hardware, names
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import launches as counts
 from tfamp.inspect import model_inputs, structure
@@ -20,7 +20,6 @@ from tfamp.updates import compiled
 
 _BATCH_SIZE = 32  # Keras' own default in `fit`.
 _UNKNOWN_SIZE = 128  # Of other dimensions that the model leaves open.
-_MANY = 100  # Variables of a model whose step takes long to trace.
 
 
 class AuditReport(NamedTuple):
@@ -40,6 +39,8 @@ class AuditReport(NamedTuple):
       launches: What a step starts on a GPU; None for other devices, and where a note
         says why it is not counted.
       cost: What that costs, beside arithmetic and memory; None without `launches`.
+      verdict: What it means that there are no findings, and what to try next; "" if
+        there are some.
     """
 
     model: str
@@ -53,6 +54,7 @@ class AuditReport(NamedTuple):
     notes: tuple[str, ...] = ()
     launches: counts.Launches | None = None
     cost: launch_rules.StepCost | None = None
+    verdict: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
@@ -75,10 +77,12 @@ class AuditReport(NamedTuple):
         for each in self.findings:
             share = "accuracy" if each.share is None else percent(each.share)
             items.append(f"**{share}: {each.what}.** {each.evidence}. -> {each.advice}")
+        if self.verdict:
+            items.append(self.verdict)
         whole = {"break_long_words": False, "break_on_hyphens": False}
         lines = [
             textwrap.fill(f"- {item}", 88, subsequent_indent="  ", **whole)
-            for item in (items if self.findings else [*items, "Nothing found."])
+            for item in items
         ]
         lines += [
             "- If results are wrong, `tfamp.compare_precision` shows in which layer "
@@ -98,6 +102,7 @@ def audit(
     device: str | hardware.DeviceDescription | None = None,
     jit_compile: bool | None = None,
     rewrite: str | None = None,
+    verbose: int = 1,
 ) -> AuditReport:
     """Reports why a model does not train faster in 16 bits, largest effect first.
 
@@ -121,6 +126,7 @@ def audit(
         this host; else Keras' default, XLA on accelerators if all layers support it.
       rewrite: "bfloat16" or "float16" if TensorFlow's graph rewrite converts float32
         products. None: the rewrite that is in force on this host's device.
+      verbose: 1: a line, on standard error, if it takes long; 0: none.
 
     Returns:
       An `AuditReport`.
@@ -135,6 +141,11 @@ def audit(
     """
     structure.check_built(model)
     description = hardware.find_device(device)
+    with progress.Progress(verbose, f"tracing a training step of {model.name!r}"):
+        return _audit(model, batch_size, inputs, description, jit_compile, rewrite)
+
+
+def _audit(model, batch_size, inputs, description, jit_compile, rewrite):
     simulated = description not in hardware.read_devices()
     try:
         specs, size, notes = _specs(model, inputs, batch_size)
@@ -176,6 +187,7 @@ def audit(
     bound = [each.what for each in more if each.rule == "launch_bound"]
     if bound and not simulated:
         status.NOTES[f"but a step of {model.name!r}: {bound[0]} (tfamp.audit)"] = None
+    findings = rules.examine(step, more)
     return AuditReport(
         model=model.name,
         device=description.label,
@@ -184,10 +196,35 @@ def audit(
         jit_compile=step.jit_compile,
         multiplications=step.multiplications,
         formats=step.formats(),
-        findings=rules.examine(step, more),
+        findings=findings,
         notes=tuple(notes),
         launches=counted,
         cost=cost,
+        verdict="" if findings else _nothing_found(step, cost),
+    )
+
+
+def _nothing_found(step, cost):
+    """Returns what that means, and what to try next."""
+    mode, why = hardware.choose_mode([step.device])[:2]
+    if step.prefers_float32:
+        mode, why = "float32", "most of its layers are slower in 16 bits"
+    if mode == "float32":
+        return (
+            f"Nothing found. Float32 is the fastest format here: {why}. "
+            '`tfamp.audit(model, device="h100")` looks at another device.'
+        )
+    timed = '`tfamp.benchmark_model("my_script:build")` measures it.'
+    if cost and cost.arithmetic is not None:
+        if cost.launches > cost.arithmetic + (cost.memory or 0):
+            return (
+                "Nothing found. But launches take longer than what they compute: 16 "
+                "bits save memory, and hardly time; a larger batch has as many "
+                f"launches, and more work in each. {timed}"
+            )
+    return (
+        "Nothing found. Formats, sizes and casts are as 16 bits need them; whether "
+        f"they are faster was not timed: {timed}"
     )
 
 
@@ -198,11 +235,6 @@ def _launches(model, specs, step, notes):
     """
     if step.device.kind != "GPU" or step.runs_eagerly:
         return [], None, None
-    if len(model.trainable_variables) > _MANY:
-        user_code.log(
-            f"Tracing a training step of {model.name!r} to count its launches, which "
-            "may take a minute."
-        )
     try:
         graph, assumed = training_step.trace(
             model, specs, step.device, step.jit_compile

@@ -28,7 +28,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfamp import errors, records
+from tfamp import errors, progress, records
 from tfamp.facts import graph_context, user_code
 from tfamp.keras_patches import hooks
 
@@ -198,8 +198,10 @@ class Steps:
         examples = errors.examples(list(dict.fromkeys(map(str, shapes))))
         logging.warning("XLA compiles %s for batches of shape %s.", what, examples)
         began = time.perf_counter()
+        still = progress.Progress(what=f"compiling {what}", say=logging.warning)
         try:
-            outputs = run(self._compiled)
+            with still:
+                outputs = run(self._compiled)
         except tf.errors.OpError as error:
             if not _REFUSALS.search(str(error)):
                 raise

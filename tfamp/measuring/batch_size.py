@@ -4,14 +4,14 @@ Each trial is a separate process that takes training steps: it may run out of me
 be ended by Linux or crash, and nothing of that reaches the process that asks.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import logging
 from ml_collections import config_dict
 
-from tfamp import checks, errors, tables
+from tfamp import checks, errors, progress, tables
 from tfamp.measuring import processes, training_steps, workloads
 from tfamp.runs import run_files
 
@@ -79,7 +79,7 @@ def find_batch_size(
     max_batch_size: int = MAX_BATCH_SIZE,
     steps: int = STEPS,
     workdir: str | os.PathLike | None = None,
-    report: Callable[[str], object] = logging.info,
+    verbose: int = 1,
 ) -> BatchSizes:
     """Finds the largest batch size of each mode whose training steps fit into memory.
 
@@ -112,7 +112,7 @@ def find_batch_size(
       steps: Updates of the weights in a trial.
       workdir: Folder for `batch_sizes.json`, `report.md` and the trials, which a second
         call on the same machine does not repeat. None: nothing is kept.
-      report: Function called with a line on each trial.
+      verbose: 1: a line on each trial and the minutes left, on standard error; 0: none.
 
     Returns:
       A `BatchSizes`; `print` shows its table.
@@ -125,11 +125,15 @@ def find_batch_size(
     """
     workload = workloads.named(workload)
     bounds = {"effective_batch": effective_batch, "max_batch_size": max_batch_size}
-    tried = plan(workload, limit, modes=modes, steps=steps, **bounds)
-    with training_steps.folder_of(workload, steps, workdir) as (shared, saved_trials):
+    with contextlib.ExitStack() as scope:
+        lines = scope.enter_context(progress.Progress(verbose, at_most=True))
+        tried = plan(workload, limit, modes=modes, steps=steps, **bounds)
+        shared, saved_trials = scope.enter_context(
+            training_steps.folder_of(workload, steps, workdir)
+        )
         memory, words = processes.limits(processes.parse_size(limit))
         step_trials = training_steps.StepTrials(
-            shared, saved_trials, steps, memory, report
+            shared, saved_trials, steps, memory, lines
         )
         sizes, figures = [], {}
         for mode in tried:
@@ -215,6 +219,35 @@ def search(
     return sizes[low] if low >= 0 else 0, sizes[high] if high < len(sizes) else None
 
 
+def most_trials(
+    known: Mapping[int, bool], sizes: Sequence[int], start: int, tolerance: float
+) -> int:
+    """Returns how many trials a search takes at most, in all.
+
+    Args:
+      known: Whether the sizes fit that were tried so far.
+      sizes, start, tolerance: As of `search`.
+    """
+    fitting = {size for size, fits in known.items() if fits}
+    failing = known.keys() - fitting
+    low, high = max(fitting, default=0), min(failing, default=sizes[-1] + 1)
+
+    def tried(limit):
+        found = []
+
+        def fits(size):
+            found.append(size)
+            return size <= limit
+
+        search(fits, sizes, start, tolerance)
+        return found
+
+    # After each doubling nothing larger may fit, which leaves the most to bisect; one
+    # more, as an odd number has halves that differ.
+    doubled = (size for size in tried(sizes[-1]) if low <= size < high)
+    return 1 + max(len(tried(limit)) for limit in (low, *doubled))
+
+
 def _search_mode(step_trials, mode, rows, effective_batch, max_batch_size):
     """Searches for one mode; the size that another mode was found is a good start.
 
@@ -224,22 +257,27 @@ def _search_mode(step_trials, mode, rows, effective_batch, max_batch_size):
     optimizer = step_trials.workload.get("optimizer")
     own_accumulation = optimizer.accumulation_steps if optimizer else 1
     tried: dict[int, dict[str, Any]] = {}
+    lines = step_trials.lines
+    lines.number = 0  # How many another mode will have is not known.
+    if effective_batch:
+        sizes = [n for n in range(1, effective_batch + 1) if effective_batch % n == 0]
+        way = sizes, len(sizes), 0.0
+    else:
+        sizes = range(_MULTIPLE, max_batch_size + 1, _MULTIPLE)
+        start = max((each["batch_size"] for each in rows), default=_MULTIPLE)
+        way = sizes, start // _MULTIPLE - 1, TOLERANCE
 
     def accumulation(size):
         return effective_batch // size if effective_batch else own_accumulation
 
     def fits(size):
         arguments = {"mode": mode}, size, accumulation(size)
+        known = {n: not each["reason"] for n, each in tried.items()}
+        lines.total = most_trials(known, *way)
         tried[size] = step_trials.take(*arguments, label=f"{mode}, batch {size}")
         return not tried[size]["reason"]
 
-    if effective_batch:
-        sizes = [n for n in range(1, effective_batch + 1) if effective_batch % n == 0]
-        largest, failing = search(fits, sizes, len(sizes), 0.0)
-    else:
-        sizes = range(_MULTIPLE, max_batch_size + 1, _MULTIPLE)
-        start = max((each["batch_size"] for each in rows), default=_MULTIPLE)
-        largest, failing = search(fits, sizes, start // _MULTIPLE - 1, TOLERANCE)
+    largest, failing = search(fits, *way)
     if not largest:
         raise errors.RunError(
             f"Even the smallest batch size tried, {failing}, does not fit in {mode}. "

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-from absl import logging
 from ml_collections import config_dict
 
-from tfamp import checks, errors, tables
+from tfamp import checks, errors, progress, tables
 from tfamp.facts import hardware
 from tfamp.inspect import structure
 from tfamp.measuring import processes, training_steps, workloads
@@ -30,8 +29,9 @@ class MemoryPlan(NamedTuple):
     Attributes:
       name: Name of the configuration or function.
       limit: The memory that a step must fit into, as text.
-      options: A dict for each option, in the order in which they were tried; each has
-        those before it that free enough: option (what is new); keywords (of `enable`);
+      options: A dict for each option, in the order in which they were tried; one with
+        a + has those before it that free enough: option (what is new); kept (whether
+        the next ones have it, too); keywords (of `enable`);
         batch_size (of one part); accumulation_steps (parts of one update of the
         weights); predicted_bytes; measured_bytes and time_ratio (over float32's), None
         where no step was taken; workspaces_bytes (what of the measured only the first
@@ -56,9 +56,10 @@ class MemoryPlan(NamedTuple):
         for each in self.options:
             measured, ratio = each["measured_bytes"], each["time_ratio"]
             none = "over the limit" if each["exceeded"] else "-"
+            left_out = not each.get("kept", True) and each is not self.options[-1]
             rows.append(
                 {
-                    "option": each["option"],
+                    "option": each["option"] + " (frees < 1 %: not below)" * left_out,
                     "predicted": processes.mib(each["predicted_bytes"]),
                     "measured": processes.mib(measured) if measured else none,
                     "time over float32": f"{ratio:.2f}" if ratio else "-",
@@ -72,6 +73,9 @@ class MemoryPlan(NamedTuple):
     __str__ = to_text
 
     def _lines(self):
+        modes = (x["keywords"]["mode"] for x in self.options if x["option"][0] == "+")
+        if mode := next(modes, ""):
+            yield f"rows with +: in {mode}, each together with those above it"
         yield f"limit: {self.limit}"
         if self.chosen is not None:
             _, size, parts = _arguments(self.chosen)
@@ -91,7 +95,7 @@ def fit_memory(
     batch_size: int | None = None,
     steps: int = 3,
     workdir: str | os.PathLike | None = None,
-    report: Callable[[str], object] = logging.info,
+    verbose: int = 1,
 ) -> MemoryPlan:
     """Finds the cheapest settings with which a training step fits into memory.
 
@@ -117,7 +121,7 @@ def fit_memory(
       steps: Updates that are measured.
       workdir: Folder for the trials, which a second call on the same machine with as
         many steps does not repeat. None: nothing is kept.
-      report: Function called with a line on each measurement.
+      verbose: 1: a line on each trial and the minutes left, on standard error; 0: none.
 
     Returns:
       A `MemoryPlan`; `print` shows its table, and keywords of `enable` to paste.
@@ -136,10 +140,14 @@ def fit_memory(
     checks.check_count("steps", steps)
     memory, words = processes.limits(processes.parse_size(limit))
     mixed, _ = training_steps.mixed_mode(workload)
-    training_steps.check(workload, ("float32", mixed))
-    with training_steps.folder_of(workload, steps, workdir) as (shared, saved_trials):
+    with contextlib.ExitStack() as scope:
+        lines = scope.enter_context(progress.Progress(verbose, at_most=True))
+        training_steps.check(workload, ("float32", mixed))
+        shared, saved_trials = scope.enter_context(
+            training_steps.folder_of(workload, steps, workdir)
+        )
         step_trials = training_steps.StepTrials(
-            shared, saved_trials, steps, memory, report
+            shared, saved_trials, steps, memory, lines
         )
         plans = _Plans(step_trials, size, mixed)
         plans.make()
@@ -193,7 +201,8 @@ class _Plans:
     def _choose(self, options):
         for each in options:
             each["predicted_bytes"] += self.overheads[each["keywords"]["mode"]]
-        likely = (each for each in options if each["predicted_bytes"] <= self.most)
+        likely = [each for each in options if each["predicted_bytes"] <= self.most]
+        self.trials.lines.total = self.trials.lines.number + len(likely)
         self.chosen = self.chosen or next(filter(self._fits, likely), None)
 
     def _fits(self, option, room=None):
@@ -209,14 +218,15 @@ class _Plans:
         return not figures["reason"]
 
     def _predict(self, function, *arguments):
-        workload, saved_trials, *_ = self.trials
+        workload, saved_trials, *_, lines = self.trials
 
         def work():
             done = processes.call(function, workload, *arguments)
             return done._replace(value={"options": done.value})
 
         name = f"{function.__name__.removeprefix('_')}-batch{self.size}"
-        outcome = saved_trials.take(name, work, given=list(arguments))
+        label = "what the options hold, by tfamp.memory"
+        outcome = saved_trials.take(name, work, lines, label, given=list(arguments))
         if outcome.failure:
             raise errors.RunError(f"A prediction failed. Received: {outcome.failure}")
         return outcome.value["options"]
@@ -269,6 +279,7 @@ def _option(option, keywords, size, count):
     """Returns an option of a `MemoryPlan`, not yet predicted."""
     return {
         "option": option,
+        "kept": True,
         "keywords": keywords,
         "batch_size": size // count,
         "accumulation_steps": count,
@@ -314,7 +325,8 @@ def _predict(workload, size, mixed, held):
             workload, _option(option, keywords, size, count)
         )
         options.append(prediction)
-        if prediction["predicted_bytes"] <= least - frees:
+        prediction["kept"] = prediction["predicted_bytes"] <= least - frees
+        if prediction["kept"]:
             start, least = (keywords, count), prediction["predicted_bytes"]
         return blocks
 
@@ -325,16 +337,17 @@ def _predict(workload, size, mixed, held):
         numbered = (re.sub(r"\d+$", r"\\d+", path) for path in blocks)
         whole = several == len(blocks)
         again = [*dict.fromkeys(numbered if whole else blocks[:several])]
-        add(f"remat of {several} of {len(blocks)} blocks", remat=again)
+        add(f"+ remat of {several} of {len(blocks)} blocks", remat=again)
     refused = contextlib.suppress(ValueError)  # By the optimizer.
-    for state in ("bfloat16", "8bit"):
+    for state, words in {"bfloat16": "bfloat16", "8bit": "8 bits"}.items():
         with refused:
-            add(f"slots of {state}", optimizer_state=state)
+            add(f"+ slots of {words}", optimizer_state=state)
     for parts in _parts(size):
-        add(f"{parts} parts of a batch", parts)
+        add(f"+ {parts} parts of a batch", parts)
     if mixed == "mixed_bfloat16":
+        there = "" if start[0]["mode"] == mixed else f", in {mixed}"
         with refused:
-            add("weights of bfloat16", mode=mixed, weights="bfloat16")
+            add(f"+ weights of bfloat16{there}", mode=mixed, weights="bfloat16")
     return options
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
-from absl import logging
 from ml_collections import config_dict
 
-from tfamp import checks, errors, tables
+from tfamp import checks, errors, progress, tables
 from tfamp.diagnostics import audit
 from tfamp.facts import hardware
 from tfamp.facts import modes as precision_modes
@@ -147,7 +146,7 @@ def rehearse(
     steps: int = 20,
     seconds: float = 60.0,
     workdir: str | os.PathLike | None = None,
-    report: Callable[[str], object] = logging.info,
+    verbose: int = 1,
 ) -> Rehearsal:
     """Tries modes for another device here: do they run, are they right, do they fit.
 
@@ -168,7 +167,7 @@ def rehearse(
       seconds: Time of `search_precision` in each mode.
       workdir: Folder for what the modes showed, which a second call on the same machine
         with as many steps does not repeat. None: nothing is kept.
-      report: Function that is called with a line about each mode.
+      verbose: 1: a line on each mode, on standard error, and the minutes left; 0: none.
 
     Returns:
       A `Rehearsal`; `print` shows its page.
@@ -190,14 +189,16 @@ def rehearse(
     size = workload.get("batch_size") if batch_size is None else batch_size
     checks.check_count("batch_size", size)
     rows = []
-    with training_steps.folder_of(workload, steps, workdir) as (shared, saved_trials):
+    with (
+        progress.Progress(verbose) as lines,
+        training_steps.folder_of(workload, steps, workdir) as (shared, saved_trials),
+    ):
+        lines.total = len(names)
         for mode in names:
             arguments = shared, mode, size, steps, seconds, target
-            done = _take(saved_trials, arguments, bool(rows))
+            done = _take(saved_trials, lines, arguments, bool(rows))
             rows.append({**_support(mode, target), **done.value})
-            failed = ", ".join(rows[-1]["failures"])
-            before = " (tried before)" if done.before else ""
-            report(f"{mode}{before}: {f'{failed} failed' if failed else 'done'}")
+            lines.result(_result(rows[-1]))
     notes = (
         f"{MEASURED}: computed in that format by this host; {EMULATED}: the numbers of "
         f"the format, by other hardware; {COMPUTED}: from a trace and the device's "
@@ -220,7 +221,14 @@ def _support(mode, device):
     }
 
 
-def _take(saved_trials, arguments, optional):
+def _result(row):
+    """Returns what the line on a mode says came of it."""
+    failed, losses = ", ".join(row["failures"]), row.get("losses")
+    loss = f"loss {losses[-1]:.4g} after {len(losses)} steps" if losses else ""
+    return "; ".join(filter(None, [loss, failed and f"{failed} failed"]))
+
+
+def _take(saved_trials, lines, arguments, optional):
     """Returns an `Outcome` with the other fields; float32 must not fail."""
     _, mode, size, _, seconds, device = arguments
     done = saved_trials.take(
@@ -228,6 +236,8 @@ def _take(saved_trials, arguments, optional):
         lambda: processes.call(
             _rehearse, *arguments, timeout=processes.TIME_LIMIT + seconds
         ),
+        lines,
+        mode,
         usable=lambda row: not row["failures"],  # What failed is tried again.
         rehearsed=[device.label, f"{device.compute_capability}", seconds],
     )
@@ -266,7 +276,7 @@ def _rehearse(workload, mode, size, steps, seconds, device):
 
         def compare_with_float32():
             keywords = {} if y is None else {"targets": y}
-            result = compare.compare_precision(setup.model, x, mode, **keywords)
+            result = compare.compare(setup.model, x, mode, **keywords)[0]
             ordered = sorted(result.rows, key=lambda each: -each.local_error)
             row["output_error"] = result.rows[-1].accumulated_error
             row["worst"] = [each.name for each in ordered[:_WORST]]
@@ -275,7 +285,7 @@ def _rehearse(workload, mode, size, steps, seconds, device):
             samples = pairs if y is not None else [inputs for inputs, _ in pairs]
             loss = setup.model.loss if y is not None else None
             result = search.search_precision(
-                *(setup.model, samples, mode), seconds=seconds, loss=loss
+                *(setup.model, samples, mode), seconds=seconds, loss=loss, verbose=0
             )
             row["overrides"] = dict(result.overrides)
 

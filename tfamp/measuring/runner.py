@@ -11,13 +11,10 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
-from absl import logging
-
-from tfamp import errors
+from tfamp import errors, progress
 from tfamp.facts import hardware
 from tfamp.measuring import (
     accuracy,
@@ -44,7 +41,7 @@ def benchmark_model(
     warmup: int = 10,
     memory_limit_mb: int | None = None,
     workdir: str | os.PathLike | None = None,
-    say: Callable[[str], object] = logging.info,
+    verbose: int = 1,
 ) -> report.Report:
     """Measures which precision mode is fastest for a model on this host, and its cost.
 
@@ -69,7 +66,8 @@ def benchmark_model(
         of host memory.
       workdir: Folder for `report.html`, `report.md`, `benchmark.json` and the
         measurements, which a second call does not repeat. None: nothing is kept.
-      say: Function called with a line on each process.
+      verbose: 1: a line on each process, on standard error, and the minutes left; 0:
+        none.
 
     Returns:
       A `report.Report`; `print` it.
@@ -89,13 +87,13 @@ def benchmark_model(
     config.tasks[config.name] = task
     config.repeats, config.steps, config.warmup = repeats, steps, warmup
     config.memory_limit_mb = memory_limit_mb
-    return run(config, workdir, say)
+    return run(config, workdir, verbose)
 
 
 def run(
     config,
     workdir: str | os.PathLike | None,
-    say: Callable[[str], object] = logging.info,
+    verbose: int = 1,
     command: str = "",
 ) -> report.Report:
     """Measures what is missing, and writes the report.
@@ -107,7 +105,7 @@ def run(
     Args:
       config: The configuration, see `cells.get_config`.
       workdir: The benchmark's folder; None: nothing is kept.
-      say: Function called with a line on each process.
+      verbose: As of `benchmark_model`.
       command: The command that a user gave, for the report.
 
     Returns:
@@ -118,16 +116,21 @@ def run(
       RunError: If the folder cannot be written or holds anything but this benchmark.
       ValueError: If a setting is invalid.
     """
+    with progress.Progress(verbose) as lines:
+        return _run(config, workdir, lines, command)
+
+
+def _run(config, workdir, lines, command):
     planned = cells.plan(config)
     runs = accuracy.plan(config)
     versions, no_torch = _find_torch(config, planned)
     if no_torch:
-        say(f"without PyTorch: {no_torch}")
+        lines.say(f"without PyTorch: {no_torch}")
         planned = [cell for cell in planned if cell.framework != "torch"]
     check(config, planned)
     with run_files.benchmark_folder(cells.identity(config), workdir) as folder:
-        harness = _Harness(config, folder, versions, say)
-        harness.total = config.repeats * len(planned) + len(runs)
+        harness = _Harness(config, folder, versions, lines)
+        lines.total = config.repeats * len(planned) + len(runs)
         machine = harness.trials.machine
         own_versions = {
             name: machine.facts[name]
@@ -212,8 +215,8 @@ def check(config, planned) -> None:
 class _Harness:
     """The trials of one benchmark."""
 
-    def __init__(self, config, folder, versions, say):
-        self.config, self.folder, self.say = config, folder, say
+    def __init__(self, config, folder, versions, lines):
+        self.config, self.folder, self.lines = config, folder, lines
         self.trials, self.peers = trials.Trials(folder), versions
         limit = config.memory_limit_mb
         self.memory = (
@@ -223,7 +226,6 @@ class _Harness:
         self.preload = workloads.preload(
             part.config for part in parts if part.config is not None
         )
-        self.total, self._number, self._seconds = 0, 0, []
 
     def measure(self, planned) -> tuple[dict, dict]:
         """Returns {cell: {repeat: figures}} and {cell: why it failed}."""
@@ -234,7 +236,7 @@ class _Harness:
             start = repeat * len(planned) // self.config.repeats
             for cell in (*planned[start:], *planned[:start]):
                 if cell in failures:
-                    self._number += 1
+                    self.lines.number += 1
                     continue
                 figures, why = self._cell(cell, repeat)
                 if figures is None:
@@ -322,27 +324,10 @@ class _Harness:
 
     def _take(self, name, label, work, **held) -> tuple[Any, str]:
         """Returns (figures, "") of a trial, or (None, why it failed)."""
-        self._number += 1
-
-        def begin(before):
-            done = " (measured before)" if before else self._left()
-            self.say(f"{self._number} of {self.total}: {label}{done}")
-
-        start = time.monotonic()
-        outcome = self.trials.take(name, work, begin=begin, **held)
-        if not outcome.before:
-            self._seconds.append(time.monotonic() - start)
+        outcome = self.trials.take(name, work, self.lines, label, **held)
         if outcome.failure:
-            self.say(f"  failed: {outcome.lack or outcome.failure}")
+            self.lines.result(f"failed: {outcome.lack or outcome.failure}")
         return outcome.value, outcome.lack or outcome.failure
-
-    def _left(self):
-        """How long the rest will take, going by what was measured so far."""
-        if not self._seconds:
-            return ""
-        each = sum(self._seconds) / len(self._seconds)
-        minutes = each * (self.total - self._number + 1) / 60
-        return f" (about {max(1, round(minutes))} min left)"
 
 
 def _cores():

@@ -7,12 +7,12 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, progress
 from tfamp.measuring import processes, trials, workloads
 from tfamp.precision import control
 from tfamp.runs import base_config, compare, run_files, trainer
@@ -132,14 +132,14 @@ class StepTrials(NamedTuple):
       saved_trials: Those in its folder, from this run and those before.
       steps: Updates of the weights in a trial.
       memory: What they must fit into.
-      report: Function called with a line on what came of each.
+      lines: Says what each is, and what came of it.
     """
 
     workload: config_dict.ConfigDict
     saved_trials: trials.Trials
     steps: int
     memory: processes.Memory
-    report: Callable[[str], object]
+    lines: progress.Progress
 
     def take(
         self,
@@ -153,7 +153,7 @@ class StepTrials(NamedTuple):
 
         Args:
           keywords, size, count: As of `variant`.
-          label: What the line on the trial calls it.
+          label: What its line calls it.
           room: What the process may hold; None: `memory`.
 
         Returns:
@@ -179,7 +179,9 @@ class StepTrials(NamedTuple):
             more = any((now or math.inf) > (then or math.inf) for now, then in pairs)
             return not (figures["lack"] and more)
 
-        outcome = self.saved_trials.take(trial.key, work, usable=usable)
+        outcome = self.saved_trials.take(
+            trial.key, work, self.lines, label, usable=usable
+        )
         if outcome.failure:
             raise errors.RunError(
                 f"A trial failed for another reason than memory: {label}. Received: "
@@ -188,8 +190,7 @@ class StepTrials(NamedTuple):
         figures, reason = outcome.value, self._reason(outcome.value)
         peak = figures["peak_bytes"]
         text = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
-        before = " (tried before)" if outcome.before else ""
-        self.report(f"{label}{before}: {text}")
+        self.lines.result(text)
         return {**figures, "reason": reason}
 
     def _reason(self, figures):

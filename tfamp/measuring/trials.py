@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tfamp import progress
 from tfamp.diagnostics import doctor
 from tfamp.measuring import processes
 from tfamp.runs import run_files
@@ -47,8 +48,9 @@ class Trials:
         self,
         name: str,
         work: Callable[[], processes.Outcome],
+        lines: progress.Progress,
+        label: str,
         *,
-        begin: Callable[[bool], object] = lambda before: None,
         usable: Callable[[dict[str, Any]], bool] = lambda figures: True,
         **held: Any,
     ) -> processes.Outcome:
@@ -58,16 +60,17 @@ class Trials:
           name: Name of its file: what is measured, and how.
           work: Makes the trial, in a fresh process. Its figures are kept, as JSON; a
             failure is not, and is tried again by the next call.
-          begin: Function called first; it is told whether there are figures.
+          lines: Says that the trial begins.
+          label: What it is called there.
           usable: Function of the figures of a file; whether they count now.
           **held: What its figures hold for besides.
         """
         figures = self.read(name, **held)
         before = figures is not None and usable(figures)
-        begin(before)
-        if before:
-            return processes.Outcome(figures, before=True)
-        outcome = work()
+        with lines.part(label, "measured before" * before):
+            if before:
+                return processes.Outcome(figures, before=True)
+            outcome = work()
         if not outcome.failure:
             self.write(name, outcome.value, **held)
         return outcome

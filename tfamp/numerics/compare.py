@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfamp import progress
 from tfamp.facts import formats, hardware, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, quantized, structure
@@ -35,6 +36,7 @@ def compare_precision(
     loss: Callable[[Any, Any], Any] | str | None = None,
     loss_scale: float | None = None,
     jit_compile: bool = False,
+    verbose: int = 1,
 ) -> results.PrecisionComparison:
     """Compares a mode with float32, for each call of each layer.
 
@@ -58,6 +60,7 @@ def compare_precision(
       loss_scale: What the loss is multiplied by in 16 bits; by default what the
         model's optimizer scales it by, else 1.
       jit_compile: Whether XLA compiles both.
+      verbose: 1: a line, on standard error, if it takes long; 0: none.
 
     Returns:
       A `PrecisionComparison`.
@@ -71,7 +74,9 @@ def compare_precision(
     Example:
       print(tfamp.compare_precision(model, x, "mixed_float16"))
     """
-    return compare(model, inputs, mode, targets, loss, loss_scale, jit_compile)[0]
+    given = model, inputs, mode, targets, loss, loss_scale, jit_compile
+    with progress.Progress(verbose, "comparing the model with float32"):
+        return compare(*given)[0]
 
 
 def compare(

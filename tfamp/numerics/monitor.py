@@ -14,7 +14,7 @@ from tfamp import checks, tables
 from tfamp.facts import formats, user_code
 from tfamp.inspect import calls, structure
 from tfamp.keras_patches import hooks
-from tfamp.numerics import backward, statistics
+from tfamp.numerics import backward, monitored, statistics
 from tfamp.operators import promotion
 from tfamp.precision import assigned, model_hooks, overrides
 
@@ -31,18 +31,21 @@ class NumericsMonitor(keras.callbacks.Callback):
     and the history are those of a run without the callback. It works in graphs,
     eagerly, under XLA, and under a strategy, whose replicas are counted together.
 
-    It writes `numerics.jsonl`, with a line for each monitored step, and scalars for
-    TensorBoard. Once a layer loses more than `max_lost` of its gradients, one warning
-    names the layer that loses most, and the loss scale that would prevent it.
+    Once a layer loses more than `max_lost` of its gradients, one warning names the
+    layer that loses most, and the loss scale that would prevent it. At the end of `fit`
+    it prints what the last monitored step lost, in words. With `log_dir` it writes
+    `numerics.jsonl`, a line for each monitored step, and scalars for TensorBoard.
 
     Args:
       every: Int >= 1. Steps from one monitored step to the next, from the first step.
       layers: Regular expression that matches the whole path of layers in 16 bits.
       log_dir: Folder to write to; None writes nothing.
       max_lost: Share of a layer's gradients, 0 to 1, that may be lost without warning.
+      verbose: 1 prints at the end of `fit`; 0 does not.
 
     Attributes:
-      rows: A `statistics.LayerNumerics` for each layer, of the last monitored step.
+      rows: A `statistics.LayerNumerics` for each layer, of the last monitored step;
+        `print` a row.
       recommended_loss_scale: `statistics.recommended_loss_scale` of the largest
         gradient in float16 so far; None without any.
       fits: Whether the current loss scale is at most the recommended one; None without
@@ -61,8 +64,9 @@ class NumericsMonitor(keras.callbacks.Callback):
         every: int = 100,
         layers: str = ".*",
         *,
-        log_dir: str | None = "logs",
+        log_dir: str | None = None,
         max_lost: float = 0.05,
+        verbose: int = 1,
     ):
         super().__init__()
         checks.check_count("every", every)
@@ -72,7 +76,7 @@ class NumericsMonitor(keras.callbacks.Callback):
                 f"max_lost={max_lost!r}."
             )
         self._pattern = re.compile(layers)
-        self.every, self.max_lost = every, max_lost
+        self.every, self.max_lost, self.verbose = every, max_lost, verbose
         self._folder = None if log_dir is None else pathlib.Path(log_dir)
         # Each with its path and its format.
         self._layers: list[tuple[keras.layers.Layer, str, str]] = []
@@ -90,9 +94,20 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._plain = self._function = None
 
     def on_train_end(self, logs=None):
-        """Warns if there was no layer in 16 bits to monitor."""
-        if not self._layers and not self._failed:
+        """Prints what was lost, or warns if there was no layer in 16 bits."""
+        if self._failed:
+            return
+        if not self._layers:
             logging.warning("NumericsMonitor: no monitored layer computes in 16 bits.")
+        elif self.verbose and self.rows:
+            scale = ""
+            if self.recommended_loss_scale:
+                scale = (
+                    f"loss scale: {float(self._scale.numpy()):g}; "
+                    f"{self.recommended_loss_scale:g} would keep the largest finite"
+                )
+            text = monitored.describe(self._lost(), self.max_lost, scale)
+            print(f"NumericsMonitor, step {self._last}: {text}")
 
     def on_train_batch_begin(self, batch, logs=None):
         """Arranges for this step to be monitored if it is due."""
@@ -109,7 +124,7 @@ class NumericsMonitor(keras.callbacks.Callback):
         """Reads the results, writes them, and warns."""
         if not self._watching or self._failed:
             return
-        self._watching = False
+        self._watching, self._last = False, self._seen - 1
         self.rows = tuple(self._read())
         self._recommend()
         self._write()
@@ -243,7 +258,7 @@ class NumericsMonitor(keras.callbacks.Callback):
     def _write(self):
         if self._folder is None:
             return
-        step = self._seen - 1
+        step = self._last
         line = {
             "step": step,
             "loss_scale": float(self._scale.numpy()),
@@ -263,18 +278,23 @@ class NumericsMonitor(keras.callbacks.Callback):
                         tf.summary.scalar(f"numerics/{row.path}/{name}_{lost}", share)
         writer.close()
 
-    def _warn(self):
+    def _adapts(self):
         config = getattr(self.model.optimizer, "config", None)
-        adapts = hasattr(self.model.optimizer, "dynamic_scale")
-        adapts = adapts and getattr(config, "dynamic", True)
+        has_scale = hasattr(self.model.optimizer, "dynamic_scale")
+        return has_scale and getattr(config, "dynamic", True)
+
+    def _lost(self):
+        """Returns the share of its gradients that each row loses."""
         # A scale that adapts is found by overflows, whose steps are skipped.
-        kind = "gradients_underflowed" if adapts else "gradients_lost"
-        shares = [np.nan_to_num(getattr(row, kind), nan=0.0) for row in self.rows]
-        lost = max(shares, default=0.0)
-        if self._warned or not lost > self.max_lost:
+        kind = "gradients_underflowed" if self._adapts() else "gradients_lost"
+        return {row: float(np.nan_to_num(getattr(row, kind))) for row in self.rows}
+
+    def _warn(self):
+        shares, adapts = self._lost(), self._adapts()
+        worst = max(shares, key=shares.__getitem__, default=None)
+        if self._warned or worst is None or shares[worst] <= self.max_lost:
             return
-        worst = self.rows[shares.index(lost)]
-        self._warned = True
+        lost, self._warned = shares[worst], True
         scaling = (
             ", and adapts"
             if adapts
@@ -288,7 +308,7 @@ class NumericsMonitor(keras.callbacks.Callback):
             else "Name the layer in overrides={...: 'float32'}."
         )
         user_code.warn(
-            f"Step {self._seen - 1}: {lost:.1%} of the gradients of "
+            f"Step {self._last}: {lost:.1%} of the gradients of "
             f"layer {worst.path!r} are lost in {worst.format}: they become 0, infinite "
             f"or NaN. {advice}"
         )

@@ -3,11 +3,8 @@
 from typing import Any, NamedTuple
 
 from tfamp import tables
-from tfamp.numerics import statistics
+from tfamp.numerics import statistics, verdict
 from tfamp.precision import described
-
-# A call diverges that makes an error above the second out of one below the first.
-SOUND, DIVERGED = 0.1, 0.5
 
 
 class CallPrecision(NamedTuple):
@@ -94,10 +91,16 @@ class PrecisionComparison(NamedTuple):
             (
                 row
                 for row in self.rows
-                if row.input_error < SOUND and not row.accumulated_error <= DIVERGED
+                if row.input_error < verdict.SOUND
+                and not row.accumulated_error <= verdict.DIVERGED
             ),
             None,
         )
+
+    @property
+    def verdict(self) -> str:
+        """Where it goes wrong first and what helps, or how accurate it is."""
+        return verdict.describe(self)
 
     # These five are those of `PrecisionSearch`, too: `self` is either.
 
@@ -148,13 +151,9 @@ class PrecisionComparison(NamedTuple):
 
     def _lines(self):
         compiled = "compiled by XLA" if self.jit_compile else "without XLA"
+        yield self.verdict
         yield f"{self._title}, the same weights, {compiled}"
         yield from self.notes
-        for what, row in (
-            ("first overflow", self.first_overflow),
-            ("first diverging", self.first_diverging),
-        ):
-            yield f"{what}: {row.name if row else 'none'}"
         if self.loss_scale is not None:
             advice = self.recommended_loss_scale
             yield f"loss scale: {self.loss_scale:g}" + (

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfamp import progress, tables
 from tfamp.facts import formats, modes
 from tfamp.graph_rewrite import switch
 from tfamp.inspect import calls, quantized, structure
@@ -30,6 +31,7 @@ def search_precision(
     seconds: float = 600.0,
     loss: Callable[[Any, Any], Any] | str | None = None,
     loss_scale: float | None = None,
+    verbose: int = 1,
 ) -> results.PrecisionSearch:
     """Finds the fewest layers that must stay in float32 for a mode to compute rightly.
 
@@ -59,6 +61,7 @@ def search_precision(
         default the compiled one if there are targets.
       loss_scale: What the loss is multiplied by in the mode; by default what the
         model's optimizer scales it by.
+      verbose: 1: a line on each trial and the minutes left, on standard error; 0: none.
 
     Returns:
       A `PrecisionSearch`; `set_precision(model, mode, found.overrides)` applies it.
@@ -76,12 +79,19 @@ def search_precision(
     chosen = settings.resolve_mode(mode)[0] if mode == "auto" else modes.get_mode(mode)
     batches = [_inputs_and_targets(x) for x in _first(data)]
     inputs, targets = batches[0]
-    # Checks the model and its float32 pass, and says what computes in 16 bits.
-    comparison, seen = compare.compare(
-        model, inputs, chosen.name, targets, loss, loss_scale
-    )
-    with switch.paused(), quantized.calibrated(seen):
-        search = _Search(model, chosen, batches, comparison, loss, tolerance, seconds)
+    with progress.Progress(verbose, f"comparing {model.name!r} with float32"):
+        # Checks the model and its float32 pass, and says what computes in 16 bits.
+        comparison, seen = compare.compare(
+            model, inputs, chosen.name, targets, loss, loss_scale
+        )
+    with (
+        switch.paused(),
+        quantized.calibrated(seen),
+        progress.Progress(verbose, seconds=seconds) as lines,
+    ):
+        search = _Search(
+            model, chosen, batches, comparison, loss, tolerance, seconds, lines
+        )
         choices, layers, best, complete = search.run()
     return results.PrecisionSearch(
         model=model.name,
@@ -123,8 +133,10 @@ class _TimeIsOverError(Exception):
 class _Search:
     """The trials of one search; each assigns, traces and puts back."""
 
-    def __init__(self, model, mode, batches, comparison, loss, tolerance, seconds):
-        self._model, self._mode, self._loss = model, mode, loss
+    def __init__(
+        self, model, mode, batches, comparison, loss, tolerance, seconds, lines
+    ):
+        self._model, self._mode, self._loss, self._lines = model, mode, loss, lines
         self._scale, self._tolerance = comparison.loss_scale, tolerance
         self._deadline = time.monotonic() + seconds
         count = max(1, len(batches) // 4)
@@ -167,14 +179,17 @@ class _Search:
         # Of float8, all layers in bfloat16 may be beyond it, too.
         best = min(within or choices[:1], key=lambda x: len(x.kept))
         self._deadline = math.inf
-        measurement = self._try(self._overrides(best.kept), self._held_out)
+        measurement = self._try(
+            "on held-out batches", self._overrides(best.kept), self._held_out
+        )
         held_out = results.Choice("held out", best.kept, *measurement)
         return choices, self._layers, held_out, complete
 
     def _alone(self, row):
+        label = f"only {row.path} in {self._mode.name}"
         others = self._overrides(set(self._units) - {row.path})
         measurement = self._try(
-            others | {self._only(row.path): self._mode.name}, self._seen
+            label, others | {self._only(row.path): self._mode.name}, self._seen
         )
         if measurement is _FAILED:  # What the layer itself does is known.
             measurement = row.local_error, row.local_gradient_error, None
@@ -202,7 +217,7 @@ class _Search:
 
     def _choose(self, paths):
         label = f"{len(paths)} in {self.wide}" if paths else f"all {self._mode.name}"
-        measurement = self._try(self._overrides(paths), self._seen)
+        measurement = self._try(label, self._overrides(paths), self._seen)
         return results.Choice(label, tuple(paths), *measurement)
 
     def _overrides(self, paths):
@@ -211,10 +226,18 @@ class _Search:
     def _only(self, path):
         return overriding.exact(path, self._paths)
 
-    def _try(self, overrides, batches):
+    def _try(self, label, overrides, batches):
         """Returns the largest errors on the batches, and the time over float32's."""
         if time.monotonic() > self._deadline:
             raise _TimeIsOverError
+        with self._lines.part(label):
+            outputs, gradients, ratio = found = self._measure(overrides, batches)
+        error = tables.number(max(outputs, gradients or 0.0))
+        spent = f", {ratio:.2f} of float32's time" if ratio else ""
+        self._lines.result(f"error {error}{spent}")
+        return found
+
+    def _measure(self, overrides, batches):
         entries = overriding.parse(self._mode, overrides)
         planned = plan.Plan(self._model, self._mode, entries, self._traced)
         with assigned.assigned(self._model, planned):

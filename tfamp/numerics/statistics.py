@@ -58,7 +58,8 @@ class LayerNumerics(NamedTuple):
       weight_gradients: Of the gradients of its weights, times the loss scale.
       largest_gradient: The largest magnitude of both, unscaled.
       updates_lost: Share of the step's changes of its weights that weights stored in
-        its format would round away; NaN if none changed.
+        its format would round away; NaN if none changed. Nothing is lost where weights
+        are stored in float32, as in all mixed modes: it shows why.
     """
 
     path: str
@@ -69,6 +70,23 @@ class LayerNumerics(NamedTuple):
     weight_gradients: Counts
     largest_gradient: float
     updates_lost: float
+
+    def __str__(self):
+        kinds = {
+            "outputs": [self.outputs],
+            "weights": [self.weights],
+            "gradients": [self.gradients, self.weight_gradients],
+        }
+        told = (f"{name} {describe(*counts)}" for name, counts in kinds.items())
+        text = f"{self.path} in {self.format}: {', '.join(told)}"
+        if not self.updates_lost > 0:
+            return text
+        return (
+            f"{text}; {self.updates_lost:.0%} of its updates would be rounded away if "
+            f"weights were stored in {self.format} (harmless: they are in float32)"
+        )
+
+    __repr__ = __str__  # In a list, and in a notebook.
 
     @property
     def gradients_lost(self) -> float:
@@ -88,6 +106,17 @@ class LayerNumerics(NamedTuple):
         return float(
             np.fmax(*(x.share(sum(getattr(x, k) for k in kinds)) for x in both))
         )
+
+
+def describe(*counts: Counts) -> str:
+    """Returns what becomes of values, by the counts that lose most: "2.0% to 0"."""
+    kinds = {"underflow": "to 0", "overflow": "infinite"}
+    shares = {
+        words: max(np.nan_to_num(each.share(getattr(each, kind))) for each in counts)
+        for kind, words in kinds.items()
+    }
+    lost = [f"{share:.1%} {words}" for words, share in shares.items() if share]
+    return " and ".join(lost) or "kept"
 
 
 def count_lost(low: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> tf.Tensor:

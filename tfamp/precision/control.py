@@ -142,7 +142,7 @@ def _start(options: Options):
         _restore(outer, now)
         raise
     described = status()
-    logging.info("tfamp.enable:\n%s", described)
+    logging.info("tfamp.enable:\n%s", described.full())
     return described
 
 

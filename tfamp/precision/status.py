@@ -1,5 +1,6 @@
 """What is requested and what is in force, as text."""
 
+import re
 import threading
 from typing import NamedTuple
 
@@ -22,9 +23,23 @@ from tfamp.precision.settings import OFF, Settings
 from tfamp.storage import remat
 from tfamp.updates import compiled
 
+# What of a status needs attention: rows that match, the first that are shown first.
+_ATTENTION = {
+    "healed": "(?!none$)",
+    "versions": ".*(untested|; off, as|no code)",
+    "graph_rewrite": "(?!off$)",
+    "xla": ".*(not read|no longer|unless XLA|of another op)",
+    "fused_kernels": ".*the last update",
+    "formats_meet": "(?!none seen$)",
+}
+_MOST = 2  # Such rows that are shown.
+
 
 class Status(NamedTuple):
     """The requested precision and the precision in force; `print` it.
+
+    `print(status)` shows the mode in force, the reason, the device, and what needs
+    attention; `print(status.full())` shows all.
 
     Attributes:
       requested: Mode given to `enable`, "auto" included; None if not enabled.
@@ -79,11 +94,23 @@ class Status(NamedTuple):
     formats_meet: str
     versions: str
 
+    def full(self) -> str:
+        """Returns all attributes, a line for each."""
+        return "\n".join(map(self._line, self._fields))
+
     def __str__(self):
-        return "\n".join(
-            f"{name.replace('_', ' ') + ':':<22}{value}"
-            for name, value in self._asdict().items()
-        )
+        names = [
+            name
+            for name, pattern in _ATTENTION.items()
+            if re.match(pattern, getattr(self, name))
+        ]
+        more = f"{len(names) - _MOST} more of these, and " * (len(names) > _MOST)
+        shown = "effective", "reason", "device", *names[:_MOST]
+        lines = map(self._line, shown)
+        return "\n".join([*lines, f"{more}all settings: print(tfamp.status().full())"])
+
+    def _line(self, name):
+        return f"{name.replace('_', ' ') + ':':<22}{getattr(self, name)}"
 
     __repr__ = __str__  # What a notebook shows of `enable()` at the end of a cell.
 

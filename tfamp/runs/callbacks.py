@@ -15,7 +15,7 @@ from tfamp.facts import names
 from tfamp.runs import results, run_files
 
 CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
-_EVERY = 15.0  # Seconds from one line of progress to the next.
+_EVERY = 10.0  # Seconds from one line of progress to the next.
 
 
 class EpochSeeds(keras.callbacks.Callback):
@@ -287,7 +287,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 class ProgressLines(keras.callbacks.Callback):
-    """Logs the progress every 15 seconds, for output that goes to a file.
+    """Logs the progress every 10 seconds, for output that goes to a file.
 
     Args:
       report: Function that takes a line.

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-from absl import logging
 
-from tfamp import errors
+from tfamp import errors, progress
 from tfamp.facts import hardware, modes
 from tfamp.precision import settings
 from tfamp.runs import (
@@ -80,7 +79,7 @@ def compare(
     config,
     workdir,
     seeds: int = 1,
-    report: Callable[[str], object] = logging.info,
+    report: Callable[[str], object] = progress.say,
 ) -> verdict.Comparison:
     """Trains in float32 and in the mixed mode, and exports the mixed model.
 
@@ -114,7 +113,7 @@ def compare(
         for key, run in folders.items():
             run_files.open_folder(configs[key], run)  # Refuses other settings at once.
         # Once, and only if it is needed: reading a corpus can take a while.
-        task = functools.cache(lambda: tasks.from_config(config))
+        task = functools.cache(lambda: _task(config, report))
         run_results = []
         for number, (key, run) in enumerate(folders.items(), 1):
             done = results.is_finished(configs[key], run)
@@ -127,9 +126,15 @@ def compare(
         compared = _read(folder, run_results)
         if chief and compared is None:
             report("exporting the mixed model in float32")
-            compared = _finish(config, task(), run_results, note, folders, folder)
+            with progress.Progress(what="exporting", say=report):
+                compared = _finish(config, task(), run_results, note, folders, folder)
         distribution.wait(strategy)
         return compared or _read(folder, run_results)
+
+
+def _task(config, report):
+    with progress.Progress(what="reading the data", say=report):
+        return tasks.from_config(config)
 
 
 def plan(config, seeds: int = 1) -> tuple[dict[tuple[Variant, int], Any], str]:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import checks
+from tfamp import checks, progress
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.precision import control, settings
@@ -35,7 +35,7 @@ def compare_modes(
     seeds: int = 1,
     workdir: Any = None,
     *,
-    report: Callable[[str], object] | None = None,
+    verbose: int = 1,
 ) -> verdict.Comparison:
     """Trains a custom model in several precision modes and compares the scores.
 
@@ -66,7 +66,8 @@ def compare_modes(
       workdir: Folder for the runs, `report.md`, `comparison.json` and `comparison.png`.
         A second call resumes runs that were stopped, at the step if a signal stopped
         them. None: nothing is kept.
-      report: Function called with a line on each run; None: standard error.
+      verbose: 1: a line on each run, on standard error, the minutes left, and the lines
+        of `fit`; 0: none.
 
     Returns:
       A `Comparison`: `to_text()` is the table with the verdicts, `results` a
@@ -81,7 +82,6 @@ def compare_modes(
     """
     checks.check_count("epochs", epochs)
     checks.check_count("seeds", seeds)
-    report = report or (lambda line: sys.stderr.write(f"{line}\n"))
     names, note = _resolve(modes)
     test = validation if test is None else test
     if test is None:
@@ -96,7 +96,13 @@ def compare_modes(
                 f"and {seeds} seed(s). Received: {type(data).__name__}. Expected "
                 "arrays, a tf.data.Dataset or a keras.utils.PyDataset."
             )
-    with tempfile.TemporaryDirectory() as temporary:
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        progress.Progress(
+            verbose, say=progress.say, ticks=not sys.stdout.isatty()
+        ) as lines,
+    ):
+        lines.total = len(names) * seeds
         folder = pathlib.Path(temporary if workdir is None else workdir)
         run_files.open_folder(None, folder, "comparison")
         with run_files.locked(folder):
@@ -109,14 +115,14 @@ def compare_modes(
             }
             run_results, folders = [], {}
             for seed, mode in itertools.product(range(seeds), names):
-                count = f"run {len(run_results) + 1} of {len(names) * seeds}"
-                report(f"{count}: {mode}, seed {seed}")
                 run = folders[mode, seed] = folder / mode / f"seed{seed}"
                 config = config_dict.ConfigDict({"mode": mode, "seed": seed, **facts})
                 run_files.open_folder(config, run)
-                if not (run / "result.json").exists():
-                    _run(config, run, build, train, validation, test)
-                    gc.collect()  # Models are reference cycles.
+                done = (run / "result.json").exists()
+                with lines.part(f"{mode}, seed {seed}", "finished before" * done):
+                    if not done:
+                        _run(config, run, build, train, validation, test, verbose)
+                        gc.collect()  # Models are reference cycles.
                 run_results.append(results.read_result(run))
             first = next(iter(folders.values()))
             environment = json.loads((first / "environment.json").read_text())
@@ -143,7 +149,7 @@ def _resolve(modes):
     return names, "; ".join(note for _, note in chosen if note)
 
 
-def _run(config, folder, build, train, validation, test):
+def _run(config, folder, build, train, validation, test, verbose):
     """Trains a user's model once, and writes what came of it."""
     with control.enabled(config.mode, graph_rewrite=False) as status:
         keras.utils.set_random_seed(config.seed)
@@ -156,7 +162,7 @@ def _run(config, folder, build, train, validation, test):
             )
         run_files.write_config(config, folder)
         run_files.write_environment(folder, status, {"replicas": 1, "workers": 1})
-        _fit(model, folder, config.epochs, train, validation)
+        _fit(model, folder, config.epochs, train, validation, verbose)
         scores = model.evaluate(*_arguments(test), verbose=0, return_dict=True)
         model.save_weights(folder / "model.weights.h5")
     scores = {name: results.json_number(value) for name, value in scores.items()}
@@ -179,7 +185,7 @@ def _run(config, folder, build, train, validation, test):
     )
 
 
-def _fit(model, folder, epochs, train, validation):
+def _fit(model, folder, epochs, train, validation, verbose):
     saved = backup.BackupAndRestore(folder / "backup")
     saved.also = callbacks.Recorder(folder / "metrics.jsonl")
     fit_callbacks = [saved.also]
@@ -192,7 +198,7 @@ def _fit(model, folder, epochs, train, validation):
         epochs=epochs,
         validation_data=validation,
         callbacks=[*fit_callbacks, saved],
-        verbose=1 if sys.stdout.isatty() else 2,
+        verbose=verbose and (1 if sys.stdout.isatty() else 2),
         # Keras warns where it ignores it; KerasHub makes a dataset of arrays.
         shuffle=isinstance(train, tuple)
         and getattr(model, "preprocessor", None) is None,

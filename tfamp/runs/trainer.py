@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import keras
 from absl import logging
 
+from tfamp import progress
 from tfamp.facts import modes, switches
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.loss_scaling import monitor as loss_scale_monitor
@@ -34,7 +35,7 @@ def train_and_evaluate(
     config,
     workdir,
     task: tasks.Task | None = None,
-    report: Callable[[str], object] = logging.info,
+    report: Callable[[str], object] = progress.say,
 ) -> results.RunResult:
     """Trains a task, selects the best checkpoint, and scores it once on the test split.
 
@@ -59,7 +60,7 @@ def train_and_evaluate(
       task: The task of this configuration, if it is already created. Default: it is
         created.
       report: Function called with lines on the start, and on progress if no terminal
-        shows Keras' progress bar.
+        shows Keras' progress bar. By default they go to standard error.
 
     Returns:
       A `RunResult`.
@@ -80,12 +81,15 @@ def train_and_evaluate(
         distribution.check_same(strategy, "finished runs", int(done))
         if done:
             return results.read_result(shared)
-        task = task or tasks.from_config(config)
-        with (
-            enabled(config.precision),
-            distribution.worker_folder(strategy, shared) as folder,
-        ):
-            result = _Run(config, shared, folder, task, strategy, report).execute()
+        ticks = chief and not sys.stdout.isatty()
+        with progress.Progress(say=report, ticks=ticks) as lines:
+            task = task or tasks.from_config(config)
+            with (
+                enabled(config.precision),
+                distribution.worker_folder(strategy, shared) as folder,
+            ):
+                run = _Run(config, shared, folder, task, strategy, lines.say)
+                result = run.execute()
     gc.collect()  # Models are reference cycles; the next run wants their memory.
     return result
 

@@ -7,7 +7,7 @@ from typing import Literal
 import keras
 import numpy as np
 
-from tfamp import errors
+from tfamp import errors, progress
 from tfamp.facts import formats, modes
 from tfamp.inspect import quantized, structure
 from tfamp.operators import promotion
@@ -32,6 +32,7 @@ def export(
     format: Literal["tf_saved_model", "litert", "onnx"] = "tf_saved_model",
     sample_inputs=None,
     overwrite: bool = False,
+    verbose: int = 1,
 ) -> report.ExportReport:
     """Exports a model that computes in a precision, verified and compared with float32.
 
@@ -69,6 +70,7 @@ def export(
       overwrite: Whether to replace a SavedModel, a .tflite or .onnx file or an empty
         folder at `path`. It is replaced last, so that a failed export leaves it
         untouched.
+      verbose: 1: a line, on standard error, if it takes long; 0: none.
 
     Returns:
       An `ExportReport`.
@@ -85,6 +87,7 @@ def export(
     """
     _check_request(path, precision, format, half_weights)
     with (
+        progress.Progress(verbose, f"exporting {os.fspath(path)!r}"),
         writing.opened(model, path, sample_inputs, overwrite) as job,
         stored.in_float32(model.variables),
         contextlib.ExitStack() as undo,
@@ -151,11 +154,12 @@ def export_float32(
     *,
     sample_inputs=None,
     overwrite: bool = False,
+    verbose: int = 1,
 ) -> report.ExportReport:
     """Exports a model as a SavedModel that computes in float32, and verifies it.
 
     Args:
-      model, path, sample_inputs, overwrite: As for `export`.
+      model, path, sample_inputs, overwrite, verbose: As for `export`.
 
     Returns:
       An `ExportReport`.
@@ -166,7 +170,8 @@ def export_float32(
     Example:
       print(tfamp.export_float32(model, "exported/1"))
     """
-    return export(model, path, sample_inputs=sample_inputs, overwrite=overwrite)
+    given = {"sample_inputs": sample_inputs, "overwrite": overwrite}
+    return export(model, path, **given, verbose=verbose)
 
 
 def _check_request(path, precision, format, half_weights):

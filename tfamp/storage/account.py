@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import tables
+from tfamp import progress, tables
 from tfamp.facts import graph_context
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
@@ -128,7 +128,7 @@ def _mib(size):
     return f"{size / _MIB:,.1f}"
 
 
-def memory(model: keras.Model, batch: Any) -> MemoryReport:
+def memory(model: keras.Model, batch: Any, *, verbose: int = 1) -> MemoryReport:
     """Computes what a training step of a model holds at its peak, without running it.
 
     The step is traced as `fit` traces it, with the model's layers as they are assigned
@@ -150,6 +150,7 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
       model: A built and compiled model; its optimizer is built, if it is not.
       batch: What a dataset for `fit` yields: (x, y) or (x, y, sample weights) of arrays
         or tensors with a leading axis of examples.
+      verbose: 1: a line, on standard error, if it takes long; 0: none.
 
     Returns:
       A `MemoryReport`; `print` shows its tables, `figure` draws them.
@@ -166,7 +167,8 @@ def memory(model: keras.Model, batch: Any) -> MemoryReport:
       `DnnScratchAllocator` in conv_ops_gpu.h,
       https://github.com/tensorflow/tensorflow/tree/master/tensorflow/core/kernels
     """
-    return measured(model, batch)[0]
+    with progress.Progress(verbose, "computing the memory of a step"):
+        return measured(model, batch)[0]
 
 
 def measured(
