@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import logging
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.facts import hardware
 from tfamp.measuring import (
     accuracy,
@@ -118,6 +118,8 @@ def run(
       RunError: If the folder cannot be written or holds anything but this benchmark.
       ValueError: If a setting is invalid.
     """
+    for package in ("jinja2", "matplotlib", "scipy"):
+        extras.require(package)  # Of the report: before anything is measured.
     planned = cells.plan(config)
     runs = accuracy.plan(config)
     versions, no_torch = _find_torch(config, planned)

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import checks
+from tfamp import checks, extras
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.precision import control, settings
@@ -79,6 +79,7 @@ def compare_modes(
       UnsupportedModeError, ValueError: If an argument is invalid, or data can be
         iterated only once.
     """
+    extras.require("scipy")  # Of the verdict: before anything is trained.
     checks.check_count("epochs", epochs)
     checks.check_count("seeds", seeds)
     report = report or (lambda line: sys.stderr.write(f"{line}\n"))
