@@ -93,10 +93,10 @@ def _check_there(function, name, file):
     if names.isdisjoint({name, "*", "__getattr__"}):  # Those may give any.
         there = [x.name for x in tree.body if isinstance(x, _DEFINITIONS[:2])]
         there = difflib.get_close_matches(name, there) or there[:5]
-        known = f"one of {', '.join(there)}" if there else "a function"
+        known = f"one that {file} has: {', '.join(there)}"
         raise ValueError(
-            f"Function not found. Received: {str(function)!r}. Expected {known} of "
-            f"{file}."
+            f"Function not found. Received: {str(function)!r}. Expected "
+            f"{known if there else f'a function in {file}, which has none'}."
         )
 
 

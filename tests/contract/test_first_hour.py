@@ -106,13 +106,13 @@ TOOLS = {
     "config.task": lambda name: training.train_and_evaluate(task_of(name), "run"),
 }
 NAMES = {
-    "my_script:buidl": "'my_script:buidl'. Expected one of build of .*/my_script.py",
-    "my_script.py:train": r"'my_script.py:train'. Expected one of build of",
+    "my_script:buidl": "'my_script:buidl'. Expected one that .*_script.py has: build",
+    "my_script.py:train": "'my_script.py:train'. Expected one that .* has: build",
     "my_script:helper": "Function not found. Received: 'my_script:helper'",
     "my_scrip:build": "Function not found. Received: 'my_scrip:build'. Expected 'mod",
     "my_scrip.py:build": "Received: 'my_scrip.py:build'",
     "my_script": "Received: 'my_script'. Expected 'module:function'",
-    "empty:build": "Received: 'empty:build'. Expected a function of .*/empty.py",
+    "empty:build": "'empty:build'. Expected a function in .*/empty.py, which has none",
     "broken.py:build": "broken.py is not a Python file: .*line 1",
 }
 
@@ -242,8 +242,8 @@ def get_config():
 def create(config):
     if config.data.fault == "create":
         return {}["speed"]
-    if config.data.fault == "stop":
-        os.kill(os.getpid(), signal.SIGTERM)
+    if config.data.fault.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, config.data.fault))
     x = np.zeros((40, 3), "float32")
     data = tf.data.Dataset.from_tensor_slices((x, x[:, 0]))
 
@@ -303,10 +303,11 @@ def test_an_error_in_own_code_names_function_and_file(folder, monkeypatch, fault
     assert line.endswith("(--verbosity=1 shows the traceback)")
 
 
-def test_a_signal_before_the_first_step_says_what_it_does(folder):
-    done = run(folder, "--config.data.fault=stop", "--workdir=stop")
-    assert done.returncode == 143
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_before_the_first_step_says_what_it_does(folder, name, code):
+    done = run(folder, f"--config.data.fault={name}", f"--workdir={name}")
+    assert done.returncode == code
     assert done.stderr.splitlines()[-1] == (
-        "SIGTERM: stopped; the same command goes on from what is saved, or starts "
+        f"{name}: stopped; the same command goes on from what is saved, or starts "
         "again if nothing is"
     )

@@ -61,6 +61,7 @@ def define_config(default: str | None) -> None:
 
 def _import_tensorflow():
     """Imports what `import tfamp` does elsewhere: releases are checked first."""
+    signal.signal(signal.SIGTERM, _stop)  # From here on there is something to wait for.
     import tfamp.public  # noqa: F401
 
 
@@ -104,6 +105,8 @@ def _one_line_errors(*more):
     """
     try:
         yield
+    except KeyboardInterrupt:
+        _stop(signal.SIGINT)
     except Exception as error:
         verbose = logging.get_verbosity() >= logging.DEBUG
         line = "" if verbose or _VERBOSE.intersection(sys.argv) else _told(error, more)
@@ -146,15 +149,11 @@ def _without_wrapping(error):
 
 def _guarded(main, argv):
     """Runs a command whose flags are right."""
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        with _one_line_errors():
-            if len(argv) > 1:
-                raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
-            _prepare_tensorflow()
-            main()
-    except KeyboardInterrupt:
-        _stop(signal.SIGINT)
+    with _one_line_errors():
+        if len(argv) > 1:
+            raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
+        _prepare_tensorflow()
+        main()
 
 
 def _prepare_tensorflow():
