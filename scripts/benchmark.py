@@ -10,8 +10,8 @@ Needs no download. An interrupted run resumes with the same command.
 
 import quiet_start  # Before all that imports TensorFlow.
 
-from tfamp.commands import benchmark
+from tfamp.commands import app, benchmark, command_flags
 
 if __name__ == "__main__":
-    benchmark.define_flags(f"{quiet_start.CONFIGS}/benchmark/quick.py")
-    benchmark.run()
+    command_flags.benchmark(f"{quiet_start.CONFIGS}/benchmark/quick.py")
+    app.run(benchmark.run_flags)

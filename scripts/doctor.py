@@ -10,8 +10,8 @@ Nothing is trained, and no data are read: a batch has random content.
 
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.commands import doctor
+from tfamp.commands import app, command_flags, doctor
 
 if __name__ == "__main__":
-    doctor.define_flags()
-    doctor.run()
+    command_flags.doctor()
+    app.run(doctor.run_flags)

@@ -11,9 +11,8 @@ from tfamp.commands import app
 from tfamp.facts import formats
 
 
-def main(argv):
+def main():
     """Prints one of the two tables."""
-    del argv
     texts = [text for value in flags.FLAGS.value for text in value.split(",")]
     if texts:
         show_values({text: float(text) for text in texts})

@@ -13,8 +13,8 @@ say nothing of a GPU.
 
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.commands import gpu_report
+from tfamp.commands import app, command_flags, gpu_report
 
 if __name__ == "__main__":
-    gpu_report.define_flags()
-    gpu_report.run()
+    command_flags.gpu_report()
+    app.run(gpu_report.run_flags)

@@ -10,8 +10,8 @@ docs/own_task.md. Where tfamp is installed, `tfamp train` is the same command.
 
 import quiet_start  # noqa: F401  Before all that imports TensorFlow.
 
-from tfamp.commands import train
+from tfamp.commands import app, command_flags, train
 
 if __name__ == "__main__":
-    train.define_flags(None)
-    train.run()
+    command_flags.train(None)
+    app.run(train.run_flags)

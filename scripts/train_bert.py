@@ -14,12 +14,11 @@ time steps on random tokens of full length and need no data.
 import quiet_start  # Before all that imports TensorFlow.
 from absl import flags
 
-from tfamp.commands import train
+from tfamp.commands import app, command_flags, train
 
 
-def main(argv):
+def main():
     """Puts the preset into the configuration and runs the job."""
-    del argv  # Unused: `train` refuses arguments that are no flags.
     if flags.FLAGS.preset:
         config = flags.FLAGS.config
         # Of `--tiny`, too, which has no preset by itself.
@@ -28,6 +27,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    train.define_flags(f"{quiet_start.CONFIGS}/bert/docstrings.py")
     flags.DEFINE_string("preset", "", "Pretrained weights for the encoder.")
-    train.run(main)
+    command_flags.train(f"{quiet_start.CONFIGS}/bert/docstrings.py")
+    app.run(main)

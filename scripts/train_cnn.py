@@ -9,8 +9,8 @@ python scripts/train_cnn.py --find_batch_size --memory_limit_mb=1500
 
 import quiet_start  # Before all that imports TensorFlow.
 
-from tfamp.commands import train
+from tfamp.commands import app, command_flags, train
 
 if __name__ == "__main__":
-    train.define_flags(f"{quiet_start.CONFIGS}/cnn/digits.py")
-    train.run()
+    command_flags.train(f"{quiet_start.CONFIGS}/cnn/digits.py")
+    app.run(train.run_flags)

@@ -11,8 +11,8 @@ python scripts/train_lm.py --job=train_benchmark --benchmark_batch_sizes=32,128
 
 import quiet_start  # Before all that imports TensorFlow.
 
-from tfamp.commands import train
+from tfamp.commands import app, command_flags, train
 
 if __name__ == "__main__":
-    train.define_flags(f"{quiet_start.CONFIGS}/lm/docstrings.py")
-    train.run()
+    command_flags.train(f"{quiet_start.CONFIGS}/lm/docstrings.py")
+    app.run(train.run_flags)

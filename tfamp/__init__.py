@@ -1,67 +1,13 @@
 """tfamp: mixed precision for TensorFlow and Keras 3, chosen, verified, explained."""
 
+# ruff: noqa: F403, F405
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfamp import quiet
 
-if quiet.is_command():  # In a user's program TensorFlow writes what it likes.
-    quiet.import_tensorflow()
-
-# ruff: noqa: E402
-from tfamp.facts import versions
-
-versions.check()  # Before what a release that is too old has no names for.
-
-import tfamp.schedules  # noqa: F401  Registers what models of the scripts name.
-from tfamp.diagnostics.audit import AuditReport, audit
-from tfamp.errors import (
-    DataError,
-    ExportError,
-    LossScaleExhaustedError,
-    RunError,
-    TfampError,
-    UnsupportedModeError,
-)
-from tfamp.facts.formats import float_format, represent
-from tfamp.facts.hardware import detect_support
-from tfamp.graph_rewrite.observe import graph_rewrite_report
-from tfamp.graph_rewrite.switch import sync_thread
-from tfamp.loss_scaling.growth_schedules import (
-    ConstantGrowthInterval,
-    GeometricGrowthInterval,
-    GrowthIntervalSchedule,
-    PiecewiseGrowthInterval,
-)
-from tfamp.loss_scaling.load_model import load_model
-from tfamp.loss_scaling.monitor import LossScaleMonitor
-from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
-from tfamp.numerics.compare import compare_precision
-from tfamp.numerics.monitor import NumericsMonitor
-from tfamp.numerics.results import PrecisionComparison, PrecisionSearch
-from tfamp.numerics.search import search_precision
-from tfamp.precision.control import (
-    disable,
-    disable_graph_rewrite,
-    enable,
-    enable_graph_rewrite,
-    enabled,
-    graph_rewrite_scope,
-    status,
-)
-from tfamp.precision.conversion import (
-    ConversionError,
-    precision_scope,
-    set_precision,
-    set_remat,
-)
-from tfamp.precision.described import LayerPrecision, describe_layers
-from tfamp.precision.overrides import OverrideError
-from tfamp.precision.policy import policy_scope
-from tfamp.resume.backup import BackupAndRestore
-from tfamp.serving.export import export, export_float32
-from tfamp.storage.account import MemoryReport, memory
-from tfamp.storage.low_bit import low_bit
+if TYPE_CHECKING or not quiet.is_command():
+    from tfamp.public import *
 
 __version__ = "0.2.0"
 
@@ -129,7 +75,8 @@ _ABOVE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports names of higher layers on first use."""
-    if module := _ABOVE.get(name):
-        return getattr(importlib.import_module(module), name)
+    """Imports names of higher layers on first use, and all names in the command."""
+    if name in __all__:
+        module = importlib.import_module(_ABOVE.get(name, "tfamp.public"))
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,38 +6,46 @@
     tfamp benchmark --workload=my_script:build
     tfamp doctor --simulate=a100
     tfamp gpu-report
+    tfamp --version
 
 `status` calls `tfamp.enable()` and prints its status. The others are
 scripts/train.py, benchmark.py, doctor.py and gpu_plan.py, with their flags (`tfamp
 train --help`). A name such as cnn/digits is a configuration that comes with tfamp.
 """
 
+import importlib
 import pathlib
 import sys
 
 import tfamp
 
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
+_COMMANDS = "status", "train", "benchmark", "doctor", "gpu-report"
 
 
 def main() -> None:
-    """Runs the command that is named first."""
+    """Runs the command that is named first; its help and errors need no TensorFlow."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name == "status":
         print(tfamp.enable().full())
-    elif name in ("train", "benchmark", "doctor", "gpu-report"):
+    elif name in _COMMANDS:
         # As a script's, so that --help and errors speak of this command.
         sys.argv[:2] = [f"tfamp {name}"]
         sys.modules["__main__"].__doc__ = __doc__  # What --help begins with.
         if sys.argv[1:] and not sys.argv[1].startswith("-"):
             sys.argv[1] = f"--config={_find_config(name, sys.argv[1])}"
-        _run_script(name)
+        _run_script(name.replace("-", "_"))
     elif name in ("-h", "--help"):
         print(__doc__)
+    elif name == "--version":
+        print(f"tfamp {tfamp.__version__}")
     elif not name:
         sys.exit(__doc__)
     else:
-        sys.exit(f"Unknown command. Received: {name!r}.\n\n{__doc__}")
+        sys.exit(
+            f"error: Unknown command. Received: {name!r}. Expected one of "
+            f"{', '.join(_COMMANDS)}; see `tfamp --help`."
+        )
 
 
 def _find_config(command, name):
@@ -58,16 +66,11 @@ def _find_config(command, name):
 
 
 def _run_script(name):
-    from tfamp.commands import benchmark, doctor, gpu_report, train  # Of the extras.
+    from tfamp.commands import app, command_flags  # Not of --help.
 
-    command, *default_config = {
-        "train": (train, None),
-        "benchmark": (benchmark, str(_CONFIGS / "benchmark/quick.py")),
-        "doctor": (doctor,),
-        "gpu-report": (gpu_report,),
-    }[name]
-    command.define_flags(*default_config)
-    command.run()
+    defaults = {"train": [None], "benchmark": [str(_CONFIGS / "benchmark/quick.py")]}
+    getattr(command_flags, name)(*defaults.get(name, []))
+    app.run(lambda: importlib.import_module(f"tfamp.commands.{name}").run_flags())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """Functions by name: a user's own, as a flag, a file or a fresh process names them."""
 
+import ast
+import difflib
 import importlib
 import importlib.util
 import os
 import pathlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +16,21 @@ _EXPECTED = (
     "Expected 'module:function' or 'file.py:function', of a function at the top level "
     "of a file."
 )
+# Frames of other files are of a user's own code.
+_NOT_THEIRS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (pathlib.Path(__file__).parent, sysconfig.get_path("stdlib"))
+)
+_PACKAGES = {"site-packages", "dist-packages"}
+_TRACED = "__autograph_generated_file"  # What TensorFlow makes of a user's file.
+_DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 
 def name_of(function: str | Callable[..., Any]) -> str:
     """Returns a function as "module:function" or "/path/file.py:function".
 
-    A fresh process finds it by that name alone, with this folder on its path.
+    A fresh process finds it by that name alone, with this folder on its path. A file is
+    read here, and not run: that would train where a script has no `main`.
 
     Args:
       function: A function, or its name.
@@ -40,20 +53,51 @@ def name_of(function: str | Callable[..., Any]) -> str:
     module, _, name = str(function).rpartition(":")
     if module.endswith(".py"):
         module = str(pathlib.Path(module).absolute())
-        exists = os.path.exists(module)
+        file = module if os.path.exists(module) else None
     else:
-        exists = bool(module) and _module_exists(module)
-    if not exists or not name.isidentifier():
+        file = _file_of(module) if module else None
+    if file is None or not name.isidentifier():
         raise ValueError(f"Function not found. Received: {function!r}. {_EXPECTED}")
+    if file.endswith(".py"):
+        _check_there(function, name, file)
     return f"{module}:{name}"
 
 
-def _module_exists(name):
-    _see_this_folder(name)
+def _file_of(module):
+    """Returns a module's file, "" if it has none; None if there is no such module."""
+    _see_this_folder(module)
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
-        return False
+        return None
+    return None if spec is None else spec.origin or ""
+
+
+def _check_there(function, name, file):
+    """Raises ValueError unless a file has a function of a name at its top level."""
+    try:
+        tree = ast.parse(pathlib.Path(file).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{file} is not a Python file: {error}.") from error
+    names, nodes = set(), [tree]
+    for node in nodes:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, _DEFINITIONS):
+                names.add(child.name)
+                continue  # What is in it is not at the top level.
+            if isinstance(child, ast.alias):
+                names.add(child.asname or child.name)
+            elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                names.add(child.id)
+            nodes.append(child)
+    if names.isdisjoint({name, "*", "__getattr__"}):  # Those may give any.
+        there = [x.name for x in tree.body if isinstance(x, _DEFINITIONS[:2])]
+        there = difflib.get_close_matches(name, there) or there[:5]
+        known = f"one that {file} has: {', '.join(there)}"
+        raise ValueError(
+            f"Function not found. Received: {str(function)!r}. Expected "
+            f"{known if there else f'a function in {file}, which has none'}."
+        )
 
 
 def _see_this_folder(module):
@@ -91,3 +135,25 @@ def _load(module):
     sys.modules.setdefault(spec.name, script)
     spec.loader.exec_module(script)
     return script
+
+
+def place_of(error: BaseException) -> str:
+    """Returns the user's function that raised an error, for the end of a message.
+
+    Args:
+      error: An error that was caught.
+
+    Returns:
+      " (in NAME, FILE, line NUMBER)"; "" if no code of a user's own was running.
+    """
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        code, file = frame.f_code, frame.f_code.co_filename
+        is_script = frame.f_globals.get("__name__") == "__main__"  # The command itself.
+        if is_script or not os.path.isfile(file) or file.startswith(_NOT_THEIRS):
+            continue
+        if os.path.basename(file).startswith(_TRACED):
+            continue  # The message has the place.
+        if _PACKAGES.isdisjoint(pathlib.Path(file).parts):
+            file = file.removeprefix(f"{os.getcwd()}{os.sep}")
+            return f" (in {code.co_name}, {file}, line {line})"
+    return ""

@@ -6,6 +6,7 @@ one writes an error. The `tfamp` command and `scripts/` run this file before the
 anything else. Where the user has set `TF_CPP_MIN_LOG_LEVEL` to 0 or 1, it does nothing.
 """
 
+import functools
 import os
 import sys
 import tempfile
@@ -21,6 +22,7 @@ _NO_GPU = b"failed call to cuInit", b"=== Source Location Trace", b"/cuda_status
 _DRIVER = "/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"
 
 
+@functools.cache  # The command changes its arguments.
 def is_command() -> bool:
     """Whether this process is the `tfamp` command, or `python -m tfamp`."""
     name = os.path.basename(sys.argv[0] if sys.argv else "")

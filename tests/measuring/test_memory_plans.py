@@ -264,7 +264,7 @@ def test_a_limit_below_float32_needs_16_bits(file):
     [
         ({"batch_size": 64, "limit": "2 gigs"}, ValueError, "an amount of memory"),
         ({"batch_size": 0}, ValueError, "batch_size"),
-        ({}, TypeError, "batch_size"),
+        ({}, ValueError, "Received: '.*own.py:build', and no batch_size. Expected one"),
     ],
 )
 def test_bad_input(file, keywords, error, words):

@@ -321,8 +321,3 @@ def test_trained_tokenizer_is_uncased_and_the_same_each_time():
         for text in ("GOOD móvie", "good movie")
     )
     assert upper == lower
-
-
-def test_missing_extra_names_the_command():
-    with pytest.raises(ImportError, match=r'pip install "tfamp\[bert\]"'):
-        presets.require("no_such_package_for_tfamp")

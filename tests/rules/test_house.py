@@ -10,12 +10,13 @@ import re
 import pytest
 
 import tfamp
+from tfamp import extras
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Lower first; folders of one row do not import one another.
 FLOORS = (
-    {"checks", "errors", "functions", "progress", "quiet", "records"}
-    | {"schedules", "tables"},
+    {"checks", "errors", "extras", "functions", "progress", "quiet", "records"}
+    | {"tables"},
     {"facts"},
     {"inspect", "keras_patches"},
     {"updates"},
@@ -26,6 +27,7 @@ FLOORS = (
     {"runs"},
     {"recipes"},
     {"measuring"},
+    {"public"},
     {"", "training", "benchmark"},  # The public names: `tfamp` itself, and two more.
     {"commands"},
     {"scripts", "configs", "__main__"},
@@ -35,9 +37,8 @@ OWNERS = {
     "set_dtype_policy": "tfamp/precision/policy.py",
     "set_experimental_options": "tfamp/graph_rewrite/switch.py",
 }
-# Optional: imported inside the functions that need them.
-LATE = {"keras_hub", "pandas", "pyarrow", "sklearn", "tensorflow_datasets"}
-LATE |= {"tokenizers", "matplotlib", "scipy", "psutil", "filelock", "jinja2", "PIL"}
+# By `extras.require`, where they are needed; the twin's process has safetensors.
+OPTIONAL = {*extras.EXTRAS} - {"safetensors"}
 FILES = sorted(
     path
     for pattern in ("tfamp/**/*.py", "scripts/*.py", "configs/*/*.py")
@@ -47,6 +48,10 @@ FILES = sorted(
 
 def name_of(path):
     return str(path.relative_to(ROOT))
+
+
+def is_if(node):
+    return isinstance(node, ast.If)
 
 
 def folder_of(module):
@@ -62,12 +67,14 @@ def floor_of(folder):
 
 
 def imports_of(path):
-    """Yields (module, whether at the top of the file).
+    """Yields the modules that a file imports, but for annotations.
 
     A string that is the name of a module, or of a function in one, is an import.
     """
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    tests = {node: ast.unparse(node.test) for node in tree.body if is_if(node)}
+    typing = [node for node, test in tests.items() if test == "TYPE_CHECKING"]
+    for node in {*ast.walk(tree)} - {x for each in typing for x in ast.walk(each)}:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -79,17 +86,16 @@ def imports_of(path):
         elif isinstance(node, ast.Constant):
             found = re.findall(r"\A(tfamp(?:\.\w+)+)(?::\w+)?\Z", str(node.value))
             names = [name for name in found if folder_of(name) in set().union(*FLOORS)]
-        for name in names:
-            yield name, node in tree.body
+        yield from names
 
 
 def wrong_imports(path, module=None):
     module = module or name_of(path).removesuffix(".py").replace("/", ".")
     here = folder_of(module.removesuffix(".__init__"))
-    for name, at_top in imports_of(path):
+    for name in imports_of(path):
         top = name.split(".")[0]
-        if top in LATE and at_top:
-            yield f"{name} belongs inside the function that needs it"
+        if top in OPTIONAL:
+            yield f"{name} is imported by `extras.require` where it is needed"
         if top != "tfamp":
             continue
         there = folder_of(name)
@@ -111,7 +117,8 @@ def test_imports_go_downward():
         ("tfamp.runs.tasks", "from tfamp.recipes import images", True),
         ("tfamp.serving.export", "from tfamp.training import trainer", True),
         ("tfamp.recipes.data", "import pandas", True),
-        ("tfamp.recipes.data", "def f():\n import pandas", False),
+        ("tfamp.recipes.data", "def f():\n import pandas", True),
+        ("tfamp.recipes.data", "if TYPE_CHECKING:\n import pandas", False),
         ("tfamp.precision.control", "from tfamp.loss_scaling import rule", False),
         ("tfamp.serving.export", "from tfamp.precision import assign", False),
     ],

@@ -6,10 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import schedules
 from tfamp.facts import graph_context as tracing
 from tfamp.facts import hardware
-from tfamp.updates import compiled, gate
+from tfamp.updates import compiled, gate, schedules
 
 OPT = keras.optimizers
 

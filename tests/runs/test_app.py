@@ -4,7 +4,7 @@ import points
 import pytest
 
 import tfamp
-from tfamp.commands import app, jobs
+from tfamp.commands import jobs
 from tfamp.runs import run_files
 
 
@@ -31,11 +31,11 @@ def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(tmp_p
 
 def test_train_and_compare_have_folders_of_their_own():
     config = points.make_config()
-    folders = {job: app.default_workdir(config, job).name for job in jobs.JOBS}
+    folders = {job: run_files.default_workdir(config, job).name for job in jobs.JOBS}
     assert folders["compare"].startswith("points-")
     assert folders["train"].startswith("points-train-")
     config.epochs += 1
-    assert app.default_workdir(config, "train").name != folders["train"]
+    assert run_files.default_workdir(config, "train").name != folders["train"]
 
 
 def test_check_before_a_deletion_makes_the_model_and_knows_the_columns():

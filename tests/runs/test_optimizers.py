@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import schedules
 from tfamp.kernels import bias_gradient
 from tfamp.runs import base_config, optimizers
+from tfamp.updates import schedules
 
 EPSILON = tfamp.float_format("float32").epsilon
 CLIPPED = {"clip_global_norm": 1.0}

@@ -72,6 +72,7 @@ def ran(tmp_path_factory):
     points = np.random.default_rng(1).normal(size=(9, 4))
     rows = [",".join(map(str, point)) for point in points]
     (folder / "rows.csv").write_text("\n".join(["a,b,c,d", *rows]))
+    (folder / "lacks.csv").write_text("a,b,d\n1,2,4\n")
     script = ROOT / "scripts/train.py"
     asked = {
         "compare": ["--workdir=run"],
@@ -84,6 +85,7 @@ def ran(tmp_path_factory):
         "at_once": ["--job=train", "--config.epochs=4", "--workdir=once"],
         "evaluate": ["--job=evaluate", "--workdir=chain", "--config.eval_batch_size=5"],
         "predict": ["--job=predict", "--workdir=chain", "--input=rows.csv"],
+        "lacks": ["--job=predict", "--workdir=chain", "--input=lacks.csv"],
         "export": ["--job=export", "--workdir=chain"],
         "no_run": ["--job=evaluate", "--workdir=run"],
         "overwrite": ["--job=export", "--workdir=once", "--overwrite"],
@@ -178,6 +180,11 @@ def test_a_run_needs_no_config_for_what_is_done_with_it(ran):
     [
         ("wrong", "my_task.py:wrong must return a tfamp.training.Task. Received: dict"),
         ("absent", "Function not found"),
+        (
+            "lacks",
+            "KeyError: \"['c'] not in index\" (in predict, my_task.py, line 38). "
+            "lacks.csv has the columns 'a', 'b', 'd'",
+        ),
         ("none", "no --config. Expected: --config=FILE, or"),
         ("no_folder", "or --workdir=FOLDER of a run."),
         ("no_file", "--config.eval_batch_size also needs --config=FILE."),

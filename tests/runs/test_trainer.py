@@ -21,7 +21,7 @@ import tfamp
 from tfamp.facts import hardware
 from tfamp.precision import policy
 from tfamp.resume import backup
-from tfamp.runs import callbacks, run_files
+from tfamp.runs import callbacks, run_files, trained
 from tfamp.training import train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -591,3 +591,12 @@ def test_overrides_and_kernel_switches_are_of_the_run_and_recorded(tmp_path):
     model = keras.models.load_model(tmp_path / "model.keras")
     dtypes = [layer.compute_dtype for layer in model.layers]
     assert dtypes == ["float32", "bfloat16", "float32"]
+
+
+def test_a_stopped_run_is_scored_as_unfinished(config, tmp_path):
+    with points.stopped(points.interrupt, 2), pytest.raises(KeyboardInterrupt):
+        train_and_evaluate(config, tmp_path)
+    found = trained.evaluate(config, tmp_path)["weights"]
+    assert found.startswith("best.weights.h5; the run is unfinished, with 2 of 4 epoch")
+    train_and_evaluate(config, tmp_path)
+    assert trained.evaluate(config, tmp_path)["weights"] == "best.weights.h5"

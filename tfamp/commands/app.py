@@ -1,53 +1,68 @@
-"""What all commands share: `--config`, a guarded run, one-line errors, a folder."""
+"""What all commands share: `--config`, a guarded run, one-line errors.
+
+TensorFlow is imported once the flags are known to be right: help and errors are quick.
+"""
 
 import contextlib
-import hashlib
-import json
 import os
-import pathlib
+import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import tensorflow as tf
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tfamp import errors
-from tfamp.facts import switches
-from tfamp.runs import run_files
+from tfamp import errors, functions
 
 # What a user can mend: reported in one line. Anything else is a bug: traceback.
-_USER_ERRORS = (
-    errors.TfampError,
-    ValueError,
-    TypeError,
-    ImportError,
-    OSError,
-    tf.errors.OpError,  # A corrupt file of a prepared data set, say.
-)
+_USER_ERRORS = (errors.TfampError, ValueError, TypeError, ImportError, OSError)
 # The same of the command line and of what is set in a configuration.
 _MISTYPED = (flags.Error, KeyError, AttributeError, SyntaxError)
 # The flags are not parsed yet where these are looked for.
 _VERBOSE = {"--verbosity=1", "--verbosity=2", "-v=1", "-v=2"}
+_BOLD = re.compile(r"\x1b\[\d*m")  # As Keras writes for a terminal.
+_OF_CONFIG = re.compile(r"--?(no)?config([.=]|$)")
+_HELP = re.compile(r"--?(help\w*|\?)$")  # Prints all flags, those to come, too.
 
 
 def define_config(default: str | None) -> None:
-    """Defines `--config`.
+    """Defines `--config`, after all other flags: what is wrong with those is told now.
 
     Args:
       default: Path of the default configuration; None: there is none.
     """
     with _one_line_errors(*_MISTYPED):  # Overrides are applied while it is defined.
-        for argument in sys.argv:
+        arguments = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
+        of_config = [x for x in arguments if _OF_CONFIG.match(x)]
+        others = [x for x in arguments if x not in of_config and not _HELP.match(x)]
+        try:
+            flags.FLAGS(others)  # Of `--config FILE` the file is left, and ends it.
+        except flags.UnrecognizedFlagError as error:
+            if "Did you mean" in str(error):
+                raise
+            raise ValueError(
+                f"{error}. Expected a flag of --help; a field of the configuration is "
+                f"set by --config.{error.flagname}=VALUE."
+            ) from error
+        for argument in of_config:
             name, _, file = argument.partition("=")
             file = file.split(":")[0]  # An argument of the file's function may follow.
             if name.lstrip("-") == "config" and file and not os.path.isfile(file):
                 raise ValueError(
                     f"The file of --config does not exist. Received: {file!r}."
                 )
+        if default or of_config:
+            _import_tensorflow()
         config_flags.DEFINE_config_file(
             "config", default, "Configuration file.", lock_config=True
         )
+
+
+def _import_tensorflow():
+    """Imports what `import tfamp` does elsewhere: releases are checked first."""
+    signal.signal(signal.SIGTERM, _stop)  # From here on there is something to wait for.
+    import tfamp.public  # noqa: F401
 
 
 def show_in_help(*modules: str) -> None:
@@ -61,14 +76,12 @@ def show_in_help(*modules: str) -> None:
             flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
-def run(main: Callable[[Sequence[str]], None]) -> None:
+def run(main: Callable[[], None]) -> None:
     """Parses the flags, runs the command, and exits with 1 and one line on an error.
 
     Args:
       main: Function of the command line.
     """
-    # Others may be on this GPU. Read when TensorFlow starts; the switches report it.
-    os.environ.setdefault(switches.GROWTH, "true")
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
@@ -86,36 +99,84 @@ def _parse(argv):
 
 @contextlib.contextmanager
 def _one_line_errors(*more):
-    """Exits with one line where something is wrong that a user can mend."""
+    """Exits with one line where something is wrong that a user can mend.
+
+    So is anything that a user's own code raises, such as a task's functions.
+    """
     try:
         yield
-    except (*_USER_ERRORS, *more) as error:
-        if logging.get_verbosity() >= logging.DEBUG or _VERBOSE.intersection(sys.argv):
+    except KeyboardInterrupt:
+        _stop(signal.SIGINT)
+    except Exception as error:
+        verbose = logging.get_verbosity() >= logging.DEBUG
+        line = "" if verbose or _VERBOSE.intersection(sys.argv) else _told(error, more)
+        if not line:
             raise
-        while error.args and isinstance(error.args[0], Exception):
-            error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
-        text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-        if isinstance(error, KeyError) and text.startswith("'"):  # ConfigDict's own.
-            name, _, hint = text.partition("\n")
-            text = f"Unknown field of the configuration. Received: {name}. {hint}"
-        line = " ".join(text.split()) or type(error).__name__
         say(f"error: {line} (--verbosity=1 shows the traceback)")
         sys.exit(1)
 
 
+def _told(error, more):
+    """Returns an error in one line; "" if it is none of a user's."""
+    kinds = (*_USER_ERRORS, *more)
+    if tensorflow := sys.modules.get("tensorflow"):
+        kinds += (tensorflow.errors.OpError,)  # A corrupt file of a data set, say.
+    theirs, place = error, functions.place_of(error)
+    while isinstance(error, flags.Error) and theirs.__context__ and not place:
+        theirs = theirs.__context__  # What a configuration's file raised is wrapped.
+        place = functions.place_of(theirs)
+    if place:
+        text = f"{type(theirs).__name__}: {theirs}{place}"
+    elif f"{error}".startswith("in user code:"):  # TensorFlow's, with the place.
+        text = f"{error}"
+    elif isinstance(error, kinds):
+        text = _without_wrapping(error) or type(error).__name__
+    else:
+        return ""
+    notes = getattr(theirs, "__notes__", [])
+    return _BOLD.sub("", " ".join(". ".join([text, *notes]).split()))
+
+
+def _without_wrapping(error):
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
+    text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError) and text.startswith("'"):  # ConfigDict's own.
+        name, _, hint = text.partition("\n")
+        text = f"Unknown field of the configuration. Received: {name}. {hint}"
+    return text
+
+
 def _guarded(main, argv):
+    """Runs a command whose flags are right."""
+    with _one_line_errors():
+        if len(argv) > 1:
+            raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
+        _prepare_tensorflow()
+        main()
+
+
+def _prepare_tensorflow():
+    _import_tensorflow()
+    import tensorflow as tf
+
+    from tfamp.facts import switches
+
+    # Others may be on this GPU. Read when TensorFlow starts; the switches report it.
+    os.environ.setdefault(switches.GROWTH, "true")
     if not flags.FLAGS["verbosity"].present:
         # TensorFlow logs its own messages through absl at INFO.
         logging.set_verbosity(logging.WARNING)
         tf.get_logger().addFilter(_is_of_interest)
-    try:
-        with _one_line_errors():
-            if len(argv) > 1:
-                raise ValueError(f"Unexpected arguments: {' '.join(argv[1:])}.")
-            main(argv)
-    except KeyboardInterrupt:
-        say("interrupted; the same command resumes from here")
-        sys.exit(130)
+
+
+def _stop(number, _=None):
+    """Ends the command; a signal in a training step is `BackupAndRestore`'s."""
+    say(
+        f"{signal.Signals(number).name}: stopped; the same command goes on from what "
+        "is saved, or starts again if nothing is"
+    )
+    sys.exit(128 + number)
 
 
 def _is_of_interest(record):
@@ -126,16 +187,3 @@ def _is_of_interest(record):
 def say(line: str) -> None:
     """Prints progress on standard error."""
     sys.stderr.write(f"{line}\n")
-
-
-def default_workdir(config, job: str = "compare") -> pathlib.Path:
-    """Returns runs/NAME-HASH: the same settings, the same folder, so runs resume.
-
-    Args:
-      config: The configuration of the job's folder.
-      job: One of `jobs.JOBS`. "train" has its own folder: runs/NAME-train-HASH.
-    """
-    settings = run_files.with_old_names(run_files.plain_config(config))
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    name = f"{config.name}-train" if job == "train" else config.name
-    return pathlib.Path("runs", f"{name}-{digest.hexdigest()[:8]}")

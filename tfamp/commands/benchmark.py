@@ -13,40 +13,8 @@ from tfamp.measuring import cells, runner
 from tfamp.runs import run_files
 
 
-def define_flags(default_config: str) -> None:
-    """Defines the flags of the script.
-
-    Args:
-      default_config: Path of the default configuration.
-    """
-    app.define_config(default_config)
-    flags.DEFINE_string(
-        "workdir",
-        None,
-        "Folder of the results; default: runs/NAME-HASH of the settings.",
-    )
-    flags.DEFINE_string(
-        "workload",
-        "",
-        "Function to measure instead of the configuration's tasks, 'module:function' "
-        "or 'file.py:function'. It returns a compiled Keras model and a "
-        "tf.data.Dataset of batches.",
-    )
-    flags.DEFINE_list(
-        "modes", [], "Precision modes; default: those that this device has units for."
-    )
-    flags.DEFINE_list("tasks", [], "Names of tasks to time; default: all.")
-    flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
-    flags.DEFINE_bool("overwrite", False, "Delete the contents of the folder first.")
-    app.show_in_help(__name__, app.__name__)
-
-
-def run() -> None:
-    """Parses the flags, runs the benchmark, prints its tables."""
-    app.run(lambda argv: _run_flags())
-
-
-def _run_flags():
+def run_flags() -> None:
+    """Runs the benchmark that the flags describe, and prints its tables."""
     values = flags.FLAGS
     config = values.config
     if not {"tasks", "time_to_accuracy"} <= set(config):
@@ -67,7 +35,9 @@ def _run_flags():
         task.modes = tuple(values.modes)
     _keep_tasks(config, values.tasks)
     cells.plan(config)
-    folder = pathlib.Path(values.workdir or app.default_workdir(cells.identity(config)))
+    folder = pathlib.Path(
+        values.workdir or run_files.default_workdir(cells.identity(config))
+    )
     if values.overwrite:
         run_files.delete_run(folder)
     app.say(f"working directory: {folder}")

@@ -6,7 +6,6 @@ import pathlib
 from absl import flags
 
 import tfamp
-from tfamp.commands import app
 from tfamp.diagnostics import doctor as machine_doctor
 from tfamp.facts import hardware, modes
 from tfamp.graph_rewrite import switch as graph_rewrite
@@ -14,20 +13,8 @@ from tfamp.kernels import bias_gradient
 from tfamp.runs import base_config, tasks
 
 
-def define_flags() -> None:
-    """Defines the flags of the script."""
-    app.define_config(None)
-    flags.DEFINE_string("simulate", None, "Report on another device, such as a100.")
-    flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
-    app.show_in_help(__name__, app.__name__)
-
-
-def run() -> None:
-    """Parses the flags, prints the report, and writes it if a file is named."""
-    app.run(lambda argv: _run_flags())
-
-
-def _run_flags():
+def run_flags() -> None:
+    """Prints the report that the flags ask for, and writes it if a file is named."""
     values = flags.FLAGS
     config, mode, audit = values.config, "", None
     report = machine = machine_doctor.describe(values.simulate)

@@ -8,34 +8,11 @@ import sys
 from absl import flags
 
 from tfamp.commands import app
-from tfamp.measuring.device import parts, plan
+from tfamp.measuring.device import plan
 
 
-def define_flags() -> None:
-    """Defines the flags of the command."""
-    names = [*parts.PARTS]
-    flags.DEFINE_string(
-        "output",
-        "runs/gpu_report",
-        "Folder of the results; a device has its own in it.",
-    )
-    flags.DEFINE_float(
-        "minutes", 12, "Time limit of all parts together.", lower_bound=0
-    )
-    flags.DEFINE_list("parts", names, f"What to measure: {', '.join(names)}.")
-    flags.DEFINE_bool("tiny", False, "Run small models, on any device, as a check.")
-    flags.DEFINE_string(
-        "torch_python", "", "Command of a Python with PyTorch; default: this Python."
-    )
-    app.show_in_help(__name__, app.__name__)
-
-
-def run() -> None:
-    """Parses the flags, measures, and says where the page is."""
-    app.run(lambda argv: _run_flags())
-
-
-def _run_flags():
+def run_flags() -> None:
+    """Measures, and says where the page is."""
     # As Ctrl-C: what it started ends, and the page is written.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     values = flags.FLAGS

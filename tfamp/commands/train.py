@@ -1,104 +1,19 @@
-"""The command line of the training scripts: flags, and the job that they name."""
+"""The command line of the training scripts: the job that the flags name."""
 
 import os
 import pathlib
-from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from absl import flags
 from ml_collections import config_flags
 
-from tfamp.commands import app, benchmark_jobs, jobs
-from tfamp.measuring import batch_size, processes, training_steps
+from tfamp.commands import app, benchmark_flags, jobs
+from tfamp.measuring import batch_size, processes
 from tfamp.runs import base_config, distribution, run_files, tasks
 
 _TINY = 16  # Largest batch of a run of seconds.
 # What goes with --find_batch_size.
 _OF_SEARCH = ("memory_limit_mb", "max_batch_size", "effective_batch")
-
-
-def define_flags(default_config: str | None) -> None:
-    """Defines the flags of a training script.
-
-    Args:
-      default_config: Path of the default configuration; must work offline. None: the
-        command line must name one.
-    """
-    app.define_config(default_config)
-    flags.DEFINE_string(
-        "workdir", None, "Folder of the run; default: runs/NAME-HASH of the settings."
-    )
-    flags.DEFINE_string("data_dir", "", "Folder of prepared (TFDS) or local data.")
-    flags.DEFINE_string("manual_dir", "", "Folder of a TFDS data set's original files.")
-    flags.DEFINE_enum(
-        "job",
-        "compare",
-        [*jobs.JOBS, *jobs.ON_RUNS, *benchmark_jobs.JOBS],
-        "compare: train in float32 and the mixed mode; train: in one mode; evaluate, "
-        "predict and export: use the model that a run in --workdir has trained; "
-        "train_benchmark and inference_benchmark: time steps on synthetic data.",
-    )
-    flags.DEFINE_string(
-        "input", "", "Rows for --job=predict: a .csv, .tsv or .jsonl file."
-    )
-    flags.DEFINE_string(
-        "output", "", "Result of --job=predict and export; default: in --workdir."
-    )
-    flags.DEFINE_string(
-        "precision", "float32", "Compute dtype of the SavedModel of --job=export."
-    )
-    flags.DEFINE_integer("seeds", 1, "Number of seeds to compare over.", lower_bound=1)
-    flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
-    flags.DEFINE_bool("overwrite", False, "Delete the run in --workdir first.")
-    flags.DEFINE_integer(
-        "numerics",
-        None,
-        "Steps between measurements by tfamp.NumericsMonitor of underflow and "
-        "overflow in 16 bits; written to the folder `numerics` of each run.",
-        lower_bound=1,
-    )
-    benchmark_jobs.define()
-    _define_search()
-    app.show_in_help(__name__, app.__name__, benchmark_jobs.__name__)
-
-
-def _define_search():
-    """Defines --find_batch_size, and what goes with it."""
-    flags.DEFINE_bool(
-        "find_batch_size",
-        False,
-        "Find the largest batch size that fits into memory, in float32 and in the "
-        "mixed mode, instead of running a job. Each trial is a separate process.",
-    )
-    flags.DEFINE_integer(
-        "memory_limit_mb",
-        None,
-        "Memory limit in MiB: of the first GPU, or of the process without a GPU. "
-        "Default: all GPU memory, or most of the available host memory.",
-        lower_bound=1,
-    )
-    flags.DEFINE_integer(
-        "max_batch_size",
-        batch_size.MAX_BATCH_SIZE,
-        "Largest batch size to try.",
-        lower_bound=training_steps.MULTIPLE,
-    )
-    flags.DEFINE_integer(
-        "effective_batch",
-        None,
-        "Examples per weight update: find the largest micro-batch that fits, and how "
-        "many of them to accumulate.",
-        lower_bound=1,
-    )
-
-
-def run(main: Callable[[Sequence[str]], None] | None = None) -> None:
-    """Parses the flags, runs the job, and exits with 1 and one line on an error.
-
-    Args:
-      main: Function of the command line; default: `run_flags`.
-    """
-    app.run(main or (lambda argv: run_flags()))
 
 
 def run_flags() -> None:
@@ -107,14 +22,15 @@ def run_flags() -> None:
     job, options = _find_job(values)
     if job in jobs.ON_RUNS.values():  # The run's own settings count.
         folder = pathlib.Path(
-            values.workdir or app.default_workdir(_resolve(values), "train")
+            values.workdir or run_files.default_workdir(_resolve(values), "train")
         )
         print(job.run(_settings_of(values, folder), folder, options))
         return
     config = _resolve(values)
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
     named = job.identity(config, options)
-    workdir = pathlib.Path(values.workdir or app.default_workdir(named, values.job))
+    default = run_files.default_workdir(named, values.job)
+    workdir = pathlib.Path(values.workdir or default)
     if values.overwrite:
         # A model under a strategy is built by all workers, or waits for the others.
         if any(distribution.exchange(strategy, int(workdir.exists()))):
@@ -184,11 +100,11 @@ def _settings_of(values, folder):
 def _find_job(values):
     """Returns the job that the flags name, and what else they ask of it."""
     search, name = values.find_batch_size, "" if values.find_batch_size else values.job
-    timed = benchmark_jobs.JOBS
+    timed = benchmark_flags.JOBS
     for wanted, owner, others in (
         (search, "--find_batch_size", _OF_SEARCH),
         (name, "a command without --find_batch_size", ("job",)),
-        (name in timed, f"--job={' and --job='.join(timed)}", benchmark_jobs.FLAGS),
+        (name in timed, f"--job={' and --job='.join(timed)}", benchmark_flags.FLAGS),
         (name == "compare", "--job=compare", ("seeds",)),
         (name == "predict", "--job=predict", ("input",)),
         (name in ("predict", "export"), "--job=predict and --job=export", ("output",)),
@@ -202,7 +118,7 @@ def _find_job(values):
     if search:
         return jobs.SEARCH, _search_settings(values.tiny)
     if name in timed:
-        return jobs.TIMED, benchmark_jobs.settings(name, values.tiny)
+        return jobs.TIMED, benchmark_flags.settings(name, values.tiny)
     return (
         (jobs.ON_RUNS[name], values)
         if name in jobs.ON_RUNS
@@ -216,5 +132,6 @@ def _search_settings(tiny):
     return {
         "limit": limit.value and limit.value * processes.MIB,
         "effective_batch": whole.value,
-        "max_batch_size": (_TINY if tiny and not largest.present else largest.value),
+        "max_batch_size": largest.value
+        or (_TINY if tiny else batch_size.MAX_BATCH_SIZE),
     }

@@ -54,8 +54,8 @@ def load_model(
       The model.
 
     Raises:
-      ValueError: If the optimizer's state does not fit, or loading cannot compile the
-        model.
+      ValueError: If the file is damaged or cut short, the optimizer's state does not
+        fit, or loading cannot compile the model.
 
     Example:
       model = tfamp.load_model("model.keras")
@@ -69,6 +69,8 @@ def load_model(
         )
     settings = rule.own_names(loss_scale) if has_keywords else {}
     rule.LossScaleConfig.from_keywords(settings)
+
+    _check_file(path)
 
     def transform(model, original):
         if isinstance(original, keras.optimizers.LossScaleOptimizer):
@@ -97,6 +99,25 @@ def load_model(
     if loss_scale is False and isinstance(loaded, optimizer.LossScaleOptimizer):
         _unwrap(model)
     return model
+
+
+def _check_file(path):
+    """Raises ValueError for a `.keras` file that is none: Keras says "not found"."""
+    name = os.fspath(path)
+    if not name.endswith(".keras") or not os.path.isfile(name):
+        return
+    try:
+        with zipfile.ZipFile(name) as archive:
+            missing = {"config.json", _WEIGHTS} - {*archive.namelist()}
+        wrong = f"without {' and '.join(sorted(missing))}" if missing else ""
+    except (zipfile.BadZipFile, EOFError) as error:
+        wrong = f"no whole zip archive: {error}"
+    if wrong:
+        raise ValueError(
+            f"{name!r} is not a whole model of Keras. Received: a file of "
+            f"{os.path.getsize(name):,} bytes, {wrong}. Copy or save it again; it may "
+            "have been cut short."
+        )
 
 
 def _with_settings(original, settings):

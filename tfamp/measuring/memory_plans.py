@@ -135,8 +135,7 @@ def fit_memory(
       print(tfamp.fit_memory("my_script:build", limit="2GiB", batch_size=64))
     """
     workload = workloads.named(workload)
-    size = workload.get("batch_size") if batch_size is None else batch_size
-    checks.check_count("batch_size", size)
+    size = workloads.batch_size_of(workload, batch_size)
     checks.check_count("steps", steps)
     memory, words = processes.limits(processes.parse_size(limit))
     mixed, _ = training_steps.mixed_mode(workload)

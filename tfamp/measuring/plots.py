@@ -3,6 +3,8 @@
 import io
 from typing import Any
 
+from tfamp import extras
+
 _GRAY, _GREEN, _RED = "#6b7280", "#0f766e", "#b91c1c"
 _LINES = ((_GRAY, "-"), (_GREEN, "--"), (_RED, ":"))  # Of modes over time.
 # Inches: narrow, so that texts can be read on a phone.
@@ -17,8 +19,7 @@ def draw(report: Any) -> dict[str, str]:
     Args:
       report: A `report.Report`.
     """
-    import matplotlib
-
+    matplotlib = extras.require("matplotlib")
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 8}):
         figures = {
             f"Speed-up over {report.base}, with its 95 % interval": _intervals(
@@ -40,8 +41,7 @@ def _svg(figure):
 
 
 def _figure(height):
-    from matplotlib import figure
-
+    figure = extras.require("matplotlib.figure")
     fig = figure.Figure(figsize=(_WIDTH, height), layout="constrained")
     axes = fig.subplots()
     for side in ("top", "right"):

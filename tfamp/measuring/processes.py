@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import checks, errors
+from tfamp import checks, errors, extras, functions
 from tfamp.facts import hardware, switches, xla_flags
 
 MIB = 2**20
@@ -140,6 +140,7 @@ class Process:
                 "This process was started to measure something, and would start others "
                 'endlessly. Put the call below `if __name__ == "__main__":`.'
             )
+        extras.require("psutil")  # Which `_watch` needs, there.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, function.__module__, *preload])
         # It calls `enable` itself, or is to be stock Keras.
@@ -255,15 +256,15 @@ def _serve(pipe, words, memory, environment, function, arguments):
     except EOFError:  # The one that asked wants no more.
         pass
     except Exception as error:  # Whatever it is becomes the reason.
-        pipe.send((None, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        pipe.send((None, text + functions.place_of(error)))
     # At once: TensorFlow 2.21's XLA, out of memory, crashes where it is taken down.
     os._exit(0)
 
 
 def _watch(limit):
     """Ends this process when the one that asked ends, or where it exceeds its limit."""
-    import psutil
-
+    psutil = extras.require("psutil")
     parent = multiprocessing.parent_process()
     own, waiting = psutil.Process(), [parent.sentinel] if parent else []
     while not multiprocessing.connection.wait(waiting, _PAUSE if limit else None):
@@ -309,8 +310,7 @@ def available() -> int:
     The least of what the host has available, and what the control group of this process
     (a container's, say) has left, files in memory that can be dropped not counted.
     """
-    import psutil
-
+    psutil = extras.require("psutil")
     return min([psutil.virtual_memory().available, *_left_to_group()])
 
 

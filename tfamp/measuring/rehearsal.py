@@ -186,8 +186,7 @@ def rehearse(
     tried = "float32", *([modes] if isinstance(modes, str) else modes)
     names = dict.fromkeys(precision_modes.get_mode(x).name for x in tried)
     workload = workloads.named(workload)
-    size = workload.get("batch_size") if batch_size is None else batch_size
-    checks.check_count("batch_size", size)
+    size = workloads.batch_size_of(workload, batch_size)
     rows = []
     with (
         progress.Progress(verbose) as lines,

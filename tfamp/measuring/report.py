@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfamp import errors, tables
+from tfamp import errors, extras, tables
 from tfamp.measuring import accuracy, cells, plots, rows, statistics
 from tfamp.runs import run_files
 
@@ -134,8 +134,7 @@ class Report(NamedTuple):
 
     def to_html(self) -> str:
         """Returns `report.html`: one page without scripts, figures within."""
-        import jinja2
-
+        jinja2 = extras.require("jinja2")
         loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
         pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
         return pages.get_template("page.html.j2").render(

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from tfamp import errors, progress
+from tfamp import errors, extras, progress
 from tfamp.facts import hardware
 from tfamp.measuring import (
     accuracy,
@@ -116,6 +116,8 @@ def run(
       RunError: If the folder cannot be written or holds anything but this benchmark.
       ValueError: If a setting is invalid.
     """
+    for package in ("jinja2", "matplotlib", "scipy"):
+        extras.require(package)  # Of the report: before anything is measured.
     with progress.Progress(verbose) as lines:
         return _run(config, workdir, lines, command)
 

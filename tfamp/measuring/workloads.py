@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import errors, functions
+from tfamp import checks, errors, functions
 from tfamp.measuring import processes
 from tfamp.runs import base_config, tasks, trainer
 
@@ -58,6 +58,27 @@ def named(workload: str | Callable | config_dict.ConfigDict) -> config_dict.Conf
     if isinstance(workload, config_dict.ConfigDict):
         return workload
     return config_dict.ConfigDict({"function": functions.name_of(workload)})
+
+
+def batch_size_of(workload: config_dict.ConfigDict, batch_size: int | None) -> int:
+    """Returns the batch size that was asked for, or that of a configuration.
+
+    Args:
+      workload: From `named`.
+      batch_size: As it was asked for; None if it was not.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    size = workload.get("batch_size") if batch_size is None else batch_size
+    if size is None:
+        raise ValueError(
+            "A function is called with the batch size that is asked for. Received: "
+            f"{workload.function!r}, and no batch_size. Expected one: batch_size=32, "
+            "say."
+        )
+    checks.check_count("batch_size", size)
+    return size
 
 
 def from_function(name: str, arguments: dict[str, Any], jit: str) -> Workload:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from tfamp import extras
+
 _COLORS = ("#2a6f97", "#e07a5f", "#81b29a")
 _HATCHES = ("", "//", "..")  # Apart without color, too.
 
@@ -22,8 +24,7 @@ def errors(
     Returns:
       A matplotlib figure.
     """
-    from matplotlib.figure import Figure
-
+    Figure = extras.require("matplotlib.figure").Figure
     height = 0.8 / len(bars)
     figure = Figure(figsize=(9, 1.5 + 0.35 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -58,8 +59,7 @@ def frontier(
     Returns:
       A matplotlib figure.
     """
-    from matplotlib.figure import Figure
-
+    Figure = extras.require("matplotlib.figure").Figure
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     finite = [x for _, x, _ in choices if x and np.isfinite(x)]

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.runs import pipeline
 
 if TYPE_CHECKING:
@@ -115,10 +115,7 @@ def prepared_builder(config: config_dict.ConfigDict):
         it, or its files are others than expected.
       ImportError: If TFDS is missing.
     """
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as e:
-        raise ImportError('Install TFDS: pip install "tfamp[data]".') from e
+    tfds = extras.require("tensorflow_datasets")
     name, data_dir = config.data.name, config.data_dir
     try:
         builder = tfds.builder(name, data_dir=data_dir or None)
@@ -197,8 +194,7 @@ def read_table(
     Raises:
       DataError: If it cannot be read, or lacks a column.
     """
-    import pandas
-
+    pandas = extras.require("pandas")
     # Words such as "NA" and "null" are text. Where nothing is quoted, a line ends at
     # "\n" alone: texts hold other separators, and quotes.
     try:
@@ -276,8 +272,7 @@ def read_files(
     Returns:
       A table of the columns, and place: file and row.
     """
-    import pandas
-
+    pandas = extras.require("pandas")
     tables, first = [], 2 if data.header else 1
     for path in find_files(folder, pattern):
         table = read_table(data, path, columns)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
+from tfamp import extras
 from tfamp.recipes import data, images_data
 from tfamp.runs import base_config, pipeline, tasks
 
@@ -103,8 +104,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
 
 def _predict(config, shape, names, model, rows, folder):
     """Returns the classes of the images in the column "file"; see `tasks.Task`."""
-    import pandas
-
+    pandas = extras.require("pandas")
     files = data.slices(data.pick(rows, ["file"]).file.tolist())
     images = files.map(lambda path: images_data.decode(path, shape))
     batches = pipeline.evaluation_batches(images, config.eval_batch_size)

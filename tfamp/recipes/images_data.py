@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.recipes import data
 
 _SUFFIXES = [".jpeg", ".jpg", ".png", ".JPEG", ".JPG", ".PNG"]
@@ -71,8 +71,7 @@ def load_digits(image_size: int):
     References:
       Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
     """
-    from sklearn import datasets
-
+    datasets = extras.require("sklearn.datasets")
     digits = datasets.load_digits()
     images = digits.images[..., None] * (255 / digits.images.max())
     images = tf.image.resize(images, (image_size, image_size))
@@ -83,8 +82,7 @@ def load_digits(image_size: int):
 
 def _hold_out(examples, labels):
     """Returns (examples, labels) of train and test."""
-    from sklearn import model_selection
-
+    model_selection = extras.require("sklearn.model_selection")
     x, x_test, y, y_test = model_selection.train_test_split(
         examples, labels, test_size=_HELD_OUT, random_state=0, stratify=labels
     )
@@ -127,8 +125,7 @@ def decode(path, shape) -> tf.Tensor:
 
 def _list_images(folder):
     """Returns `filenames`, `target` and `target_names` of one split, shuffled."""
-    from sklearn import datasets
-
+    datasets = extras.require("sklearn.datasets")
     classes = [path.name for path in folder.glob("[!.]*") if path.is_dir()]
     listing = datasets.load_files(
         folder,
@@ -148,8 +145,7 @@ def _list_images(folder):
 
 def _measure(paths):
     """Returns (height, width, channels) of all images, from the files' headers."""
-    from PIL import Image
-
+    Image = extras.require("PIL.Image")
     sizes, modes = {}, set()
     for path in paths:
         try:

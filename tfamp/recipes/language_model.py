@@ -15,9 +15,10 @@ import keras
 import numpy as np
 from ml_collections import config_dict
 
+from tfamp import extras
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.numerics import compare
-from tfamp.recipes import data, presets
+from tfamp.recipes import data
 from tfamp.recipes.texts import language_data
 from tfamp.runs import base_config, pipeline, run_files, tasks
 
@@ -186,7 +187,7 @@ def _loss():
 
 
 def _metrics():
-    return [presets.require("keras_hub").metrics.Perplexity(from_logits=True)]
+    return [extras.require("keras_hub").metrics.Perplexity(from_logits=True)]
 
 
 def _describe(config, vocabulary):

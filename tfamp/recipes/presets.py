@@ -2,20 +2,18 @@
 
 import collections
 import contextlib
-import importlib
 import json
 import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.recipes import data
 from tfamp.runs import base_config, tasks
 
@@ -141,8 +139,8 @@ def load(config: config_dict.ConfigDict) -> Encoder:
       ImportError: If an optional dependency is missing.
       ValueError: If examples are longer than the encoder's positions.
     """
-    models, model = require("keras_hub").models, config.model
-    require("tokenizers")
+    models, model = extras.require("keras_hub").models, config.model
+    extras.require("tokenizers")
     if model.preset:
         encoder = _load_preset(models, model.preset, model.dropout)
     else:
@@ -205,21 +203,6 @@ def random_tokens(
     return encoder, features, draw
 
 
-def require(module: str) -> ModuleType:
-    """Imports an optional dependency of the text tasks.
-
-    Raises:
-      ImportError: If it is missing, naming the extra that brings it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"This task needs {module}, which cannot be imported: {error}. "
-            'Install it with `pip install "tfamp[bert]"`.'
-        ) from error
-
-
 def with_activation(model: keras.Model, activation: str) -> keras.Model:
     """Returns a copy of an encoder with another feed-forward activation.
 
@@ -234,7 +217,7 @@ def with_activation(model: keras.Model, activation: str) -> keras.Model:
     Returns:
       A functional model with the same weights.
     """
-    encoder = require("keras_hub").layers.TransformerEncoder
+    encoder = extras.require("keras_hub").layers.TransformerEncoder
 
     def clone(layer):
         config = layer.get_config()
@@ -257,7 +240,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
     Returns:
       A `tokenizers` tokenizer.
     """
-    tokenizers, texts = require("tokenizers"), list(texts)
+    tokenizers, texts = extras.require("tokenizers"), list(texts)
     learner = tokenizers.BertWordPieceTokenizer(lowercase=True)
     normalize = learner.normalizer.normalize_str
     counts = collections.Counter(c for item in texts for c in normalize(item))
@@ -334,7 +317,7 @@ def _load_preset(models, name, dropout) -> Encoder:
 def _load_errors(name):
     """Tells what goes wrong with a preset as a DataError of one line."""
     # KerasHub lets the first one through, a bare Exception.
-    broken = require("safetensors").SafetensorError
+    broken = extras.require("safetensors").SafetensorError
     try:
         yield
     except (broken, OSError, ValueError, KeyError, TypeError) as error:
@@ -359,7 +342,7 @@ def _expanded(name):
 
 def _download(name):
     """Returns the folder of an hf:// name: downloaded, or as cached before."""
-    return require("huggingface_hub").snapshot_download(
+    return extras.require("huggingface_hub").snapshot_download(
         name.removeprefix("hf://"),
         allow_patterns=list(_HF_FILES),
         # Else the hub retries for 20 s.
@@ -394,7 +377,7 @@ def _read_hugging_face(folder, config):
 
 def _check_weights(path, layers):
     """Raises for weights that KerasHub would leave out, or take for numbers."""
-    with require("safetensors").safe_open(path, framework="np") as file:
+    with extras.require("safetensors").safe_open(path, framework="np") as file:
         dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}
     dtypes = {name: d for name, d in dtypes.items() if "encoder.layer." in name}
     numbers = {int(re.search(r"encoder\.layer\.(\d+)", name)[1]) for name in dtypes}
@@ -411,7 +394,7 @@ def _tokenizer(vocabulary, lowercase, strip_accents, chinese):
 
     As Google's and Hugging Face's do. KerasHub's own leaves the accents on.
     """
-    return require("tokenizers").BertWordPieceTokenizer(
+    return extras.require("tokenizers").BertWordPieceTokenizer(
         {token: index for index, token in enumerate(vocabulary)},
         lowercase=lowercase,
         strip_accents=strip_accents,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import keras
 from ml_collections import config_dict
 
+from tfamp import extras
 from tfamp.recipes import data as data_sets
 from tfamp.recipes import presets
 from tfamp.recipes.texts import squad_data, squad_windows, text_data
@@ -227,8 +228,7 @@ def _describe(splits, cut, config, encoder):
 
 def _predict(config, tokenizer, model, rows, folder):
     """Returns the answers to new questions; see `tasks.Task`."""
-    import pandas
-
+    pandas = extras.require("pandas")
     columns = squad_data.columns(config.data)
     questions = data_sets.pick(rows, columns).set_axis(["context", "question"], axis=1)
     count = len(questions)  # Their answers are nowhere.

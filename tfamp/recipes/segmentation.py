@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
+from tfamp import extras
 from tfamp.recipes import data, figures, segmentation_data, segmentation_scores
 from tfamp.runs import base_config, plots, tasks
 
@@ -162,9 +163,8 @@ def _check_sides(config, shape):
 
 def _predict(config, model, rows, folder):
     """Writes masks of the images in the column "file"; returns their files."""
-    import pandas
-    from PIL import Image
-
+    pandas = extras.require("pandas")
+    Image = extras.require("PIL.Image")
     settings, masks = config.data, []
     for number, file in enumerate(data.pick(rows, ["file"]).file):
         image = segmentation_data.read_image(file, settings)

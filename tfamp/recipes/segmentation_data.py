@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.recipes import data, images_data
 
 _SEED = 0  # Of what is held out: the same examples in every run.
@@ -83,8 +83,8 @@ def _write_digits(size, classes, limit):
             "Digits on photographs have 2 or 11 classes and a side of 8 to 128. "
             f"Received: config.data.classes={classes}, config.data.image_size={size}."
         )
-    from sklearn import datasets
-
+    extras.require("PIL")  # scikit-learn reads the photographs by it.
+    datasets = extras.require("sklearn.datasets")
     *digits, _ = images_data.load_digits(size // 2)
     photographs = datasets.load_sample_images().images
     border = round(photographs[0].shape[1] * _TRAIN_SHARE)
@@ -191,8 +191,8 @@ def read_image(path, settings) -> np.ndarray:
 
 def _open(path):
     """Returns a picture as a viewer shows it, turned."""
-    from PIL import Image, ImageOps
-
+    Image = extras.require("PIL.Image")
+    ImageOps = extras.require("PIL.ImageOps")
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image)

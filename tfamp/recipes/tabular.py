@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from ml_collections import config_dict
 
+from tfamp import extras
 from tfamp.recipes import data, figures, tabular_data
 from tfamp.runs import base_config, plots, tasks
 
@@ -313,8 +314,7 @@ def rmspe(target: np.ndarray, predicted: np.ndarray) -> float:
 
 def _predict(config, encoder, model, rows, folder):
     """Returns the targets of new rows; see `tasks.Task`."""
-    import pandas
-
+    pandas = extras.require("pandas")
     parsed = tabular_data.parse(config, rows)
     name = f"predicted_{config.data.target_column}"
     return pandas.DataFrame({name: _amounts(config, encoder, parsed, model)})
@@ -345,8 +345,7 @@ def _score(config, splits, encoder, model, folder: pathlib.Path):
 
 def _describe(config, splits, encoder):
     """Returns the report's line on table and network."""
-    import pandas as pd
-
+    pd = extras.require("pandas")
     data, test = config.data, splits.test
     sizes = [len(rows) for rows in (splits.train, splits.validation, test)]
     times = f"from {' and '.join(splits.starts)} on" if splits.starts else "drawn"

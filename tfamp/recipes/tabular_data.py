@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.recipes import data as data_sets
 
 CONTINUOUS = "continuous"  # Name of the model's input of all continuous columns.
@@ -174,8 +174,7 @@ def _read(data, data_dir, rows=None, places=()):
 
 def _read_files(data, data_dir, pattern, columns):
     """Returns columns of a file or a pattern of files, and `_ROW`."""
-    import pandas as pd
-
+    pd = extras.require("pandas")
     columns, frames = [*dict.fromkeys(columns)], []
     paths = data_sets.find_files(data_dir, pattern) if data.name == "table" else [""]
     for path in paths:
@@ -189,16 +188,15 @@ def _read_files(data, data_dir, pattern, columns):
 
 def _read_file(data, path, columns):
     """Returns a data frame, and the number of its first row in the file."""
-    import pandas as pd
-
+    pd = extras.require("pandas")
     if data.name == "diabetes":
-        from sklearn import datasets
-
+        datasets = extras.require("sklearn.datasets")
         # In the units they were measured in. Efron, Hastie, Johnstone and Tibshirani,
         # "Least Angle Regression", 2004,
         # https://www4.stat.ncsu.edu/~boos/var.select/diabetes.html.
         return datasets.load_diabetes(scaled=False, as_frame=True).frame, 1
     if path.lower().endswith((".parquet", ".pq")):
+        extras.require("pyarrow")
         return pd.read_parquet(path, columns=columns), 1
     # With blank lines, so that rows can be counted.
     frame = data_sets.read_table(data, path, columns, skip_blank_lines=False)
@@ -207,8 +205,7 @@ def _read_file(data, path, columns):
 
 def _clean(column, data):
     """Returns a column as text, NaN where there is nothing; dates stay dates."""
-    import pandas as pd
-
+    pd = extras.require("pandas")
     if pd.api.types.infer_dtype(column) in ("date", "datetime", "datetime64"):
         return pd.to_datetime(column).dt.tz_localize(None)  # The clock's time.
     # Integers are floats where one is missing; a category "3" stays "3".
@@ -221,8 +218,7 @@ def _clean(column, data):
 
 def _parse(text, data):
     """Returns the good rows, what they are ordered by, and lines on the others."""
-    import pandas as pd
-
+    pd = extras.require("pandas")
     problems = pd.Series(pd.NA, text.index, dtype="string")
 
     def reject(wrong, name, words):
@@ -353,8 +349,7 @@ def encode(encoder: Encoder, rows) -> dict[str, np.ndarray]:
       [rows, columns], not normalized, which the model does; none where there is no
       such column.
     """
-    import pandas as pd
-
+    pd = extras.require("pandas")
     inputs = {  # The place of a category that is not there is -1.
         feature_name(name): pd.Index(categories).get_indexer(rows[name]).astype("int32")
         + 1

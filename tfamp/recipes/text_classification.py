@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
+from tfamp import extras
 from tfamp.recipes import data, presets
 from tfamp.recipes.texts import text_data
 from tfamp.runs import results, run_files, tasks
@@ -251,8 +252,7 @@ def _answer(config, classes, tokenizer, width, model, table):
 
 def _predict(config, answer, model, rows, folder):
     """Returns the classes of new texts; see `tasks.Task`."""
-    import pandas
-
+    pandas = extras.require("pandas")
     texts = data.pick(rows, text_data.columns(config.data))
     names = ["text", "second"][: texts.shape[1]]
     _, columns = answer(model, texts.set_axis(names, axis=1))
@@ -261,8 +261,7 @@ def _predict(config, answer, model, rows, folder):
 
 def _score(config, corpus, answer, model, folder: pathlib.Path):
     """Writes predictions into the folder; returns the scores."""
-    from sklearn import metrics
-
+    metrics = extras.require("sklearn.metrics")
     labels = corpus.test.label.to_numpy()
     predicted, columns = answer(model, corpus.test)
     rows = corpus.test.assign(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfamp import errors, progress
+from tfamp import errors, extras, progress
 from tfamp.facts import hardware, modes
 from tfamp.precision import settings
 from tfamp.runs import (
@@ -104,6 +104,7 @@ def compare(
       RunError: If the folder holds a run or a benchmark.
       ValueError: If `seeds` is below 1; else as `train_and_evaluate`.
     """
+    extras.require("scipy")  # Of the verdict: before anything is trained.
     strategy = distribution.create(config)  # Before anything uses TensorFlow.
     configs, note = plan(config, seeds)
     folder = run_files.open_folder(None, workdir, "comparison")

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfamp import schedules
+from tfamp.updates import schedules
 
 SCHEDULES = ("constant", "linear", "cosine")
 NAMES = ("sgd", "adam", "adamw")

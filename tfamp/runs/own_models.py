@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from ml_collections import config_dict
 
-from tfamp import checks, progress
+from tfamp import checks, extras, progress
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.precision import control, settings
@@ -80,6 +80,7 @@ def compare_modes(
       UnsupportedModeError, ValueError: If an argument is invalid, or data can be
         iterated only once.
     """
+    extras.require("scipy")  # Of the verdict: before anything is trained.
     checks.check_count("epochs", epochs)
     checks.check_count("seeds", seeds)
     names, note = _resolve(modes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from absl import logging
 
+from tfamp import extras
 from tfamp.runs import run_files
 
 TIMELINE = "timeline.png"
@@ -25,7 +26,7 @@ _ROOM = 1.6  # Above and below the curves of the loss scale: at least one power 
 def can_draw() -> bool:
     """Whether matplotlib can be imported."""
     try:
-        import matplotlib.figure  # noqa: F401
+        extras.require("matplotlib.figure")
     except ImportError:
         return False
     return True
@@ -78,8 +79,7 @@ def write(path: pathlib.Path, draw: Callable, *arguments) -> None:
 
 def empty_figure(title: str, size: tuple[float, float]):
     """Returns an empty `Figure` of a size in inches."""
-    from matplotlib.figure import Figure
-
+    Figure = extras.require("matplotlib.figure").Figure
     figure = Figure(figsize=size, layout="constrained")
     # Names of files and columns may have dollar signs.
     figure.suptitle(title, parse_math=False)

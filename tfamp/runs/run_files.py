@@ -1,6 +1,7 @@
 """A job's folder: its marker and lock, settings, versions and metrics."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import tensorflow as tf
 import yaml
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.facts import hardware, switches, versions
 from tfamp.precision import control
 
@@ -89,6 +90,21 @@ def write_config(config: config_dict.ConfigDict, folder: pathlib.Path) -> None:
     """Writes `config.yaml`: the resolved settings."""
     settings = plain_config(config)
     write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
+
+
+def default_workdir(
+    config: config_dict.ConfigDict, job: str = "compare"
+) -> pathlib.Path:
+    """Returns runs/NAME-HASH: the same settings, the same folder, so runs resume.
+
+    Args:
+      config: The configuration of the job's folder.
+      job: Value of --job. "train" has its own folder: runs/NAME-train-HASH.
+    """
+    settings = with_old_names(plain_config(config))
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    name = f"{config.name}-train" if job == "train" else config.name
+    return pathlib.Path("runs", f"{name}-{digest.hexdigest()[:8]}")
 
 
 # What tasks were called in `config.yaml` up to version 0.2 -> their recipe.
@@ -231,8 +247,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
     Raises:
       RunError: If another process holds the lock.
     """
-    import filelock
-
+    filelock = extras.require("filelock")
     try:
         with filelock.FileLock(folder / f"{_MARKER}lock", timeout=0):
             yield

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.resume import backup
 from tfamp.runs import run_files, tasks, trainer
 from tfamp.serving import export as serving
@@ -30,7 +30,7 @@ def opened(
     Yields:
       (its task; its compiled model with the weights that its validation has chosen,
       without one with those after its last epoch or backup; the name of the task's
-      first metric; where the weights are from, as text).
+      first metric; where the weights are from, and whether it is unfinished, as text).
 
     Raises:
       RunError: If nothing has been saved yet.
@@ -39,7 +39,14 @@ def opened(
         keras.utils.set_random_seed(config.seed)
         task = tasks.from_config(config)
         model, metric = trainer.build(task, config)
-        yield task, model, metric, _load(model, folder)
+        weights = _load(model, folder)
+        if not (folder / "result.json").exists():
+            done = len(run_files.read_metrics(folder, "epoch"))
+            weights += (
+                f"; the run is unfinished, with {done} of {config.epochs} epochs: the "
+                "command that trained it trains the rest"
+            )
+        yield task, model, metric, weights
 
 
 def _load(model, folder):
@@ -98,6 +105,7 @@ def predict(
     Raises:
       DataError: If the file cannot be read, lacks a column, or has a bad row.
       RunError: If the task predicts nothing.
+      TypeError: If its `predict` returns anything but a table of as many rows.
       ValueError: If an ending is unknown.
     """
     for path in (source, target):
@@ -115,15 +123,24 @@ def predict(
                 "whose `predict` is None. Use its exported model, by --job=export."
             )
         target.parent.mkdir(parents=True, exist_ok=True)
-        answers = task.predict(model, rows, target.parent)
+        try:
+            answers = task.predict(model, rows, target.parent)
+        except (AttributeError, KeyError) as error:  # As pandas' of an absent column.
+            error.add_note(f"{source} has the columns {', '.join(map(repr, rows))}.")
+            raise
+    if not isinstance(answers, type(rows)) or len(answers) != len(rows):
+        raise TypeError(
+            f"`predict` of {config.task} must return a pandas.DataFrame with a row for "
+            f"each of {len(rows)}. Received: {type(answers).__name__} of shape "
+            f"{getattr(answers, 'shape', None)}."
+        )
     _write(rows.assign(**{name: answers[name].to_numpy() for name in answers}), target)
     return len(rows), weights
 
 
 def _read(path):
     """Returns the rows of a file as text, "" where there is none."""
-    import pandas
-
+    pandas = extras.require("pandas")
     separator = _TABLES.get(path.suffix)
     try:
         if separator is None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfamp import tables
+from tfamp import extras, tables
 from tfamp.runs import results
 
 SCHEMA_VERSION = 4  # Of `comparison.json`.
@@ -154,8 +154,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
       Student, "The probable error of a mean", Biometrika 6 (1908), 1-25,
       https://doi.org/10.1093/biomet/6.1.1.
     """
-    from scipy import stats
-
+    stats = extras.require("scipy.stats")
     if len(values) < 2 or statistics.stdev(values) < _EQUAL:
         return None
     bounds = stats.ttest_1samp(values, 0.0).confidence_interval(CONFIDENCE)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.facts import names, switches
 from tfamp.inspect import model_inputs, quantized, structure
 from tfamp.serving import onnx_graph, report, writing
@@ -84,9 +84,8 @@ def _quiet():
 
 def _convert(folder) -> Any:
     """Returns the `onnx.ModelProto`, with the names of the SavedModel's signature."""
-    import onnx
-    import tf2onnx.convert
-
+    onnx = extras.require("onnx")
+    convert = extras.require("tf2onnx.convert")
     names.resolve(_PATCH, lambda: None)()
     loaded: Any = tf.saved_model.load(str(folder))
     signature = loaded.signatures["serving_default"]
@@ -108,7 +107,7 @@ def _convert(folder) -> Any:
         )
     ready = types.SimpleNamespace(get_concrete_function=lambda: concrete)
     handlers = {"Erfc": (_erfc, []), "PartitionedCall": (_call, [])}
-    proto, _ = tf2onnx.convert.from_function(ready, (), custom_op_handlers=handlers)
+    proto, _ = convert.from_function(ready, (), custom_op_handlers=handlers)
     captured = concrete.captured_inputs
     inner = concrete.inputs[len(concrete.inputs) - len(captured) :]
     pairs = zip(inner, captured, strict=True)
@@ -137,9 +136,8 @@ def _call(graph, node, name, _):
 
     As Keras 3.16's mean in float16, which XLA compiles: TensorFlow does not inline it.
     """
-    from tf2onnx import tf_loader
-    from tf2onnx.onnx_opset import controlflow
-
+    tf_loader = extras.require("tf2onnx.tf_loader")
+    controlflow = extras.require("tf2onnx.onnx_opset.controlflow")
     body = tf_loader.find_function(node.get_attr_str("f"))
     inputs = dict(zip(body.input_names, node.input, strict=True))
     results = controlflow.inline_subgraph(graph, body, name, inputs)
@@ -150,8 +148,7 @@ def _call(graph, node, name, _):
 
 
 def _check_operations(proto):
-    import onnx
-
+    onnx = extras.require("onnx")
     nodes = [node for graph in onnx_graph.graphs(proto.graph) for node in graph.node]
     unknown = [x for x in nodes if not onnx.defs.has(x.op_type, x.domain)]
     if unknown:
@@ -167,8 +164,7 @@ def _short(name):
 
 
 def _session(job, proto):
-    import onnxruntime
-
+    onnxruntime = extras.require("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # Errors; it warns of what it optimizes.
     session = onnxruntime.InferenceSession(
@@ -189,8 +185,7 @@ def _float32(model, layers, proto) -> tuple[str, ...]:
     By value, since a converter transposes weights; by size where it computed with
     those of a float32 layer. Vectors are as Keras' normalization has them.
     """
-    import onnx
-
+    onnx = extras.require("onnx")
     low = {row.path for row in layers if not row.policy.endswith("float32")}
     weights = [
         (
@@ -227,8 +222,7 @@ def _float32(model, layers, proto) -> tuple[str, ...]:
 
 def _check_integers(model, proto):
     """Raises for a quantized layer whose integers tf2onnx has made floats."""
-    import onnx
-
+    onnx = extras.require("onnx")
     stored = [x for graph in onnx_graph.graphs(proto.graph) for x in graph.initializer]
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
     sizes = {math.prod(x.dims) for x in stored if x.data_type not in floats}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tfamp import extras
 from tfamp.facts import formats
 from tfamp.serving import report
 
@@ -48,8 +49,7 @@ def narrow(graph: Any) -> None:
     TensorFlow folds such a cast, but not behind the look-up of an embedding, or in a
     loop.
     """
-    import onnx
-
+    onnx = extras.require("onnx")
     users = collections.defaultdict(list)
     for each in graphs(graph):
         for node in each.node:
@@ -94,8 +94,7 @@ def _casts(name, users, low):
 
 def read(proto: Any) -> report.Graph:
     """Reads an ONNX graph as `report.read_graph` does a SavedModel's."""
-    import onnx
-
+    onnx = extras.require("onnx")
     every = list(graphs(onnx.shape_inference.infer_shapes(proto).graph))
     stored = [x for graph in every for x in graph.initializer]
     types = {x.name: x.data_type for x in stored}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import progress, tables
+from tfamp import extras, progress, tables
 from tfamp.facts import graph_context
 from tfamp.inspect import structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
@@ -97,9 +97,8 @@ class MemoryReport(NamedTuple):
         Args:
           **others: Reports whose bytes by kind are drawn below, with their names.
         """
-        import matplotlib
-        from matplotlib.figure import Figure
-
+        matplotlib = extras.require("matplotlib")
+        Figure = extras.require("matplotlib.figure").Figure
         reports = {self.model: self, **others}
         shown = dict([*self.layers.items()][:20])
         heights = len(reports) + 2, len(shown) + 1

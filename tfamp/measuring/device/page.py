@@ -6,7 +6,7 @@ import json
 import pathlib
 import statistics
 
-from tfamp import tables
+from tfamp import extras, tables
 from tfamp.measuring import trials
 from tfamp.measuring.device import parts
 from tfamp.runs import run_files
@@ -279,7 +279,7 @@ def _texts(figures, part):
 def _draw(file, figures):
     """Draws the milliseconds of a step; returns whether there are any."""
     try:
-        from matplotlib.figure import Figure
+        Figure = extras.require("matplotlib.figure").Figure
     except ImportError:
         return False
     models = collections.defaultdict(dict)

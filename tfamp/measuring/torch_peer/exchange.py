@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from ml_collections import config_dict
 
+from tfamp import extras
 from tfamp.precision import policy
 from tfamp.runs import base_config, optimizers, tasks
 
@@ -91,8 +92,7 @@ def write(
     Returns:
       Nothing to keep: {}.
     """
-    from safetensors import numpy as safetensors
-
+    safetensors = extras.require("safetensors.numpy")
     config = config_dict.ConfigDict(plain["config"])
     config.seed, config.batch_size = seed, cell.batch_size
     if cell.sequence_length:

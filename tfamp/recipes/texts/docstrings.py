@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 
 if TYPE_CHECKING:
     import pandas
@@ -63,8 +63,7 @@ def collect(
     Raises:
       DataError: If a library is not installed or has no docstrings.
     """
-    import pandas
-
+    pandas = extras.require("pandas")
     rows = []
     for library in sorted(libraries):
         spec = importlib.util.find_spec(library)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.recipes import data as data_sets
 from tfamp.recipes.texts import text_data
 
@@ -127,8 +127,7 @@ def read_json(path: str | os.PathLike) -> "pandas.DataFrame":
 
 def _table(rows, place):
     """Returns rows of `_COLUMNS`, each with where it is from."""
-    import pandas
-
+    pandas = extras.require("pandas")
     table = pandas.DataFrame(rows, columns=list(_COLUMNS))
     return table.assign(place=[f"{place}, question {name!r}" for name in table.id])
 
@@ -180,8 +179,7 @@ def _read_csv(data, folder, pattern):
 
 def _problems(table):
     """Returns what is wrong with each question; "" for nothing."""
-    import pandas
-
+    pandas = extras.require("pandas")
     reasons = pandas.Series([_problem(row) for row in table.itertuples()], dtype=str)
     return reasons.mask(table.id.duplicated() & (reasons == ""), "its id occurs twice")
 

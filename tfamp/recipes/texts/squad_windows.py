@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
+from tfamp import extras
+
 if TYPE_CHECKING:
     import pandas
 
@@ -188,8 +190,7 @@ def has_most_context(windows: Windows) -> np.ndarray:
     Returns:
       bool [windows, length]; false for what is not of the context.
     """
-    import pandas
-
+    pandas = extras.require("pandas")
     in_context = _in_context(windows)
     rows, columns = np.nonzero(in_context)
     count = in_context.sum(axis=1)[rows]

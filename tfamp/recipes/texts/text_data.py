@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ml_collections import config_dict
 
-from tfamp import errors
+from tfamp import errors, extras
 from tfamp.recipes import data as data_sets
-from tfamp.recipes import presets
 from tfamp.recipes.texts import docstrings
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def load(config: config_dict.ConfigDict) -> Corpus:
     """
     data = config.data
     for module in ("pandas", "sklearn"):
-        presets.require(module)
+        extras.require(module)
     classes, notes = None, []
     if data.name == "csv":
         train, test = _read_csv_files(data, config.data_dir or ".")
@@ -237,9 +236,8 @@ def _read_tfds(config):
 
 def _read_split(builder, split, columns, classes):
     """Returns a split as a table, with the names of classes, if they have any."""
-    import pandas
-    import tensorflow_datasets as tfds
-
+    pandas = extras.require("pandas")
+    tfds = extras.require("tensorflow_datasets")
     rows = builder.as_dataset(
         split=split,
         shuffle_files=False,
@@ -284,12 +282,17 @@ def _drop_bad_rows(parts, classes, data, notes):
 def _check(parts, classes, data):
     """Raises if nothing can be learned or scored."""
     used = [name for name in classes if name in set(parts[0].label)]
+    name = data.get("train_file") or data.name
+    if not used:
+        raise errors.DataError(
+            f"{name} has no usable row to train on: none has a text and a label in the "
+            f"column {data.label_column!r}. Expected rows of at least 2 classes."
+        )
     if len(used) < 2 or len(used) > max(len(parts[0]) // 2, _MANY):
         raise errors.DataError(
-            f"{data.get('train_file') or data.name} has {len(used)} class(es) in "
-            f"{len(parts[0])} usable training row(s), column {data.label_column!r}: "
-            f"{data_sets.list_names(used)}. Expected at least 2, and several rows of "
-            "each."
+            f"{name} has {len(used)} class(es) in {len(parts[0])} usable training "
+            f"row(s), column {data.label_column!r}: {data_sets.list_names(used)}. "
+            "Expected at least 2, and several rows of each."
         )
     if not len(parts[-1]):
         raise errors.DataError(
@@ -365,8 +368,7 @@ def hold_out(
     Raises:
       DataError: If there are too few keys.
     """
-    from sklearn import model_selection
-
+    model_selection = extras.require("sklearn.model_selection")
     splitter = model_selection.GroupShuffleSplit(
         1, test_size=fraction, random_state=seed
     )

@@ -1,0 +1,313 @@
+"""What a newcomer gets wrong is answered in one line: what, and what to do."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import helpers
+import keras
+import pytest
+
+import tfamp
+from tfamp import training
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+# ---- Commands: without TensorFlow, which takes seconds ----
+
+
+@pytest.fixture(scope="module")
+def without_tensorflow(tmp_path_factory):
+    """A folder to work in; whatever imports TensorFlow there fails."""
+    folder = tmp_path_factory.mktemp("quick")
+    for name in ("tensorflow", "keras", "numpy"):
+        (folder / f"{name}.py").write_text("raise SystemExit('it was imported')")
+    (folder / "my_task.py").write_text("")
+    return folder
+
+
+def command(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "tfamp", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--help", "tfamp train cnn/digits"),
+        ("--version", f"tfamp {tfamp.__version__}\n"),
+        ("train --help", "--seeds: Number of seeds to compare over"),
+        ("doctor --help", "--simulate: Report on another device"),
+        ("gpu-report --help", "--minutes: Time limit"),
+    ],
+)
+def test_help_is_quick(without_tensorflow, arguments, words):
+    done = command(without_tensorflow, *arguments.split())
+    assert words in done.stdout and done.stderr == ""
+
+
+COMMANDS = {
+    "trian": "Unknown command. Received: 'trian'. Expected one of status, train, ben",
+    "--job=train": "Unknown command. Received: '--job=train'",
+    "train cnn/digit": "Unknown configuration. Received: 'cnn/digit'. Expected --conf",
+    "train my_task.py": "Received: 'my_task.py'. Expected --config=FILE, or one of",
+    "benchmark cnn/digits": "Received: 'cnn/digits'. Expected --config=FILE, or one of",
+    "train --config=my_tsk.py": "does not exist. Received: 'my_tsk.py'",
+    "train cnn/digits --overwrit": "flag 'overwrit'. Did you mean: overwrite",
+    "train cnn/digits --epochs=3": "'epochs'. Expected a flag of --help; a field of "
+    "the configuration is set by --config.epochs=VALUE",
+    "train cnn/digits --job=trian": "--job=trian: value should be one of <compare|tr",
+    "train cnn/digits --seeds=0": "flag --seeds=0: 0 is not a positive integer",
+    "train cnn/digits --seeds=two": "--seeds=two: invalid literal for int()",
+    "train --memory_limit_mb=2GiB": "--memory_limit_mb=2GiB: invalid literal",
+    "benchmark --modez=float32": "flag 'modez'. Did you mean: modes",
+    "doctor --simulat=a100": "flag 'simulat'. Did you mean: simulate",
+    "gpu-report --minutes=-1": "--minutes=-1: -1.0 is not a non-negative number",
+}
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_mistyped_command_is_told_at_once(without_tensorflow, arguments):
+    done = command(without_tensorflow, *arguments.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and COMMANDS[arguments] in line
+
+
+# ---- Functions: before any work ----
+
+SCRIPT = """
+raise SystemExit("it was imported")
+
+from somewhere import imported, other as renamed
+
+
+def build(batch_size):
+    helper = batch_size
+
+
+if True:
+    chosen = build
+"""
+TOOLS = {
+    "benchmark_model": tfamp.benchmark_model,
+    "fit_memory": lambda name: tfamp.fit_memory(name, batch_size=8),
+    "find_batch_size": tfamp.find_batch_size,
+    "rehearse": lambda name: tfamp.rehearse(name, 8),
+    "config.task": lambda name: training.train_and_evaluate(task_of(name), "run"),
+}
+NAMES = {
+    "my_script:buidl": "'my_script:buidl'. Expected one that .*_script.py has: build",
+    "my_script.py:train": "'my_script.py:train'. Expected one that .* has: build",
+    "my_script:helper": "Function not found. Received: 'my_script:helper'",
+    "my_scrip:build": "Function not found. Received: 'my_scrip:build'. Expected 'mod",
+    "my_scrip.py:build": "Received: 'my_scrip.py:build'",
+    "my_script": "Received: 'my_script'. Expected 'module:function'",
+    "empty:build": "'empty:build'. Expected a function in .*/empty.py, which has none",
+    "broken.py:build": "broken.py is not a Python file: .*line 1",
+}
+
+
+def task_of(name):
+    config = training.get_config()
+    config.task = name
+    return config
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    (tmp_path / "my_script.py").write_text(SCRIPT)
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "broken.py").write_text("def build(:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_function_that_is_not_there_is_an_error_before_any_work(scripts, tool):
+    for name, words in NAMES.items():
+        with pytest.raises(ValueError, match=words) as caught:
+            TOOLS[tool](name)
+        assert "\n" not in str(caught.value), name
+
+
+def test_what_a_file_binds_at_its_top_level_is_there(scripts):
+    for name in ("build", "imported", "renamed", "chosen"):
+        with pytest.raises(SystemExit, match="it was imported"):
+            training.train_and_evaluate(task_of(f"my_script:{name}"), "run")
+
+
+def local(batch_size):
+    def build():
+        return None
+
+    return build
+
+
+CALLS = {
+    "a lambda": (lambda: tfamp.benchmark_model(lambda: None), "at the top level of"),
+    "a function in one": (
+        lambda: tfamp.find_batch_size(local(8)),
+        "at the top level of a file, which each process imports. Received: <function",
+    ),
+    "no batch size": (
+        lambda: tfamp.fit_memory(local),
+        "Received: '.*test_first_hour:local', and no batch_size. Expected one: batch",
+    ),
+    "none to rehearse": (lambda: tfamp.rehearse(local), "and no batch_size"),
+    "a limit": (
+        lambda: tfamp.fit_memory(local, "2 gigs", batch_size=8),
+        "limit='2 gigs'. Expected for example '2GiB'",
+    ),
+    "a device": (lambda: tfamp.rehearse(local, 8, device="h900"), "'h900'"),
+    "a mode": (lambda: tfamp.enable("fp16"), "fp16.*mixed_float16"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_wrong_call_is_told_in_one_line(case):
+    call, words = CALLS[case]
+    with pytest.raises(ValueError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+# ---- Files ----
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model.keras"
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(path)
+    return path.read_bytes()
+
+
+DAMAGES = {
+    "empty": (lambda whole: b"", "a file of 0 bytes, no whole zip archive"),
+    "cut short": (lambda whole: whole[:2000], "2,000 bytes, no whole zip archive"),
+    "text": (lambda whole: b"not a model", "11 bytes, no whole zip archive"),
+    "another archive": (
+        lambda whole: b"PK\x05\x06" + bytes(18),
+        "22 bytes, without config.json and model.weights.h5",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_is_told_as_such(saved, tmp_path, damage):
+    spoil, words = DAMAGES[damage]
+    (tmp_path / "corrupt.keras").write_bytes(spoil(saved))
+    with pytest.raises(ValueError, match=f"corrupt.keras' is not.*{words}") as caught:
+        tfamp.load_model(tmp_path / "corrupt.keras")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="File not found"):
+        tfamp.load_model(tmp_path / "absent.keras")
+
+
+# ---- A task's own functions ----
+
+TASK = """
+import os
+import signal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfamp import training
+
+
+def get_config():
+    config = training.get_config()
+    config.name, config.task = "own", "my_task.py:create"
+    config.data.fault = ""
+    if os.environ.get("FAULT") == "get_config":
+        config.lock()
+        config.epohcs = 5
+    if os.environ.get("FAULT") == "value":
+        config.epochs = int("many")
+    return config
+
+
+def create(config):
+    if config.data.fault == "create":
+        return {}["speed"]
+    if config.data.fault.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, config.data.fault))
+    x = np.zeros((40, 3), "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, 0]))
+
+    def build_model():
+        width = 3 if config.data.fault != "build" else 5
+        model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1)])
+        model(x)
+        return model
+
+    def augment(x, y, seed):
+        return {"x": x}["y"], y
+
+    def loss(y, outputs):
+        return undefined * outputs
+
+    return training.Task(
+        train=data, validation=None, test=data, build_model=build_model,
+        loss=loss if config.data.fault == "loss" else keras.losses.MeanSquaredError(),
+        metrics=lambda: [keras.metrics.MeanAbsoluteError(name="mae")],
+        description="zeros",
+        augment=augment if config.data.fault == "augment" else None,
+    )
+"""
+FAULTS = {
+    "create": "KeyError: 'speed' (in create, my_task.py, line 26)",
+    "build": "(in build_model, my_task.py, line 35)",
+    "loss": "NameError: name 'undefined' is not defined (in loss, my_task.py, line 42)",
+    "augment": 'my_task.py", line 39, in augment',
+}
+CONFIGS = {
+    "get_config": '"epohcs" does not exist',
+    "value": "ValueError: invalid literal for int() with base 10: 'many' (in get_con",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    (folder / "my_task.py").write_text(TASK)
+    return folder
+
+
+def run(folder, *arguments):
+    script = ROOT / "scripts/train.py"
+    given = ["--config=my_task.py", "--job=train", "--config.batch_size=8", *arguments]
+    (done,) = helpers.run_scripts([(script, given, folder)])
+    return done
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *CONFIGS])
+def test_an_error_in_own_code_names_function_and_file(folder, monkeypatch, fault):
+    monkeypatch.setenv("FAULT", fault)
+    done = run(folder, f"--config.data.fault={fault}", f"--workdir={fault}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+    assert {**FAULTS, **CONFIGS}[fault] in line
+    assert line.endswith("(--verbosity=1 shows the traceback)")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_before_the_first_step_says_what_it_does(folder, name, code):
+    done = run(folder, f"--config.data.fault={name}", f"--workdir={name}")
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1] == (
+        f"{name}: stopped; the same command goes on from what is saved, or starts "
+        "again if nothing is"
+    )

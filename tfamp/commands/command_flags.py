@@ -1,0 +1,140 @@
+"""The flags of each command.
+
+Nothing here imports TensorFlow: help, and the error of a mistyped flag, are quick.
+"""
+
+from absl import flags
+
+from tfamp.commands import app, benchmark_flags
+
+_JOBS = "compare", "train", "evaluate", "predict", "export"  # Of `jobs`.
+
+
+def train(default_config: str | None) -> None:
+    """Defines the flags of a training script.
+
+    Args:
+      default_config: Path of the default configuration; must work offline. None: the
+        command line must name one.
+    """
+    flags.DEFINE_string(
+        "workdir", None, "Folder of the run; default: runs/NAME-HASH of the settings."
+    )
+    flags.DEFINE_string("data_dir", "", "Folder of prepared (TFDS) or local data.")
+    flags.DEFINE_string("manual_dir", "", "Folder of a TFDS data set's original files.")
+    flags.DEFINE_enum(
+        "job",
+        "compare",
+        [*_JOBS, *benchmark_flags.JOBS],
+        "compare: train in float32 and the mixed mode; train: in one mode; evaluate, "
+        "predict and export: use the model that a run in --workdir has trained; "
+        "train_benchmark and inference_benchmark: time steps on synthetic data.",
+    )
+    flags.DEFINE_string(
+        "input", "", "Rows for --job=predict: a .csv, .tsv or .jsonl file."
+    )
+    flags.DEFINE_string(
+        "output", "", "Result of --job=predict and export; default: in --workdir."
+    )
+    flags.DEFINE_string(
+        "precision", "float32", "Compute dtype of the SavedModel of --job=export."
+    )
+    flags.DEFINE_integer("seeds", 1, "Number of seeds to compare over.", lower_bound=1)
+    flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
+    flags.DEFINE_bool("overwrite", False, "Delete the run in --workdir first.")
+    flags.DEFINE_integer(
+        "numerics",
+        None,
+        "Steps between measurements by tfamp.NumericsMonitor of underflow and "
+        "overflow in 16 bits; written to the folder `numerics` of each run.",
+        lower_bound=1,
+    )
+    benchmark_flags.define()
+    _define_search()
+    app.define_config(default_config)
+    app.show_in_help(__name__, app.__name__, benchmark_flags.__name__)
+
+
+def _define_search():
+    """Defines --find_batch_size, and what goes with it."""
+    flags.DEFINE_bool(
+        "find_batch_size",
+        False,
+        "Find the largest batch size that fits into memory, in float32 and in the "
+        "mixed mode, instead of running a job. Each trial is a separate process.",
+    )
+    flags.DEFINE_integer(
+        "memory_limit_mb",
+        None,
+        "Memory limit in MiB: of the first GPU, or of the process without a GPU. "
+        "Default: all GPU memory, or most of the available host memory.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "max_batch_size",
+        None,
+        "Largest batch size to try; default: that of tfamp.find_batch_size.",
+    )
+    flags.DEFINE_integer(
+        "effective_batch",
+        None,
+        "Examples per weight update: find the largest micro-batch that fits, and how "
+        "many of them to accumulate.",
+        lower_bound=1,
+    )
+
+
+def benchmark(default_config: str) -> None:
+    """Defines the flags of the benchmark.
+
+    Args:
+      default_config: Path of the default configuration.
+    """
+    flags.DEFINE_string(
+        "workdir",
+        None,
+        "Folder of the results; default: runs/NAME-HASH of the settings.",
+    )
+    flags.DEFINE_string(
+        "workload",
+        "",
+        "Function to measure instead of the configuration's tasks, 'module:function' "
+        "or 'file.py:function'. It returns a compiled Keras model and a "
+        "tf.data.Dataset of batches.",
+    )
+    flags.DEFINE_list(
+        "modes", [], "Precision modes; default: those that this device has units for."
+    )
+    flags.DEFINE_list("tasks", [], "Names of tasks to time; default: all.")
+    flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
+    flags.DEFINE_bool("overwrite", False, "Delete the contents of the folder first.")
+    app.define_config(default_config)
+    app.show_in_help(__name__, app.__name__)
+
+
+def doctor() -> None:
+    """Defines the flags of the doctor."""
+    flags.DEFINE_string("simulate", None, "Report on another device, such as a100.")
+    flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
+    app.define_config(None)
+    app.show_in_help(__name__, app.__name__)
+
+
+def gpu_report() -> None:
+    """Defines the flags of `tfamp gpu-report`."""
+    flags.DEFINE_string(
+        "output",
+        "runs/gpu_report",
+        "Folder of the results; a device has its own in it.",
+    )
+    flags.DEFINE_float(
+        "minutes", 12, "Time limit of all parts together.", lower_bound=0
+    )
+    flags.DEFINE_list(
+        "parts", [], "What to measure, such as time,numerics; default: all."
+    )
+    flags.DEFINE_bool("tiny", False, "Run small models, on any device, as a check.")
+    flags.DEFINE_string(
+        "torch_python", "", "Command of a Python with PyTorch; default: this Python."
+    )
+    app.show_in_help(__name__, app.__name__)
