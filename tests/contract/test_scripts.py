@@ -2,9 +2,13 @@
 
 import pathlib
 import re
+import runpy
 
 import helpers
 import pytest
+
+from tfamp.commands import app
+from tfamp.runs import base_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -88,10 +92,30 @@ def test_tiny_comparison_prints_the_table_and_is_not_repeated(folder):
     assert "steps/s" in lines[head] and "skipped steps" in lines[head]
     assert lines[head + 2].startswith("float32")
     assert lines[head + 3].startswith("mixed_")
+    # Each run under its heading; and of embeddings nothing, as a CNN has none.
+    epochs = [i for i, line in enumerate(lines) if "s/step - " in line]
+    modes = [lines[head + i].split()[0] for i in (2, 3)]
+    assert [lines[i - 1] for i in epochs] == [f"{mode}, seed 0:" for mode in modes]
+    assert "embeddings" not in first.stdout
     written = {path.name for path in (folder / "run").iterdir()}
     assert {"export", "report.md", "comparison.png"} <= written
     assert again.returncode == 0
     assert again.stdout == "\n".join([*lines[head:], ""])
+
+
+def test_preset_takes_the_settings_of_fine_tuning_and_flags_win(folder):
+    file = CONFIGS / "bert/csv.py"
+    config = runpy.run_path(str(file))["get_config"]()
+    assert base_config.apply_fine_tuning(config) is config  # From nothing.
+    config.model.preset = config.tiny.model.preset = "bert"
+    tuned = base_config.apply_fine_tuning(config)
+    assert tuned.optimizer.learning_rate == 5e-5 < config.optimizer.learning_rate
+    assert tuned.epochs == 3 < config.epochs
+    tuned.epochs = 2
+    expected = app.default_workdir(tuned, "train")  # Its name tells the settings.
+    given = f"--config={file}", "--preset=bert", "--config.epochs=2", "--job=evaluate"
+    done = run(folder, "train_bert", *given)
+    assert f"No run found in '{expected}'" in done.stderr
 
 
 # ---- scripts/formats.py ----

@@ -234,7 +234,7 @@ def test_folders_of_splits_and_classes_are_read_whatever_the_name(tmp_path):
 
 def test_images_that_are_not_kept_are_decoded_after_their_names_are_shuffled(tmp_path):
     for label, name in enumerate("ab"):
-        for number in range(10):
+        for number in range(10 + 5 * label):
             write(tmp_path / name / f"{number}.png", 10 * label + number)
     config = make_config()
     config.data.name, config.manual_dir = "mine", str(tmp_path)
@@ -245,7 +245,8 @@ def test_images_that_are_not_kept_are_decoded_after_their_names_are_shuffled(tmp
         batches = pipeline.training_batches(task.train, **epochs, augment=task.augment)
         found.append((task.train.element_spec[0].dtype, [*batches]))
     (held, kept), (shuffled, decoded) = found
-    assert (held, shuffled) == (tf.uint8, tf.string) and len(kept) == 6
+    assert (held, shuffled) == (tf.uint8, tf.string) and len(kept) == 8
+    assert task.chance == pytest.approx(3 / 5)  # Of 2 and 3 images that are tested.
     tf.nest.map_structure(np.testing.assert_array_equal, kept, decoded)
 
 

@@ -72,6 +72,9 @@ def test_run_on_an_own_file_serves_text(folder):
     config.precision.mode = "mixed_bfloat16"
     run = folder / "run"
     result = train_and_evaluate(config, run)
+    assert 0.5 <= result.chance < 0.8 and not result.at_chance
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["embedding_layers"] > 0
     rows = json.loads((run / "predictions.json").read_text())
     assert result.score == result.scores["accuracy"] > 0.8
     assert np.mean([row["label"] == row["prediction"] for row in rows]) == result.score
@@ -183,6 +186,8 @@ def test_scores_are_those_of_glue(folder, name):
     if name == "glue/cola":
         expected = {"mcc": metrics.matthews_corrcoef(labels, predicted), **expected}
     assert list(scores) == list(expected) and scores == pytest.approx(expected)
+    largest = max(labels.count(label) for label in labels) / len(labels)
+    assert task.chance == (0 if name == "glue/cola" else pytest.approx(largest))
     assert len(set(predicted)) == 2
 
 

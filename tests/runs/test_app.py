@@ -8,7 +8,11 @@ from tfamp.commands import jobs
 from tfamp.runs import run_files
 
 
-def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(tmp_path):
+def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(
+    tmp_path, monkeypatch, capsys
+):
+    create, chance = points.create, 0.9  # At which a few examples tell nothing.
+    monkeypatch.setattr(points, "create", lambda x: create(x)._replace(chance=chance))
     config = points.make_config(precision__mode="mixed_float16", epochs=1)
     scaling = config.precision.loss_scale
     scaling.schedule.name = "geometric"
@@ -20,6 +24,10 @@ def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(tmp_p
     assert rows["data"].strip() == "points"
     assert 0 <= float(rows["test accuracy"]) <= 1
     assert rows["skipped steps"].strip() == "0"
+    nothing = "0.9000, and the score is no better: the model has learned nothing"
+    assert rows["chance level"].strip().startswith(nothing)
+    evaluated = jobs.ON_RUNS["evaluate"].run(config, tmp_path, None)
+    assert nothing in evaluated
     assert "errors" not in text and "[" not in rows["test accuracy"]
     rows = run_files.read_metrics(tmp_path, "step")
     # Growth after 4, 3, 2, 1, 1, ... steps.
@@ -27,6 +35,8 @@ def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(tmp_p
     assert intervals == [4, 4, 4, 3, 3, 3, 2, 2, 1, 1]
     assert rows[9]["skipped_steps"] == 0 and rows[9]["loss_scale"] == 2.0**12
     assert (tmp_path / "timeline.png").exists()
+    # The heading stands where Keras prints the epochs.
+    assert capsys.readouterr().out.startswith("mixed_float16, seed 0:\n10/10 - ")
 
 
 def test_train_and_compare_have_folders_of_their_own():

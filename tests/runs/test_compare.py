@@ -188,6 +188,30 @@ def test_table_is_of_the_seeds_and_the_scores_that_there_are(compared):
     assert "no verdict: the runs have no score in common" in part.notes()
 
 
+def test_models_that_learned_nothing_are_no_comparison(compared):
+    found = compared[-1]
+    nothing = [x._replace(chance=0.9, at_chance=True) for x in found.results]
+    text = found._replace(results=nothing).to_text()
+    for mode in ("float32", "mixed_bfloat16"):
+        assert f"test even of {mode} with seed 0, 1 is at the chance level, 0.9" in text
+    both = "no verdict: float32 and mixed_bfloat16 are both at the chance level"
+    assert f"verdict on even: {both}" in text and text.count(both) == 3
+    assert "seed noise" not in text and "in each of" not in text
+    # One that has learned is enough for a comparison.
+    one = [*found.results[:3], nothing[3]]
+    text = found._replace(results=one).to_text()
+    assert "even of mixed_bfloat16 with seed 1 is at the chance" in text
+    assert "at the chance level" not in found.to_text() and both not in text
+
+
+def test_notes_are_those_of_the_model(compared):
+    """Of gradients of embeddings for a model with embeddings alone."""
+    found, words = compared[-1], "gradients of embeddings"
+    assert found.environment["embedding_layers"] == 0 and words not in found.to_text()
+    there = found.environment | {"embedding_layers": 2}
+    assert words in found._replace(environment=there).to_text()
+
+
 def test_other_modes_in_the_same_folder_have_their_own_table(tmp_path):
     """Without loss scaling, too; the runs that there are serve again."""
     config = make_config(precision__mode="mixed_float16", epochs=1)

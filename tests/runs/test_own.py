@@ -296,6 +296,15 @@ def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path, capfd):
         training.compare_modes(lambda: build(), workdir=tmp_path, epochs=2, **PARTS)
 
 
+def test_models_at_the_chance_level_say_so(capsys):
+    ones = X[80:], np.ones((40, 1), "int32")  # A constant answer is right.
+    found = compare(test=ones, epochs=1, modes=("float32",), report=None)
+    assert (found.results[0].chance, found.results[0].at_chance) == (1.0, True)
+    assert "test accuracy of float32 with seed 0 is at the chance" in found.to_text()
+    # Beside the epochs that Keras prints.
+    assert capsys.readouterr().out.startswith("run 1 of 1: float32, seed 0\n3/3 - ")
+
+
 def test_errors_are_told_apart_from_scores():
     def regression():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -305,6 +314,7 @@ def test_errors_are_told_apart_from_scores():
     data = tf.data.Dataset.from_tensor_slices((X, X.sum(1))).batch(16)
     found = training.compare_modes(regression, data, test=data, epochs=1, verbose=0)
     assert found.results[0].errors == ["mean_absolute_error"]
+    assert found.results[0].chance is None  # Of an accuracy alone.
     assert "% of mean_absolute_error" in found.to_text()
 
 

@@ -93,6 +93,17 @@ def test_runs_without_a_loss_scale_say_so():
     assert "float32 and mixed_bfloat16 need none" in figure.get_supxlabel()
     (axes,) = figure.axes
     assert axes.get_xlabel() == "training step"
+    figure = plots.runs_figure("a", {("tf32", 0): unscaled([3.0])}, {})
+    assert figure.get_supxlabel() == "no loss scaling: tf32 needs none"
+
+
+def test_validation_losses_are_drawn_where_there_are_any():
+    key = ("mixed_float16", 0)
+    epochs = [{"epoch": 1, "val_loss": 2.5}, {"epoch": 2, "val_loss": 1.5}]
+    loss, *_ = draw({key: make_rows()}, {key: epochs}).values()
+    assert lines(loss)["validation split"] == ([5, 10], [2.5, 1.5])
+    loss, *_ = draw({key: make_rows()}, {key: [{"epoch": 1, "loss": 2.0}]}).values()
+    assert "validation split" not in lines(loss)
 
 
 def growth(intervals):
@@ -258,6 +269,12 @@ def test_timeline_of_a_run_is_written_once(tmp_path, monkeypatch, caplog):
     stamp = picture.stat().st_mtime_ns
     plots.write_timeline(tmp_path, "digits", *RUN)
     assert picture.stat().st_mtime_ns == stamp
+    before = imread(picture)
+    picture.unlink()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "epoch": 1, "val_loss": 1.0}\n')
+    plots.write_timeline(tmp_path, "digits", *RUN)
+    assert not np.array_equal(imread(picture), before)  # The validation, too.
     assert {path.name for path in tmp_path.iterdir()} == {
         *("metrics.jsonl", "timeline.png")
     }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies
 from scipy import stats
 
-from tfamp.runs import verdict
+from tfamp.runs import results, verdict
 
 
 def compare(base, other):
@@ -105,3 +105,29 @@ def test_errors_are_compared_in_percent_of_the_base_mode():
     assert lower.startswith("lower than float32 by 0.") and lower.endswith(" %")
     missing = compare_errors([0.0, 1.0], [0.1, 1.5])  # Nothing is a percentage of 0.
     assert missing.differences == (None, 0.5) and "seed 0" in missing.verdict
+
+
+# Score, that of a constant answer, examples, whether it is an error; at chance?
+CHANCE = {
+    "a constant answer": (0.525, 0.525, 598, False, True),
+    "below": (0.1, 0.525, 598, False, True),
+    "within two standard errors": (0.565, 0.525, 598, False, True),
+    "better": (0.567, 0.525, 598, False, False),
+    "better, of many": (0.535, 0.525, 60_000, False, False),
+    "of no known number": (0.526, 0.525, -2, False, False),
+    "nothing is known": (0.1, None, 598, False, False),
+    "not finite": (None, 0.5, 598, False, False),
+    "a correlation": (0.0, 0.0, 598, False, True),
+    "an error": (0.4, 0.5, 598, True, False),
+    "an error of a mean": (0.5, 0.5, 598, True, True),
+    "no fraction": (60.0, 50.0, 10, False, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("score", "chance", "examples", "is_error", "expected"), CHANCE.values(), ids=CHANCE
+)
+def test_score_is_at_chance_up_to_two_standard_errors(
+    score, chance, examples, is_error, expected
+):
+    assert results.at_chance(score, chance, examples, is_error) == expected

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tfamp import progress
 from tfamp.commands import app, benchmark_jobs
 from tfamp.measuring import batch_size, training_steps
-from tfamp.runs import compare, distribution, plots, tasks, trained, trainer
+from tfamp.runs import compare, distribution, plots, tasks, trained, trainer, verdict
 
 
 class Job(NamedTuple):
@@ -60,9 +60,17 @@ def _train(config, workdir, _):
         f"validation {result.score_name}": result.best_validation_score,
         "test loss": result.test_loss,
         **{f"test {name}": score for name, score in result.scores.items()},
+        "chance level": _chance(result.chance, result.at_chance),
         "files": workdir,
     }
     return _listed(rows)
+
+
+def _chance(chance, at_chance):
+    """What a constant answer scores, and whether the model is no better."""
+    if at_chance:
+        return f"{chance:.4f}, and the score is no better: {verdict.NOTHING_LEARNED}"
+    return chance
 
 
 def _listed(rows):
@@ -90,6 +98,7 @@ def _evaluate(config, folder, options):
         "weights": evaluation["weights"],
         "test loss": evaluation["test_loss"],
         **{f"test {name}": score for name, score in evaluation["scores"].items()},
+        "chance level": _chance(evaluation["chance"], evaluation["at_chance"]),
         "files": folder / "evaluation.json",
     }
     return _listed(rows)

@@ -56,8 +56,9 @@ def _resolve(values):
             f"No configuration. Received: no --config. Expected: {expected}."
         )
     config.task = tasks.name_of(config)  # A file by its whole path.
-    if values.tiny:
-        config = base_config.apply_tiny(config)
+    given, config = config, base_config.apply_fine_tuning(config)
+    config = base_config.apply_tiny(config) if values.tiny else config
+    if config is not given:
         config.update_from_flattened_dict(_flag_values())  # Flags win.
     with config.unlocked():
         # Part of the run's identity, wherever it resumes.

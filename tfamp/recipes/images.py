@@ -72,6 +72,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     *parts, names, decode = images_data.load(config)
     classes = len(names)
     train, test = (part.take(config.limit_examples or -1) for part in parts)
+    chance = images_data.chance(test, classes, decode)
     train, validation = data.hold_out(train, config.validation_fraction)
     crops, late = config.data.augment == "crop_flip", not config.data.cache
 
@@ -95,7 +96,8 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         build_model=lambda: build_network(shape, classes, config.model),
         augment=augment if crops or late else None,
         description=f"{config.data.name}: images {shape}, {classes} classes (chance "
-        f"{1 / classes:.2f}); {data.describe_sizes(train, validation, test)}",
+        f"{chance:.2f}); {data.describe_sizes(train, validation, test)}",
+        chance=chance,
         predict=functools.partial(_predict, config, shape, names),
         assets={"labels.json": json.dumps(names) + "\n"},
         **_objective(config),

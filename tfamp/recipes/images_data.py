@@ -58,6 +58,20 @@ def load(config: config_dict.ConfigDict):
     return *parts, builder.info.features[keys[1]].names, _keep
 
 
+def chance(test: tf.data.Dataset, classes: int, decode) -> float:
+    """Returns the share of the largest class in the test split of a folder.
+
+    Args:
+      test, decode: As `load` returns them.
+      classes: Their number. Of other data sets, whose images would be decoded for it,
+        all classes are taken to be as frequent.
+    """
+    if decode is _keep:
+        return 1 / classes
+    labels = [label for _, label in test.as_numpy_iterator()]
+    return float(np.bincount(labels).max() / len(labels))
+
+
 def load_digits(image_size: int):
     """Loads the 1797 real 8x8 digits that scikit-learn bundles; no download.
 

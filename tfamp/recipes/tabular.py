@@ -136,6 +136,7 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         description=_describe(config, splits, encoder),
         score=functools.partial(_score, config, splits, encoder),
         errors=ERRORS,
+        chance=_simple(config, splits, ()),
         predict=functools.partial(_predict, config, encoder),
         assets={"columns.json": json.dumps(encoder.to_dict(), indent=2) + "\n"},
     )
@@ -351,7 +352,7 @@ def _describe(config, splits, encoder):
     times = f"from {' and '.join(splits.starts)} on" if splits.starts else "drawn"
     groups = " by " * bool(data.baseline_columns) + ", ".join(data.baseline_columns)
     target = test[data.target_column].to_numpy()
-    simple = rmsle(target, tabular_data.baseline(data, splits.train, test))
+    simple = _simple(config, splits, data.baseline_columns)
     unseen = {
         name: (~test[name].isin(training_values)).sum()
         for name, training_values in encoder.categories.items()
@@ -371,6 +372,13 @@ def _describe(config, splits, encoder):
         _describe_model(config, encoder),
     ]
     return "; ".join(parts) + "."
+
+
+def _simple(config, splits, columns):
+    """Returns the RMSLE of the mean log target, of each group of some columns."""
+    target = splits.test[config.data.target_column].to_numpy()
+    parts = splits.train, splits.test
+    return rmsle(target, tabular_data.baseline(config.data, *parts, columns))
 
 
 def _describe_model(config, encoder):

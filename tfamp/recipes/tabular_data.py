@@ -2,6 +2,7 @@
 
 import keyword
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -361,13 +362,16 @@ def encode(encoder: Encoder, rows) -> dict[str, np.ndarray]:
     return inputs
 
 
-def baseline(data: config_dict.ConfigDict, train, test) -> np.ndarray:
+def baseline(
+    data: config_dict.ConfigDict, train, test, columns: Sequence[str]
+) -> np.ndarray:
     """Predicts what any model should better: means of the training rows.
 
     Args:
-      data: `config.data`; its `baseline_columns` are categorical, or none.
+      data: `config.data`.
       train: Training rows.
       test: Rows to predict.
+      columns: Categorical ones, or none.
 
     Returns:
       The exponential of the mean log(1 + target), less 1, over the training rows that
@@ -376,9 +380,8 @@ def baseline(data: config_dict.ConfigDict, train, test) -> np.ndarray:
     """
     logs = np.log1p(train[data.target_column])
     predictions = np.full(len(test), logs.mean())
-    if columns := [*data.baseline_columns]:
+    if columns:
         means = logs.groupby([train[name] for name in columns]).mean().rename("mean")
-        predictions = (
-            test.join(means, on=columns)["mean"].fillna(logs.mean()).to_numpy()
-        )
+        found = test.join(means, on=[*columns])["mean"]
+        predictions = found.fillna(logs.mean()).to_numpy()
     return np.expm1(predictions)

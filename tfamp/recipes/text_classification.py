@@ -120,6 +120,8 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
         build_model=lambda: build_model(config, len(corpus.classes), encoder),
         **_classification(),
         description=_describe(corpus, config, encoder, cut, min(width, length)),
+        # Matthews' correlation with a constant answer is 0.
+        chance=0.0 if _is_cola(config) else _chance(corpus),
         score=functools.partial(_score, config, corpus, answer),
         predict=functools.partial(_predict, config, answer),
         assets={
@@ -272,20 +274,28 @@ def _score(config, corpus, answer, model, folder: pathlib.Path):
     scores = {"accuracy": metrics.accuracy_score(labels, predicted)}
     if len(corpus.classes) == 2:
         scores["f1"] = metrics.f1_score(labels, predicted, zero_division=0.0)
-    if config.data.name.startswith("glue/cola"):  # As GLUE scores it.
+    if _is_cola(config):  # As GLUE scores it.
         scores = {"mcc": metrics.matthews_corrcoef(labels, predicted), **scores}
     return scores
+
+
+def _is_cola(config):
+    return config.data.name.startswith("glue/cola")
+
+
+def _chance(corpus):
+    """The share of the largest class in the test split."""
+    return float(corpus.test.label.value_counts(normalize=True).max())
 
 
 def _describe(corpus, config, encoder, cut, width):
     """Returns the report's line on data and encoder."""
     sizes = [len(part) for part in (corpus.train, corpus.validation, corpus.test)]
-    chance = corpus.test.label.value_counts(normalize=True).max()
     parts = [
         f"Text classification, {len(corpus.classes)} classes "
         f"({data.list_names(corpus.classes)})",
         "{} train / {} validation / {} test texts".format(*sizes),
-        f"chance level {chance:.1%} (largest class of the test split)",
+        f"chance level {_chance(corpus):.1%} (largest class of the test split)",
         f"{cut} of {sum(sizes)} texts cut to {config.data.sequence_length} tokens, "
         f"padded to {width} tokens",
         *corpus.notes,

@@ -289,6 +289,19 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     return small
 
 
+def apply_fine_tuning(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+    """Returns a copy with the overrides of `config.fine_tuning`, with a preset.
+
+    A new model wants larger steps, and more of them, than pretrained weights do. The
+    configuration itself is returned without a preset, or without such overrides.
+    """
+    if not config.model.get("preset") or "fine_tuning" not in config:
+        return config
+    tuned = config.copy_and_resolve_references()
+    tuned.update(config.fine_tuning.to_dict())
+    return tuned
+
+
 # ---- The precision part ----
 
 

@@ -44,7 +44,7 @@ class Variant(NamedTuple):
     @property
     def label(self) -> str:
         """As `RunResult.variant`."""
-        return self.mode + ("" if self.loss_scaling else ", no loss scaling")
+        return results.variant(self.mode, self.loss_scaling)
 
 
 def mixed_mode(requested: str, rewrite: bool = False) -> tuple[str, str]:
@@ -214,10 +214,10 @@ def _read(folder, run_results):
         return None
     try:
         stored = json.loads((folder / "comparison.json").read_text())
-    except (OSError, ValueError):
-        return None  # None yet, or damaged: made anew from the runs.
-    same = [result._asdict() for result in run_results]
-    if (stored["schema_version"], stored["results"]) != (verdict.SCHEMA_VERSION, same):
+        there = [results.RunResult(**each) for each in stored["results"]]
+    except (OSError, TypeError, ValueError):
+        return None  # None yet, damaged, or of another version: made anew.
+    if (stored["schema_version"], there) != (verdict.SCHEMA_VERSION, run_results):
         return None
     fields = (stored[name] for name in ("note", "export", "environment"))
     return verdict.Comparison(stored["name"], run_results, *fields)

@@ -1,6 +1,7 @@
 """One's own compiled model in several precision modes, without a configuration."""
 
 import collections.abc
+import functools
 import gc
 import hashlib
 import inspect
@@ -23,6 +24,9 @@ from tfamp.loss_scaling import optimizer
 from tfamp.precision import control, settings
 from tfamp.resume import backup
 from tfamp.runs import callbacks, compare, results, run_files, verdict
+
+# Metrics of which a constant answer's score is the share of the largest class.
+_ACCURACIES = ("accuracy", "acc", "binary_accuracy", "sparse_categorical_accuracy")
 
 
 def compare_modes(
@@ -66,8 +70,8 @@ def compare_modes(
       workdir: Folder for the runs, `report.md`, `comparison.json` and `comparison.png`.
         A second call resumes runs that were stopped, at the step if a signal stopped
         them. None: nothing is kept.
-      verbose: 1: a line on each run, on standard error, the minutes left, and the lines
-        of `fit`; 0: none.
+      verbose: 1: a line on each run and the lines of `fit`, on standard output, with
+        the minutes left; 0: none.
 
     Returns:
       A `Comparison`: `to_text()` is the table with the verdicts, `results` a
@@ -100,7 +104,9 @@ def compare_modes(
     with (
         tempfile.TemporaryDirectory() as temporary,
         progress.Progress(
-            verbose, say=progress.say, ticks=not sys.stdout.isatty()
+            verbose,
+            say=functools.partial(print, flush=True),
+            ticks=not sys.stdout.isatty(),
         ) as lines,
     ):
         lines.total = len(names) * seeds
@@ -162,13 +168,16 @@ def _run(config, folder, build, train, validation, test, verbose):
                 f"{type(model).__name__}, compiled: {compiled}."
             )
         run_files.write_config(config, folder)
-        run_files.write_environment(folder, status, {"replicas": 1, "workers": 1})
+        run_files.write_environment(
+            folder, status, model, {"replicas": 1, "workers": 1}
+        )
         _fit(model, folder, config.epochs, train, validation, verbose)
         scores = model.evaluate(*_arguments(test), verbose=0, return_dict=True)
         model.save_weights(folder / "model.weights.h5")
     scores = {name: results.json_number(value) for name, value in scores.items()}
     # The first of the metrics is the score; a model without has its loss.
     own = {name: score for name, score in scores.items() if name != "loss"} or scores
+    chance, examples = _chance(test, next(iter(own)))
     results.finish(
         folder,
         own,
@@ -183,7 +192,22 @@ def _run(config, folder, build, train, validation, test, verbose):
         errors=sorted({"loss", *_errors(model)} & own.keys()),
         loss_scaling=True,
         batch_size=0,  # Of the data, whatever they are.
+        chance=chance,
+        at_chance=results.at_chance(next(iter(own.values())), chance, examples),
     )
+
+
+def _chance(test, score):
+    """The share of the largest class, and the number of rows; None if not known.
+
+    Known where the score is an accuracy, and labels are an array of one class a row.
+    """
+    labels = test[1] if isinstance(test, tuple) and len(test) > 1 else None
+    labels = np.asarray(labels) if hasattr(labels, "shape") else np.empty(0)
+    if score not in _ACCURACIES or not 0 < labels.size == len(labels):
+        return None, 0
+    counts = np.unique(labels, return_counts=True)[1]
+    return float(counts.max() / labels.size), labels.size
 
 
 def _fit(model, folder, epochs, train, validation, verbose):

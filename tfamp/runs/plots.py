@@ -43,8 +43,11 @@ def write_timeline(folder: str | os.PathLike, name: str, mode: str, seed: int) -
     """
     path = pathlib.Path(folder, TIMELINE)
     if not path.exists():
-        curves = {(mode, seed): run_files.read_metrics(path.parent, "step")}
-        write(path, runs_figure, f"{name}: {mode}, seed {seed}", curves, {})
+        curves, epochs = (
+            {(mode, seed): run_files.read_metrics(path.parent, kind)}
+            for kind in ("step", "epoch")
+        )
+        write(path, runs_figure, f"{name}: {mode}, seed {seed}", curves, epochs)
 
 
 def write_comparison(
@@ -95,8 +98,8 @@ def runs_figure(title: str, curves: dict, epochs: dict):
     Args:
       title: Title.
       curves: Dict from (mode, seed) to the "step" lines of `metrics.jsonl`.
-      epochs: The same of the "epoch" lines. With a `val_perplexity` there, perplexities
-        are drawn in the loss's place.
+      epochs: The same of the "epoch" lines: `val_loss` is drawn beside the loss. With a
+        `val_perplexity` there, perplexities are drawn in the losses' place.
 
     Returns:
       A `Figure`: the loss, and where it is no longer finite. Below it, where a run
@@ -119,7 +122,8 @@ def runs_figure(title: str, curves: dict, epochs: dict):
     if scaled:
         _draw_scaling(*scales, scaled, colors)
     else:
-        figure.supxlabel(f"no loss scaling: {' and '.join(modes)} need none")
+        need = "need" if len(modes) > 1 else "needs"
+        figure.supxlabel(f"no loss scaling: {' and '.join(modes)} {need} none")
     for axes in grid.flat:
         axes.grid(alpha=0.3)
     grid[-1, 0].set_xlabel("training step")
@@ -149,9 +153,8 @@ def _draw_losses(axes, curves, epochs, colors):
         axes.plot(steps, bold, linewidth=1.4, **style)
         if rows and every[-1]["loss"] is None:
             ends.append((steps[-1], values[-1]))
-        if perplexity:
-            style |= {"marker": _MARKERS[place], "label": "validation split"}
-            _draw_epochs(axes, every, epochs[mode, seed], style)
+        style |= {"marker": _MARKERS[place], "label": "validation split"}
+        _draw_epochs(axes, every, epochs.get((mode, seed), ()), f"val_{what}", style)
     if ends:
         style = {"markersize": 9, "color": "black", "label": "not finite from here on"}
         axes.plot(*zip(*ends, strict=True), "X", **style)
@@ -162,14 +165,15 @@ def _draw_losses(axes, curves, epochs, colors):
     axes.legend(once.values(), once.keys())
 
 
-def _draw_epochs(axes, rows, epochs, style):
-    """Draws the validation perplexity of each epoch, where it is finite."""
+def _draw_epochs(axes, rows, epochs, name, style):
+    """Draws a validation loss or perplexity of each epoch, where it is finite."""
     # To within the distance of two points: the lines of epochs have no step.
     length = rows[-1]["step"] / len(epochs) if rows and epochs else 0
-    finite = [row for row in epochs if row.get("val_perplexity") is not None]
-    steps = [length * row["epoch"] for row in finite]
-    style = {**style, "linewidth": 1, "markersize": 5, "markeredgecolor": "k"}
-    axes.plot(steps, [row["val_perplexity"] for row in finite], **style)
+    finite = [row for row in epochs if row.get(name) is not None]
+    if finite:
+        steps = [length * row["epoch"] for row in finite]
+        style = {**style, "linewidth": 1, "markersize": 5, "markeredgecolor": "k"}
+        axes.plot(steps, [row[name] for row in finite], **style)
 
 
 def _draw_scaling(scale, interval, curves, colors):

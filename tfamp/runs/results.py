@@ -43,6 +43,8 @@ class RunResult(NamedTuple):
       batch_size: Examples in a batch of all replicas; 0 if the data determine it.
       nonfinite_losses: How many losses of the last epoch were not finite; `final_loss`
         is the mean of the others.
+      chance: What a constant answer scores; None where not known.
+      at_chance: Whether `score` is no better, by the rule of `at_chance` below.
     """
 
     mode: str
@@ -63,11 +65,18 @@ class RunResult(NamedTuple):
     loss_scaling: bool
     batch_size: int
     nonfinite_losses: int = 0
+    chance: float | None = None
+    at_chance: bool = False
 
     @property
     def variant(self) -> str:
         """The mode, with a note if it ran without the loss scaling that it needs."""
-        return self.mode if self.loss_scaling else f"{self.mode}, no loss scaling"
+        return variant(self.mode, self.loss_scaling)
+
+
+def variant(mode: str, loss_scaling: bool) -> str:
+    """Returns what a run is called: its mode, with a note if it needs loss scaling."""
+    return mode if loss_scaling else f"{mode}, no loss scaling"
 
 
 def finish(
@@ -98,6 +107,26 @@ def finish(
     )
     run_files.write_json(folder / "result.json", result._asdict())
     return result
+
+
+def at_chance(
+    score: float | None, chance: float | None, examples: int, is_error: bool = False
+) -> bool:
+    """Whether a score shows nothing that a constant answer would not.
+
+    Args:
+      score: The score; None where it is not finite.
+      chance: That of a constant answer; None where not known.
+      examples: How many were scored; below 1 where not known. A fraction must be two of
+        its standard errors above `chance`.
+      is_error: Whether it is an error, which must be below.
+    """
+    if score is None or chance is None:
+        return False
+    if is_error:
+        return score >= chance
+    variance = max(chance * (1 - chance), 0) / examples if examples > 0 else 0.0
+    return score <= chance + 2 * math.sqrt(variance)
 
 
 def json_number(value):

@@ -19,7 +19,7 @@ import yaml
 from ml_collections import config_dict
 
 from tfamp import errors, extras
-from tfamp.facts import hardware, switches, versions
+from tfamp.facts import hardware, names, switches, versions
 from tfamp.precision import control
 
 # An empty file `.tfamp-KIND` says that a job made the folder, and which kind of job. A
@@ -330,6 +330,7 @@ def check_room(model: keras.Model, path: pathlib.Path) -> None:
 def write_environment(
     folder: pathlib.Path,
     status: control.Status,
+    model: keras.Model,
     distribution: dict[str, Any],
     **settings: Any,
 ) -> None:
@@ -338,6 +339,7 @@ def write_environment(
     Args:
       folder: The run's folder.
       status: The precision.
+      model: The model, of which the number of embeddings is told.
       distribution: What `distribution.describe` says of the strategy.
       **settings: What else was requested and is in force.
     """
@@ -347,6 +349,10 @@ def write_environment(
         "cpu_count": os.cpu_count(),
         "packages": {name: versions.installed(name) for name in _PACKAGES},
         "precision": status._asdict(),
+        "embedding_layers": sum(
+            isinstance(layer, keras.layers.Embedding)
+            for layer in names.flatten_layers(model)
+        ),
         "kernel_switches": [each._asdict() for each in switches.describe()],
         "distribution": distribution,
         **settings,

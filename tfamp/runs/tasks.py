@@ -39,6 +39,9 @@ class Task(NamedTuple):
         [2], that differs for every example and epoch. It returns features and label,
         and depends on nothing else. It may also decode: if `train` holds file names, no
         image is kept in memory to be shuffled. None: examples stay as they are.
+      chance: What the best constant answer scores on the test split, by the task's
+        score: of an accuracy the share of the largest class. A run that is no better
+        says so, and so does a comparison. None: not known.
       predict: Function that answers new rows. It takes the best model, a
         `pandas.DataFrame` of text ("" for missing values), and a folder for files that
         the answers name. It returns a table of the columns that it adds, one row for
@@ -58,6 +61,7 @@ class Task(NamedTuple):
     score: Callable[[keras.Model, pathlib.Path], dict[str, float]] | None = None
     errors: frozenset[str] = frozenset()
     augment: Callable[..., tuple[Any, Any]] | None = None
+    chance: float | None = None
     predict: Callable[[keras.Model, Any, pathlib.Path], Any] | None = None
     assets: Mapping[str, str] = types.MappingProxyType({})
 

@@ -79,11 +79,19 @@ def evaluate(config, folder: pathlib.Path) -> dict[str, Any]:
       folder: The run's folder.
 
     Returns:
-      {"weights": where they are from, "test_loss", "scores": by name}.
+      {"weights": where they are from, "test_loss", "scores": by name, "chance" and
+      "at_chance": as a `RunResult` has them}.
     """
     with opened(config, folder) as (task, model, metric, weights):
         loss, scores = trainer.score(model, task, config, folder, metric)
-    evaluation = {"weights": weights, "test_loss": loss, "scores": scores}
+        at_chance = trainer.at_chance(task, scores)
+    evaluation = {
+        "weights": weights,
+        "test_loss": loss,
+        "scores": scores,
+        "chance": task.chance,
+        "at_chance": at_chance,
+    }
     run_files.write_json(folder / "evaluation.json", evaluation)
     return evaluation
 

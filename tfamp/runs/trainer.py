@@ -151,6 +151,7 @@ class _Run:
         run_files.write_environment(
             self.folder,
             status,
+            model,
             {
                 "strategy": config.strategy,
                 **described,
@@ -212,6 +213,8 @@ class _Run:
             last_epoch=max(config.epochs, first + 1),
             augment=task.augment,
         )
+        if self.chief and not self.bar:  # A terminal shows what is reported beside it.
+            print(f"{results.variant(*self._mode())}, seed {config.seed}:", flush=True)
         model.fit(
             distribution.share_out(self.strategy, batches),
             steps_per_epoch=self.steps,
@@ -255,10 +258,16 @@ class _Run:
             fit_callbacks.append(keras.callbacks.TensorBoard(events, write_graph=False))
         return fit_callbacks
 
-    def _result(self, status, loss, scores) -> results.RunResult:
+    def _mode(self):
+        """The mode, and whether loss scaling is allowed where it is needed."""
         rewrite = graph_rewrite.active()
-        mode = f"mixed_{rewrite.dtype}" if rewrite else status.effective
+        mode = f"mixed_{rewrite.dtype}" if rewrite else control.status().effective
         scaled = self.config.precision.loss_scale.enabled
+        return mode, scaled or not modes.get_mode(mode).needs_loss_scale
+
+    def _result(self, status, loss, scores) -> results.RunResult:
+        mode, loss_scaling = self._mode()
+        rewrite = control.status().graph_rewrite if graph_rewrite.active() else ""
         epochs = run_files.read_metrics(self.folder, "epoch")
         validation = [row.get(f"val_{self.metric}") for row in epochs]
         best = min if self.metric in self.task.errors else max
@@ -273,9 +282,11 @@ class _Run:
             ),
             description=self.task.description,
             reason=status.reason,
-            graph_rewrite=control.status().graph_rewrite if rewrite else "",
+            graph_rewrite=rewrite,
             errors=sorted(self.task.errors & scores.keys()),
-            loss_scaling=scaled or not modes.get_mode(mode).needs_loss_scale,
+            chance=self.task.chance,
+            at_chance=at_chance(self.task, scores),
+            loss_scaling=loss_scaling,
             batch_size=self.config.batch_size,
         )
 
@@ -308,6 +319,13 @@ def score(
     scores = {**(own or {metric: scores[metric]}), **scores, **own}
     number = results.json_number
     return number(loss), {name: number(value) for name, value in scores.items()}
+
+
+def at_chance(task: tasks.Task, scores: dict[str, float | None]) -> bool:
+    """Whether a task's own score, the first, is no better than a constant answer's."""
+    name, score = next(iter(scores.items()))
+    count = int(task.test.cardinality())
+    return results.at_chance(score, task.chance, count, name in task.errors)
 
 
 def _call_note(requested, size):

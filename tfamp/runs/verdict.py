@@ -16,6 +16,10 @@ CONFIDENCE = 0.95
 _EQUAL = 1e-6
 _ENOUGH = "use seeds=3 or more"  # A flag, or an argument of `compare_modes`.
 _UNITS = {False: "points", True: "%"}
+NOTHING_LEARNED = (
+    "the model has learned nothing that this score shows; give it more epochs, or "
+    "another learning rate"
+)
 
 
 class PairedDifference(NamedTuple):
@@ -36,6 +40,7 @@ class PairedDifference(NamedTuple):
       interval: 95 % confidence interval of the mean difference; None for one seed, and
         where all differences are equal.
       relative: Whether the score is an error.
+      learned: Whether any run of the two modes is better than a constant answer.
     """
 
     score: str
@@ -47,6 +52,7 @@ class PairedDifference(NamedTuple):
     deviation: float | None = None
     interval: tuple[float, float] | None = None
     relative: bool = False
+    learned: bool = True
 
     @property
     def verdict(self) -> str:
@@ -56,6 +62,11 @@ class PairedDifference(NamedTuple):
             pairs = zip(self.seeds, self.differences, strict=True)
             seeds = ", ".join(str(seed) for seed, each in pairs if each is None)
             return f"no verdict: the difference is not finite with seed {seeds}"
+        if not self.learned:
+            return (
+                f"no verdict: {self.base_mode} and {self.mode} are both at the chance "
+                "level, and models that have learned nothing are no comparison"
+            )
         if count == 1:
             return f"unknown with one seed: {_ENOUGH}"
         if self.interval is None:
@@ -212,13 +223,18 @@ class Comparison(NamedTuple):
     def differences(self) -> list[PairedDifference]:
         """Returns the paired differences from float32, score by score."""
         lower = {name for run in self.results for name in run.errors}
+        groups = self.by_mode()
+        learned = {run.variant for run in self.results if not run.at_chance}
         differences = []
         for name in self.score_names():
             base, *others = (
                 (mode, {run.seed: run.scores[name] for run in runs})
-                for mode, runs in self.by_mode().items()
+                for mode, runs in groups.items()
             )
-            differences += [compare(name, base, each, name in lower) for each in others]
+            for each in others:
+                found = compare(name, base, each, name in lower)
+                better = bool(learned & {found.base_mode, found.mode})
+                differences.append(found._replace(learned=better))
         return differences
 
     def rows(self) -> list[dict[str, str]]:
@@ -261,10 +277,11 @@ class Comparison(NamedTuple):
             *dict.fromkeys(r.graph_rewrite for r in self.results if r.graph_rewrite),
             *_batch_sizes(self.by_mode()),
             *_diverged(self.by_mode()),
+            *_at_chance(self.by_mode()),
             *_verdicts(self.differences()),
             f"device: {device['device']}; "
             f"tensorflow {packages['tensorflow']}, keras {packages['keras']}",
-            f"gradients of embeddings, in every run: {device['embedding_gradients']}",
+            *_embeddings(self.environment),
             "steps/s of runs one after the other do not show a speed-up; a benchmark "
             "measures it (`tfamp benchmark`, `benchmark_model`)",
         ]
@@ -282,6 +299,13 @@ def _verdicts(differences):
         else:
             lines.append(f"besides, {each.to_text()}: {each.verdict}")
     return lines
+
+
+def _embeddings(environment):
+    """A note on a model with embeddings, or in a folder of before on any model."""
+    if environment.get("embedding_layers") != 0:
+        gradients = environment["precision"]["embedding_gradients"]
+        yield f"gradients of embeddings, in every run: {gradients}"
 
 
 def _batch_sizes(groups):
@@ -304,6 +328,17 @@ def _diverged(groups):
                     f"{run.nonfinite_losses} losses of {mode} in the last epoch with "
                     f"seed {run.seed} are not finite; the final one is the others' mean"
                 )
+
+
+def _at_chance(groups):
+    """A note on each mode with a run that is no better than a constant answer."""
+    for mode, runs in groups.items():
+        if there := [run for run in runs if run.at_chance]:
+            seeds, first = ", ".join(str(run.seed) for run in there), there[0]
+            yield (
+                f"test {first.score_name} of {mode} with seed {seeds} is at the chance "
+                f"level, {first.chance:.4f}: {NOTHING_LEARNED}"
+            )
 
 
 def _mean(values, form):
