@@ -69,8 +69,9 @@ def docs(session):
 def next(session, tensorflow):
     """The contract beside TensorFlow's release candidate or nightly.
 
-    With Keras' and KerasHub's nightlies; the result is a row of docs/versions.md. What
-    does not load beside that TensorFlow is removed, and tests that need it skip.
+    With Keras' and KerasHub's nightlies; the result is a row of
+    docs/maintainers/versions.md. What does not load beside that TensorFlow is removed,
+    and tests that need it skip.
     """
     pip = ("python", "-m", "pip")
     nightlies = ["keras-nightly", "keras-hub-nightly", "tensorflow-text-nightly"]

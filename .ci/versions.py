@@ -1,4 +1,4 @@
-"""Writes the result of a `nox -s next` into the table of docs/versions.md.
+"""Writes the result of a `nox -s next` into the table of docs/maintainers/versions.md.
 
     python .ci/versions.py RESULTS.xml
 
@@ -14,7 +14,7 @@ import xml.etree.ElementTree
 from tfamp.facts import versions
 from tfamp.keras_patches import places
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs/versions.md"
+PAGE = pathlib.Path(__file__).parents[1] / "docs/maintainers/versions.md"
 PACKAGES = ("tensorflow", "keras", "keras-hub", "tensorflow-text")
 
 

@@ -93,7 +93,7 @@ def shared_data():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Skips a test of what an older Keras does not have; docs/versions.md.
+    """Skips a test of what an older Keras does not have; docs/maintainers/versions.md.
 
     And on the GPU that computes nothing, from where a test of `device` compares values.
     """

@@ -12,7 +12,7 @@ import tfamp
 
 X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
 Y = np.ones((32, 2), "float32")
-# Layer normalization from Keras 3.11 on; docs/versions.md.
+# Layer normalization from Keras 3.11 on; docs/maintainers/versions.md.
 NORMALIZES = hasattr(keras.ops, "layer_normalization")
 LAYERS = {"activation", "layer_normalization"} if NORMALIZES else {"activation"}
 TRAINING = {*LAYERS, "dropout", "adam"}

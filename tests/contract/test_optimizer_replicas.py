@@ -248,7 +248,7 @@ def train_with_the_recipe():
 
 
 def _recipe(strategy, reduce_in_float16, bad_replica):
-    """As in docs/loss_scaling.md: scale, accumulate, reduce, unscale, clip, apply."""
+    """As in docs/custom_loops.md: scale, accumulate, reduce, unscale, clip, apply."""
     import keras
     import tensorflow as tf
 

@@ -21,9 +21,10 @@ import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXPORT = "docs/export.md"
+MEASURED = "docs/maintainers/measurements.md"
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 BLOCKS = {
     name: re.findall(r"^```(\w+)\n(.*?)^```", text, flags=re.M | re.S)
@@ -304,16 +305,10 @@ def test_a_rest_request_is_as_tensorflow_serving_documents_it():
         assert names["predict_rest"](features, url) == [[3.0], [7.0]]
 
 
-@pytest.mark.parametrize(
-    "folder, page",
-    [
-        ("digits", "recipes"),
-        ("bert_train_benchmark", "recipes"),
-    ],
-)
-def test_tables_are_those_under_results(folder, page):
+@pytest.mark.parametrize("folder", ["digits", "bert_train_benchmark"])
+def test_tables_are_those_under_results(folder):
     report = (ROOT / f"results/{folder}/report.md").read_text()
-    assert first_table(report) in PAGES[f"docs/{page}.md"]
+    assert first_table(report) in PAGES[MEASURED]
 
 
 def measured_tables(folder):
@@ -330,13 +325,10 @@ def measured_tables(folder):
     return stored["machine"], tables
 
 
-@pytest.mark.parametrize(
-    ("folder", "page"),
-    [("benchmark_quick", "benchmark"), ("benchmark_bert", "kernels")],
-)
-def test_tables_of_the_benchmark_are_those_under_results(folder, page):
+@pytest.mark.parametrize("folder", ["benchmark_quick", "benchmark_bert"])
+def test_tables_of_the_benchmark_are_those_under_results(folder):
     machine, tables = measured_tables(folder)
-    text = PAGES[f"docs/{page}.md"]
+    text = PAGES[MEASURED]
     assert [task for task, table in tables.items() if table not in text] == []
     assert machine["date"] in text and machine["commit"][:7] in text
     assert machine["machine"] in text and machine["versions"]["torch"] in text
@@ -418,14 +410,23 @@ def test_scripts_and_configurations_that_a_page_names_exist(name):
     assert [file for file in named if not (ROOT / file).exists()] == []
 
 
-def test_readme_lists_every_page_once():
-    contents = PAGES["README.md"].partition("\n## Documentation\n")[2]
-    listed = re.findall(r"\]\((docs/.*?)\)", contents)
-    assert sorted(listed) == sorted(name for name in PAGES if name != "README.md")
+def test_the_index_lists_every_page_once():
+    listed = re.findall(r"\]\(([\w/-]+\.md)\)", PAGES["docs/index.md"])
+    pages = [name.removeprefix("docs/") for name in PAGES]
+    assert sorted(listed) == sorted({*pages} - {"README.md", "index.md"})
+    assert "](docs/index.md)" in PAGES["README.md"]
+
+
+def test_pages_are_short():
+    """What a user reads; the measurements of record are for maintainers."""
+    users = [name for name in PAGES if "maintainers" not in name]
+    lines = {name: len(PAGES[name].splitlines()) for name in users}
+    assert lines["README.md"] <= 150 and sum(lines.values()) <= 2300
+    assert [name for name, count in lines.items() if count > 190] == []
 
 
 def test_costs_are_those_under_results():
-    page = PAGES["docs/loss_scaling.md"]
+    page = PAGES[MEASURED]
     path = ROOT / "results/loss_scale_step/figures.json"
     rows = json.loads(path.read_text())["rows"]
     ratios = {
@@ -447,7 +448,7 @@ def test_costs_are_those_under_results():
 
 def test_bias_gradients_are_those_under_results():
     path = ROOT / "results/bias_gradients/figures.json"
-    page = PAGES["docs/kernels.md"]
+    page = PAGES[MEASURED]
     tables = page, (ROOT / "results/bias_gradients/report.md").read_text()
     shown = [0, 0]
     for row in json.loads(path.read_text())["rows"]:
@@ -471,7 +472,7 @@ def test_speed_ups_of_the_rewrite_are_those_under_results():
         shown = re.search(r"\d+ of \d+", rows["rewrite, tfamp"]["converted"])
         converted = shown.group() if shown else "none: XLA"
         cells = [key, *(f"{ratio:.2f}" for ratio in ratios), converted]
-        assert f"| {' | '.join(cells)} |" in PAGES["docs/graph_rewrite.md"]
+        assert f"| {' | '.join(cells)} |" in PAGES[MEASURED]
 
 
 def test_pip_commands_name_declared_extras():

@@ -1,4 +1,4 @@
-"""A thread of docs/recorded-issues.md has tests as its class says.
+"""A thread of docs/maintainers/recorded-issues.md has tests as its class says.
 
 By the marks `@pytest.mark.issue("keras#15012")`; one thread of a row stands for all.
 """
@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 TESTED = {"prevented", "explained"}
 CLASSES = {*TESTED, "fixed upstream", "out of scope"}
 LINK = re.compile(r"\[(\S+)#(\d+)\]\(https://github\.com/(\S+)/issues/(\d+)\)")
-PAGE = (ROOT / "docs/recorded-issues.md").read_text()
+PAGE = (ROOT / "docs/maintainers/recorded-issues.md").read_text()
 # (threads, class) of each row.
 ROWS = [
     ([f"{name}#{number}" for name, number, *_ in LINK.findall(cells[0])], cells[2])

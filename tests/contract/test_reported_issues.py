@@ -390,7 +390,7 @@ def test_losses_fall_under_xla_as_they_do_without(mode):
 
 @pytest.mark.issue("tensorflow#48662")
 def test_the_recipe_for_a_gradient_penalty_keeps_the_scale_and_learns_as_in_float32():
-    page = pathlib.Path(__file__).parents[2] / "docs/loss_scaling.md"
+    page = pathlib.Path(__file__).parents[2] / "docs/custom_loops.md"
     (code,) = re.findall(r"```python\n([^`]*penalty[^`]*)```", page.read_text())
     low, exact = {}, {}
     exec(code, low)

@@ -1,4 +1,4 @@
-"""Models that people use, in both mixed modes; `TFAMP_ZOO_TABLE=1` writes docs/zoo.md.
+"""Models that people use, in both mixed modes; `TFAMP_ZOO_TABLE=1` writes the page.
 
 Every family of `keras.applications` (its smallest member, the smallest input that it
 takes) and the backbones of KerasHub, made tiny by their arguments. Three of them run by
@@ -28,7 +28,7 @@ pytestmark = [  # Keras' and KerasHub's own; a warning of tfamp is an error.
         "(.|\n)*overflow encountered in cast:RuntimeWarning",
     )
 ]
-PAGE = pathlib.Path(__file__).parents[2] / "docs/zoo.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs/maintainers/zoo.md"
 MOST = 1e-5  # Relative; what `export_float32` allows a reloaded graph.
 
 # ---- The table of models ----
@@ -57,7 +57,7 @@ def text_classifier():
 APPLICATIONS = """ConvNeXtTiny DenseNet121 EfficientNetB0 EfficientNetV2B0
     InceptionResNetV2 InceptionV3 MobileNet MobileNetV2 MobileNetV3Small NASNetMobile
     ResNet50 ResNet50V2 VGG16 Xception"""
-# Without DINOV2; docs/zoo.md says why.
+# Without DINOV2; docs/maintainers/zoo.md says why.
 BACKBONES = """Albert Bart Bert Bloom DebertaV3 DeiT DistilBert ESM Electra FNet Falcon
     GPT2 GPTNeoX Gemma Gemma3 Llama Llama3 MiT Mistral Mixtral OPT Phi3 Qwen Qwen3
     ResNet Roberta RoformerV2 SwinTransformer T5 ViT Whisper XLMRoberta XLNet"""
@@ -246,7 +246,7 @@ def test_known_failures_are_those_of_plain_keras(name, mode, tmp_path):
         keras.config.set_dtype_policy("float32")
 
 
-# ---- docs/zoo.md ----
+# ---- docs/maintainers/zoo.md ----
 
 RULE = "|---|---|---|---|---|---|---|\n"
 

@@ -260,7 +260,7 @@ GROUPS = (
     long_attention.HOOKS,
 )
 PLACES = [place for group in GROUPS for place in group.places if place.find()]
-# Keras -> what it has no place for; docs/versions.md.
+# Keras -> what it has no place for; docs/maintainers/versions.md.
 LACKED = {"3.10": {"layer normalization"}}.get(keras.__version__[:4], set())
 
 
@@ -637,7 +637,8 @@ def test_every_patch_says_where_it_is_filed_and_when_it_may_go():
 
 
 def test_the_page_on_the_design_has_every_patch():
-    page = pathlib.Path(__file__).parents[2].joinpath("docs/design.md").read_text()
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "docs/maintainers/design.md").read_text()
     for key, listed in places.UPSTREAM.items():
         thread, _, reason = key.rpartition("; remove when ")
         assert thread.removeprefix("not filed; symptom: ").split()[0] in page

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 # Oldest releases; there is no newest one (setup.cfg says the same).
 OLDEST = {"TensorFlow": "2.19", "Keras": "3.10"}
-# Pairs whose tests pass: see docs/versions.md and the folder constraints/.
+# Pairs whose tests pass: see docs/maintainers/versions.md and the folder constraints/.
 TESTED = (("2.19.1", "3.10.0"), ("2.20.0", "3.13.2"), ("2.21.0", "3.15.1"))
 
 

@@ -102,7 +102,7 @@ def enable(
       weights: "bfloat16": under mixed_bfloat16, store large weights in bfloat16 from
         the first training step on, with stochastically rounded updates.
       xla_flags: Whether XLA on an NVIDIA GPU gets flags with which it compiles faster,
-        and a folder that keeps what it compiled (docs/hardware.md).
+        and a folder that keeps what it compiled (docs/gpu.md).
       heal: Whether `fit` sets layers that overflow float16 to float32, and warns;
         False: it only warns.
 
