@@ -66,7 +66,7 @@ def foreign_part(optimizer, variables: Sequence) -> Any:
     parts = [optimizer, *(getattr(v, "constraint", None) for v in variables)]
     if not isinstance(rate, keras.Variable):
         parts.append(rate)
-    ours = "keras.", "tfamp.updates.schedules"
+    ours = "keras.", "tfamp."
     return next((p for p in parts if p and not _module(p).startswith(ours)), None)
 
 
