@@ -160,7 +160,7 @@ def test_python_blocks_run_one_after_another(name, tmp_path):
         varies = re.compile(r"\.\.\.|reason|device|16/16")  # By the CPU.
         shown = dict(BLOCKS[name])["text"].splitlines()
         kept = [line for line in shown if not varies.match(line)]
-        assert len(kept) > 5 and [x for x in kept if x not in done.stdout] == []
+        assert len(kept) >= 5 and [x for x in kept if x not in done.stdout] == []
 
 
 @pytest.mark.parametrize(
