@@ -4,6 +4,7 @@ import ast
 import inspect
 import pathlib
 import re
+import runpy
 
 import pytest
 from ml_collections import config_dict
@@ -36,6 +37,8 @@ MADE = {
             for x in ("docstrings", "csv", "glue/sst2")
         ),
         *(question_answering.get_config(x) for x in ("squad", "csv")),
+        # It has the settings of fine-tuning, too.
+        runpy.run_path(str(ROOT / "configs/bert/csv.py"))["get_config"](),
     ],
     "benchmark": [cells.get_config()],
 }

@@ -7,8 +7,7 @@ import runpy
 import helpers
 import pytest
 
-from tfamp.commands import app
-from tfamp.runs import base_config
+from tfamp.runs import base_config, run_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -112,7 +111,7 @@ def test_preset_takes_the_settings_of_fine_tuning_and_flags_win(folder):
     assert tuned.optimizer.learning_rate == 5e-5 < config.optimizer.learning_rate
     assert tuned.epochs == 3 < config.epochs
     tuned.epochs = 2
-    expected = app.default_workdir(tuned, "train")  # Its name tells the settings.
+    expected = run_files.default_workdir(tuned, "train")  # Its name tells the settings.
     given = f"--config={file}", "--preset=bert", "--config.epochs=2", "--job=evaluate"
     done = run(folder, "train_bert", *given)
     assert f"No run found in '{expected}'" in done.stderr
