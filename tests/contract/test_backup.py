@@ -95,7 +95,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.issue("keras#16252", "tensorflow#40342", "keras-hub#204")
+@pytest.mark.issue("keras#16252", "tensorflow#40342", "keras-hub#204", "keras#22010")
 @pytest.mark.filterwarnings("ignore:.*(no speed-up|ran out of data|workers)")
 @pytest.mark.parametrize(
     "data", helpers.names_of(DATA, slow=["unknown size", "endless", "PyDataset"])
@@ -211,6 +211,7 @@ def test_a_model_with_optimizers_and_a_step_of_its_own(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.issue("keras#22010")
 def test_a_scheduler_of_the_learning_rate_is_obeyed(tmp_path):
     def rate():
         return keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))

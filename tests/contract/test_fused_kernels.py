@@ -65,6 +65,7 @@ def compiled(optimizer="adam", **keywords):
     return model
 
 
+@pytest.mark.issue("keras#20003")
 def test_training_evaluation_and_prediction_use_them():
     with helpers.enabled("mixed_bfloat16"):
         model = compiled()
@@ -253,6 +254,7 @@ NORMALIZATIONS = {
 }
 
 
+@pytest.mark.issue("keras#20003")
 @pytest.mark.parametrize("keywords", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
 def test_layer_normalization_equals_keras(keywords):
     plain, fused = trained(lambda: keras.layers.LayerNormalization(**keywords))

@@ -111,6 +111,33 @@ def test_a_lambda_of_such_operators_trains_and_each_is_told_once(mode, caplog):
     assert f"no {LOW[mode].name} in rfft" in said and said.count(" in rfft") == 1
 
 
+def kept(x):
+    lengths = 9 * tf.sigmoid(x[:, 0])
+    return x * tf.sequence_mask(lengths, tf.constant(16, x.dtype), x.dtype)
+
+
+COUNTED = {
+    "range": lambda x: x * tf.range(x.shape[-1], dtype=x.dtype) / 16,
+    "sequence_mask": kept,
+}
+
+
+@pytest.mark.issue("tensorflow#113143", "tensorflow#122049")
+@in_both
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_range_of_16_bits_trains_under_xla(name, mode):
+    def losses():
+        keras.utils.set_random_seed(0)
+        body = [layers.Dense(16), layers.Lambda(COUNTED[name]), layers.Dense(1)]
+        model = keras.Sequential([keras.Input((16,)), *body])
+        model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
+        return model.fit(X, X[:, :1], epochs=4, verbose=0).history["loss"]
+
+    expected = losses()
+    tfamp.enable(mode, on_unsupported="warn")
+    np.testing.assert_allclose(losses(), expected, rtol=0.02)
+
+
 @pytest.mark.parametrize("how", ["eager", "graph"])
 def test_an_assertion_of_a_format_still_asserts(how):
     tfamp.enable("mixed_bfloat16", on_unsupported="warn")

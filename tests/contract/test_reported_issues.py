@@ -606,7 +606,7 @@ def test_names_of_keras_2_say_what_replaces_them(name, now):
     assert not hasattr(optimizer, name) and not hasattr(optimizer, "nothing")
 
 
-@pytest.mark.issue("keras#9582")
+@pytest.mark.issue("keras#9582", "keras#10262", "keras#11853")
 @in_both
 @pytest.mark.parametrize("floatx", ["float16", "bfloat16"])
 def test_losses_and_metrics_of_16_bits_are_told_of_when_compiled(mode, floatx):

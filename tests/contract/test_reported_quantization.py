@@ -48,7 +48,7 @@ def test_a_model_trains_and_predicts_in_float8_by_one_call():
         np.testing.assert_array_equal(old, new)  # Scales are those of the training.
 
 
-@pytest.mark.issue("keras#19356")
+@pytest.mark.issue("keras#19356", "keras-hub#1537")
 @pytest.mark.parametrize("kind", helpers.names_of(["int8", "int4"], ["int8"]))
 def test_lora_on_integers_trains_in_a_mixed_mode(kind, tmp_path):
     model = network()

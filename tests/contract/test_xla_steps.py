@@ -95,6 +95,7 @@ def test_a_fit_with_rests_compiles_once_for_training_and_once_for_validation(tmp
     assert counts == dict.fromkeys(MODES, "2")  # Keras: 4, as tests/upstream counts.
 
 
+@pytest.mark.issue("keras-cv#2406")
 def test_each_compilation_is_told_with_its_shapes_and_seconds(caplog):
     tfamp.enable("float32")
     model = make()
@@ -238,6 +239,7 @@ def test_batches_may_be_dictionaries_and_lack_weights():
 # ---- What XLA does not compile ----
 
 
+@pytest.mark.issue("keras#18456")
 def test_a_step_that_xla_refuses_runs_without_it_on_the_same_batch():
     def fit(model):
         drawn = []
