@@ -76,6 +76,8 @@ _ABOVE = {
 
 def __getattr__(name: str) -> Any:
     """Imports names of higher layers on first use, and all names in the command."""
+    if name in ("benchmark", "training"):
+        return importlib.import_module(f"tfamp.{name}")
     if name in __all__:
         module = importlib.import_module(_ABOVE.get(name, "tfamp.public"))
         return getattr(module, name)

@@ -2,12 +2,9 @@
 
 import pathlib
 import re
-import runpy
 
 import helpers
 import pytest
-
-from tfamp.runs import base_config, run_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -103,18 +100,14 @@ def test_tiny_comparison_prints_the_table_and_is_not_repeated(folder):
 
 
 def test_preset_takes_the_settings_of_fine_tuning_and_flags_win(folder):
-    file = CONFIGS / "bert/csv.py"
-    config = runpy.run_path(str(file))["get_config"]()
-    assert base_config.apply_fine_tuning(config) is config  # From nothing.
-    config.model.preset = config.tiny.model.preset = "bert"
-    tuned = base_config.apply_fine_tuning(config)
-    assert tuned.optimizer.learning_rate == 5e-5 < config.optimizer.learning_rate
-    assert tuned.epochs == 3 < config.epochs
-    tuned.epochs = 2
-    expected = run_files.default_workdir(tuned, "train")  # Its name tells the settings.
-    given = f"--config={file}", "--preset=bert", "--config.epochs=2", "--job=evaluate"
-    done = run(folder, "train_bert", *given)
-    assert f"No run found in '{expected}'" in done.stderr
+    """A run's default folder is named after its settings."""
+    given = f"--config={CONFIGS}/bert/csv.py", "--preset=bert", "--job=evaluate"
+    tuned = "--config.epochs=3", "--config.optimizer.learning_rate=5e-5"
+    found = [
+        re.findall(r"No run found in '(.*?)'", run(folder, "train_bert", *flags).stderr)
+        for flags in (given, (*given, *tuned), (*given, "--config.epochs=2"))
+    ]
+    assert found[0] == found[1] != found[2] and all(found)
 
 
 # ---- scripts/formats.py ----
