@@ -268,7 +268,7 @@ def compare(**settings):
 def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path, capfd):
     before = keras.config.dtype_policy().name
     found = compare(workdir=tmp_path, validation=PARTS["test"])
-    said = capfd.readouterr().err.splitlines()
+    said = capfd.readouterr().out.splitlines()
     assert keras.config.dtype_policy().name == before
     assert "1 of 2: float32, seed 0" in said
     assert "2 of 2: mixed_bfloat16, seed 0 (about 1 min left)" in said
@@ -287,7 +287,7 @@ def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path, capfd):
     assert first.test_loss == pytest.approx(score["loss"], rel=1e-6)
     again = compare(workdir=tmp_path, validation=PARTS["test"])
     assert again.results == found.results  # Read, not repeated.
-    assert capfd.readouterr().err.count("(finished before)") == 2
+    assert capfd.readouterr().out.count("(finished before)") == 2
     others = {"epochs": 3}, {"test": (X[90:], Y[90:])}, {"train": (X[:70], Y[:70])}
     for other in others:
         with pytest.raises(tfamp.RunError, match=f"other settings.*{[*other][0]}"):
@@ -298,11 +298,11 @@ def test_own_model_in_two_modes_gives_a_table_and_a_picture(tmp_path, capfd):
 
 def test_models_at_the_chance_level_say_so(capsys):
     ones = X[80:], np.ones((40, 1), "int32")  # A constant answer is right.
-    found = compare(test=ones, epochs=1, modes=("float32",), report=None)
+    found = compare(test=ones, epochs=1, modes=("float32",))
     assert (found.results[0].chance, found.results[0].at_chance) == (1.0, True)
     assert "test accuracy of float32 with seed 0 is at the chance" in found.to_text()
     # Beside the epochs that Keras prints.
-    assert capsys.readouterr().out.startswith("run 1 of 1: float32, seed 0\n3/3 - ")
+    assert capsys.readouterr().out.startswith("1 of 1: float32, seed 0\n3/3 - ")
 
 
 def test_errors_are_told_apart_from_scores():
