@@ -26,8 +26,10 @@ _COMMANDS = "status", "train", "benchmark", "doctor", "gpu-report"
 def main() -> None:
     """Runs the command that is named first; its help and errors need no TensorFlow."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name == "status":
+    if name == "status" and not sys.argv[2:]:
         print(tfamp.enable().full())
+    elif name == "status":
+        sys.exit(f"error: `tfamp status` takes no arguments. Received: {sys.argv[2:]}.")
     elif name in _COMMANDS:
         # As a script's, so that --help and errors speak of this command.
         sys.argv[:2] = [f"tfamp {name}"]

@@ -53,11 +53,16 @@ def name_of(function: str | Callable[..., Any]) -> str:
     module, _, name = str(function).rpartition(":")
     if module.endswith(".py"):
         module = str(pathlib.Path(module).absolute())
-        file = module if os.path.exists(module) else None
+        file = module if os.path.isfile(module) else None
+        missing = f"there is no file {module}"
     else:
         file = _file_of(module) if module else None
+        missing = f"there is no module {module!r} here or on Python's path"
     if file is None or not name.isidentifier():
-        raise ValueError(f"Function not found. Received: {function!r}. {_EXPECTED}")
+        why = f": {missing}" if module and file is None else ""
+        raise ValueError(
+            f"Function not found{why}. Received: {function!r}. {_EXPECTED}"
+        )
     if file.endswith(".py"):
         _check_there(function, name, file)
     return f"{module}:{name}"
@@ -76,9 +81,9 @@ def _file_of(module):
 def _check_there(function, name, file):
     """Raises ValueError unless a file has a function of a name at its top level."""
     try:
-        tree = ast.parse(pathlib.Path(file).read_bytes())
+        tree = ast.parse(pathlib.Path(file).read_bytes(), filename=file)
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{file} is not a Python file: {error}.") from error
+        raise ValueError(f"{file} cannot be read as Python: {error}.") from error
     names, nodes = set(), [tree]
     for node in nodes:
         for child in ast.iter_child_nodes(node):

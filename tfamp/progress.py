@@ -128,7 +128,7 @@ class Progress:
             self._said = time.monotonic()
             if self._rewrites:
                 width = max(1, shutil.get_terminal_size().columns - 1)
-                shown = line if stays else line[:width]
+                shown = line if stays else _shortened(line, width)
                 # Blanks in place of what a longer line would leave.
                 end = "\n" if stays else "\r" * (not line)
                 sys.stderr.write(f"\r{shown:<{len(self._line)}}{end}")
@@ -136,3 +136,11 @@ class Progress:
                 self._line = "" if stays else shown
             else:
                 (self._say or say)(line)
+
+
+def _shortened(line, width):
+    """Cuts the middle of a line: what runs begins it, and the time ends it."""
+    if len(line) <= width:
+        return line
+    end = min(30, width // 2)
+    return f"{line[: max(0, width - end - 3)]}...{line[-end:]}"[:width]

@@ -97,7 +97,7 @@ def test_a_status_is_short_and_full_where_it_is_asked_for():
     *_, healed, versions, last = str(odd).splitlines()
     assert healed.startswith("healed:") and "'large'" in healed
     assert versions.startswith("versions:") and len(str(odd).splitlines()) == 6
-    assert last == "1 more of these, and all settings: print(tfamp.status().full())"
+    assert last == "1 more, and all settings: print(tfamp.status().full())"
 
 
 def test_status_tells_of_what_was_changed_after_enable():

@@ -7,7 +7,9 @@ import sys
 
 import helpers
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfamp
 from tfamp import training
@@ -71,6 +73,13 @@ COMMANDS = {
     "train --memory_limit_mb=2GiB": "--memory_limit_mb=2GiB: invalid literal",
     "benchmark --modez=float32": "flag 'modez'. Did you mean: modes",
     "doctor --simulat=a100": "flag 'simulat'. Did you mean: simulate",
+    "status now": "`tfamp status` takes no arguments. Received: ['now']",
+    "train": "No configuration. Received: no --config. Expected: --config=FILE, or a n",
+    "train --job=evaluate": "or --workdir=FOLDER of a run",
+    "train cnn/digits --job=train --seeds=3": "--seeds belongs to --job=compare",
+    "train --job=predict --workdir=run": "--job=predict needs --input, a .csv, .tsv",
+    "train --config=my_task.py": "'my_task.py:get_config'. Expected a function in",
+    "benchmark --workload=my_task.py:build": "Function not found. Received: 'my_task",
     "gpu-report --minutes=-1": "--minutes=-1: -1.0 is not a non-negative number",
 }
 
@@ -109,11 +118,11 @@ NAMES = {
     "my_script:buidl": "'my_script:buidl'. Expected one that .*_script.py has: build",
     "my_script.py:train": "'my_script.py:train'. Expected one that .* has: build",
     "my_script:helper": "Function not found. Received: 'my_script:helper'",
-    "my_scrip:build": "Function not found. Received: 'my_scrip:build'. Expected 'mod",
-    "my_scrip.py:build": "Received: 'my_scrip.py:build'",
+    "my_scrip:build": "not found: there is no module 'my_scrip' here or on Python's",
+    "my_scrip.py:build": "not found: there is no file .*/my_scrip.py. Received: 'my_",
     "my_script": "Received: 'my_script'. Expected 'module:function'",
     "empty:build": "'empty:build'. Expected a function in .*/empty.py, which has none",
-    "broken.py:build": "broken.py is not a Python file: .*line 1",
+    "broken.py:build": "broken.py cannot be read as Python: .*broken.py, line 1",
 }
 
 
@@ -171,13 +180,80 @@ CALLS = {
     ),
     "a device": (lambda: tfamp.rehearse(local, 8, device="h900"), "'h900'"),
     "a mode": (lambda: tfamp.enable("fp16"), "fp16.*mixed_float16"),
+    "a mode of several": (
+        lambda: tfamp.find_batch_size(local, modes=["float17"]),
+        "mode='float17'",
+    ),
+    "one mode for several": (
+        lambda: tfamp.find_batch_size(local, modes="float32"),
+        "a sequence of names. Received: modes='float32'. Expected modes=\\('float32',",
+    ),
+    "one mode to compare": (
+        lambda: training.compare_modes(local, DATA, test=DATA, modes="float32"),
+        "a sequence of names. Received: modes='float32'",
+    ),
+    "a model to compare": (
+        lambda: training.compare_modes(made(), DATA, test=DATA),
+        "`build` must be a function without arguments .* Received: Sequential",
+    ),
+    "no rows": (
+        lambda: tfamp.compare_precision(made(), X[:0], "mixed_bfloat16"),
+        "`inputs` must be a batch .*, with a row or more in each. Received: ndarray, "
+        "of shapes: \\(0, 2\\)",
+    ),
+    "a dataset": (
+        lambda: tfamp.compare_precision(made(), BATCHES, "mixed_bfloat16"),
+        "Of a dataset pass next\\(iter\\(dataset\\)\\)",
+    ),
+    "a dataset to measure": (
+        lambda: tfamp.memory(made(), BATCHES),
+        "`batch` must be a batch of arrays .* Received: _BatchDataset",
+    ),
+    "no targets": (
+        lambda: tfamp.memory(made(), X),
+        "`batch` must be \\(inputs, targets\\) .* Received: ndarray",
+    ),
+    "an array of batches": (
+        lambda: tfamp.search_precision(made(), X, "mixed_bfloat16"),
+        "`data` must be batches: .* Received: ndarray",
+    ),
+    "a tolerance": (
+        lambda: tfamp.search_precision(made(), [X] * 4, tolerance=-1),
+        "`tolerance` must not be negative. Received: tolerance=-1",
+    ),
+    "a batch size": (
+        lambda: tfamp.audit(made(), batch_size="32"),
+        "`batch_size` must be an integer",
+    ),
+    "a rewrite": (
+        lambda: tfamp.audit(made(), rewrite="fp16"),
+        "`rewrite` must be one of 'bfloat16', 'float16' and None. Received: .*'fp16'",
+    ),
+    "layers": (
+        lambda: tfamp.NumericsMonitor(layers="("),
+        "`layers` must be a regular expression .* Received: layers='\\('",
+    ),
+    "a folder": (
+        lambda: tfamp.NumericsMonitor(log_dir=__file__),
+        "`log_dir` must be a folder. Received: the file",
+    ),
+    "a share": (lambda: tfamp.NumericsMonitor(max_lost="5%"), "`max_lost` must be a n"),
 }
+X = np.ones((8, 2), "float32")
+DATA = X, X[:, :1]
+BATCHES = tf.data.Dataset.from_tensor_slices(DATA).batch(4)
+
+
+def made():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
 
 
 @pytest.mark.parametrize("case", CALLS)
 def test_a_wrong_call_is_told_in_one_line(case):
     call, words = CALLS[case]
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises((TypeError, ValueError), match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
 
@@ -196,6 +272,10 @@ DAMAGES = {
     "empty": (lambda whole: b"", "a file of 0 bytes, no whole zip archive"),
     "cut short": (lambda whole: whole[:2000], "2,000 bytes, no whole zip archive"),
     "text": (lambda whole: b"not a model", "11 bytes, no whole zip archive"),
+    "zeros within": (
+        lambda whole: whole[:-3000] + b"\xff" * 64 + whole[-2936:],
+        "whose part model.weights.h5 is damaged",
+    ),
     "another archive": (
         lambda whole: b"PK\x05\x06" + bytes(18),
         "22 bytes, without config.json and model.weights.h5",
@@ -236,12 +316,16 @@ def get_config():
         config.epohcs = 5
     if os.environ.get("FAULT") == "value":
         config.epochs = int("many")
+    if os.environ.get("FAULT") == "dict":
+        return {"epochs": 3}
     return config
 
 
 def create(config):
     if config.data.fault == "create":
         return {}["speed"]
+    if config.data.fault == "train":
+        return training.Task(None, None, None, len, None, len, "nothing")
     if config.data.fault.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, config.data.fault))
     x = np.zeros((40, 3), "float32")
@@ -268,13 +352,15 @@ def create(config):
     )
 """
 FAULTS = {
-    "create": "KeyError: 'speed' (in create, my_task.py, line 26)",
-    "build": "(in build_model, my_task.py, line 35)",
-    "loss": "NameError: name 'undefined' is not defined (in loss, my_task.py, line 42)",
-    "augment": 'my_task.py", line 39, in augment',
+    "create": "KeyError: 'speed' (in create, my_task.py, line 28)",
+    "build": "(in build_model, my_task.py, line 39)",
+    "loss": "NameError: name 'undefined' is not defined (in loss, my_task.py, line 46)",
+    "train": "Task.train must be a tf.data.Dataset. Received: NoneType from ",
+    "augment": 'my_task.py", line 43, in augment',
 }
 CONFIGS = {
     "get_config": '"epohcs" does not exist',
+    "dict": "`get_config` must return what `tfamp.training.get_config` does, with its",
     "value": "ValueError: invalid literal for int() with base 10: 'many' (in get_con",
 }
 

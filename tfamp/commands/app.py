@@ -26,11 +26,15 @@ _OF_CONFIG = re.compile(r"--?(no)?config([.=]|$)")
 _HELP = re.compile(r"--?(help\w*|\?)$")  # Prints all flags, those to come, too.
 
 
-def define_config(default: str | None) -> None:
+def define_config(
+    default: str | None, check: Callable[[bool], None] | None = None
+) -> None:
     """Defines `--config`, after all other flags: what is wrong with those is told now.
 
     Args:
       default: Path of the default configuration; None: there is none.
+      check: Function that raises if the other flags do not go together, called with
+        whether there is a configuration.
     """
     with _one_line_errors(*_MISTYPED):  # Overrides are applied while it is defined.
         arguments = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
@@ -48,10 +52,14 @@ def define_config(default: str | None) -> None:
         for argument in of_config:
             name, _, file = argument.partition("=")
             file = file.split(":")[0]  # An argument of the file's function may follow.
-            if name.lstrip("-") == "config" and file and not os.path.isfile(file):
-                raise ValueError(
-                    f"The file of --config does not exist. Received: {file!r}."
-                )
+            if name.lstrip("-") == "config" and file:
+                if not os.path.isfile(file):
+                    raise ValueError(
+                        f"The file of --config does not exist. Received: {file!r}."
+                    )
+                functions.name_of(f"{file}:get_config")
+        if check and not any(map(_HELP.match, arguments)):
+            check(bool(default or of_config))
         if default or of_config:
             _import_tensorflow()
         config_flags.DEFINE_config_file(

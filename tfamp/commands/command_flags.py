@@ -5,8 +5,11 @@ Nothing here imports TensorFlow: help, and the error of a mistyped flag, are qui
 
 from absl import flags
 
+from tfamp import functions
 from tfamp.commands import app, benchmark_flags
 
+# What goes with --find_batch_size.
+OF_SEARCH = "memory_limit_mb", "max_batch_size", "effective_batch"
 _JOBS = "compare", "train", "evaluate", "predict", "export"  # Of `jobs`.
 
 
@@ -51,8 +54,38 @@ def train(default_config: str | None) -> None:
     )
     benchmark_flags.define()
     _define_search()
-    app.define_config(default_config)
+    app.define_config(default_config, _check_training)
     app.show_in_help(__name__, app.__name__, benchmark_flags.__name__)
+
+
+def _check_training(has_config):
+    """Raises ValueError where flags do not belong to the job, or one is missing."""
+    values = flags.FLAGS
+    name = "" if values.find_batch_size else values.job
+    timed, on_runs = benchmark_flags.JOBS, ("evaluate", "predict", "export")
+    for wanted, owner, others in (
+        (not name, "--find_batch_size", OF_SEARCH),
+        (name, "a command without --find_batch_size", ("job",)),
+        (name in timed, f"--job={' and --job='.join(timed)}", benchmark_flags.FLAGS),
+        (name == "compare", "--job=compare", ("seeds",)),
+        (name == "predict", "--job=predict", ("input",)),
+        (name in ("predict", "export"), "--job=predict and --job=export", ("output",)),
+        (name == "export", "--job=export", ("precision",)),
+        (name not in on_runs, "a job that trains or measures", ("overwrite",)),
+    ):
+        names = [f"--{other}" for other in others if values[other].present]
+        if names and not wanted:
+            names = ", ".join(names)
+            raise ValueError(f"{names} belongs to {owner}. Received: {names}.")
+    if name == "predict" and not values.input:
+        raise ValueError("--job=predict needs --input, a .csv, .tsv or .jsonl file.")
+    if not has_config and not (name in on_runs and values.workdir):
+        expected = "--config=FILE, or a name as in `tfamp train cnn/digits`"
+        if name in on_runs:
+            expected += ", or --workdir=FOLDER of a run"
+        raise ValueError(
+            f"No configuration. Received: no --config. Expected: {expected}."
+        )
 
 
 def _define_search():
@@ -108,8 +141,13 @@ def benchmark(default_config: str) -> None:
     flags.DEFINE_list("tasks", [], "Names of tasks to time; default: all.")
     flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
     flags.DEFINE_bool("overwrite", False, "Delete the contents of the folder first.")
-    app.define_config(default_config)
+    app.define_config(default_config, _check_workload)
     app.show_in_help(__name__, app.__name__)
+
+
+def _check_workload(_):
+    if workload := flags.FLAGS.workload:
+        functions.name_of(workload)
 
 
 def doctor() -> None:

@@ -7,13 +7,11 @@ import tensorflow as tf
 from absl import flags
 from ml_collections import config_flags
 
-from tfamp.commands import app, benchmark_flags, jobs
+from tfamp.commands import app, benchmark_flags, command_flags, jobs
 from tfamp.measuring import batch_size, processes
 from tfamp.runs import base_config, distribution, run_files, tasks
 
 _TINY = 16  # Largest batch of a run of seconds.
-# What goes with --find_batch_size.
-_OF_SEARCH = ("memory_limit_mb", "max_batch_size", "effective_batch")
 
 
 def run_flags() -> None:
@@ -48,13 +46,7 @@ def run_flags() -> None:
 def _resolve(values):
     """Returns the configuration with all that the flags say."""
     config = values.config
-    if config is None:
-        expected = "--config=FILE, or a name as in `tfamp train cnn/digits`"
-        if values.job in jobs.ON_RUNS:
-            expected += ", or --workdir=FOLDER of a run"
-        raise ValueError(
-            f"No configuration. Received: no --config. Expected: {expected}."
-        )
+    base_config.check_fields(config)
     config.task = tasks.name_of(config)  # A file by its whole path.
     given, config = config, base_config.apply_fine_tuning(config)
     config = base_config.apply_tiny(config) if values.tiny else config
@@ -100,25 +92,10 @@ def _settings_of(values, folder):
 
 def _find_job(values):
     """Returns the job that the flags name, and what else they ask of it."""
-    search, name = values.find_batch_size, "" if values.find_batch_size else values.job
-    timed = benchmark_flags.JOBS
-    for wanted, owner, others in (
-        (search, "--find_batch_size", _OF_SEARCH),
-        (name, "a command without --find_batch_size", ("job",)),
-        (name in timed, f"--job={' and --job='.join(timed)}", benchmark_flags.FLAGS),
-        (name == "compare", "--job=compare", ("seeds",)),
-        (name == "predict", "--job=predict", ("input",)),
-        (name in ("predict", "export"), "--job=predict and --job=export", ("output",)),
-        (name == "export", "--job=export", ("precision",)),
-        (name not in jobs.ON_RUNS, "a job that trains or measures", ("overwrite",)),
-    ):
-        names = [f"--{other}" for other in others if flags.FLAGS[other].present]
-        if names and not wanted:
-            names = ", ".join(names)
-            raise ValueError(f"{names} belongs to {owner}. Received: {names}.")
-    if search:
+    name = values.job
+    if values.find_batch_size:
         return jobs.SEARCH, _search_settings(values.tiny)
-    if name in timed:
+    if name in benchmark_flags.JOBS:
         return jobs.TIMED, benchmark_flags.settings(name, values.tiny)
     return (
         (jobs.ON_RUNS[name], values)
@@ -129,10 +106,11 @@ def _find_job(values):
 
 def _search_settings(tiny):
     """Keywords of the search; a largest batch that was given counts."""
-    limit, largest, whole = (flags.FLAGS[name] for name in _OF_SEARCH)
+    limit, largest, whole = (flags.FLAGS[name] for name in command_flags.OF_SEARCH)
     return {
         "limit": limit.value and limit.value * processes.MIB,
         "effective_batch": whole.value,
-        "max_batch_size": largest.value
-        or (_TINY if tiny else batch_size.MAX_BATCH_SIZE),
+        "max_batch_size": (_TINY if tiny else batch_size.MAX_BATCH_SIZE)
+        if largest.value is None
+        else largest.value,
     }

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfamp import errors, progress, tables
+from tfamp import checks, errors, progress, tables
 from tfamp.diagnostics import launch_rules, layer_facts, rules, training_step
 from tfamp.diagnostics.findings import Finding, percent
-from tfamp.facts import hardware, names
+from tfamp.facts import formats, hardware, names
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.inspect import launches as counts
 from tfamp.inspect import model_inputs, structure
@@ -140,6 +140,13 @@ def audit(
       print(tfamp.audit(model, batch_size=64, device="a100"))
     """
     structure.check_built(model)
+    if rewrite not in (None, *formats.LOW):
+        raise ValueError(
+            "`rewrite` must be one of 'bfloat16', 'float16' and None. Received: "
+            f"rewrite={rewrite!r}."
+        )
+    if batch_size is not None:
+        checks.check_count("batch_size", batch_size)
     description = hardware.find_device(device)
     with progress.Progress(verbose, f"tracing a training step of {model.name!r}"):
         return _audit(model, batch_size, inputs, description, jit_compile, rewrite)
@@ -308,10 +315,10 @@ def _specs(model, inputs, batch_size):
     size = _BATCH_SIZE if batch_size is None else batch_size
     if inputs is not None:
         specs, size = samples, keras.tree.flatten(samples)[0].shape[0]
-    if size < 1 or batch_size not in (None, size):
+    if batch_size not in (None, size):
         raise ValueError(
-            "`batch_size` must be positive and match `inputs`. Received: "
-            f"batch_size={batch_size}{'' if inputs is None else f', inputs of {size}'}."
+            "`batch_size` must match `inputs`. Received: "
+            f"batch_size={batch_size}, inputs of {size}."
         )
     is_open = any(None in x.shape[1:] for x in keras.tree.flatten(specs))
 

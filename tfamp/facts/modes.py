@@ -1,5 +1,6 @@
 """The table of precision modes. A mode has one spelling and no alias."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -39,6 +40,21 @@ MODES: dict[str, Mode] = {
         Mode("float8", "bfloat16", "mixed_bfloat16", True, False, "float8"),
     )
 }
+
+
+def check_several(modes: Sequence[str]) -> None:
+    """Raises TypeError for one name in place of several, ValueError for an unknown one.
+
+    "auto" is a name, too.
+    """
+    if isinstance(modes, str):
+        raise TypeError(
+            f"`modes` must be a sequence of names. Received: modes={modes!r}. Expected "
+            f"modes=({modes!r},)."
+        )
+    for name in modes:
+        if name != "auto":
+            get_mode(name)
 
 
 def get_mode(name: str) -> Mode:

@@ -30,6 +30,23 @@ def remember(model: keras.Model, inputs: Any) -> None:
         records.of(model).inputs = keras.tree.map_structure(_any_batch, inputs)
 
 
+def check_batch(name: str, batch: Any) -> None:
+    """Raises unless a batch is of arrays or tensors, each with a row.
+
+    Args:
+      name: That of the argument.
+      batch: A structure of them; None is left out.
+    """
+    rows = [getattr(x, "shape", ()) for x in keras.tree.flatten(batch) if x is not None]
+    if not (rows and all(len(shape) and shape[0] != 0 for shape in rows)):
+        shapes = ", ".join(map(str, rows))
+        raise ValueError(
+            f"`{name}` must be a batch of arrays or tensors, with a row or more in "
+            f"each. Received: {type(batch).__name__}, of shapes: {shapes or 'none'}. "
+            "Of a dataset pass next(iter(dataset))."
+        )
+
+
 def describe(model: keras.Model, sample_inputs: Any = None) -> tuple[Any, Any]:
     """Returns the specs of a model's inputs in float32, and a batch that fits them.
 

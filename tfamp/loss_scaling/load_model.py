@@ -109,7 +109,9 @@ def _check_file(path):
     try:
         with zipfile.ZipFile(name) as archive:
             missing = {"config.json", _WEIGHTS} - {*archive.namelist()}
-        wrong = f"without {' and '.join(sorted(missing))}" if missing else ""
+            damaged = archive.testzip()
+        wrong = f"whose part {damaged} is damaged" if damaged else ""
+        wrong = f"without {' and '.join(sorted(missing))}" if missing else wrong
     except (zipfile.BadZipFile, EOFError) as error:
         wrong = f"no whole zip archive: {error}"
     if wrong:

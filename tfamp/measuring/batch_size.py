@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ml_collections import config_dict
 
 from tfamp import checks, errors, progress, tables
+from tfamp.facts import modes as precision_modes
 from tfamp.measuring import processes, training_steps, workloads
 from tfamp.runs import run_files
 
@@ -186,6 +187,8 @@ def plan(
     checks.check_count("steps", steps)
     if effective_batch is not None:
         checks.check_count("effective_batch", effective_batch)
+    if modes is not None:
+        precision_modes.check_several(modes)
     processes.limits(processes.parse_size(limit))
     tried = tuple(modes or ("float32", training_steps.mixed_mode(workload)[0]))
     training_steps.check(workload, tried)

@@ -113,7 +113,8 @@ def run(
 
     Raises:
       DataError: If a preset is missing or malformed.
-      RunError: If the folder cannot be written or holds anything but this benchmark.
+      RunError: If the folder cannot be written or holds anything but this benchmark, or
+        if every cell failed.
       ValueError: If a setting is invalid.
     """
     for package in ("jinja2", "matplotlib", "scipy"):
@@ -155,6 +156,7 @@ def _run(config, workdir, lines, command):
             [f"without PyTorch: {no_torch}"] if no_torch else [],
         )
         result.write(folder)
+        result.check(folder)
     return result
 
 

@@ -70,14 +70,25 @@ class NumericsMonitor(keras.callbacks.Callback):
     ):
         super().__init__()
         checks.check_count("every", every)
+        checks.check_real("max_lost", max_lost)
         if not 0.0 <= max_lost <= 1.0:
             raise ValueError(
                 "`max_lost` must be a share, in [0, 1]. Received: "
                 f"max_lost={max_lost!r}."
             )
-        self._pattern = re.compile(layers)
+        try:
+            self._pattern = re.compile(layers)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                "`layers` must be a regular expression of layers' paths. Received: "
+                f"layers={layers!r}: {error}."
+            ) from error
         self.every, self.max_lost, self.verbose = every, max_lost, verbose
         self._folder = None if log_dir is None else pathlib.Path(log_dir)
+        if self._folder is not None and self._folder.is_file():
+            raise ValueError(
+                f"`log_dir` must be a folder. Received: the file {str(log_dir)!r}."
+            )
         # Each with its path and its format.
         self._layers: list[tuple[keras.layers.Layer, str, str]] = []
         self._function: Any = None

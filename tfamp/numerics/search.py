@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp import progress, tables
+from tfamp import checks, progress, tables
 from tfamp.facts import formats, modes
 from tfamp.graph_rewrite import switch
-from tfamp.inspect import calls, quantized, structure
+from tfamp.inspect import calls, model_inputs, quantized, structure
 from tfamp.numerics import backward, compare, results, statistics
 from tfamp.operators import promotion
 from tfamp.precision import assigned, conversion, plan, policy, settings
@@ -76,6 +76,12 @@ def search_precision(
       tfamp.enable("mixed_float16", overrides=found.overrides)
     """
     structure.check_built(model)
+    checks.check_real("tolerance", tolerance)
+    checks.check_real("seconds", seconds)
+    if tolerance < 0:
+        raise ValueError(
+            f"`tolerance` must not be negative. Received: tolerance={tolerance}."
+        )
     chosen = settings.resolve_mode(mode)[0] if mode == "auto" else modes.get_mode(mode)
     batches = [_inputs_and_targets(x) for x in _first(data)]
     inputs, targets = batches[0]
@@ -110,10 +116,17 @@ def search_precision(
 
 def _inputs_and_targets(batch):
     inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    model_inputs.check_batch("data", inputs)
     return keras.tree.map_structure(compare.as_float32, inputs), targets
 
 
 def _first(data):
+    # The rows of an array are no batches.
+    if not isinstance(data, Iterable) or hasattr(data, "shape"):
+        raise TypeError(
+            "`data` must be batches: a tf.data.Dataset, or a list of (inputs, targets) "
+            f"or of inputs. Received: {type(data).__name__}."
+        )
     batches = list(itertools.islice(iter(data), _MOST))
     if len(batches) < _FEWEST:
         raise ValueError(

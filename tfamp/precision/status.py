@@ -104,7 +104,7 @@ class Status(NamedTuple):
             for name, pattern in _ATTENTION.items()
             if re.match(pattern, getattr(self, name))
         ]
-        more = f"{len(names) - _MOST} more of these, and " * (len(names) > _MOST)
+        more = f"{len(names) - _MOST} more, and " * (len(names) > _MOST)
         shown = "effective", "reason", "device", *names[:_MOST]
         lines = map(self._line, shown)
         return "\n".join([*lines, f"{more}all settings: print(tfamp.status().full())"])

@@ -289,6 +289,18 @@ def apply_tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     return small
 
 
+def check_fields(config: Any) -> None:
+    """Raises TypeError unless `get_config` of a file returned what it should."""
+    expected = get_config().keys()
+    given = config.keys() if isinstance(config, config_dict.ConfigDict) else ()
+    if missing := [name for name in expected if name not in given]:
+        raise TypeError(
+            "`get_config` must return what `tfamp.training.get_config` does, with its "
+            f"fields changed. Received: {type(config).__name__}, without "
+            f"{', '.join(missing[:3])}{' and others' * (len(missing) > 3)}."
+        )
+
+
 def apply_fine_tuning(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a copy with the overrides of `config.fine_tuning`, with a preset.
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import checks, extras, progress
+from tfamp.facts import modes as precision_modes
 from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.precision import control, settings
@@ -87,6 +88,11 @@ def compare_modes(
     extras.require("scipy")  # Of the verdict: before anything is trained.
     checks.check_count("epochs", epochs)
     checks.check_count("seeds", seeds)
+    if isinstance(build, keras.Model) or not callable(build):
+        raise TypeError(
+            "`build` must be a function without arguments that returns a new compiled "
+            f"model. Received: {type(build).__name__}."
+        )
     names, note = _resolve(modes)
     test = validation if test is None else test
     if test is None:
@@ -141,6 +147,7 @@ def compare_modes(
 
 def _resolve(modes):
     """Returns the modes by name, each once, and a note on the choice."""
+    precision_modes.check_several(modes)
     chosen = [
         compare.mixed_mode(mode)
         if mode == "auto"
@@ -148,7 +155,7 @@ def _resolve(modes):
         for mode in modes
     ]
     names = [name for name, _ in chosen]
-    if not names or isinstance(modes, str) or len(set(names)) < len(names):
+    if not names or len(set(names)) < len(names):
         raise ValueError(
             "`modes` must be names of precision modes, each once. Received: "
             f"modes={modes!r}, which are {', '.join(names) or 'none'}."

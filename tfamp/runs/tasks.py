@@ -1,5 +1,6 @@
 """What the trainer needs to know of a task: its data, model, loss and scores."""
 
+import inspect
 import pathlib
 import types
 from collections.abc import Callable, Mapping
@@ -64,6 +65,14 @@ class Task(NamedTuple):
     chance: float | None = None
     predict: Callable[[keras.Model, Any, pathlib.Path], Any] | None = None
     assets: Mapping[str, str] = types.MappingProxyType({})
+
+
+# What the fields of a task are: name, kind, whether None is allowed.
+_KINDS = (
+    *((name, "a tf.data.Dataset", name == "validation") for name in Task._fields[:3]),
+    *((name, "a function", False) for name in ("build_model", "metrics")),
+    *((name, "a function", True) for name in ("score", "augment", "predict")),
+)
 
 
 class Synthetic(NamedTuple):
@@ -157,10 +166,28 @@ def _find(config):
 
 
 def _create(function, config):
+    try:
+        inspect.signature(function).bind(config)
+    except TypeError as error:
+        raise TypeError(
+            f"{config.task} must take one argument, the configuration: {error}."
+        ) from error
     task = function(config)
     if not isinstance(task, Task):
         raise TypeError(
             f"{config.task} must return a tfamp.training.Task. Received: "
             f"{type(task).__name__}."
         )
+    for name, kind, optional in _KINDS:
+        value = getattr(task, name)
+        right = callable(value) if kind == "a function" else _is_dataset(value)
+        if not right and not (optional and value is None):
+            raise TypeError(
+                f"Task.{name} must be {kind}{' or None' * optional}. Received: "
+                f"{type(value).__name__} from {config.task}."
+            )
     return task
+
+
+def _is_dataset(value):
+    return isinstance(value, tf.data.Dataset)

@@ -133,7 +133,7 @@ def predict(
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             answers = task.predict(model, rows, target.parent)
-        except (AttributeError, KeyError) as error:  # As pandas' of an absent column.
+        except Exception as error:  # An absent column, say, or a word for a number.
             error.add_note(f"{source} has the columns {', '.join(map(repr, rows))}.")
             raise
     if not isinstance(answers, type(rows)) or len(answers) != len(rows):

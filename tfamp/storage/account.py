@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfamp import extras, progress, tables
 from tfamp.facts import graph_context
-from tfamp.inspect import structure, traces
+from tfamp.inspect import model_inputs, structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
 from tfamp.storage import buffers, xla_buffers
 
@@ -190,6 +190,12 @@ def measured(
             f"`tfamp.memory` describes one device. Received: a model of {replicas} "
             "replicas. Compile it outside of a strategy, and pass the batch of one "
             "replica."
+        )
+    model_inputs.check_batch("batch", batch)
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+        raise ValueError(
+            "`batch` must be (inputs, targets) or (inputs, targets, sample weights), "
+            f"as `fit` takes them. Received: {type(batch).__name__}."
         )
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
     watched = _Watched(model)
