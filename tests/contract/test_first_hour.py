@@ -360,7 +360,7 @@ FAULTS = {
 }
 CONFIGS = {
     "get_config": '"epohcs" does not exist',
-    "dict": "`get_config` must return what `tfamp.training.get_config` does, with its",
+    "dict": "Unknown field of the configuration. Received: data.",
     "value": "ValueError: invalid literal for int() with base 10: 'many' (in get_con",
 }
 

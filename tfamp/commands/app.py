@@ -149,8 +149,9 @@ def _without_wrapping(error):
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]  # ConfigDict wraps its KeyError in an AttributeError.
     text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-    if isinstance(error, KeyError) and text.startswith("'"):  # ConfigDict's own.
-        name, _, hint = text.partition("\n")
+    name, _, hint = text.partition("\n")
+    # ConfigDict's own, or of a dict in its place.
+    if isinstance(error, KeyError) and (name.startswith("'") or name.isidentifier()):
         text = f"Unknown field of the configuration. Received: {name}. {hint}"
     return text
 
