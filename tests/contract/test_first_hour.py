@@ -178,6 +178,7 @@ CALLS = {
         lambda: tfamp.fit_memory(local, "2 gigs", batch_size=8),
         "limit='2 gigs'. Expected for example '2GiB'",
     ),
+    "GiB as bytes": (lambda: tfamp.fit_memory(local, 2, batch_size=8), "limit=2. Exp"),
     "a device": (lambda: tfamp.rehearse(local, 8, device="h900"), "'h900'"),
     "a mode": (lambda: tfamp.enable("fp16"), "fp16.*mixed_float16"),
     "a mode of several": (

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import checks, errors, extras, functions
+from tfamp import errors, extras, functions
 from tfamp.facts import hardware, switches, xla_flags
 
 MIB = 2**20
@@ -332,17 +332,20 @@ def parse_size(size: str | int | None) -> int | None:
     Raises:
       ValueError: If it is none of these.
     """
-    if size is None or checks.is_integer(size) and size > 0:
-        return size
+    if size is None:
+        return None
     units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
     units |= {f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)}
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?i?)b?", str(size).lower())
-    if not match or match[2] not in units or not float(match[1]):
+    known = match and match[2] in units
+    amount = int(float(match[1]) * units[match[2]]) if match and known else 0
+    if amount < MIB:
         raise ValueError(
-            f"`limit` must be an amount of memory. Received: limit={size!r}. Expected "
-            "for example '2GiB', '800MiB', or a number of bytes."
+            "`limit` must be an amount of memory, of 1 MiB or more. Received: "
+            f"limit={size!r}. Expected for example '2GiB', '800MiB', or a number of "
+            "bytes."
         )
-    return int(float(match[1]) * units[match[2]])
+    return amount
 
 
 def limits(limit: int | None) -> tuple[Memory, str]:
