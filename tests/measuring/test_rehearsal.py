@@ -103,7 +103,7 @@ def test_what_fails_in_float32_too_is_told(script):
     page = str(tfamp.rehearse(f"{script}:without_loss", **asked))
     assert "- float32: training failed: ValueError: No loss to compute" in page
     assert "- float8: no layer computes in float8." in page
-    with pytest.raises(tfamp.RunError, match="script.py:missing'"):
+    with pytest.raises(ValueError, match="script.py:missing'"):
         tfamp.rehearse(f"{script}:missing", **asked)
 
 
