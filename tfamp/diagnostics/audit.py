@@ -142,8 +142,7 @@ def audit(
     structure.check_built(model)
     if rewrite not in (None, *formats.LOW):
         raise ValueError(
-            "`rewrite` must be one of 'bfloat16', 'float16' and None. Received: "
-            f"rewrite={rewrite!r}."
+            f"`rewrite` must be 'bfloat16', 'float16' or None. Received: {rewrite!r}."
         )
     if batch_size is not None:
         checks.check_count("batch_size", batch_size)
@@ -222,13 +221,13 @@ def _nothing_found(step, cost):
             '`tfamp.audit(model, device="h100")` looks at another device.'
         )
     timed = '`tfamp.benchmark_model("my_script:build")` measures it.'
-    if cost and cost.arithmetic is not None:
-        if cost.launches > cost.arithmetic + (cost.memory or 0):
-            return (
-                "Nothing found. But launches take longer than what they compute: 16 "
-                "bits save memory, and hardly time; a larger batch has as many "
-                f"launches, and more work in each. {timed}"
-            )
+    known = cost and cost.arithmetic is not None
+    if known and cost.launches > cost.arithmetic + (cost.memory or 0):
+        return (
+            "Nothing found. But launches take longer than what they compute: 16 bits "
+            "save memory, and hardly time; a larger batch has as many launches, and "
+            f"more work in each. {timed}"
+        )
     return (
         "Nothing found. Formats, sizes and casts are as 16 bits need them; whether "
         f"they are faster was not timed: {timed}"
@@ -316,10 +315,8 @@ def _specs(model, inputs, batch_size):
     if inputs is not None:
         specs, size = samples, keras.tree.flatten(samples)[0].shape[0]
     if batch_size not in (None, size):
-        raise ValueError(
-            "`batch_size` must match `inputs`. Received: "
-            f"batch_size={batch_size}, inputs of {size}."
-        )
+        received = f"batch_size={batch_size}, inputs of {size}"
+        raise ValueError(f"`batch_size` must match `inputs`. Received: {received}.")
     is_open = any(None in x.shape[1:] for x in keras.tree.flatten(specs))
 
     def closed(spec):

@@ -85,10 +85,8 @@ class NumericsMonitor(keras.callbacks.Callback):
             ) from error
         self.every, self.max_lost, self.verbose = every, max_lost, verbose
         self._folder = None if log_dir is None else pathlib.Path(log_dir)
-        if self._folder is not None and self._folder.is_file():
-            raise ValueError(
-                f"`log_dir` must be a folder. Received: the file {str(log_dir)!r}."
-            )
+        if self._folder and self._folder.is_file():
+            raise ValueError(f"`log_dir` must be a folder. Received: file {log_dir!r}.")
         # Each with its path and its format.
         self._layers: list[tuple[keras.layers.Layer, str, str]] = []
         self._function: Any = None
