@@ -370,7 +370,7 @@ def test_measured_table_of_the_readme_is_what_results_show():
         row = "GPU: ResNet-18, batch 512", mode, "-", "-", f"{ratio}x", "not compared"
         expected.append([*row])
     assert [*cells_of(first_table(measured))][2:] == expected
-    (ratio,) = re.findall(r"mixed_bfloat16 is ([^)]+\)) as fast", measured)
+    (ratio,) = re.findall(r"mixed_bfloat16 is ([^)]+\))\s+as fast", measured)
     times = measured_tables("benchmark_quick")[1]["Time to accuracy"]
     assert f" {ratio} " in times
 

@@ -95,16 +95,17 @@ class Report(NamedTuple):
             "compilation",
         ]
 
-    def check(self, folder: str | os.PathLike) -> None:
+    def check(self, folder: str | os.PathLike | None) -> None:
         """Raises RunError if every cell failed.
 
         Args:
-          folder: Where the report is.
+          folder: Where the report is; None: nowhere.
         """
         if self.rows and all(row.failed for row in self.rows):
+            where = f", see {folder}/report.md" if folder else ""
             raise errors.RunError(
-                f"Every cell of the benchmark failed, see {folder}/report.md. The "
-                f"first failure: {self.rows[0].failed}"
+                f"Every cell of the benchmark failed{where}. The first failure: "
+                f"{self.rows[0].failed}"
             )
 
     def to_markdown(self) -> str:

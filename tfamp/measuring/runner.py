@@ -73,7 +73,8 @@ def benchmark_model(
       A `report.Report`; `print` it.
 
     Raises:
-      RunError: If the folder cannot be written or holds anything but this benchmark.
+      RunError: If the folder cannot be written or holds anything but this benchmark, or
+        if every cell failed.
       ValueError: If there is no such function, or a setting is invalid.
 
     Example:
@@ -156,7 +157,7 @@ def _run(config, workdir, lines, command):
             [f"without PyTorch: {no_torch}"] if no_torch else [],
         )
         result.write(folder)
-        result.check(folder)
+        result.check(workdir and folder)
     return result
 
 
