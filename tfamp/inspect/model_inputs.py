@@ -31,18 +31,19 @@ def remember(model: keras.Model, inputs: Any) -> None:
 
 
 def check_batch(name: str, batch: Any) -> None:
-    """Raises unless a batch is of arrays or tensors, each with a row.
+    """Raises unless a batch is of arrays or tensors, none of them without rows.
 
     Args:
       name: That of the argument.
       batch: A structure of them; None is left out.
     """
-    rows = [getattr(x, "shape", ()) for x in keras.tree.flatten(batch) if x is not None]
-    if not (rows and all(len(shape) and shape[0] != 0 for shape in rows)):
-        shapes = ", ".join(map(str, rows))
+    leaves = [x for x in keras.tree.flatten(batch) if x is not None]
+    shapes = [x.shape for x in leaves if hasattr(x, "shape")]
+    if not leaves or len(shapes) < len(leaves) or 0 in [x[0] for x in shapes if len(x)]:
+        received = ", ".join(map(str, shapes)) or "none"
         raise ValueError(
             f"`{name}` must be a batch of arrays or tensors, with a row or more in "
-            f"each. Received: {type(batch).__name__}, of shapes: {shapes or 'none'}. "
+            f"each. Received: {type(batch).__name__}, of shapes: {received}. "
             "Of a dataset pass next(iter(dataset))."
         )
 

@@ -134,7 +134,10 @@ def predict(
         try:
             answers = task.predict(model, rows, target.parent)
         except Exception as error:  # An absent column, say, or a word for a number.
-            error.add_note(f"{source} has the columns {', '.join(map(repr, rows))}.")
+            if not isinstance(error, errors.TfampError):  # Those name what is wrong.
+                error.add_note(
+                    f"{source} has the columns {', '.join(map(repr, rows))}."
+                )
             raise
     if not isinstance(answers, type(rows)) or len(answers) != len(rows):
         raise TypeError(

@@ -192,11 +192,6 @@ def measured(
             "replica."
         )
     model_inputs.check_batch("batch", batch)
-    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
-        raise ValueError(
-            "`batch` must be (inputs, targets) or (inputs, targets, sample weights), "
-            f"as `fit` takes them. Received: {type(batch).__name__}."
-        )
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
     watched = _Watched(model)
     graph = watched.trace(batch)
