@@ -20,6 +20,7 @@ from google.protobuf import message
 
 from tfamp.facts import formats, names, switches
 from tfamp.graph_rewrite import switch
+from tfamp.inspect import traces
 
 _LOG_PATH = switch.PREFIX + "LOG_PATH"
 _FLOATS = {
@@ -125,12 +126,6 @@ def _read_graphs(folder):
 # ---- Counting ----
 
 
-def _all_nodes(graph):
-    yield from graph.node
-    for function in graph.library.function:
-        yield from function.node_def
-
-
 def _types(node):
     """Returns the names of a node's type attributes in a fixed order, lists flattened.
 
@@ -143,7 +138,7 @@ def _types(node):
 def _type_counts(graphs) -> TypeCounts:
     counts = collections.defaultdict(collections.Counter)
     for graph in graphs:
-        for node in _all_nodes(graph):
+        for node in traces.all_nodes(graph):
             counts[node.op].update(filter(None, _types(node)))
     return {op: dict(sorted(counts[op].items())) for op in sorted(counts) if counts[op]}
 
@@ -164,7 +159,7 @@ def _is_cast(node):
 
 
 def _calls_xla(graph):
-    return any(map(_is_compiled, _all_nodes(graph)))
+    return any(map(_is_compiled, traces.all_nodes(graph)))
 
 
 def _is_compiled(node_or_function):
@@ -274,9 +269,5 @@ def _optimize(graph, definition):
     context, optimize = (names.resolve(f"tensorflow.python.{n}") for n in needed)
     if not context or not optimize:
         raise ImportError("this release of TensorFlow cannot preview it")
-    meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
-    meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
-    fetches = meta.collection_def["train_op"].node_list.value
-    fetches.extend(tensor.name for tensor in graph.outputs)
-    fetches.extend(operation.name for operation in graph.control_outputs)
+    meta = traces.meta_graph(graph, definition)
     optimize(context().config, meta, verbose=False)

@@ -213,22 +213,23 @@ def seeds_of(owner: keras.Operation) -> list[keras.Variable]:
 
 def floats(nested: Any) -> list[tf.Tensor]:
     """Returns the floating tensors in a structure, flat."""
-    return [x for x in keras.tree.flatten(nested) if _is_float(x)]
+    return [x for x in keras.tree.flatten(nested) if is_float(x)]
 
 
-def _is_float(x):
+def is_float(x: Any) -> bool:
+    """Returns whether it is a floating tensor."""
     return isinstance(x, tf.Tensor) and x.dtype.is_floating
 
 
 def _refilled(nested, values):
     """Returns a structure with other floating tensors, in the order of `floats`."""
     return keras.tree.map_structure(
-        lambda x: next(values) if _is_float(x) else x, nested
+        lambda x: next(values) if is_float(x) else x, nested
     )
 
 
 def _own(x):
-    return with_mask_of(tf.identity(x), x) if _is_float(x) else x
+    return with_mask_of(tf.identity(x), x) if is_float(x) else x
 
 
 def with_mask_of(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfamp.facts import hardware, names
+from tfamp.inspect import traces
 
 _GRAPPLER = "tensorflow.python.grappler"
 _HANDLE_DATA = "tensorflow.python.ops.handle_data_util:get_resource_handle_data"
@@ -38,11 +39,7 @@ def optimized(graph: tf.Graph, device: hardware.DeviceDescription) -> Any:
         node.device = _DEVICE.format("GPU")
         if node.name in inputs:
             _tell_shape(node, inputs[node.name])
-    meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
-    meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
-    fetches = meta.collection_def["train_op"].node_list.value
-    fetches.extend(tensor.name for tensor in graph.outputs)
-    fetches.extend(operation.name for operation in graph.control_outputs)
+    meta = traces.meta_graph(graph, definition)
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(resolved("tensorflow.python.eager.context:context")().config)
     config.graph_options.rewrite_options.min_graph_nodes = -1  # However small it is.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfamp.facts import hardware
-from tfamp.inspect import gpu_graph
+from tfamp.inspect import gpu_graph, traces
 
 PARTS = ("forward", "backward", "update")
 _SCOPES = ("forward", "gradient_tape", "update")
@@ -85,7 +85,7 @@ def count_compiled(graph: tf.Graph) -> Launches:
     A convolution is a call of cuDNN, which stays outside: the graph ends before it, and
     another one begins after it.
     """
-    nodes = _all_nodes(graph.as_graph_def())
+    nodes = traces.all_nodes(graph.as_graph_def())
     calls = sum(bool(_CONVOLUTIONS.match(node.op)) for node in nodes)
     return Launches({"step": 2 * calls + 1}, 0, 0, calls + 1, None)
 
@@ -95,16 +95,11 @@ def refused_by_xla(graph: tf.Graph) -> list[str]:
     # XLA registers its operators when it first compiles.
     tf.function(lambda x: x + 1, jit_compile=True, autograph=False)(tf.ones(()))
     registered = gpu_graph.resolved(_KERNELS)
-    kinds = {node.op for node in _all_nodes(graph.as_graph_def())}
+    kinds = {node.op for node in traces.all_nodes(graph.as_graph_def())}
     kinds -= {"Placeholder", "NoOp", "Const"}
     devices = {kind: {k.device_type for k in registered(kind).kernel} for kind in kinds}
     # A function of the graph's own has no kernels.
     return sorted(k for k, on in devices.items() if on and "XLA_GPU_JIT" not in on)
-
-
-def _all_nodes(definition):
-    functions = definition.library.function
-    return [*definition.node, *(node for each in functions for node in each.node_def)]
 
 
 class _Counted:

@@ -143,3 +143,21 @@ def _holds_tensors(value):
     leaves = value.values() if isinstance(value, dict) else value
     leaves = leaves if isinstance(value, list | tuple | dict) else [value]
     return any(isinstance(x, tf.Tensor) and tf.is_symbolic_tensor(x) for x in leaves)
+
+
+def all_nodes(definition: tf.compat.v1.GraphDef) -> list:
+    """Returns the nodes of a graph, and of its functions."""
+    functions = definition.library.function
+    return [*definition.node, *(node for each in functions for node in each.node_def)]
+
+
+def meta_graph(
+    graph: tf.Graph, definition: tf.compat.v1.GraphDef
+) -> tf.compat.v1.MetaGraphDef:
+    """Returns what Grappler takes: a function's definition, and what it is run for."""
+    meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=graph)
+    meta.ClearField("collection_def")  # Variables, whose initializers are elsewhere.
+    fetches = meta.collection_def["train_op"].node_list.value
+    fetches.extend(tensor.name for tensor in graph.outputs)
+    fetches.extend(operation.name for operation in graph.control_outputs)
+    return meta

@@ -319,11 +319,11 @@ def missing() -> dict[str, str]:
     return {x: ", ".join(sorted({n for y, n in rows if y == x})) for x, _ in rows}
 
 
-def trainer_class(name: str = "compile") -> type:
-    """Returns the class that defines a method for every Keras model.
+def trainer_class() -> type:
+    """Returns the class that defines `compile` for every Keras model.
 
     The attribute must be replaced there and nowhere below: on loading, Keras
     (<= 3.15) compares `model.__class__.compile` with it to tell whether a user
     overrode `compile`, and silently leaves a model uncompiled if so.
     """
-    return PLACES[name].find()
+    return PLACES["compile"].find()

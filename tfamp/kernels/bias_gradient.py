@@ -19,10 +19,6 @@ import tensorflow as tf
 from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks
 
-# On a GPU the cost of the cast is unknown, and float32 is right on any. False leaves
-# TensorFlow's own sum there.
-SUMS_ON_GPU = True
-
 
 @hooks.around
 def _with_exact_sums(original, registry, name):
@@ -40,11 +36,10 @@ def _of_bias(original, op, received):
     `tf.reduce_sum` keeps a wider accumulator on a CPU, and takes no more time there
     than `BiasAddGrad`.
     """
-    on_gpu = bool(tf.config.get_visible_devices("GPU"))
-    if received.dtype != tf.bfloat16 or (on_gpu and not SUMS_ON_GPU):
+    if received.dtype != tf.bfloat16:
         return original(op, received)  # Those of other formats are right.
     gradient, axes = received, 0
-    if on_gpu:
+    if tf.config.get_visible_devices("GPU"):  # The cost of the cast is unknown.
         gradient = tf.cast(gradient, tf.float32)
     if op.get_attr("data_format") in (b"NCHW", "NCHW"):
         axes = tf.concat([[0], tf.range(2, tf.rank(gradient))], 0)

@@ -1,10 +1,10 @@
-"""Dropout, activations, layer normalization and Adam, one kernel each, for a CPU.
+"""Dropout, activations and layer normalization, one kernel each, for a CPU.
 
 There TensorFlow runs the layers as chains of elementwise operations, and its 16-bit
 kernels convert each element to float32 and back, in every link of the chain. Here XLA
 compiles the chain into one pass over memory that computes in float32 and rounds once,
 forward and backward. The matrix products stay with oneDNN, whose 16-bit kernels XLA
-does not have. Adam, some ten operations in Keras, is TensorFlow's own kernel.
+does not have. Adam's update is `updates.adam`.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Has Keras' layers and optimizers run the fused kernels, where they are faster.
+"""Has Keras' layers run the fused kernels, where they are faster.
 
 Only in graphs that run on one CPU or one GPU, and not under XLA, which fuses by itself;
 in layers that train, and in each step of `fit`, `evaluate` and `predict`, so that an

@@ -76,7 +76,7 @@ def enable(
 
     Args:
       mode: "auto" for the mode that this host has units for (docs/hardware.md), or
-        "float32", "tf32", "mixed_bfloat16", "mixed_float16".
+        "float32", "tf32", "mixed_bfloat16", "mixed_float16", "float8".
       overrides: Modes of single layers: {regular expression: mode}. A pattern matches
         the path of a layer, or its end after a `/` ("head" matches "head" and
         "sequential/head"), and wins over its `dtype`. One that matches no layer of a

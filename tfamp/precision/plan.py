@@ -1,13 +1,14 @@
 """One plan: the dtype policy that each layer of a model gets, and why.
 
 `enable` (when a model is compiled or first called), `set_precision`, a comparison, a
-search, an export, `describe_layers` and the audit all ask it, and nothing else. What
-applies to a layer is, in this order:
+search, an export and the audit all ask it, and nothing else. What applies to a layer
+is, in this order:
 
     the override that matches its path
     the override of the nearest layer or model around it
-    float32 by a rule (`rules`), or of the layer around it that has one
+    float32, if the layer around it is in float32 by a rule (`rules`)
     what it keeps, such as its own `dtype`
+    float32 by a rule: of its kind, or as what healed it, fed it or reads it needs
     the format of the layer by which Keras runs it
     the mode
 

@@ -63,7 +63,7 @@ def policy_scope(mode: str) -> Iterator[modes.Mode]:
     to the calling thread; the TF32 flag belongs to the process.
 
     Args:
-      mode: "float32", "tf32", "mixed_bfloat16" or "mixed_float16".
+      mode: "float32", "tf32", "mixed_bfloat16", "mixed_float16" or "float8".
 
     Yields:
       The `Mode`.

@@ -192,22 +192,13 @@ class _LowBit:
         return slot
 
     def assign(self, variable, value):
-        if stored.is_special(variable):
-            variable.assign(tf.convert_to_tensor(value))
-        else:
-            super().assign(variable, value)
+        _assign("assign", super(), variable, value)
 
     def assign_add(self, variable, value):
-        if stored.is_special(variable):
-            variable.assign_add(tf.convert_to_tensor(value))
-        else:
-            super().assign_add(variable, value)
+        _assign("assign_add", super(), variable, value)
 
     def assign_sub(self, variable, value):
-        if stored.is_special(variable):
-            variable.assign_sub(tf.convert_to_tensor(value))
-        else:
-            super().assign_sub(variable, value)
+        _assign("assign_sub", super(), variable, value)
 
     def _clip_gradients(self, grads):
         # Those of variables in bfloat16 have its format; their norm is float32.
@@ -283,6 +274,13 @@ class _LowBit:
         alike = kind.__module__.startswith("keras.") and kind.__name__ != "Muon"
         shapes = [(stored.code_of(v), tuple(v.shape)) for v in variables]
         return decays, *shapes, *(() if alike else map(id, variables))
+
+
+def _assign(how, keras_own, variable, value):
+    if stored.is_special(variable):
+        getattr(variable, how)(tf.convert_to_tensor(value))
+    else:
+        getattr(keras_own, how)(variable, value)
 
 
 # ---- Weights ----

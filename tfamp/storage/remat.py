@@ -125,7 +125,8 @@ class _Block:
         flat = tf.nest.flatten(outputs, expand_composites=True)
         results = iter(self._recorded(calls.floats([*flat, *scope.losses])))
         flat = [
-            calls.with_mask_of(next(results), x) if _is_float(x) else x for x in flat
+            calls.with_mask_of(next(results), x) if calls.is_float(x) else x
+            for x in flat
         ]
         if losses := list(results):
             layer = _layer_of(self.function) or self._around[_CONTEXT].entry_layer
@@ -138,7 +139,7 @@ class _Block:
         operands = [*self.arguments, *(value for _, value, _ in self.read), *others]
         inputs = [*self.arguments, *(x for *_, x in self.read), *others]
         tensors = [i for i, x in enumerate(operands) if isinstance(x, tf.Tensor)]
-        sources = [i for i in tensors if _is_float(operands[i])]
+        sources = [i for i in tensors if calls.is_float(operands[i])]
 
         def gradients(values, upstream):
             again = list(operands)
@@ -193,10 +194,6 @@ class _Block:
 def _parts(value):
     """Returns a variable's value as it is watched: by replica, if there are several."""
     return [value, *getattr(value, "values", ())]
-
-
-def _is_float(x):
-    return isinstance(x, tf.Tensor) and x.dtype.is_floating
 
 
 # ---- Not before the backward pass ----

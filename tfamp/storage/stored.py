@@ -27,8 +27,8 @@ class StoredVariable(keras.Variable):
 
     code: codes.Code
     natives: tuple[tf.Variable, ...]
-    _salt = 0
-    _counter: keras.Variable | None = None
+    _salt: int
+    _counter: keras.Variable | None
 
     def _maybe_autocast(self, value):  # Keras 3.10 to 3.15: what `value` returns.
         if value.dtype == tf.bfloat16:  # In a layer of bfloat16, as it is.
@@ -176,8 +176,8 @@ def compiled(function: Callable, variables: Sequence[tf.Variable]) -> Callable:
 def store(
     variable: keras.Variable,
     code: codes.Code,
-    salt: int = 0,
-    counter: keras.Variable | None = None,
+    salt: int,
+    counter: keras.Variable | None,
 ) -> None:
     """Has a float32 variable stored in another way from now on, rounded once.
 
