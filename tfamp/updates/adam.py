@@ -16,6 +16,7 @@ from tfamp.keras_patches import hooks, keras_optimizers
 
 _KINDS = keras.optimizers.Adam, keras.optimizers.AdamW
 
+
 def in_one_kernel(optimizer) -> contextlib.AbstractContextManager[None]:
     """While an update is traced, Adam and AdamW update each variable in one kernel.
 

@@ -9,7 +9,7 @@ left inside a branch. All ways to gate have the same result:
 |---|---|---|
 | eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
 | a graph, one CPU | branch of `tf.cond`, compiled by XLA | one pass, not 10 |
-| the same, Adam | branch of `tf.cond`, a kernel for each variable | nothing to compile |
+| the same, Adam | branch of `tf.cond`, a kernel a variable | nothing to compile |
 | a graph, one GPU | one program, every assignment masked | one launch |
 | the same, accumulated | one for a micro-batch, one for a window | `accumulating` |
 | XLA | every assignment masked | a branch would copy every slot |
