@@ -199,7 +199,7 @@ def test_layers_after_dropout_draw_the_same_seeds():
 
 @pytest.mark.parametrize("mode", ["mixed_float16", "mixed_bfloat16"])
 def test_a_skipped_step_still_changes_nothing(mode):
-    """Also where the fused update stands behind the check, in bfloat16 without XLA."""
+    """Also where Adam's kernel stands behind the check."""
     with helpers.enabled(mode):
         scaled = tfamp.LossScaleOptimizer(
             keras.optimizers.Adam(0.1),
@@ -208,7 +208,7 @@ def test_a_skipped_step_still_changes_nothing(mode):
         )
         model = compiled(scaled)
         model.fit(X, Y, batch_size=32, verbose=0)
-        assert ("adam" in used()) == (mode == "mixed_bfloat16")
+        assert "adam" in used()
         written = [*model.trainable_variables, *scaled.inner_optimizer.variables]
         before = [np.array(v) for v in written]
         model.fit(np.full_like(X, np.nan), Y, batch_size=32, verbose=0)

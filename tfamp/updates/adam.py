@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from tfamp.keras_patches import hooks, keras_optimizers
 
+_KINDS = keras.optimizers.Adam, keras.optimizers.AdamW
+
 
 def in_one_kernel(optimizer) -> contextlib.AbstractContextManager[None]:
     """While an update is traced, Adam and AdamW update each variable in one kernel.
@@ -23,16 +25,31 @@ def in_one_kernel(optimizer) -> contextlib.AbstractContextManager[None]:
     Args:
       optimizer: A Keras optimizer of any kind.
     """
-    is_adam = type(optimizer) in (keras.optimizers.Adam, keras.optimizers.AdamW)
     step = optimizer, "update_step", functools.partial(_step, optimizer)
-    return hooks.replaced([step] if is_adam else [])
+    return hooks.replaced([step] if type(optimizer) in _KINDS else [])
+
+
+def updates_all(optimizer, variables: Sequence) -> bool:
+    """Returns whether `in_one_kernel` has the kernel update every variable.
+
+    Args:
+      optimizer: A Keras optimizer of any kind, built.
+      variables: What it updates.
+    """
+    return type(optimizer) in _KINDS and all(
+        _is_for(optimizer, _with_slots(optimizer, each)) for each in variables
+    )
+
+
+def _with_slots(adam, variable):
+    index = adam._get_variable_index(variable)
+    each = variable, adam._momentums[index], adam._velocities[index]
+    return keras_optimizers.native(each)
 
 
 def _step(adam, gradient, variable, learning_rate):
     gradient = keras_optimizers.whole(gradient)
-    index = adam._get_variable_index(variable)
-    each = variable, adam._momentums[index], adam._velocities[index]
-    variables = keras_optimizers.native(each)
+    variables = _with_slots(adam, variable)
     # Keras squares the rows of one index apart; the kernel, their sum.
     if isinstance(gradient, tf.IndexedSlices) or not _is_for(adam, variables):
         type(adam).update_step(adam, gradient, variable, learning_rate)

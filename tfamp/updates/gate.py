@@ -9,6 +9,7 @@ left inside a branch. All ways to gate have the same result:
 |---|---|---|
 | eager; a graph | branch of `tf.cond` | works for every optimizer and gradient |
 | a graph, one CPU | branch of `tf.cond`, compiled by XLA | one pass, not 10 |
+| the same, Adam | branch of `tf.cond`, a kernel a variable | nothing to compile |
 | a graph, one GPU | one program, every assignment masked | one launch |
 | the same, accumulated | one for a micro-batch, one for a window | `accumulating` |
 | XLA | every assignment masked | a branch would copy every slot |
@@ -26,7 +27,7 @@ import tensorflow as tf
 
 from tfamp.facts import graph_context
 from tfamp.keras_patches import keras_optimizers, replicas
-from tfamp.updates import compiled
+from tfamp.updates import adam, compiled
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
@@ -176,7 +177,13 @@ def take(
         _gate_windows(step, grads, variables, optimizer)
     else:
         finite, apply = step.check(grads), step.update
-        if way == "branch":
+        if way == "kernel":
+
+            def apply(grads):
+                with adam.in_one_kernel(optimizer):
+                    step.update(grads)
+
+        elif way == "branch":
 
             def apply(grads):
                 compiled.call(step.update, grads, variables)
@@ -254,4 +261,7 @@ def _way(optimizer, grads, variables, jit_compile):
         return ("windows" if accumulates else "program") if possible else "plain"
     # The branch on the accumulation's last micro-batch copies every slot again.
     sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
-    return "branch" if possible and not sparse and not accumulates else "plain"
+    if not possible or sparse or accumulates:
+        return "plain"
+    in_kernel = not any_kind and adam.updates_all(optimizer, variables)
+    return "kernel" if in_kernel else "branch"
