@@ -51,7 +51,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       max_scale: Float. Upper bound; None: `max(2**24, initial_scale)`.
       dynamic: Bool. If False the loss scale is static; bad steps are still skipped.
       jit_compile: "auto", True or False. Whether XLA compiles updates in graphs: "auto"
-        for Keras' own optimizers, on one CPU, and under `tfamp.enable` on one GPU.
+        for Keras' own optimizers, on a GPU of `tfamp.enable`, and on a CPU but Adam.
       dynamic_growth_steps: Keras' name of `growth_interval`.
       config: A `rule.LossScaleConfig` instead of the settings above.
       **kwargs: Keras' deprecated defaults.
