@@ -55,7 +55,7 @@ class RetriedSteps:
         self, model: keras.Model, function: Callable, heal: Heal, begins=False
     ):
         self._model, self._function, self._heal = model, function, heal
-        self._begins, self._saved = begins, None
+        self._begins, self._saved, self._without = begins, None, ()
         self._is_spread = True
         self._graph = tf.function(
             lambda batch: function(iter([batch])), autograph=False

@@ -194,7 +194,8 @@ class _Rules:
             return
         is_built = structure.is_built(model)
         is_being_made = compiling.is_being_made(model)
-        if not (others := [model] * described.is_of_another(model, self._policy)):
+        others = [model] if described.is_of_another(model, self._policy) else []
+        if not others:
             check, layers = is_built and not is_being_made, structure.layer_ids(model)
             if records.of(model).enabled.planned == layers:
                 self._check(self.planned(model), check)
@@ -314,7 +315,8 @@ class _Rules:
             x for x, n in numbers.items() if n and id(model) in structure.layer_ids(x)
         ]
         root = max(around, key=numbers.get, default=model)
-        self._assign(root, model, traced := None, check=False)
+        traced = None
+        self._assign(root, model, traced, check=False)  # The formats that are traced.
         if structure.is_functional(model):  # By its own specs: Keras warns of others.
             with contextlib.suppress(errors.ExportError):
                 traced = rules.traced_by(model)
