@@ -71,7 +71,7 @@ def _attend(inputs, scale, mask, causal, dropout, zero, in_xla):
     length, keys = inputs[0].shape[1], inputs[1].shape[1]
     # A bias, or a mean of all values, takes every key.
     skips = causal and len(inputs) == 3 and (mask is None or zero)
-    spans = list(_spans(length, keys, skips))
+    spans, rounds = list(_spans(length, keys, skips)), inputs[2].dtype == tf.bfloat16
     by_row = [True, False, False, *(x.shape[2] != 1 for x in inputs[3:])]
 
     def attended(first, query, key, value, bias=None):
@@ -96,7 +96,7 @@ def _attend(inputs, scale, mask, causal, dropout, zero, in_xla):
                 tf.random.stateless_uniform(tf.shape(weights), seed) >= dropout.rate
             )
             weights = tf.where(keep_mask, weights / (1 - dropout.rate), 0.0)
-        return _weighted(weights, value)
+        return _rounded_product(weights, value) if rounds else weights @ value
 
     def operands(first, rows, ends, query, key, value, *bias):
         query, *bias = (
@@ -133,24 +133,19 @@ def _attend(inputs, scale, mask, causal, dropout, zero, in_xla):
     return attention(*inputs)
 
 
-def _weighted(weights, value):
-    """Returns weights @ value, and gradients of both, in float32.
+@tf.custom_gradient
+def _rounded_product(weights, value):
+    """Returns weights @ value in bfloat16; all are float32, as are both gradients.
 
     bfloat16 is the faster one, and does for what Keras rounds to it, too; not for the
     gradient of the values, which adds up over the blocks, nor float16 for any gradient.
     """
-    if value.dtype != tf.bfloat16:
-        return tf.matmul(weights, value)
 
-    @tf.custom_gradient
-    def product(weights, value):
-        def gradient(upstream):
-            of_weights = _rounded(upstream, value, transpose_b=True)
-            return of_weights, tf.matmul(weights, upstream, transpose_a=True)
+    def gradient(upstream):
+        of_weights = _rounded(upstream, value, transpose_b=True)
+        return of_weights, tf.matmul(weights, upstream, transpose_a=True)
 
-        return _rounded(weights, value), gradient
-
-    return product(weights, value)
+    return _rounded(weights, value), gradient
 
 
 def _rounded(x, y, **keywords):
@@ -177,11 +172,9 @@ def _by_heads(tensors):
 
 
 def _wide(inputs):
-    """Returns all by heads: keys in float32, and values but those in bfloat16."""
+    """Returns all by heads: keys and values in float32."""
     query, key, value, *bias = _by_heads(inputs)
-    if value.dtype != tf.bfloat16:
-        value = tf.cast(value, tf.float32)
-    return [query, tf.cast(key, tf.float32), value, *bias]
+    return [query, tf.cast(key, tf.float32), tf.cast(value, tf.float32), *bias]
 
 
 def _rows(x, first, rows):

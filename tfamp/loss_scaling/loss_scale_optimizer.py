@@ -72,7 +72,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     _restore_on_build = None
     _scale_was_read = False
-    retried_steps = looks = 0  # `looks`: of `retried_steps`, in vain.
+    retried_steps = retried_until_healed = looks = 0  # For `retried_steps`.
     overflow_counts: Any = None  # A monitor's, in steps that are traced from then on.
 
     def __init__(

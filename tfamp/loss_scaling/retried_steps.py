@@ -8,14 +8,13 @@ gradients are not finite, though its loss is, is undone and taken again:
 |---|---|
 | none | / 16, until the gradients are finite or it is at its minimum |
 | none, and they are finite | * 2, as long as they are: growth takes 2000 steps each |
-| 1 to 15, after such a search | / 2: it fits one batch, and the next may be larger |
+| 1 to 15 | / 2: it fits one batch, and the next may be larger |
 
-Then, and after a first step that fits, Keras' function runs as ever. If the loss is not
-finite, no scale helps: layers may be healed (`healed`), then and after 8 skipped steps
-in a row, and the step is taken again as a first one. Everything that
-the step wrote is undone: weights, slots, statistics, metrics, random seeds and
-counters, of every model in it. What it did on the host (prints, `tf.py_function`)
-happens again.
+Then Keras' function runs as ever. If the loss is not finite, or the gradients are not
+at any scale, layers may be healed (`healed`), then and after 8 skipped steps in a row,
+and the step is taken again as a first one. Everything that the step wrote is undone:
+weights, slots, statistics, metrics, random seeds and counters, of every model in it.
+What it did on the host (prints, `tf.py_function`) happens again.
 """
 
 import inspect
@@ -32,9 +31,9 @@ from tfamp.loss_scaling import train_steps
 from tfamp.loss_scaling.loss_scale_optimizer import LossScaleOptimizer
 from tfamp.updates import saved_values
 
-_MOST = 16  # Retries of a run.
+_MOST = 16  # Retries of a run, and after each healing.
 _LOWER, _HIGHER, _NEXT = 2.0**-4, 2.0, 2.0**-1
-_SETTLED = 16  # Updates after which a scale that was sought is left to its rule.
+_SETTLED = 16  # Updates after which a scale is left to its rule.
 _LOOKS = 3  # Steps in vain whose loss is looked into.
 _STUCK = 8  # Steps that are skipped in a row, where a scale does not help.
 
@@ -42,7 +41,7 @@ Heal = Callable[[Any], bool]  # Of a batch: whether layers were healed.
 
 
 class RetriedSteps:
-    """A model's training function until its first update; see the module.
+    """A model's training function for its first updates; see the module.
 
     Args:
       model: The model.
@@ -91,18 +90,21 @@ class RetriedSteps:
         is_first = self._begins or not train_steps.updates(optimizer)
         self._begins, self._without = False, () if is_first else _gated(optimizer)
         first = float(optimizer.usable_scale())
+        before = optimizer.retried_steps
         outputs, fits = self._attempt(batch, spec)
-        if fits or not _has_tries(optimizer):
+        if fits:
             return outputs
         if not optimizer.skipped_loss.was_finite():
             return self._look(batch, spec, outputs)
+        if not _has_tries(optimizer):
+            return outputs
         lowest, lower = optimizer.config.min_scale, _LOWER if is_first else _NEXT
         scale = failed = first
         while not fits and scale > lowest and _has_tries(optimizer):
             failed, scale = scale, max(scale * lower, lowest)
             outputs, fits = self._attempt(batch, spec, scale)
-        if not fits:  # Its gradients have NaN at any scale: a step like any other.
-            return self._attempt(batch, spec, first)[0]
+        if not fits:  # As where infinity goes through a tanh, and its gradient is NaN.
+            return self._look(batch, spec, self._attempt(batch, spec, first)[0])
         while scale * _HIGHER < failed and _has_tries(optimizer):
             outputs, fits = self._attempt(batch, spec, scale * _HIGHER)
             if not fits:
@@ -110,7 +112,7 @@ class RetriedSteps:
                 break
             scale *= _HIGHER
         if is_first:
-            self._tell(first, scale)
+            self._tell(first, scale, optimizer.retried_steps - before)
         return outputs
 
     def _look(self, batch, spec, outputs):
@@ -124,17 +126,18 @@ class RetriedSteps:
         scale = max(float(optimizer.usable_scale()), optimizer.initial_scale)
         optimizer.state().scale.assign(scale)
         optimizer.retried_steps += 1
+        optimizer.retried_until_healed = optimizer.retried_steps
         self._model.make_train_function()  # It was forgotten.
         again = RetriedSteps(self._model, _plain(self._model), self._heal, begins=True)
         again._is_spread, optimizer.looks = self._is_spread, 0
         self._model.train_function = again
         return again.take(batch, spec)
 
-    def _tell(self, first, scale):
+    def _tell(self, first, scale, times):
         user_code.log(
             f"Model '{self._model.name}': the loss scale begins at {scale:g}, not at "
-            f"{first:g}, where gradients overflow. The first batch was tried "
-            f"{1 + self._model.optimizer.retried_steps} times, and no batch is lost."
+            f"{first:g}, where gradients overflow. The batch was taken {1 + times} "
+            "times, and no batch is lost."
         )
 
     def _attempt(self, batch, spec, scale=None):
@@ -215,13 +218,13 @@ def _searches(model):
     optimizer = model.optimizer
     if not isinstance(optimizer, LossScaleOptimizer) or not optimizer.config.dynamic:
         return False
-    most = _SETTLED - 1 if optimizer.retried_steps else 0
     tries = _has_tries(optimizer) and optimizer.looks < _LOOKS
-    return tries and train_steps.updates(optimizer) <= most
+    return tries and train_steps.updates(optimizer) < _SETTLED
 
 
 def _has_tries(optimizer):
-    return optimizer.retried_steps < _MOST - 1  # One more may be needed to go back.
+    spent = optimizer.retried_steps - optimizer.retried_until_healed
+    return spent < _MOST - 1  # One more may be needed to go back.
 
 
 def _plain(model):

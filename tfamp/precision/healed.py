@@ -1,7 +1,7 @@
 """Layers whose numbers float16 cannot hold, found in one batch and set to float32.
 
 ```
-a step was skipped, and its loss was not finite
+a step was skipped, and its loss was not finite, or its gradients at any scale
 weights that have diverged? The batch in float32 is not finite? It is not precision
 layers whose numbers in float32 are beyond float16's largest: float32
 run the batch in 16 bits: layers that make infinity or NaN of finite numbers: float32
@@ -71,8 +71,8 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             overflows = _search(undo, model, batch, exact) if is_finite else {}
         except Exception as error:  # Code of the user's layers may raise anything.
             user_code.log(
-                f"Model '{model.name}': the loss of a step is infinite or NaN, and it "
-                "cannot be called on the batch, to see where that begins "
+                f"Model '{model.name}': the loss or gradients of a step are infinite or "
+                "NaN, and it cannot be called on the batch, to see where that begins "
                 f"({type(error).__name__}). Name the layer in overrides."
             )
             return False
@@ -214,14 +214,14 @@ def _largest_of(tensors):
 
 def _tell(model, why):
     user_code.warn(
-        f"Model '{model.name}': a training step was skipped because its loss is "
-        f"infinite or NaN. {why}"
+        f"Model '{model.name}': a training step was skipped because its loss or its "
+        f"gradients are infinite or NaN. {why}"
     )
 
 
 def _elsewhere(is_finite):
     if not is_finite:
-        return "Precision is not the cause, as it is not finite in float32 either."
+        return "Precision is not the cause, as they are not finite in float32 either."
     rest = "what computes the loss, which should be in float32"
     if graph_rewrite.active() is not None:
         rest = "what the graph rewrite computes in float16, which is not seen here"
@@ -279,7 +279,7 @@ def _tell_healed(model, inputs, overflows, assigns):
     done = "They compute in float32 from now on, and the batch is taken again"
     user_code.warn(
         f"Model '{model.name}': numbers beyond float16's largest, {_LARGEST:g}, made "
-        f"its loss infinite or NaN, in {errors.examples(shown) or 'its inputs'}. "
+        f"its loss or gradients infinite or NaN, in {errors.examples(shown) or 'its inputs'}. "
         f"{done if assigns else 'Nothing is changed (heal=False)'}."
         f"{start if named else ''}{_describe_inputs(model, inputs)}"
     )
