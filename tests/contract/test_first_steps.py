@@ -432,6 +432,29 @@ def test_without_healing_it_is_said_and_nothing_is_changed():
     assert model.layers[1].compute_dtype == "float16"
 
 
+def test_a_run_is_healed_as_often_as_it_needs():
+    """A series that grows: one layer after the other takes too large numbers."""
+    level = np.linspace(2e4, 3e5, 256)[:, None]
+    x = (level * RNG.uniform(0.9, 1.1, (256, 8))).astype("float32")
+
+    def run(mode):
+        keras.utils.set_random_seed(0)
+        with helpers.enabled(mode), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Model .*beyond float16")
+            hidden = [layers.Dense(32, "relu") for _ in range(4)]
+            model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(1e-4), "mae")
+            fitted = model.fit(
+                x, level, batch_size=32, shuffle=False, epochs=3, verbose=0
+            )
+            return model, fitted.history["loss"]
+
+    _, wanted = run("float32")
+    model, found = run("mixed_float16")
+    np.testing.assert_allclose(found, wanted, rtol=0.05)
+    assert int(model.optimizer.skipped_steps) == 0
+
+
 def test_a_run_that_overflows_later_is_healed_between_epochs():
     tfamp.enable("mixed_float16")
     factor = tf.Variable(1.0)
@@ -540,6 +563,19 @@ def crossed():
     return keras.Model(columns, layers.Dense(1)(x))
 
 
+def saturated():
+    """Infinity is 1 after a tanh: the loss is finite, and no gradient is."""
+    inputs = keras.Input((2,))
+    x = layers.Dense(8, "tanh", name="product")(inputs)
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+def masked():
+    inputs = keras.Input((8, 1))
+    x = layers.LSTM(4)(layers.Masking(-99999.0)(inputs))
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
 COLUMNS = [
     RNG.uniform(17, 90, (256, 1)).astype("float32"),
     RNG.uniform(1e4, 1e6, (256, 1)).astype("float32"),
@@ -550,13 +586,26 @@ PLACES = [
 ]
 
 
-RAW = {census: COLUMNS, CrossNetwork: PLACES, crossed: PLACES}
+SERIES = RNG.normal(size=(256, 8, 1)).astype("float32")
+SERIES[:, 6:] = -99999.0  # Steps that are not there.
+RAW = {
+    census: COLUMNS,
+    CrossNetwork: PLACES,
+    crossed: PLACES,
+    saturated: np.concatenate(COLUMNS, 1),
+    masked: SERIES,
+}
 
 
-@pytest.mark.parametrize("make", helpers.names_of(RAW, quick=[census], slow=[crossed]))
+@pytest.mark.parametrize(
+    "make", helpers.names_of(RAW, quick=[census, saturated], slow=[crossed])
+)
 def test_raw_columns_train_as_in_float32(make):
     columns = RAW[make]
-    wanted_ones = (columns[1] > columns[1].mean()).astype("float32")
+    last = np.reshape(columns[1] if isinstance(columns, list) else columns, (256, -1))
+    wanted_ones = (last[:, -1:] > last[:, -1:].mean()).astype("float32")
+    if make is masked:
+        wanted_ones = (SERIES[:, 0] > 0).astype("float32")
 
     def run(mode):
         keras.utils.set_random_seed(0)

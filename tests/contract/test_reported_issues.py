@@ -658,3 +658,21 @@ def test_enable_float32_is_stock_keras_bit_for_bit():
     tfamp.enable("float32")
     for found, each in zip(three_steps(), expected, strict=True):
         np.testing.assert_array_equal(found, each)
+
+
+@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+def test_positions_beyond_256_are_told_apart(mode):
+    keras_hub = pytest.importorskip("keras_hub")
+
+    def encode():
+        encoding = keras_hub.layers.SinePositionEncoding()
+        model = keras.Sequential(
+            [keras.Input((600, 8)), layers.Dense(8), encoding, layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+        return encoding(tf.zeros((1, 600, 8)))
+
+    wanted = encode()
+    with helpers.enabled(mode):
+        found = encode()
+    np.testing.assert_allclose(found, wanted, atol=1e-2)

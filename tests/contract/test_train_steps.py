@@ -112,6 +112,71 @@ def test_a_step_with_infinity_changes_nothing_and_lowers_the_scale():
     assert np.isfinite(np.concatenate([np.ravel(x) for x in model.get_weights()])).all()
 
 
+class Sharpness(keras.Sequential):
+    """SAM: it moves the weights by their gradients, and back."""
+
+    how = ""
+
+    def train_step(self, data):
+        weights, moves = self.trainable_variables, []
+
+        def gradients():
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(*data, self(data[0], training=True))
+            return loss, tape.gradient(loss, weights)
+
+        _, first = gradients()
+        scale = 0.05 / (tf.linalg.global_norm(first) + 1e-12)
+        for gradient, weight in zip(first, weights, strict=True):
+            moves.append(gradient * scale)
+            weight.assign_add(moves[-1])
+        loss, second = gradients()
+        for weight, move in zip(weights, moves, strict=True):
+            weight.assign_sub(move)
+        if self.how == "assigned":  # No optimizer has a part in it.
+            for gradient, weight in zip(second, weights, strict=True):
+                weight.assign_sub(1e-5 * gradient)
+        else:
+            self.optimizer.apply_gradients(zip(second, weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.filterwarnings("ignore:.*training steps of this epoch")
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("how", ["applied", "assigned"])
+def test_a_step_that_writes_gradients_to_weights_loses_none(how, eager):
+    labels = RNG.integers(0, 4, 64)
+
+    def run(mode):
+        keras.utils.set_random_seed(0)
+        tfamp.enable(mode)
+        body = keras.layers.Dense(32, "relu"), keras.layers.Dense(4)
+        model = Sharpness([keras.Input((16,)), *body])
+        model.how = how
+        loss = keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")
+        model.compile(keras.optimizers.SGD(1e-5), loss, run_eagerly=eager)
+
+        def fit(epochs):
+            data = 50 * np.abs(X), labels
+            model.fit(*data, 16, epochs=epochs, shuffle=False, verbose=0)
+            return model.evaluate(*data, verbose=0)
+
+        first = fit(4)
+        if mode == "mixed_float16":  # A later overflow, as growth brings.
+            model.optimizer.dynamic_scale.assign(2.0**24)
+        last = fit(8)
+        tfamp.disable()
+        return first, last, model
+
+    wanted = run("float32")
+    found = run("mixed_float16")
+    assert all(np.isfinite(each).all() for each in found[2].get_weights())
+    assert found[2].optimizer.dynamic_scale < 2.0**20
+    assert found[1] < found[0]
+    if not eager:  # The scale was sought on the first batch.
+        assert found[0] == pytest.approx(wanted[0], rel=0.01)
+
+
 def test_it_is_off_with_loss_scale_false_and_after_disable():
     original = Regression.train_step
     with helpers.enabled("mixed_float16", loss_scale=False):

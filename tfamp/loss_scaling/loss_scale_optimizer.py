@@ -272,7 +272,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 self.overflow_counts.record(unscale(grads), variables, finite)
 
         step = gate.Step(
-            check=lambda grads: gate.all_finite(grads, scale()),
+            check=train_steps.check(grads, scale),
             update=lambda grads: inner.apply_gradients(  # Users override it.
                 zip(unscale(grads), variables, strict=True)
             ),

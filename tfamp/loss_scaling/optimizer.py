@@ -131,9 +131,10 @@ def _warn_of_skipped(model, steps, skipped):
     optimizer = model.optimizer
     scale = float(optimizer.dynamic_scale.numpy())
     advice = (
-        "If this continues, numbers overflow before the loss: look for constants "
-        "beyond 65504, such as masks of -1e9, name the layer in "
-        "overrides={...: 'float32'}, or train in mixed_bfloat16. "
+        "If this continues, numbers overflow on the way to the loss, or back: look "
+        "for constants beyond 65504, such as masks of -1e9, and for raw inputs and "
+        "targets, name the layer in overrides={...: 'float32'}, or train in "
+        "mixed_bfloat16. "
         "tfamp.LossScaleMonitor names the variables, and tfamp.compare_precision the "
         "layer where it begins."
         if int(optimizer.consecutive_skipped_steps.numpy())

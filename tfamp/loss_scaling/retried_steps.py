@@ -8,13 +8,14 @@ gradients are not finite, though its loss is, is undone and taken again:
 |---|---|
 | none | / 16, until the gradients are finite or it is at its minimum |
 | none, and they are finite | * 2, as long as they are: growth takes 2000 steps each |
-| 1 to 15 | / 2: it fits one batch, and the next may be larger |
+| 1 to 15, after such a search | / 2: it fits one batch, and the next may be larger |
 
-Then Keras' function runs as ever. If the loss is not finite, or the gradients are not
-at any scale, layers may be healed (`healed`), then and after 8 skipped steps in a row,
-and the step is taken again as a first one. Everything that the step wrote is undone:
-weights, slots, statistics, metrics, random seeds and counters, of every model in it.
-What it did on the host (prints, `tf.py_function`) happens again.
+Then, and after a first step that fits, Keras' function runs as ever. If the loss is not
+finite, or the gradients are not at any scale, layers may be healed (`healed`), then and
+after 8 skipped steps in a row, and the step is taken again as a first one. Everything
+that the step wrote is undone: weights, slots, statistics, metrics, random seeds and
+counters, of every model in it. What it did on the host (prints, `tf.py_function`)
+happens again.
 """
 
 import inspect
@@ -33,7 +34,7 @@ from tfamp.updates import saved_values
 
 _MOST = 16  # Retries of a run, and after each healing.
 _LOWER, _HIGHER, _NEXT = 2.0**-4, 2.0, 2.0**-1
-_SETTLED = 16  # Updates after which a scale is left to its rule.
+_SETTLED = 16  # Updates after which a scale that was sought is left to its rule.
 _LOOKS = 3  # Steps in vain whose loss is looked into.
 _STUCK = 8  # Steps that are skipped in a row, where a scale does not help.
 
@@ -41,7 +42,7 @@ Heal = Callable[[Any], bool]  # Of a batch: whether layers were healed.
 
 
 class RetriedSteps:
-    """A model's training function for its first updates; see the module.
+    """A model's training function until its first update; see the module.
 
     Args:
       model: The model.
@@ -218,8 +219,9 @@ def _searches(model):
     optimizer = model.optimizer
     if not isinstance(optimizer, LossScaleOptimizer) or not optimizer.config.dynamic:
         return False
+    most = _SETTLED - 1 if optimizer.retried_steps else 0
     tries = _has_tries(optimizer) and optimizer.looks < _LOOKS
-    return tries and train_steps.updates(optimizer) < _SETTLED
+    return tries and train_steps.updates(optimizer) <= most
 
 
 def _has_tries(optimizer):

@@ -2,8 +2,9 @@
 
 While such a step runs, `tf.GradientTape.gradient` differentiates the loss times the
 scale of `model.optimizer`, and returns true gradients, in float32: what clips, logs or
-applies them sees no scale. `apply`, of any optimizer, skips the update if they are not
-finite, and moves that scale. Left alone are
+applies them sees no scale. Where they are not finite they are zeros, so that a step
+that writes them to weights does no harm. `apply`, of any optimizer, skips the update
+then, and moves that scale. Left alone are
 
 | what | why |
 |---|---|
@@ -16,8 +17,8 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -32,16 +33,64 @@ _LARGEST = 2.0**15  # The largest power of two of float16, for a loss in float16
 _TAPE = inspect.getsourcefile(tf.GradientTape)
 
 
+class _Taken(NamedTuple):
+    """Gradients that a step has taken.
+
+    Attributes:
+      finite: Whether they were finite: bool []. Else they are zeros.
+      grads: The gradients, as the step has them.
+    """
+
+    finite: Any
+    grads: list
+
+
 class Step:
     """A run, or a trace, of a `train_step` in one thread.
 
     Attributes:
       optimizer: The `LossScaleOptimizer` of the model, whose scale is used.
       read: The ids of optimizers whose scale was read, and that have not applied since.
+      graph: The graph that it is traced in; None if it runs eagerly.
+      taken: The `_Taken` of its gradients.
+      unapplied: Those of `taken` since the last `apply`.
+      has_applied: Whether an optimizer has applied any.
     """
 
     def __init__(self, optimizer: Any):
-        self.optimizer, self.read = optimizer, set()
+        self.optimizer, self.read, self.graph = optimizer, set(), _graph()
+        self.taken: list[_Taken] = []
+        self.unapplied: list[_Taken] = []
+        self.has_applied = False
+
+    def take(self, grads: Sequence, sources: Sequence) -> list:
+        """Returns gradients, or zeros if they are not finite, and notes which."""
+        if self.graph is not _graph():  # Of a branch: `apply` may be outside of it.
+            return [*grads]
+        finite = gate.all_finite(grads, 1.0)
+        pairs = zip(grads, sources, strict=True)
+        taken = _Taken(finite, [_or_zeros(grad, x, finite) for grad, x in pairs])
+        self.taken.append(taken)
+        self.unapplied.append(taken)
+        return taken.grads
+
+    def end(self) -> None:
+        """Moves the scale, if the step has applied its gradients by itself."""
+        if self.taken and not self.has_applied and not tf.distribute.has_strategy():
+            self.optimizer.settle(tf.reduce_all([x.finite for x in self.taken]))
+
+
+def _graph():
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _or_zeros(grad, source, finite):
+    if grad is None or keras_optimizers.overwrites_with_gradient(source):
+        return grad
+    if isinstance(grad, tf.IndexedSlices):
+        values = tf.where(finite, grad.values, tf.zeros([], grad.dtype))
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return tf.where(finite, grad, tf.zeros([], grad.dtype))
 
 
 class _Now(threading.local):
@@ -107,6 +156,29 @@ def settled_by(optimizer: Any) -> Callable[[Any], None] | None:
     return settle
 
 
+def check(grads: Sequence, scale: Callable[[], Any]) -> Callable[[Sequence], Any]:
+    """Returns what tells whether the gradients of an update are finite: bool [].
+
+    Those count that are given, and of a step that runs all since its last update.
+
+    Args:
+      grads: What is applied.
+      scale: Function that returns their scale.
+    """
+    step, noted = _now.step, []
+    if step is not None:
+        ids = {id(grad) for grad in grads}
+        given = [x for x in step.taken if any(id(grad) in ids for grad in x.grads)]
+        noted = list({id(x): x.finite for x in (*step.unapplied, *given)}.values())
+        step.unapplied, step.has_applied = [], True
+
+    def is_finite(grads):
+        finite = gate.all_finite(grads, scale())
+        return tf.reduce_all([finite, *noted]) if noted else finite
+
+    return is_finite
+
+
 def scaled(original: Callable) -> Callable:
     """Returns a `train_step` that scales, in place of a class's own one."""
 
@@ -115,7 +187,10 @@ def scaled(original: Callable) -> Callable:
         step = Step(optimizer) if hasattr(optimizer, "usable_scale") else None
         with _running(step, suspended=step is None):
             # It may be a `tf.function`, which binds the model.
-            return original.__get__(model, type(model))(*args, **kwargs)
+            results = original.__get__(model, type(model))(*args, **kwargs)
+        if step is not None:
+            step.end()
+        return results
 
     return train_step
 
@@ -141,7 +216,7 @@ def _gradient(original):
         seeds = _seeds(target, upstream, scale)
         with suspended():  # Functions with gradients of their own may take some, too.
             grads = original(tape, target, sources, seeds, unconnected_gradients)
-        return _true(grads, sources, scale)
+        return _true(step, grads, sources, scale)
 
     return gradient
 
@@ -174,15 +249,14 @@ def _seeds(target, upstream, scale):
     return tf.nest.pack_sequence_as(target, scaled)
 
 
-def _true(grads, sources, scale):
+def _true(step, grads, sources, scale):
     flat = tf.nest.flatten(sources)
     flat_grads = tf.nest.flatten(grads)
+    unscaled = step.take(gate.unscale(flat_grads, flat, scale), flat)
     true = [
         # That of a tensor has its format, as ever.
         wide if wide is None or isinstance(x, _VARIABLES) else tf.cast(wide, grad.dtype)
-        for wide, grad, x in zip(
-            gate.unscale(flat_grads, flat, scale), flat_grads, flat, strict=True
-        )
+        for wide, grad, x in zip(unscaled, flat_grads, flat, strict=True)
     ]
     return tf.nest.pack_sequence_as(sources, true)
 
@@ -201,7 +275,7 @@ def _apply(original):
         step.optimizer.beside.add(optimizer)
         loss = skipped_loss.last()
         gated = gate.Step(
-            check=lambda grads: gate.all_finite(grads, 1.0),
+            check=check(grads, lambda: 1.0),
             update=lambda grads: original(optimizer, grads, variables),
             skip=lambda grads, finite: step.optimizer.skipped_loss.record(loss, finite),
             settle=step.optimizer.settle,

@@ -71,8 +71,8 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             overflows = _search(undo, model, batch, exact) if is_finite else {}
         except Exception as error:  # Code of the user's layers may raise anything.
             user_code.log(
-                f"Model '{model.name}': the loss or gradients of a step are infinite or "
-                "NaN, and it cannot be called on the batch, to see where that begins "
+                f"Model '{model.name}': the loss or gradients of a step are not finite "
+                "and it cannot be called on the batch, to see where that begins "
                 f"({type(error).__name__}). Name the layer in overrides."
             )
             return False
@@ -104,14 +104,11 @@ def _search(undo, model, batch, exact):
                     rows[id(place.layer)] = "float32", f"follows {holder.layer.name!r}"
         undo.enter_context(assigned.assign(model, rows))
         low = _run(model, batch)
-        if all(each.is_finite for each in low):
-            return {layer: largest[layer] for layer in largest if layer in healed}
         more = {layer for each in low for layer in each.lost if _can_heal(layer)}
-        more -= healed
-        if not more:
+        if not more - healed:  # What is left, no layer makes.
             break
         healed |= more
-    return {}
+    return {layer: largest[layer] for layer in largest if layer in healed}
 
 
 def _can_heal(owner):
@@ -225,7 +222,11 @@ def _elsewhere(is_finite):
     rest = "what computes the loss, which should be in float32"
     if graph_rewrite.active() is not None:
         rest = "what the graph rewrite computes in float16, which is not seen here"
-    return f"The numbers of its layers are finite: look at the targets, and at {rest}."
+    return (
+        f"The numbers of its layers are finite: look at the targets, and at {rest}. "
+        "Gradients that need a loss scale below 2**-14 have one with a smaller "
+        "`min_scale`."
+    )
 
 
 def _not_precision(model):
@@ -279,7 +280,8 @@ def _tell_healed(model, inputs, overflows, assigns):
     done = "They compute in float32 from now on, and the batch is taken again"
     user_code.warn(
         f"Model '{model.name}': numbers beyond float16's largest, {_LARGEST:g}, made "
-        f"its loss or gradients infinite or NaN, in {errors.examples(shown) or 'its inputs'}. "
+        "its loss or gradients infinite or NaN, in "
+        f"{errors.examples(shown) or 'its inputs'}. "
         f"{done if assigns else 'Nothing is changed (heal=False)'}."
         f"{start if named else ''}{_describe_inputs(model, inputs)}"
     )

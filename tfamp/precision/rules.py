@@ -10,6 +10,7 @@ model. `plan.Plan` asks them, and nothing else decides what computes in what.
 | normalized float32 | normalization of what comes in float32 | plan |
 | saved | a layer that calls a SavedModel | first call |
 | squares | `UnitNormalization` | first call |
+| sine positions | KerasHub's `SinePositionEncoding` | first call |
 | bilinear, softmax | by kind | plan |
 | int8 | weights of int8, in float16 | plan |
 | healed | what overflowed float16 in training | from then on |
@@ -64,6 +65,14 @@ def _takes_raw_values(layer):
     return any(base.__module__.startswith(folder) for base in type(layer).__mro__)
 
 
+def _is_of_keras_hub(name):
+    def matches(layer):
+        kinds = type(layer).__mro__
+        return any((x.__name__, x.__module__[:9]) == (name, "keras_hub") for x in kinds)
+
+    return matches
+
+
 def _is_softmax(layer):
     kinds = (keras.activations.softmax, keras.activations.log_softmax)
     activation = getattr(layer, "activation", None)
@@ -106,6 +115,14 @@ BY_KIND = (
         _if(
             lambda layer: isinstance(layer, _KINDS.UnitNormalization),
             "its gradient divides by squares, which underflow in 16 bits (keras#23546)",
+        ),
+        first_call=True,
+    ),
+    Rule(
+        "SinePositionEncoding",
+        _if(
+            _is_of_keras_hub("SinePositionEncoding"),
+            "16 bits round positions beyond 256, or their angles",
         ),
         first_call=True,
     ),

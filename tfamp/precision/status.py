@@ -265,7 +265,7 @@ def _describe_float32(settings):
 
 def _describe_healed():
     return [
-        f"{layer.path!r} (up to {record.overflow:g})"
+        f"{layer.path or layer.name!r} (up to {record.overflow:g})"
         for layer, record in records.every()
         if record.overflow is not None
     ]
