@@ -118,12 +118,12 @@ def recorded(
     )
 
 
-def _in_each(values, formats):
-    """Returns gradients in the formats of what they are by, if there is one for each."""
+def _in_each(values, wanted):
+    """Returns gradients in one format each, if there are as many."""
     values = [*values] if isinstance(values, list | tuple) else [values]
-    if len(values) != len(formats):
+    if len(values) != len(wanted):
         return values
-    return [again.in_format(x, y) for x, y in zip(values, formats, strict=True)]
+    return [again.in_format(x, y) for x, y in zip(values, wanted, strict=True)]
 
 
 @hooks.around

@@ -2,8 +2,9 @@
 
 A loop's state keeps the format that it began with, as a gradient keeps that of its
 input: a recurrent cell that adds noise in float32 to a state of 16 bits returns it in
-16 bits, and a sum that begins with zeros of float32 stays float32. The branches of a condition have one result, and float32 wins. Each body and
-branch is traced once, as ever.
+16 bits, and a sum that begins with zeros of float32 stays float32. The branches of a
+condition have one result, and float32 wins. Each body and branch is traced once, as
+ever.
 """
 
 import tensorflow as tf

@@ -21,9 +21,9 @@ not run again: in their bodies, each operator is.
 
 What is converted to another format outside of operators is cast, from 16 bits or to
 them: in `variable.assign(x)`, in what a `tf.py_function` returns, in the arguments of a
-`tf.function` with a signature. Keras' own operators (`keras.ops`, and Python's on a Keras
-variable) promote by Keras' rules first. NumPy arrays and numbers take the format of the
-tensor beside them, as ever, but for numbers that 16 bits cannot hold.
+`tf.function` with a signature. Keras' own operators (`keras.ops`, and Python's on a
+Keras variable) promote by Keras' rules first. NumPy arrays and numbers take the format
+of the tensor beside them, as ever, but for numbers that 16 bits cannot hold.
 """
 
 import re
@@ -70,7 +70,9 @@ def _dispatch(original, op, args, kwargs):
     number = lost_numbers.behind(error) or lost_numbers.among(arguments)
     is_outer = again.functions_around() < 2
     if op is tf.convert_to_tensor and not again.meet(arguments):
-        return result if number and not is_outer else _converted(arguments, number)
+        if number:
+            return _converted_number(number) if is_outer else result
+        return _converted(arguments, is_outer)
     # What the user called is the one to try again.
     if not is_outer or not again.can_run(op.__name__, arguments):
         return result
@@ -88,15 +90,20 @@ def _dispatch(original, op, args, kwargs):
     return result
 
 
-def _converted(arguments, number):
+def _converted_number(number):
+    """Returns another result of `tf.convert_to_tensor` for a number that is lost."""
+    again.note(str(number), "convert_to_tensor")
+    return tf.constant(number.value, "float32")
+
+
+def _converted(arguments, is_outer):
     """Returns another result of `tf.convert_to_tensor`, if there is one."""
-    if number:
-        again.note(str(number), "convert_to_tensor")
-        return tf.constant(number.value, "float32")
     value, *others = arguments
     names = [getattr(x, "name", x) for x in others if isinstance(x, str | tf.DType)]
     wanted = [x for x in names if again.differ(again.format_of(value), x)]
-    return tf.cast(value, wanted[0]) if wanted else _NOT_SUPPORTED
+    # Where a function of `tf` asks for 16 bits, all of it is computed in float32.
+    can_cast = wanted and (is_outer or wanted[0] == "float32")
+    return tf.cast(value, wanted[0]) if can_cast else _NOT_SUPPORTED
 
 
 @hooks.around
