@@ -304,26 +304,16 @@ def looped(x):
     return tf.while_loop(lambda i, y: i < 2, step, (0, x))[1]
 
 
-def recurrent(x):
-    return layers.GRU(4, return_sequences=True)(tf.reshape(x, (4, 4, 4)))
-
-
 BELOW = {"nothing": tf.identity, "function": tf.function(lambda x: tf.tanh(x) * x)}
-BELOW |= {"loop": tf.function(looped), "recurrent": recurrent}
+BELOW |= {"loop": tf.function(looped)}
 
 
 @in_both
 @pytest.mark.parametrize("how", ["eager", "graph"])
 @pytest.mark.parametrize("name", BELOW)
 def test_a_gradient_of_ones_own_may_be_float32(name, how, mode):
-    if name == "recurrent" and how == "graph":
-        pytest.skip("makes variables")
     low = tf.cast(X, LOW[mode])
-
-    def run(x):
-        keras.utils.set_random_seed(0)
-        return value_and_gradient(lambda x: binarized(BELOW[name](x)))(x)
-
+    run = value_and_gradient(lambda x: binarized(BELOW[name](x)))
     _, slope = run(tf.cast(low, "float32"))
     tfamp.enable(mode, on_unsupported="warn")
     found, gradient = helpers.RUNNERS[how](run)(low)
@@ -346,12 +336,12 @@ def test_a_gradient_that_is_handed_to_a_tape_may_be_float32(mode):
 
 @in_both
 def test_a_derivative_in_forward_mode_may_lack_a_kernel(mode):
-    """In float16 the operator has one, and its derivative none."""
+    """In float16 a host has the operator, and not its derivative."""
     low = tf.cast(1 + X * X, LOW[mode])
     tfamp.enable(mode, on_unsupported="warn")
     with tf.autodiff.ForwardAccumulator(low, tf.ones_like(low)) as forward:
-        y = tf.math.lgamma(low)
-    expected = tf.math.digamma(tf.cast(low, "float32"))
+        y = tf.math.digamma(low)
+    expected = tf.math.polygamma(1.0, tf.cast(low, "float32"))
     found = tf.cast(forward.jvp(y), "float32")
     np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.01)
 
@@ -518,7 +508,7 @@ def from_zeros(h, f):
 def until_near(h, f):
     error = f + 9
     while error > 0.1:
-        h = h * f
+        h = h / 2
         error = tf.reduce_max(tf.abs(h))
     return error
 
