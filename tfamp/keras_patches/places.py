@@ -170,11 +170,7 @@ UPSTREAM = {
             f"{_MEET} in signatures", "tensorflow:TensorSpec", "cast", (), "spec_cast"
         ),
         Patch(_LINEAR, "tensorflow:linalg.LinearOperator", "_check_input_dtype"),
-        Patch(
-            _LINEAR,
-            "tensorflow.python.ops.linalg.linear_operator_util",
-            "convert_nonref_to_tensor",
-        ),
+        Patch(_LINEAR, "tensorflow:linalg.LinearOperatorFullMatrix", "_check_matrix"),
     ),
     "not filed; symptom: a loop's state or a branch's result of two formats is an "
     "error; remove when test_tensorflows_loops_hold_one_format fails": (

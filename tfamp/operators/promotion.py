@@ -160,10 +160,9 @@ def _check_operand(original, operator, operand):
 
 
 @hooks.around
-def _parameter(original, value, *args, **kwargs):
-    """For what a `tf.linalg.LinearOperator` is made of."""
-    result = original(value, *args, **kwargs)
-    return again.wide(result) if again.is_low(result) else result
+def _check_matrix(original, operator, matrix):
+    """For what one with a full matrix is made of, which must not be bfloat16."""
+    original(operator, again.wide(matrix))
 
 
 class _Hooks(hooks.HookGroup):
@@ -187,7 +186,7 @@ HOOKS = _Hooks(
     sparse_matmul=_product,
     spec_cast=_spec_cast,
     _check_input_dtype=_check_operand,
-    convert_nonref_to_tensor=_parameter,
+    _check_matrix=_check_matrix,
     gradient_lookup=gradients.lookup,
     record_operation=gradients.recorded,
     output_gradient=gradients.by_outputs,
