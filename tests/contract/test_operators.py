@@ -41,6 +41,18 @@ def log_gamma(x):
     return tf.raw_ops.Lgamma(x=tf.nn.softplus(x) + 1)
 
 
+def turned(x):
+    """Its gradient refuses bfloat16."""
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=tf.reshape(x, (4, 4, 4, 1)),
+        transforms=tf.constant([[1.0, 0.2, 0, 0, 1, 0, 0, 0]]),
+        output_shape=[4, 4],
+        fill_value=0.0,
+        interpolation="BILINEAR",
+        fill_mode="CONSTANT",
+    )
+
+
 ALONE = {
     "rfft": lambda x: tf.abs(tf.signal.rfft(x)),
     "stft": lambda x: tf.abs(tf.signal.stft(x, 8, 4)),
@@ -62,6 +74,10 @@ ALONE = {
     "ragged": lambda x: tf.math.lgamma(tf.RaggedTensor.from_tensor(x * x + 1)).values,
     "stft of Keras": lambda x: keras.ops.stft(x, 8, 4, 8)[0],
     "eigenvalues": lambda x: tf.abs(tf.linalg.eigvals(squares(x))) + 0 * x[0, 0],
+    "stft with a window": lambda x: tf.abs(
+        tf.signal.stft(x, 8, 4, window_fn=tf.signal.hamming_window)
+    ),
+    "rotation": turned,
     "lrn": lambda x: tf.nn.lrn(tf.reshape(x, (1, 4, 4, 4))),
     "max_pool3d": lambda x: tf.nn.max_pool3d(
         tf.reshape(x, (1, 4, 4, 4, 1)), 2, 2, "SAME"
@@ -136,6 +152,62 @@ def test_a_range_of_16_bits_trains_under_xla(name, mode):
     expected = losses()
     tfamp.enable(mode, on_unsupported="warn")
     np.testing.assert_allclose(losses(), expected, rtol=0.02)
+
+
+def twice_pooled(pool, shape):
+    def penalty(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = pool(tf.reshape(x, shape), 2, 2, "SAME") ** 2
+        return tape.gradient(y, x)
+
+    return penalty
+
+
+def bounded(x):
+    mean, one = x[:, 0], tf.ones_like(x[:, 0])
+    drawn = tf.raw_ops.ParameterizedTruncatedNormal(
+        shape=[4, 16], means=mean, stdevs=one, minvals=mean - one, maxvals=mean + one
+    )
+    return x + 0 * drawn
+
+
+NOT_BY_XLA = {
+    "bounded": bounded,
+    "max_pool2d": twice_pooled(tf.nn.max_pool2d, (4, 4, 4, 1)),
+    "max_pool3d": twice_pooled(tf.nn.max_pool3d, (1, 4, 4, 4, 1)),
+    "categorical": lambda x: (
+        x * tf.cast(keras.random.categorical(x, 1, seed=1) >= 0, x.dtype)
+    ),
+    "truncated_normal": lambda x: (
+        x + 0 * tf.random.truncated_normal([16], 0, 1, x.dtype)
+    ),
+}
+
+
+@in_both
+@pytest.mark.parametrize("name", NOT_BY_XLA)
+def test_what_xla_has_in_float32_alone_is_computed_so(name, mode):
+    low = tf.cast(X, LOW[mode])
+    run = value_and_gradient(NOT_BY_XLA[name])
+    expected, slope = run(tf.cast(low, "float32"))
+    tfamp.enable(mode, on_unsupported="warn")
+    found, gradient = helpers.RUNNERS["xla"](run)(low)
+    assert gradient.dtype == LOW[mode]
+    for pair in ((found, expected), (gradient, slope)):
+        both = [tf.cast(x, "float32") for x in pair]
+        np.testing.assert_allclose(*both, rtol=0.05, atol=0.05)
+
+
+@in_both
+@pytest.mark.parametrize("how", ["eager", "graph"])
+def test_an_assertion_of_values_meets_two_formats(how, mode):
+    def checked(x):
+        tf.debugging.assert_near(x, tf.cast(x, "float32"))
+        return x
+
+    tfamp.enable(mode, on_unsupported="warn")
+    assert helpers.RUNNERS[how](checked)(tf.cast(X, LOW[mode])).dtype == LOW[mode]
 
 
 @pytest.mark.parametrize("how", ["eager", "graph"])
@@ -228,6 +300,62 @@ def test_resizing_has_the_gradients_of_float32(name, how, mode):
     _, gradient = helpers.RUNNERS[how](run)(low)
     assert gradient.dtype == LOW[mode]
     np.testing.assert_allclose(tf.cast(gradient, "float32"), slope, atol=0.03)
+
+
+@tf.custom_gradient
+def binarized(x):
+    """With the usual mask, which is float32."""
+    return tf.sign(x), lambda slope: slope * tf.cast(tf.abs(x) < 1, tf.float32)
+
+
+def looped(x):
+    step = lambda i, y: (i + 1, tf.tanh(y))  # noqa: E731
+    return tf.while_loop(lambda i, y: i < 2, step, (0, x))[1]
+
+
+BELOW = {"nothing": tf.identity, "function": tf.function(lambda x: tf.tanh(x) * x)}
+BELOW |= {"loop": tf.function(looped)}
+
+
+@in_both
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("name", BELOW)
+def test_a_gradient_of_ones_own_may_be_float32(name, how, mode):
+    low = tf.cast(X, LOW[mode])
+    run = value_and_gradient(lambda x: binarized(BELOW[name](x)))
+    _, slope = run(tf.cast(low, "float32"))
+    tfamp.enable(mode, on_unsupported="warn")
+    found, gradient = helpers.RUNNERS[how](run)(low)
+    assert found.dtype == gradient.dtype == LOW[mode]
+    np.testing.assert_allclose(tf.cast(gradient, "float32"), slope, atol=0.02)
+
+
+@in_both
+def test_a_gradient_that_is_handed_to_a_tape_may_be_float32(mode):
+    tfamp.enable(mode, on_unsupported="warn")
+    low = tf.cast(X, LOW[mode])
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(low)
+        y = BELOW["function"](low)
+    alone = tape.gradient(y, low, output_gradients=tf.ones([4, 16]))
+    listed = tape.gradient([y, y], [low], output_gradients=[tf.ones([4, 16])] * 2)
+    assert alone.dtype == listed[0].dtype == LOW[mode]
+    np.testing.assert_array_equal(2 * alone, listed[0])
+
+
+@in_both
+def test_a_derivative_in_forward_mode_may_lack_a_kernel(mode):
+    """In float16 a host has the operator, and not its derivative."""
+    low = tf.cast(1 + X * X, LOW[mode])
+    tfamp.enable(mode, on_unsupported="warn")
+    one = tf.ones_like(low)
+    with tf.autodiff.ForwardAccumulator(low, one) as forward:
+        with tf.autodiff.ForwardAccumulator(low, one) as inner:
+            y = tf.math.lgamma(low)
+        slope = inner.jvp(y)
+    expected = tf.math.polygamma(1.0, tf.cast(low, "float32"))
+    found = tf.cast(forward.jvp(slope), "float32")
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.01)
 
 
 @in_both
@@ -382,6 +510,53 @@ def test_a_loops_state_keeps_its_format(name, mode):
     found, gradient = run(low, wide)
     assert gradient.dtype == LOW[mode]
     np.testing.assert_allclose(tf.cast(found, "float32"), expected, rtol=0.05)
+
+
+def from_zeros(h, f):
+    step = lambda i, s: (i + 1, h[i] * 2)  # noqa: E731
+    return tf.while_loop(lambda i, s: i < 3, step, (0, f))[1]
+
+
+def until_near(h, f):
+    error = f + 9
+    while error > 0.1:
+        h = h / 2
+        error = tf.reduce_max(tf.abs(h))
+    return error
+
+
+def in_float32_array(h, f):
+    array = tf.TensorArray(tf.float32, 4)
+    for i in range(4):
+        array = array.write(i, 2 * h[i])
+    return array.scatter([0], h[:1]).stack()
+
+
+# Loops whose state, or array, begins in float32, and gets 16 bits.
+BEGUN = {
+    "while_loop": from_zeros,
+    "autograph": until_near,
+    "array": in_float32_array,
+    "split": lambda h, f: tf.TensorArray(tf.float32, 2).split(h, [2, 2]).concat(),
+    "scan": lambda h, f: tf.scan(lambda s, x: x * 2, h, f),
+    "foldl": lambda h, f: tf.foldl(lambda s, x: x * 2, h, f),
+    "map_fn": lambda h, f: tf.map_fn(
+        lambda x: x * 2, h, fn_output_signature=tf.float32
+    ),
+    "keras.ops.scan": lambda h, f: keras.ops.scan(lambda s, x: (x * 2, s), f, h)[1],
+}
+
+
+@in_both
+@pytest.mark.parametrize("name", BEGUN)
+def test_a_state_that_begins_in_float32_stays_float32(name, mode):
+    low, wide = tf.cast(tf.tanh(X), LOW[mode])[:, 0], tf.constant(0.5)
+    expected = tf.function(BEGUN[name])(tf.cast(low, "float32"), wide)
+    tfamp.enable(mode, on_unsupported="warn")
+    run = tf.function(lambda h, f: value_and_gradient(lambda x: BEGUN[name](x, f))(h))
+    found, gradient = run(low, wide)
+    assert found.dtype == "float32" and gradient.dtype == LOW[mode]
+    np.testing.assert_allclose(found, expected, rtol=0.02)
 
 
 @in_both

@@ -59,6 +59,11 @@ OPERATORS = {
     "sum of a list": lambda h, f: keras.ops.sum([h, f], axis=0),
     "cond": lambda h, f: tf.cond(f[0, 0] > 0.5, lambda: h * 2, lambda: f),
     "keras.ops.cond": lambda h, f: keras.ops.cond(f[0, 0] > 2, lambda: h, lambda: f),
+    "float32 diagonal": lambda h, f: tf.linalg.LinearOperatorDiag(f[0]).matmul(h),
+    "matrix of 16 bits": lambda h, f: tf.linalg.LinearOperatorFullMatrix(h).matmul(f),
+    "vectorized_map": lambda h, f: tf.vectorized_map(
+        lambda row: tf.tensordot(row, f, 1), h
+    ),
 }
 EAGER_MADE = {"variable"}  # A `tf.function` makes variables once.
 
@@ -222,6 +227,61 @@ def test_what_is_stored_in_float32_is_cast(name, how):
     found = helpers.RUNNERS[how](store)(low)
     assert found.dtype == "float32"
     np.testing.assert_array_equal(found[0], tf.cast(low[0], "float32"))
+
+
+def by_python(v, f):
+    return tf.ensure_shape(tf.py_function(lambda x: x, [f], v.dtype), [4, 4])
+
+
+# Functions of `v`, a `tf.Variable` of 16 bits, and `f`, of float32.
+STORED_LOW = {
+    "assign": lambda v, f: v.assign(f),
+    "a sum": lambda v, f: v.assign(0.9 * v + tf.reduce_mean(tf.cast(f, v.dtype)) + f),
+    "assign_sub": lambda v, f: v.assign_sub(f),
+    "scatter": lambda v, f: v.scatter_nd_update([[0], [1], [2], [3]], f),
+    "slices": lambda v, f: v.scatter_add(tf.IndexedSlices(f, tf.range(4))),
+    "convert": lambda v, f: v.assign(tf.convert_to_tensor(f, v.dtype)),
+    "py_function": lambda v, f: v.assign(by_python(v, f)),
+}
+
+
+@in_both
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("name", STORED_LOW)
+def test_what_is_stored_in_16_bits_is_cast(name, how, mode):
+    """As Keras' own modes do: there it was never float32."""
+    variable, wide = (tf.Variable(tf.zeros([4, 4], x)) for x in (LOW[mode], "float32"))
+    STORED_LOW[name](wide, WIDE)
+    tfamp.enable(mode, on_unsupported="warn")
+
+    def store(f):
+        STORED_LOW[name](variable, f)
+        return tf.identity(variable)
+
+    found = helpers.RUNNERS[how](store)(WIDE)
+    assert found.dtype == LOW[mode]
+    np.testing.assert_allclose(tf.cast(found, "float32"), wide, rtol=0.02)
+
+
+@in_both
+@pytest.mark.parametrize("wanted", ["float32", "low"])
+def test_a_signature_of_another_format_has_its_arguments_cast(wanted, mode):
+    low = tf.cast(NARROW, LOW[mode])
+    dtype, given = (LOW[mode], WIDE) if wanted == "low" else ("float32", low)
+    helper = tf.function(tf.nn.gelu, [tf.TensorSpec([None, 4], dtype)])
+    tfamp.enable(mode, on_unsupported="warn")
+
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = helper(x)
+        return y, tape.gradient(y, x)
+
+    for how in ("eager", "graph"):
+        found, gradient = helpers.RUNNERS[how](run)(given)
+        assert found.dtype == dtype and gradient.dtype == given.dtype
+    with pytest.raises(TypeError, match="Can not cast"):
+        helper(tf.cast(WIDE, "float64"))
 
 
 # ---- Numbers that float16 cannot hold ----

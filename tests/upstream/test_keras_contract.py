@@ -473,8 +473,23 @@ def test_tensorflow_computes_in_one_format_only():
         tf.function(tf.add)(wide, low)
     with pytest.raises(ValueError, match="requires tf.float32"):
         tf.signal.rfft(low)
+    with pytest.raises(ValueError, match="requires tf.float32"):
+        tf.signal.stft(low, 2, 1, window_fn=tf.signal.hamming_window)
     with pytest.raises(tf.errors.NotFoundError, match="Lgamma"):
         tf.math.lgamma(low)
+    for asked, given in ((wide, low), (low, wide)):
+        with pytest.raises(ValueError, match="conversion requested"):
+            tf.Variable(asked).assign(given)
+        signed = tf.function(tf.identity, [tf.TensorSpec([2], asked.dtype)])
+        with pytest.raises(TypeError, match="Can not cast"):
+            signed(given)
+        with pytest.raises(TypeError, match="have dtype"):
+            tf.linalg.LinearOperatorDiag(asked).matvec(given)
+    with pytest.raises(TypeError, match="must have dtype"):
+        tf.linalg.LinearOperatorFullMatrix(tf.eye(2, dtype="bfloat16"))
+    multiply = tf.function(tf.matmul).get_concrete_function(wide[None], low[:, None])
+    kinds = {operation.type for operation in multiply.graph.get_operations()}
+    assert "SparseMatMul" in kinds  # A GPU has none, and `tf.vectorized_map`.
 
 
 def test_tensorflows_loops_hold_one_format():
@@ -487,13 +502,15 @@ def test_tensorflows_loops_hold_one_format():
             state = wide
         return state
 
-    def body(i, state):
-        return i + 1, wide
-
     with pytest.raises(TypeError, match="dtype"):
         loop()
-    with pytest.raises(TypeError, match="bfloat16"):
-        tf.function(tf.while_loop)(lambda i, state: i < 2, body, [0, low])
+    for first, other in ((low, wide), (wide, low)):
+        with pytest.raises(TypeError, match="bfloat16"):
+            tf.function(tf.while_loop)(
+                lambda i, state: i < 2, lambda i, state, x=other: (i + 1, x), [0, first]
+            )
+        with pytest.raises(tf.errors.InvalidArgumentError, match="TensorArray dtype"):
+            tf.TensorArray(first.dtype, 2).write(0, other)
     with pytest.raises(TypeError):
         tf.function(tf.switch_case)(tf.constant(0), [lambda: low, lambda: wide])
 
@@ -507,6 +524,20 @@ def test_tensorflow_resizes_no_16_bits():
     assert tape.gradient(bicubic, images) is None
     with pytest.raises(tf.errors.InvalidArgumentError, match="ScaleAndTranslateGrad"):
         tape.gradient(smooth, images)
+
+
+def test_tensorflow_takes_a_gradient_in_one_format_only():
+    low = tf.ones([2], tf.bfloat16)
+
+    @tf.custom_gradient
+    def masked(x):
+        return tf.sign(x), lambda slope: tf.cast(slope, "float32")
+
+    with tf.GradientTape() as tape:
+        tape.watch(low)
+        y = masked(tf.function(tf.tanh)(low))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="float"):
+        tape.gradient(y, low)
 
 
 def test_a_copy_of_an_output_has_no_gradient():

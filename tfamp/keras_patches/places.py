@@ -5,44 +5,8 @@ name, the patch stays out, and `status()` says so. tests/upstream guards each ro
 fails when the reason for one is gone.
 """
 
-from typing import Any, NamedTuple
-
 from tfamp.facts import names
-
-
-class Patch(NamedTuple):
-    """A function that is replaced.
-
-    Attributes:
-      what: What the patch is for, in the words of `Status`.
-      owner: Class or module, as `pkgutil.resolve_name` takes it. Of a class, the base
-        that defines the function has it replaced.
-      name: Name of the function in it.
-      needs: Other private names that the replacement uses.
-      alias: Its key in `PLACES`, where several places have the name.
-      is_hot: As for `hooks.Hook`.
-    """
-
-    what: str
-    owner: str
-    name: str
-    needs: tuple[str, ...] = ()
-    alias: str = ""
-    is_hot: bool = False
-
-    def lacks(self) -> list[str]:
-        """Returns the names that this release does not have."""
-        whole = f"{self.owner}{'.' if ':' in self.owner else ':'}{self.name}"
-        return [name for name in (whole, *self.needs) if names.resolve(name) is None]
-
-    def find(self) -> Any:
-        """Returns the owner; None if this release does not have all the names."""
-        if self.lacks():
-            return None
-        owner = names.resolve(self.owner)
-        bases = getattr(owner, "__mro__", [owner])
-        return next((base for base in bases if self.name in vars(base)), None)
-
+from tfamp.keras_patches.patch import Patch
 
 _TRAINS = ("keras.src.backend.common.global_state:get_global_attribute",)
 _DRAWS = (*_TRAINS, "keras.src.random.seed_generator:draw_seed")
@@ -57,6 +21,8 @@ WATCHES = "tensorflow.python.eager.record:VariableWatcher"
 GLOBALS = (*_TRAINS, "keras.src.backend.common.global_state:set_global_attribute")
 REMAT = (RECORDS, STOPS, WATCHES, *GLOBALS)
 _MEET, _EAGER = "float32 where formats meet", "eager operators"
+_ALONE = "float32 where a function takes nothing else"
+_LINEAR = f"{_MEET} in linear operators"
 OPERATORS = (  # TensorFlow's registries of kernels, and of operators.
     "tensorflow.python.framework.kernels:get_registered_kernels_for_op",
     "tensorflow.python.framework.op_def_registry:get",
@@ -64,8 +30,9 @@ OPERATORS = (  # TensorFlow's registries of kernels, and of operators.
 _SUMS = "tensorflow.python.ops.gen_math_ops"
 _LOSSES = "losses summed in float32"
 _SEVERAL = "remove when test_keras_runs_these_as_several_operations fails"
-# Functions that look at formats themselves, and where they are.
+# Functions that look at formats themselves, and where they are; "inner": for others.
 OF_FLOAT32 = {
+    "inner_rfft": "tensorflow.python.ops.signal.fft_ops",
     **dict.fromkeys(("rfft", "rfft2d", "rfft3d"), "tensorflow:signal"),
     **dict.fromkeys(("eig", "eigvals"), "tensorflow:linalg"),
     **dict.fromkeys(("stft", "istft"), "keras.src.backend:math"),
@@ -193,9 +160,17 @@ UPSTREAM = {
             )
         ),
         *(
-            Patch("float32 where a function takes nothing else", owner, name)
+            Patch(_ALONE, owner, name.removeprefix("inner_"), alias=name)
             for name, owner in OF_FLOAT32.items()
         ),
+        Patch(
+            f"{_MEET} in products", "tensorflow.python.ops.math_ops", "sparse_matmul"
+        ),
+        Patch(
+            f"{_MEET} in signatures", "tensorflow:TensorSpec", "cast", (), "spec_cast"
+        ),
+        Patch(_LINEAR, "tensorflow:linalg.LinearOperator", "_check_input_dtype"),
+        Patch(_LINEAR, "tensorflow:linalg.LinearOperatorFullMatrix", "_check_matrix"),
     ),
     "not filed; symptom: a loop's state or a branch's result of two formats is an "
     "error; remove when test_tensorflows_loops_hold_one_format fails": (
@@ -225,6 +200,15 @@ UPSTREAM = {
             alias="gradient_lookup",
         ),
     ),
+    "not filed; symptom: a gradient of float32 for what a function or loop returned in "
+    "16 bits is an error; remove when "
+    "test_tensorflow_takes_a_gradient_in_one_format_only fails": (
+        Patch(
+            "gradients in the formats of what is differentiated",
+            "tensorflow.python.eager.record",
+            "record_operation",
+        ),
+    ),
     "not filed; symptom: the gradient by a float32 copy of an output is None; remove "
     "when test_a_copy_of_an_output_has_no_gradient fails": (
         Patch(
@@ -244,7 +228,7 @@ UPSTREAM = {
         Patch(_LOSSES, "tensorflow", "norm"),
         *(
             Patch(_LOSSES, "tensorflow:TensorArray", name)
-            for name in ("write", "scatter", "unstack")
+            for name in ("write", "scatter", "unstack", "split")
         ),
         Patch(_LOSSES, "tensorflow:linalg", "norm", (), "linalg_norm"),
         Patch(

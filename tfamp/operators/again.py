@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from tfamp.facts import formats, user_code
 from tfamp.keras_patches import hooks
 
 _WITHIN = tuple(os.path.dirname(x) for x in (tf.__file__, hooks.__file__, __file__))
-_TENSORS = (tf.Tensor, tf.Variable, tf.SparseTensor, keras.Variable)
+_TENSORS = (tf.Tensor, tf.Variable, tf.SparseTensor, tf.IndexedSlices, keras.Variable)
 _places: set[str] = set()  # Those reported since `promotion.HOOKS` went in.
 _lock = threading.Lock()
 
@@ -41,6 +41,31 @@ def leaves(values: Iterable) -> Iterator[Any]:
             yield from leaves(value)
         else:
             yield value
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Whether one format is float32, and the other has 16 bits.
+
+    Args:
+      one: A format, as `format_of` returns it.
+      other: Another one.
+    """
+    return (one == "float32" and other in formats.LOW) or (
+        other == "float32" and one in formats.LOW
+    )
+
+
+def in_format(value: Any, format: str | None) -> Any:
+    """Returns a tensor of 16 bits in float32, or one of float32 in 16 bits, as asked.
+
+    What is in neither, or asked for in neither, is returned as it is.
+
+    Args:
+      value: A tensor, slices of one, or anything else.
+      format: The format that is asked for.
+    """
+    found = format_of(value)
+    return tf.cast(value, format) if found and differ(found, format) else value
 
 
 def low_formats(values: Iterable) -> list[str]:
@@ -86,8 +111,8 @@ def running() -> contextlib.AbstractContextManager[None]:
 def can_run(name: str, values: Iterable) -> bool:
     """Whether a function of `tf` may be called again in float32.
 
-    Not if it asserts something of a format, and not if it calls the user's functions:
-    a body that is traced again would have its effects twice.
+    Not if it asserts a format, and not if it calls the user's functions: a body that is
+    traced again would have its effects twice.
 
     Args:
       name: The function's name.
@@ -95,7 +120,16 @@ def can_run(name: str, values: Iterable) -> bool:
     """
     arguments = [*leaves(values)]
     calls_others = any(callable(x) and not isinstance(x, type) for x in arguments)
-    return bool(low_formats(arguments)) and not calls_others and "assert" not in name
+    asserts = name.startswith(("assert_type", "assert_same_float_dtype"))
+    return bool(low_formats(arguments)) and not calls_others and not asserts
+
+
+def alone(function: Callable, *arguments: Any) -> Any:
+    """Calls what TensorFlow calls by itself, such as a function of a gradient.
+
+    Whatever the user called, it is not called again for an error in there.
+    """
+    return function(*arguments)
 
 
 def functions_around(operators: bool = True) -> int:
@@ -110,6 +144,8 @@ def functions_around(operators: bool = True) -> int:
     if getattr(_now, "is_running", False):
         return 0
     while frame and (file := frame.f_code.co_filename).startswith(_WITHIN):
+        if frame.f_code is alone.__code__:
+            break
         if frame.f_code.co_name == "op_dispatch_handler":  # Around a function of `tf`.
             tries += _handles(frame.f_locals)
         elif operators and "gen_" in file and "dispatch" in frame.f_code.co_names:

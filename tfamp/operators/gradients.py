@@ -3,6 +3,8 @@
 Inside of a gradient function, what has no kernel for 16 bits is computed in float32,
 too. So what it returns is cast to the formats of the operator's inputs, and a function
 that knows no gradient by 16 bits (TensorFlow's of `ResizeBicubic`) is asked in float32.
+The same holds for a gradient of the user's own (`tf.custom_gradient`), and for one that
+is handed to a tape: the function or loop below takes no other format.
 
 A model's outputs are returned in float32, as copies: a gradient by one of these is that
 by what the model computed its other outputs from, too.
@@ -22,14 +24,21 @@ from tfamp.operators import again
 def lookup(original, registry, name):
     """For where gradient functions are looked up, in each trace."""
     function = original(registry, name)
-    is_function = registry._name == "gradient" and function is not None
-    return functools.partial(_in_formats, function) if is_function else function
+    if registry._name != "gradient" or function is None:
+        return function
+    is_own = name.startswith("CustomGradient")  # The user's, to be called once.
+    return functools.partial(_in_formats, function, is_own)
 
 
-def _in_formats(function, op, *received):
-    result = function(op, *received)
+def _in_formats(function, is_own, op, *received):
     inputs = getattr(op, "inputs", None) or ()  # None where a SavedModel is traced.
     low = [i for i, x in enumerate(inputs) if again.format_of(x) in formats.LOW]
+    try:
+        result = again.alone(function, op, *received)
+    except TypeError as error:
+        result = None if is_own or not low else _in_float32(function, op, received)
+        if result is None:
+            raise error from None
     if not low:
         return result
     gradients = list(result) if isinstance(result, list | tuple) else [result]
@@ -39,12 +48,8 @@ def _in_formats(function, op, *received):
     if any(gradients[i] is None and i not in skipped for i in low):
         gradients = _asked_in_float32(function, op, received, gradients)
     for i in low:
-        if isinstance(gradients[i], _KINDS) and gradients[i].dtype == tf.float32:
-            gradients[i] = tf.cast(gradients[i], inputs[i].dtype)
+        gradients[i] = again.in_format(gradients[i], inputs[i].dtype.name)
     return gradients
-
-
-_KINDS = (tf.Tensor, tf.IndexedSlices)
 
 
 class _Wide:
@@ -73,14 +78,52 @@ class _Wide:
 
 def _asked_in_float32(function, op, received, gradients):
     """Returns gradients with those that are None for 16 bits, and not in float32."""
-    try:
-        result = function(_Wide(op), *map(again.wide, received))
-    except (TypeError, ValueError, LookupError):
-        return gradients
-    wide = list(result) if isinstance(result, list | tuple) else [result]
-    if len(wide) != len(gradients):
+    wide = _in_float32(function, op, received)
+    if wide is None or len(wide) != len(gradients):
         return gradients
     return [y if x is None else x for x, y in zip(gradients, wide, strict=True)]
+
+
+def _in_float32(function, op, received):
+    """Returns the gradients of an operator in float32; None if it fails there, too."""
+    try:
+        result = again.alone(function, _Wide(op), *map(again.wide, received))
+    except (TypeError, ValueError, LookupError):
+        return None
+    return list(result) if isinstance(result, list | tuple) else [result]
+
+
+@hooks.around
+def recorded(
+    original,
+    op_type,
+    output_tensors,
+    input_tensors,
+    backward_function,
+    forward_function=None,
+):
+    """For where a tape records what is no single operator, and its gradient."""
+    # A closure on tensors would keep them.
+    outputs = [*map(again.format_of, output_tensors)]
+    inputs = [*map(again.format_of, input_tensors)]
+    if backward_function and any(x in formats.LOW for x in (*outputs, *inputs)):
+        whole = backward_function
+
+        def backward_function(*received):
+            result = again.alone(whole, *_in_each(received, outputs))
+            return _in_each(result, inputs)
+
+    return original(
+        op_type, output_tensors, input_tensors, backward_function, forward_function
+    )
+
+
+def _in_each(values, wanted):
+    """Returns gradients in one format each, if there are as many."""
+    values = [*values] if isinstance(values, list | tuple) else [values]
+    if len(values) != len(wanted):
+        return values
+    return [again.in_format(x, y) for x, y in zip(values, wanted, strict=True)]
 
 
 @hooks.around
@@ -93,6 +136,9 @@ def by_outputs(
     unconnected_gradients=tf.UnconnectedGradients.NONE,
 ):
     """For `tf.GradientTape.gradient`."""
+    if output_gradients is not None:
+        targets = [again.format_of(x) for x in tf.nest.flatten(target)]
+        output_gradients = _in_each(tf.nest.flatten(output_gradients), targets)
     flat = tf.nest.flatten(sources)
     narrow = [x.narrow for x in flat if hasattr(x, "narrow")]
     if not narrow:

@@ -2,8 +2,9 @@
 
 A loop's state keeps the format that it began with, as a gradient keeps that of its
 input: a recurrent cell that adds noise in float32 to a state of 16 bits returns it in
-16 bits. The branches of a condition have one result, and float32 wins. Each body and
-branch is traced once, as ever.
+16 bits, and a sum that begins with zeros of float32 stays float32. The branches of a
+condition have one result, and float32 wins. Each body and branch is traced once, as
+ever.
 """
 
 import tensorflow as tf
@@ -35,31 +36,22 @@ def autograph_loop(original, test, body, get_state, set_state, symbol_names, opt
 
 
 def _like(state, before):
-    """Returns a state with what was of 16 bits, and has become float32, cast back."""
+    """Returns a state in the formats that it had, of float32 and 16 bits."""
     new, old = (tf.nest.flatten(x, expand_composites=True) for x in (state, before))
     if len(new) != len(old):
         return state  # TensorFlow says what is wrong.
     pairs = [*zip(new, old, strict=True)]
-    if not any(_is_widened(*pair) for pair in pairs):
+    if not any(map(again.meet, pairs)):
         return state
-    tensors = [tf.cast(x, y.dtype) if _is_widened(x, y) else x for x, y in pairs]
+    tensors = [again.in_format(x, again.format_of(y)) for x, y in pairs]
     return tf.nest.pack_sequence_as(state, tensors, expand_composites=True)
-
-
-def _is_widened(x, y):
-    """Whether one tensor is of float32, and another of 16 bits."""
-    return again.is_low(y) and isinstance(x, tf.Tensor) and x.dtype == tf.float32
 
 
 @hooks.around
 def same_outputs(original, op_type, graphs):
     """For where the traced branches of a condition are compared."""
     rows = zip(*(graph.outputs for graph in graphs), strict=False)
-    mixed = [
-        i
-        for i, each in enumerate(rows)
-        if any(_is_widened(x, y) for x in each for y in each)
-    ]
+    mixed = [i for i, each in enumerate(rows) if again.meet(each)]
     for graph in graphs if mixed else ():
         with graph.as_default():
             wide = {id(graph.outputs[i]): again.wide(graph.outputs[i]) for i in mixed}
@@ -75,5 +67,5 @@ def same_outputs(original, op_type, graphs):
 @hooks.around
 def same_variable(original, name, body_var, orelse_var):
     """For where AutoGraph compares what the branches of an `if` left in a variable."""
-    if not (_is_widened(body_var, orelse_var) or _is_widened(orelse_var, body_var)):
+    if not again.meet((body_var, orelse_var)):
         original(name, body_var, orelse_var)

@@ -14,9 +14,12 @@ from tfamp.keras_patches import places
 
 _KERNELS, _DEFINITIONS = places.OPERATORS
 _HOLDERS = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
-# What XLA's registry has for 16 bits, and its compiler ends at: TensorFlow 2.21.
+# What XLA's registry has for 16 bits, and its compiler ends at, or has for float32
+# alone: TensorFlow 2.21.
 _NOT_BY_XLA = {"LRN", "LRNGrad", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "Range"}
-_NOT_BY_XLA |= {"ResizeBilinearGrad"}
+_NOT_BY_XLA |= {"ResizeBilinearGrad", "StatelessMultinomial"}
+_NOT_BY_XLA |= {"MaxPoolGradGrad", "MaxPoolGradGradV2", "MaxPool3DGradGrad"}
+_NOT_BY_XLA |= {"ParameterizedTruncatedNormal", "TruncatedNormal"}
 _ALL = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -28,9 +31,14 @@ def lacks_kernel(operator: str, inputs: tuple[str, ...], format: str) -> bool:
       inputs: Names of those of its inputs that have the format.
       format: "bfloat16" or "float16".
     """
-    if operator in _NOT_BY_XLA and graph_context.in_xla():
+    if is_not_by_xla(operator):
         return True
     return _lacks(operator, inputs, format, bool(tf.config.get_visible_devices("GPU")))
+
+
+def is_not_by_xla(operator: str) -> bool:
+    """Whether XLA, for which a graph is traced, computes it in float32 alone."""
+    return operator in _NOT_BY_XLA and graph_context.in_xla()
 
 
 @functools.cache

@@ -19,10 +19,11 @@ What fails in float32 too fails as it does there, and so does bfloat16 beside fl
 alone. Assertions and functions that call the user's own (`tf.cond`, loops and maps) are
 not run again: in their bodies, each operator is.
 
-What 16 bits are converted to float32 for, outside of operators, is cast, such as in
-`variable.assign(x)`. Keras' own operators (`keras.ops`, and Python's on a Keras
-variable) promote by Keras' rules first. NumPy arrays and numbers take the format of the
-tensor beside them, as ever, but for numbers that 16 bits cannot hold.
+What is converted to another format outside of operators is cast, from 16 bits or to
+them: in `variable.assign(x)`, in what a `tf.py_function` returns, in the arguments of a
+`tf.function` with a signature. Keras' own operators (`keras.ops`, and Python's on a
+Keras variable) promote by Keras' rules first. NumPy arrays and numbers take the format
+of the tensor beside them, as ever, but for numbers that 16 bits cannot hold.
 """
 
 import re
@@ -32,7 +33,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp.facts import formats
 from tfamp.inspect import calls
 from tfamp.keras_patches import hooks, places
 from tfamp.operators import again, gradients, loops, lost_numbers, single
@@ -70,7 +70,9 @@ def _dispatch(original, op, args, kwargs):
     number = lost_numbers.behind(error) or lost_numbers.among(arguments)
     is_outer = again.functions_around() < 2
     if op is tf.convert_to_tensor and not again.meet(arguments):
-        return result if number and not is_outer else _converted(arguments, number)
+        if number:
+            return _converted_number(number) if is_outer else result
+        return _converted(arguments, is_outer)
     # What the user called is the one to try again.
     if not is_outer or not again.can_run(op.__name__, arguments):
         return result
@@ -88,16 +90,20 @@ def _dispatch(original, op, args, kwargs):
     return result
 
 
-def _converted(arguments, number):
+def _converted_number(number):
+    """Returns another result of `tf.convert_to_tensor` for a number that is lost."""
+    again.note(str(number), "convert_to_tensor")
+    return tf.constant(number.value, "float32")
+
+
+def _converted(arguments, is_outer):
     """Returns another result of `tf.convert_to_tensor`, if there is one."""
-    if number:
-        again.note(str(number), "convert_to_tensor")
-        return tf.constant(number.value, "float32")
     value, *others = arguments
     names = [getattr(x, "name", x) for x in others if isinstance(x, str | tf.DType)]
-    if "float32" not in names or again.format_of(value) not in formats.LOW:
-        return _NOT_SUPPORTED
-    return tf.cast(value, "float32")
+    wanted = [x for x in names if again.differ(again.format_of(value), x)]
+    # Where a function of `tf` asks for 16 bits, all of it is computed in float32.
+    can_cast = wanted and (is_outer or wanted[0] == "float32")
+    return tf.cast(value, wanted[0]) if can_cast else _NOT_SUPPORTED
 
 
 @hooks.around
@@ -114,10 +120,49 @@ def _of_float32(original, *args, **kwargs):
 @hooks.around
 def _tf_tensor(original, tensor, dtype=None, name=None):
     """For what a tensor is converted by: `variable.assign(x)` computes nothing."""
-    if dtype is tf.float32 and tensor.dtype.name in formats.LOW:
+    if dtype is not None and again.differ(tensor.dtype.name, dtype.name):
         if not again.functions_around():
             return tf.cast(tensor, dtype)
     return original(tensor, dtype, name)
+
+
+@hooks.around
+def _spec_cast(original, spec, value, casting_context):
+    """For the arguments of a `tf.function` with a signature."""
+    if isinstance(value, tf.Tensor):
+        value = again.in_format(value, spec.dtype.name)
+    return original(spec, value, casting_context)
+
+
+@hooks.around
+def _product(
+    original,
+    a,
+    b,
+    transpose_a=False,
+    transpose_b=False,
+    a_is_sparse=False,
+    b_is_sparse=False,
+    name=None,
+):
+    """For `tf.matmul` of bfloat16 and float32: SparseMatMul, which no GPU has."""
+    if a_is_sparse or b_is_sparse or not again.meet([a, b]):
+        return original(a, b, transpose_a, transpose_b, a_is_sparse, b_is_sparse, name)
+    again.note(again.reason([a, b]), "matmul")
+    return tf.matmul(again.wide(a), again.wide(b), transpose_a, transpose_b, name=name)
+
+
+@hooks.around
+def _check_operand(original, operator, operand):
+    """For what a `tf.linalg.LinearOperator` is applied to: its operators promote."""
+    if not again.differ(operator.dtype.name, again.format_of(operand)):
+        original(operator, operand)
+
+
+@hooks.around
+def _check_matrix(original, operator, matrix):
+    """For what one with a full matrix is made of, which must not be bfloat16."""
+    original(operator, again.wide(matrix))
 
 
 class _Hooks(hooks.HookGroup):
@@ -138,6 +183,11 @@ HOOKS = _Hooks(
     _check_same_outputs=loops.same_outputs,
     verify_single_cond_var=loops.same_variable,
     **dict.fromkeys(places.OF_FLOAT32, _of_float32),
+    sparse_matmul=_product,
+    spec_cast=_spec_cast,
+    _check_input_dtype=_check_operand,
+    _check_matrix=_check_matrix,
     gradient_lookup=gradients.lookup,
+    record_operation=gradients.recorded,
     output_gradient=gradients.by_outputs,
 )

@@ -25,7 +25,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfamp.facts import formats
 from tfamp.keras_patches import hooks
 from tfamp.operators import again
 
@@ -112,10 +111,9 @@ def _write(original):
 
     def write(array, *args, **kwargs):
         call = signature.bind(array, *args, **kwargs)
-        value = call.arguments["value"]
-        if array.dtype.name in formats.LOW and isinstance(value, tf.Tensor):
-            # It may be such a sum.
-            call.arguments["value"] = tf.cast(value, array.dtype)
+        # It may be such a sum; or 16 bits, for an array that was made as float32.
+        value = again.in_format(call.arguments["value"], array.dtype.name)
+        call.arguments["value"] = value
         return original(*call.args, **call.kwargs)
 
     return write
@@ -145,4 +143,5 @@ HOOKS = _Hooks(
     write=_write,
     scatter=_write,
     unstack=_write,
+    split=_write,
 )

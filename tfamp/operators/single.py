@@ -25,6 +25,9 @@ def apply_op_helper(original, /, op_type_name, name=None, **keywords):
     """For what adds an operator to a graph."""
     low = {key: x for key, each in keywords.items() if (x := _low_format(each))}
     if not low:
+        # What is drawn has no input, and the format that is asked for.
+        if keywords.get("dtype") in _LOW and missing.is_not_by_xla(op_type_name):
+            keywords["dtype"] = tf.float32.as_datatype_enum
         return original(op_type_name, name, **keywords)
     try:
         if _lacks_kernel(op_type_name, low):
