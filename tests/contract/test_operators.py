@@ -315,6 +315,7 @@ def looped(x):
 
 BELOW = {"nothing": tf.identity, "function": tf.function(lambda x: tf.tanh(x) * x)}
 BELOW |= {"loop": tf.function(looped)}
+BELOW |= {"its like": tf.function(lambda x: binarized(x) * x)}
 
 
 @in_both
@@ -328,6 +329,25 @@ def test_a_gradient_of_ones_own_may_be_float32(name, how, mode):
     found, gradient = helpers.RUNNERS[how](run)(low)
     assert found.dtype == gradient.dtype == LOW[mode]
     np.testing.assert_allclose(tf.cast(gradient, "float32"), slope, atol=0.02)
+
+
+@in_both
+def test_a_gradient_of_ones_own_that_fails_is_called_once(mode):
+    calls = []
+
+    @tf.custom_gradient
+    def failing(x):
+        def gradient(slope):
+            calls.append(slope)
+            raise TypeError("the user's own")
+
+        return 2 * x, gradient
+
+    tfamp.enable(mode, on_unsupported="warn")
+    run = value_and_gradient(tf.function(lambda x: failing(x) + 1))
+    with pytest.raises(TypeError, match="the user's own"):
+        run(tf.cast(X, LOW[mode]))
+    assert len(calls) == 1
 
 
 @in_both

@@ -26,7 +26,8 @@ def lookup(original, registry, name):
     function = original(registry, name)
     if registry._name != "gradient" or function is None:
         return function
-    is_own = name.startswith("CustomGradient")  # The user's, to be called once.
+    # The user's, to be called once.
+    is_own = tf.compat.as_str(name).startswith("CustomGradient")
     return functools.partial(_in_formats, function, is_own)
 
 
