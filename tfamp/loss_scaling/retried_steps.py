@@ -104,8 +104,10 @@ class RetriedSteps:
         while not fits and scale > lowest and _has_tries(optimizer):
             failed, scale = scale, max(scale * lower, lowest)
             outputs, fits = self._attempt(batch, spec, scale)
-        if not fits:  # As where infinity goes through a tanh, and its gradient is NaN.
-            return self._look(batch, spec, self._attempt(batch, spec, first)[0])
+        if not fits:
+            outputs, _ = self._attempt(batch, spec, first)
+            # At any scale, as where infinity goes through a tanh: its gradient is NaN.
+            return self._look(batch, spec, outputs) if scale <= lowest else outputs
         while scale * _HIGHER < failed and _has_tries(optimizer):
             outputs, fits = self._attempt(batch, spec, scale * _HIGHER)
             if not fits:
