@@ -224,7 +224,7 @@ def _elsewhere(is_finite):
         rest = "what the graph rewrite computes in float16, which is not seen here"
     return (
         f"The numbers of its layers are finite: look at the targets, and at {rest}. "
-        "Gradients that need a loss scale below 2**-14 have one with a smaller "
+        "If they are, but for gradients that need a smaller loss scale, lower its "
         "`min_scale`."
     )
 
