@@ -67,9 +67,9 @@ NAMES = {
 
 # Keras 3.16 has them in `backend.ops`, which imports those of `core` by name.
 _MOVED = {
-    "keras.src.backend:core": "keras.src.backend:ops",
-    "keras.src.backend:nn": "keras.src.backend:ops.nn",
-}
+    f"keras.src.backend:{name}": f"keras.src.backend:ops.{name}"
+    for name in ("image", "linalg", "math", "nn", "numpy")
+} | {"keras.src.backend:core": "keras.src.backend:ops"}
 
 
 def moved(name: str) -> str:
