@@ -71,8 +71,8 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             overflows = _search(undo, model, batch, exact) if is_finite else {}
         except Exception as error:  # Code of the user's layers may raise anything.
             user_code.log(
-                f"Model '{model.name}': the loss or gradients of a step are not finite "
-                "and it cannot be called on the batch, to see where that begins "
+                f"Model '{model.name}': the loss or gradients of a step are infinite "
+                "or NaN; it cannot be run on the batch, to see where that begins "
                 f"({type(error).__name__}). Name the layer in overrides."
             )
             return False
@@ -224,7 +224,7 @@ def _elsewhere(is_finite):
         rest = "what the graph rewrite computes in float16, which is not seen here"
     return (
         f"The numbers of its layers are finite: look at the targets, and at {rest}. "
-        "If they are, but for gradients that need a smaller loss scale, lower its "
+        "If those are right, gradients may need a smaller loss scale: lower its "
         "`min_scale`."
     )
 

@@ -8,7 +8,7 @@ is, in this order:
     the override of the nearest layer or model around it
     float32, if the layer around it is in float32 by a rule (`rules`)
     what it keeps, such as its own `dtype`
-    float32 by a rule: of its kind, or as what healed it, fed it or reads it needs
+    float32 by a rule: its kind, an overflow that was healed, raw or float32 inputs
     the format of the layer by which Keras runs it
     the mode
 
