@@ -206,6 +206,14 @@ CALLS = {
         lambda: tfamp.compare_precision(made(), BATCHES, "mixed_bfloat16"),
         "Of a dataset pass next\\(iter\\(dataset\\)\\)",
     ),
+    "targets for a mode": (
+        lambda: tfamp.compare_precision(made(), tf.ones((2, 2)), tf.ones((2, 1))),
+        "Unknown precision mode. Received: mode=a EagerTensor. Expected one of",
+    ),
+    "targets for a mode of a search": (
+        lambda: tfamp.search_precision(made(), [X], tf.ones((2, 1))),
+        "Unknown precision mode. Received: mode=a EagerTensor. Expected one of",
+    ),
     "a dataset to measure": (
         lambda: tfamp.memory(made(), BATCHES),
         "`batch` must be a batch of arrays .* Received: _BatchDataset",

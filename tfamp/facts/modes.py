@@ -66,14 +66,16 @@ def get_mode(name: str) -> Mode:
     if isinstance(name, str) and name in MODES:
         return MODES[name]
     hint = ""
-    if name in ("float16", "bfloat16"):
+    # A batch would be long.
+    shown = f"a {type(name).__name__}" if hasattr(name, "shape") else repr(name)
+    if isinstance(name, str) and name in ("float16", "bfloat16"):
         hint = (
             f" Did you mean 'mixed_{name}'? In pure {name} the weights have 16 bits, "
             "too: an update smaller than half an epsilon of its weight is rounded "
             "away, so that training stalls."
         )
     raise ValueError(
-        f"Unknown precision mode. Received: mode={name!r}. Expected one of "
+        f"Unknown precision mode. Received: mode={shown}. Expected one of "
         f"{', '.join(map(repr, MODES))}, or 'auto' in `enable` and in "
         f"configurations.{hint}"
     )

@@ -82,7 +82,8 @@ def search_precision(
         raise ValueError(
             f"`tolerance` must not be negative. Received: tolerance={tolerance}."
         )
-    chosen = settings.resolve_mode(mode)[0] if mode == "auto" else modes.get_mode(mode)
+    is_auto = isinstance(mode, str) and mode == "auto"
+    chosen = settings.resolve_mode(mode)[0] if is_auto else modes.get_mode(mode)
     batches = [_inputs_and_targets(x) for x in _first(data)]
     inputs, targets = batches[0]
     with progress.Progress(verbose, f"comparing {model.name!r} with float32"):
