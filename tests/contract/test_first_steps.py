@@ -347,6 +347,31 @@ def test_a_layer_that_overflows_is_healed_and_no_batch_is_lost(make):
     assert np.isfinite(model.predict(X, verbose=0)).all()
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_gradients_that_fit_at_no_scale_are_float32(jit_compile):
+    """Areas and prices as they are: the squared error has gradients beyond 1e10."""
+
+    def losses(mode):
+        keras.utils.set_random_seed(0)
+        with helpers.enabled(mode):
+            inner = [layers.Dense(16, "relu", name="first"), layers.Dense(1)]
+            model = keras.Sequential([keras.Input((16,)), *inner])
+            model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=jit_compile)
+            areas, prices = 5e3 * np.abs(X), 1e6 + 1e5 * Y
+            return model, model.fit(
+                areas, prices, batch_size=32, shuffle=False, epochs=2, verbose=0
+            ).history["loss"]
+
+    _, wanted = losses("float32")
+    with pytest.warns(UserWarning, match="gradients beyond float16.*first'") as caught:
+        model, found = losses("mixed_float16")
+    assert len(helpers.warned(caught)) == 1
+    np.testing.assert_allclose(found, wanted, rtol=0.01)
+    assert int(model.optimizer.skipped_steps) == 0
+    reasons = {x.path.split("/")[-1]: x.reason for x in tfamp.describe_layers(model)}
+    assert "healed" in reasons["first"]
+
+
 class Adversarial(keras.Model):
     """Has no `call`: what computes what is in its `train_step` only."""
 

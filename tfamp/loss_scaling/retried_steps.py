@@ -97,7 +97,7 @@ class RetriedSteps:
             return outputs
         if not optimizer.skipped_loss.was_finite():
             return self._look(batch, spec, outputs)
-        if not _has_tries(optimizer):
+        if not _may_search(optimizer):
             return outputs
         lowest, lower = optimizer.config.min_scale, _LOWER if is_first else _NEXT
         scale = failed = first
@@ -105,7 +105,8 @@ class RetriedSteps:
             failed, scale = scale, max(scale * lower, lowest)
             outputs, fits = self._attempt(batch, spec, scale)
         if not fits:
-            outputs, _ = self._attempt(batch, spec, first)
+            if scale < first:
+                outputs, _ = self._attempt(batch, spec, first)
             # At any scale, as where infinity goes through a tanh: its gradient is NaN.
             return self._look(batch, spec, outputs) if scale <= lowest else outputs
         while scale * _HIGHER < failed and _has_tries(optimizer):
@@ -222,8 +223,13 @@ def _searches(model):
     if not isinstance(optimizer, LossScaleOptimizer) or not optimizer.config.dynamic:
         return False
     most = _SETTLED - 1 if optimizer.retried_steps else 0
-    tries = _has_tries(optimizer) and optimizer.looks < _LOOKS
-    return tries and train_steps.updates(optimizer) <= most
+    return optimizer.looks < _LOOKS and train_steps.updates(optimizer) <= most
+
+
+def _may_search(optimizer):
+    """Whether there are retries left, or none is needed: the scale is the smallest."""
+    at_lowest = float(optimizer.usable_scale()) <= optimizer.config.min_scale
+    return at_lowest or _has_tries(optimizer)
 
 
 def _has_tries(optimizer):
