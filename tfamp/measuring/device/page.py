@@ -63,7 +63,7 @@ def write(
         *([_TINY] * options.tiny),
         _table([{"fact": k, "value": v} for k, v in facts.items()]),
     ]
-    for title, text in _sections(options, figures, took, failures):
+    for title, text in _sections(options, figures, took, failures).items():
         lines += [f"## {title}", text] if text.strip() else []
     if _draw(folder / "steps.png", figures):
         lines.insert(2 + options.tiny, "![steps](steps.png)")
@@ -71,18 +71,20 @@ def write(
 
 
 def _sections(options, figures, took, failures):
-    """Yields title and text of each."""
-    yield "Parts", _parts(options, figures, took)
-    yield "Steps", _steps(figures)
-    yield "Where a step's time goes", _profiles(figures)
-    yield "Numerics", _numerics(figures)
-    yield "Memory", _memory(figures)
-    yield "Tests", _texts(figures, "tests")
-    yield "Accuracy", _accuracy(figures)
-    yield "float8 and the graph rewrite", _features(figures)
-    yield "What fits into memory", _texts(figures, "fit_memory")
+    """Returns title -> text of each."""
     missing = [{"what": x, "why": shortened(why)} for x, why in failures.items()]
-    yield "Not measured", _table(missing)
+    return {
+        "Parts": _parts(options, figures, took),
+        "Steps": _steps(figures),
+        "Where a step's time goes": _profiles(figures),
+        "Numerics": _numerics(figures),
+        "Memory": _memory(figures),
+        "Tests": _texts(figures, "tests"),
+        "Accuracy": _accuracy(figures),
+        "float8 and the graph rewrite": _features(figures),
+        "What fits into memory": _texts(figures, "fit_memory"),
+        "Not measured": _table(missing),
+    }
 
 
 def shortened(why: str) -> str:
