@@ -67,7 +67,7 @@ __all__ = [
 
 
 _ABOVE = {
-    "benchmark_model": "tfamp.measuring.runner",
+    "benchmark_model": "tfamp.measuring.benchmark.runner",
     "find_batch_size": "tfamp.measuring.batch_size",
     "fit_memory": "tfamp.measuring.memory_plans",
     "rehearse": "tfamp.measuring.rehearsal",

@@ -4,9 +4,9 @@
 configs/benchmark/quick.py.
 """
 
-from tfamp.measuring import cells as cells
 from tfamp.measuring import workloads as workloads
-from tfamp.measuring.report import Report
-from tfamp.measuring.runner import benchmark_model
+from tfamp.measuring.benchmark import cells as cells
+from tfamp.measuring.benchmark.report import Report
+from tfamp.measuring.benchmark.runner import benchmark_model
 
 __all__ = ["Report", "benchmark_model"]

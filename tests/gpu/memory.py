@@ -9,14 +9,15 @@ import json
 import pathlib
 import sys
 
-from tfamp.measuring import cells, workloads
+from tfamp.measuring import workloads
+from tfamp.measuring.benchmark import cell_modes
 from tfamp.measuring.device import peaks
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
 def main(recipe, size, mode, *xla):
-    config = cells.with_mode(workloads.load(CONFIGS / f"{recipe}.py"), mode, 0)
+    config = cell_modes.with_mode(workloads.load(CONFIGS / f"{recipe}.py"), mode, 0)
     config.batch_size, config.jit_compile = int(size), bool(xla)
     found = peaks.measure(config.to_dict(), {})
     return {**found, "ratio": found["computed"]["total"] / found["later_bytes"]}

@@ -8,7 +8,8 @@ import pytest
 from tfamp import functions
 from tfamp.commands import benchmark_jobs
 from tfamp.facts import hardware
-from tfamp.measuring import accuracy, cells, workloads
+from tfamp.measuring import workloads
+from tfamp.measuring.benchmark import accuracy, cell_modes, cells
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs/benchmark").glob("*.py"))
@@ -70,7 +71,7 @@ def test_modes_by_default_are_the_fast_ones_and_one_of_16_bits(
 ):
     found = hardware.find_device(device)
     monkeypatch.setattr(hardware, "read_devices", lambda: [found])
-    assert cells.default_modes(slow) == expected
+    assert cell_modes.default_modes(slow) == expected
 
 
 @pytest.mark.parametrize(("device", "base"), [("h100", "tf32"), ("v100", "float32")])
@@ -157,7 +158,7 @@ def test_every_configuration_plans_its_cells_and_shows_its_command(path):
 
 def test_models_for_a_gpu_are_measured_in_pytorch(monkeypatch):
     devices = [hardware.DEVICES["h100"]]
-    monkeypatch.setattr(cells.hardware, "read_devices", lambda: devices)
+    monkeypatch.setattr(hardware, "read_devices", lambda: devices)
     file = runpy.run_path(str(ROOT / "configs/benchmark/gpu.py"))
     planned = cells.plan(file["get_config"]())
     peers = {(x.task, x.mode) for x in planned if x.framework == "torch"}

@@ -10,7 +10,8 @@ import pytest
 import tfamp
 from tfamp import errors
 from tfamp.facts import hardware
-from tfamp.measuring import cells, runner, torch_peer, workloads
+from tfamp.measuring import torch_peer, workloads
+from tfamp.measuring.benchmark import cells, runner
 from tfamp.precision import control
 
 SCRIPT = """

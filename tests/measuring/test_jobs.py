@@ -3,7 +3,7 @@
 import pytest
 
 from tfamp.commands import benchmark_jobs
-from tfamp.measuring import cells, report
+from tfamp.measuring.benchmark import cells, report
 from tfamp.recipes import images, text_classification
 
 MACHINE = {"machine": "a CPU", "versions": {}, "date": "2026-11-22"}

@@ -5,9 +5,14 @@ import pytest
 from ml_collections import config_dict
 
 import tfamp
-from tfamp.measuring import memory_plans, processes, training_steps
+from tfamp.measuring import (
+    memory_options,
+    process_memory,
+    processes,
+    training_steps,
+)
 
-MIB = processes.MIB
+MIB = process_memory.MIB
 MIXED = {"mode": "mixed_bfloat16"}
 OWN = """
 import keras
@@ -62,9 +67,9 @@ def stand_in(monkeypatch):
     held = {}
 
     def call(function, asked, *_, memory=None):
-        if function is memory_plans._predict:
+        if function is memory_options.predict:
             return processes.Outcome(predicted())
-        if function is memory_plans._predict_parts:
+        if function is memory_options.predict_parts:
             again = predicted()[1] | {"option": "mixed_bfloat16 again"}
             return processes.Outcome([again, in_parts()])
         assert function is training_steps.train
@@ -90,7 +95,7 @@ def stand_in(monkeypatch):
 
 
 def option(name, keywords, mebibytes, parts=1):
-    made = memory_plans._option(name, keywords, 64, parts)
+    made = memory_options.make(name, keywords, 64, parts)
     return {**made, "predicted_bytes": mebibytes * MIB}
 
 
@@ -208,7 +213,7 @@ def test_what_an_optimizer_refuses_is_left_out(tmp_path, optimizer):
         made = "keras.optimizers.Adam(use_ema=True)"
     (tmp_path / f"{optimizer}.py").write_text(OWN.replace('"adam"', made))
     workload = config_dict.ConfigDict({"function": f"{tmp_path / optimizer}.py:build"})
-    found = memory_plans._predict(workload, 8, "mixed_bfloat16", None)
+    found = memory_options.predict(workload, 8, "mixed_bfloat16", None)
     names = [x["option"] for x in found]
     slots = {"+ slots of bfloat16", "+ slots of 8 bits"}
     assert slots & {*names} == (slots if optimizer == "adam" else set())
@@ -219,7 +224,7 @@ def test_what_an_optimizer_refuses_is_left_out(tmp_path, optimizer):
 
 def test_options_of_a_model_are_predicted_in_their_order(file):
     workload = config_dict.ConfigDict({"function": f"{file}:build"})
-    found = memory_plans._predict(workload, 1024, "mixed_bfloat16", None)
+    found = memory_options.predict(workload, 1024, "mixed_bfloat16", None)
     assert [each["option"] for each in found] == ORDER
     sizes = [each["predicted_bytes"] for each in found]
     assert sizes[1] < 0.75 * sizes[0] and sizes[3] < sizes[2] < sizes[1]
@@ -232,7 +237,7 @@ def test_options_of_a_model_are_predicted_in_their_order(file):
 def test_what_frees_nothing_is_left_out_of_the_next_options(tmp_path):
     (tmp_path / "head.py").write_text(HEAD)
     workload = config_dict.ConfigDict({"function": f"{tmp_path / 'head.py'}:build"})
-    found = memory_plans._predict(workload, 1024, "mixed_bfloat16", None)
+    found = memory_options.predict(workload, 1024, "mixed_bfloat16", None)
     sizes = {each["option"]: each["predicted_bytes"] for each in found}
     # Logits in bfloat16, and what they are cast to.
     assert sizes["mixed_bfloat16"] > sizes["float32"]

@@ -1,8 +1,7 @@
-"""Fresh processes: how their failures are told, and what memory is theirs."""
+"""Fresh processes: what they have of this one, and how their failures are told."""
 
 import os
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -11,9 +10,8 @@ import time
 import psutil
 import pytest
 
-from tfamp import errors
 from tfamp.facts import hardware, names
-from tfamp.measuring import processes
+from tfamp.measuring import process_memory, processes
 from tfamp.precision import control
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -111,7 +109,7 @@ def test_each_call_has_a_process_of_its_own_that_starts_no_others():
     ],
 )
 def test_failures_are_told_and_the_next_call_works(how, told, lack):
-    memory = processes.Memory(2**30) if how == "hold" else processes.Memory()
+    memory = process_memory.Memory(2**30 if how == "hold" else None)
     done = processes.call(fail, how, timeout=1 if how == "hang" else 60, memory=memory)
     assert done.value is None and told in done.failure
     assert bool(done.lack) == lack
@@ -196,32 +194,3 @@ def test_lack_of_memory_is_known_by_a_process_last_words():
         assert processes.Outcome(None, words).lack == told
     for words in OTHERS.values():
         assert processes.Outcome(None, words).lack == ""
-
-
-# ---- What a host has ----
-
-
-def test_limit_is_a_share_of_what_is_available_and_never_more(monkeypatch):
-    monkeypatch.setattr(processes, "available", lambda: 1000 * processes.MIB)
-    memory, text = processes.limits(None)
-    assert memory == (800 * processes.MIB, None) and "80% of the 1,000 MiB" in text
-    memory, text = processes.limits(500 * processes.MIB)
-    assert memory.host == 500 * processes.MIB and "as requested" in text
-    with pytest.raises(ValueError, match="Expected at most 800 MiB"):
-        processes.limits(801 * processes.MIB)
-
-
-def test_limit_under_which_tensorflow_crashes_is_refused(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**30, 2**30))
-    with pytest.raises(errors.RunError, match="ulimit -v 1048576"):
-        processes.limits(None)
-
-
-def test_a_container_leaves_what_it_has_not_used(tmp_path):
-    files = {"memory.max": 2000, "memory.current": 700}
-    for name, number in files.items():
-        (tmp_path / name).write_text(f"{number}\n")
-    (tmp_path / "memory.stat").write_text("file 9\ninactive_file 100\n")
-    assert list(processes._left_to_group(tmp_path)) == [1400]
-    (tmp_path / "memory.max").write_text("max\n")
-    assert list(processes._left_to_group(tmp_path)) == []

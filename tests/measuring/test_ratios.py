@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfamp.measuring import statistics
+from tfamp.measuring.benchmark import statistics
 
 BASE = {0: 1.0, 1: 2.0, 2: 4.0, 3: 1.0}
 OTHER = {0: 1.5, 1: 3.3, 2: 5.0, 3: 1.4}

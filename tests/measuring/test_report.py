@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tfamp.measuring import accuracy, cells, report, statistics
+from tfamp.measuring.benchmark import accuracy, cells, report, statistics
 
 NOISE = {0: 0.99, 1: 1.0, 2: 1.01}
 MACHINE = {"date": "2026-11-22", "command": "python scripts/benchmark.py"}

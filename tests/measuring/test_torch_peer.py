@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tfamp.facts import formats
-from tfamp.measuring import cells, measure, torch_peer
+from tfamp.measuring import torch_peer
+from tfamp.measuring.benchmark import cells, measure
 from tfamp.measuring.torch_peer import exchange
 from tfamp.recipes import images, text_classification
 

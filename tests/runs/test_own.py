@@ -240,7 +240,7 @@ def test_a_wheel_holds_the_configurations(tmp_path):
         (entry,) = [x for x in files if x.endswith("entry_points.txt")]
         assert b"tfamp = tfamp.__main__:main" in wheel.read(entry)
     own = {f"tfamp/{x.relative_to(ROOT)}" for x in (ROOT / "configs").rglob("*.py")}
-    assert own and own <= files
+    assert own and own <= files and "tfamp/measuring/benchmark/page.html.j2" in files
 
 
 # ---- compare_modes ----

@@ -9,7 +9,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfamp.commands import app
-from tfamp.measuring import cells, runner
+from tfamp.measuring.benchmark import cells, runner
 from tfamp.runs import run_files
 
 

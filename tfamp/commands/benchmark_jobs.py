@@ -9,7 +9,7 @@ import pathlib
 
 from tfamp import tables
 from tfamp.commands.benchmark_flags import Settings
-from tfamp.measuring import cells, report, runner, statistics
+from tfamp.measuring.benchmark import cell_modes, cells, report, runner, statistics
 from tfamp.runs import base_config, compare, run_files
 
 # Fields of a configuration that no cell depends on.
@@ -38,7 +38,7 @@ def _benchmark(config, settings):
     benchmark, task = cells.get_config(), cells.get_task(config)
     task.update(
         {
-            "modes": settings.modes or (*cells.plain_modes(), mixed),
+            "modes": settings.modes or (*cell_modes.plain_modes(), mixed),
             "jit": settings.jit or (jit,),
             "frameworks": ("tfamp",),
             "batch_sizes": settings.batch_sizes,

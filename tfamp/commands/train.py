@@ -8,7 +8,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfamp.commands import app, benchmark_flags, command_flags, jobs
-from tfamp.measuring import batch_size, processes
+from tfamp.measuring import batch_size, process_memory
 from tfamp.runs import base_config, distribution, run_files, tasks
 
 _TINY = 16  # Largest batch of a run of seconds.
@@ -108,7 +108,7 @@ def _search_settings(tiny):
     """Keywords of the search; a largest batch that was given counts."""
     limit, largest, whole = (flags.FLAGS[name] for name in command_flags.OF_SEARCH)
     return {
-        "limit": limit.value and limit.value * processes.MIB,
+        "limit": limit.value and limit.value * process_memory.MIB,
         "effective_batch": whole.value,
         "max_batch_size": (_TINY if tiny else batch_size.MAX_BATCH_SIZE)
         if largest.value is None

@@ -6,19 +6,20 @@ be ended by Linux or crash, and nothing of that reaches the process that asks.
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
 from tfamp import checks, errors, progress, tables
 from tfamp.facts import modes as precision_modes
-from tfamp.measuring import processes, training_steps, workloads
+from tfamp.measuring import process_memory, training_steps, workloads
 from tfamp.runs import run_files
 
 SCHEMA_VERSION = 3
 _MULTIPLE = training_steps.MULTIPLE
 TOLERANCE = 0.03  # Two runs of a process differ by as much.
+_BISECTED = 7  # Trials at most until twofold sizes are as near.
 MAX_BATCH_SIZE, STEPS = 2**16, 2
 
 
@@ -56,7 +57,7 @@ class BatchSizes(NamedTuple):
                 "accumulation steps": str(size["accumulation_steps"]),
                 "does not fit": str(size["failing"] or "-"),
                 "over float32": f"{size['ratio']:.2f}" if size["ratio"] else "-",
-                "peak memory": processes.mib(size["peak_bytes"]),
+                "peak memory": process_memory.mib(size["peak_bytes"]),
                 "trials": str(len(size["trials"])),
             }
             for size in self.sizes
@@ -132,7 +133,7 @@ def find_batch_size(
         shared, saved_trials = scope.enter_context(
             training_steps.folder_of(workload, steps, workdir)
         )
-        memory, words = processes.limits(processes.parse_size(limit))
+        memory, words = process_memory.limits(limit)
         step_trials = training_steps.StepTrials(
             shared, saved_trials, steps, memory, lines
         )
@@ -140,32 +141,37 @@ def find_batch_size(
         for mode in tried:
             size, figures = _search_mode(step_trials, mode, sizes, **bounds)
             sizes.append(size)
-        rule = (
-            f"divisors of {effective_batch}, bisected"
-            if effective_batch
-            else f"multiples of {_MULTIPLE} (Tensor Cores), doubled, then bisected to "
-            f"{_MULTIPLE} or {TOLERANCE:.0%}"
-        )
-        notes = [
-            figures["description"],
-            "" if modes else training_steps.mixed_mode(shared)[1],
-            f"a batch fits if a separate process takes {steps} training steps of "
-            f"`fit` within the limit; {rule}; a run also holds its data set, so leave "
-            "a margin",
-            f"{saved_trials.machine.device}; "
-            f"TensorFlow {saved_trials.machine.facts['tensorflow']}",
-        ]
         batch_sizes = BatchSizes(
             name=shared.name,
             unit=figures["unit"],
             limit=words,
             sizes=tuple(sizes),
-            notes=tuple(filter(None, notes)),
+            notes=_notes(step_trials, figures, bool(modes), effective_batch),
         )
         folder = saved_trials.folder
         run_files.write_text(folder / "report.md", batch_sizes.to_markdown())
         run_files.write_json(folder / "batch_sizes.json", batch_sizes.to_dict())
     return batch_sizes
+
+
+def _notes(step_trials, figures, modes_given, effective_batch):
+    """Returns lines on the model, the mode, the rule of the search and the machine."""
+    machine = step_trials.saved_trials.machine
+    rule = (
+        f"divisors of {effective_batch}, bisected"
+        if effective_batch
+        else f"multiples of {_MULTIPLE} (Tensor Cores), doubled, then bisected to "
+        f"{_MULTIPLE} or {TOLERANCE:.0%}"
+    )
+    chosen = "" if modes_given else training_steps.mixed_mode(step_trials.workload)[1]
+    return (
+        figures["description"],
+        *filter(None, [chosen]),
+        f"a batch fits if a separate process takes {step_trials.steps} training steps "
+        f"of `fit` within the limit; {rule}; a run also holds its data set, so leave a "
+        "margin",
+        f"{machine.device}; TensorFlow {machine.facts['tensorflow']}",
+    )
 
 
 def plan(
@@ -189,19 +195,23 @@ def plan(
         checks.check_count("effective_batch", effective_batch)
     if modes is not None:
         precision_modes.check_several(modes)
-    processes.limits(processes.parse_size(limit))
+    process_memory.limits(limit)
     tried = tuple(modes or ("float32", training_steps.mixed_mode(workload)[0]))
     training_steps.check(workload, tried)
     return tried
 
 
 def search(
-    fits: Callable[[int], bool], sizes: Sequence[int], start: int, tolerance: float
+    fits: Callable[[int, int], bool],
+    sizes: Sequence[int],
+    start: int,
+    tolerance: float,
 ) -> tuple[int, int | None]:
     """Searches for the largest batch size that fits: doubles its place, then bisects.
 
     Args:
-      fits: Whether a batch size fits; that of a larger one implies a smaller one's.
+      fits: Function of a batch size, and of how many trials are left at most with this
+        one; returns whether it fits. That of a larger one implies a smaller one's.
       sizes: Those that may be tried, ascending.
       start: Place of the first that is tried; of the last one if there are fewer.
       tolerance: Share of a size by which the next larger one need not be distinguished.
@@ -212,7 +222,8 @@ def search(
     """
     low, high, place = -1, len(sizes), min(start, len(sizes) - 1)
     while high - low > 1:
-        low, high = (place, high) if fits(sizes[place]) else (low, place)
+        left = _most_left(low, high, place, len(sizes))
+        low, high = (place, high) if fits(sizes[place], left) else (low, place)
         if high == len(sizes):
             place = min(2 * place + 1, high - 1)
             continue
@@ -222,33 +233,16 @@ def search(
     return sizes[low] if low >= 0 else 0, sizes[high] if high < len(sizes) else None
 
 
-def most_trials(
-    known: Mapping[int, bool], sizes: Sequence[int], start: int, tolerance: float
-) -> int:
-    """Returns how many trials a search takes at most, in all.
-
-    Args:
-      known: Whether the sizes fit that were tried so far.
-      sizes, start, tolerance: As of `search`.
-    """
-    fitting = {size for size, fits in known.items() if fits}
-    failing = known.keys() - fitting
-    low, high = max(fitting, default=0), min(failing, default=sizes[-1] + 1)
-
-    def tried(limit):
-        found = []
-
-        def fits(size):
-            found.append(size)
-            return size <= limit
-
-        search(fits, sizes, start, tolerance)
-        return found
-
-    # After each doubling nothing larger may fit, which leaves the most to bisect; one
-    # more, as an odd number has halves that differ.
-    doubled = (size for size in tried(sizes[-1]) if low <= size < high)
-    return 1 + max(len(tried(limit)) for limit in (low, *doubled))
+def _most_left(low, high, place, count):
+    """Returns how many trials a search takes at most from here on."""
+    if high < count:
+        untried = (high - low - 1).bit_length()
+        wide = int((high - low) / (TOLERANCE * max(1, low + 1))).bit_length()
+        return untried if low < 0 else min(untried, wide + 1)
+    # Nothing but the largest fails, which leaves the most to bisect; or the first does.
+    doubled = ((count - 1) // (place + 1)).bit_length()
+    bisected = min(((count - 1) // 2).bit_length(), _BISECTED)
+    return 1 + max(doubled + bisected, place.bit_length() if low < 0 else 0)
 
 
 def _search_mode(step_trials, mode, rows, effective_batch, max_batch_size):
@@ -273,11 +267,10 @@ def _search_mode(step_trials, mode, rows, effective_batch, max_batch_size):
     def accumulation(size):
         return effective_batch // size if effective_batch else own_accumulation
 
-    def fits(size):
-        arguments = {"mode": mode}, size, accumulation(size)
-        known = {n: not each["reason"] for n, each in tried.items()}
-        lines.total = most_trials(known, *way)
-        tried[size] = step_trials.take(*arguments, label=f"{mode}, batch {size}")
+    def fits(size, left):
+        lines.total = len(tried) + left
+        label = f"{mode}, batch {size}"
+        tried[size] = step_trials.take({"mode": mode}, size, accumulation(size), label)
         return not tried[size]["reason"]
 
     largest, failing = search(fits, *way)

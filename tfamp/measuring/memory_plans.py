@@ -4,23 +4,20 @@ import contextlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import keras
 from ml_collections import config_dict
 
 from tfamp import checks, errors, progress, tables
 from tfamp.facts import hardware
-from tfamp.inspect import structure
-from tfamp.measuring import processes, training_steps, workloads
-from tfamp.precision import overrides
-from tfamp.storage import account
-
-# What an option must free to be kept in the next ones, of all that float32 holds: each
-# brings programs of its own.
-_FREES = 0.01
+from tfamp.measuring import (
+    memory_options,
+    process_memory,
+    processes,
+    training_steps,
+    workloads,
+)
 
 
 class MemoryPlan(NamedTuple):
@@ -60,8 +57,8 @@ class MemoryPlan(NamedTuple):
             rows.append(
                 {
                     "option": each["option"] + " (frees < 1 %: not below)" * left_out,
-                    "predicted": processes.mib(each["predicted_bytes"]),
-                    "measured": processes.mib(measured) if measured else none,
+                    "predicted": process_memory.mib(each["predicted_bytes"]),
+                    "measured": process_memory.mib(measured) if measured else none,
                     "time over float32": f"{ratio:.2f}" if ratio else "-",
                     "chosen": "yes" if each is self.chosen else "",
                 }
@@ -78,7 +75,7 @@ class MemoryPlan(NamedTuple):
             yield f"rows with +: in {mode}, each together with those above it"
         yield f"limit: {self.limit}"
         if self.chosen is not None:
-            _, size, parts = _arguments(self.chosen)
+            _, size, parts = memory_options.arguments(self.chosen)
             texts = [
                 f"{key}={json.dumps(value)}".removeprefix("mode=")
                 for key, value in self.chosen["keywords"].items()
@@ -137,7 +134,7 @@ def fit_memory(
     workload = workloads.named(workload)
     size = workloads.batch_size_of(workload, batch_size)
     checks.check_count("steps", steps)
-    memory, words = processes.limits(processes.parse_size(limit))
+    memory, words = process_memory.limits(limit)
     mixed, _ = training_steps.mixed_mode(workload)
     with contextlib.ExitStack() as scope:
         lines = scope.enter_context(progress.Progress(verbose, at_most=True))
@@ -165,7 +162,7 @@ class _Plans:
 
     def __init__(self, step_trials, size, mixed):
         self.trials, self.size, self.mixed = step_trials, size, mixed
-        self.free, _ = processes.limits(None)
+        self.free, _ = process_memory.limits(None)
         gpu = any(device.kind == "GPU" for device in hardware.read_devices())
         host, device = self.trials.memory
         self.most = (device or math.inf) if gpu else host
@@ -176,20 +173,21 @@ class _Plans:
     def make(self):
         """Measures both modes, then what is predicted to fit, until one does."""
         modes = [
-            _option(mode, {"mode": mode}, self.size, 1)
+            memory_options.make(mode, {"mode": mode}, self.size)
             for mode in ("float32", self.mixed)
         ]
         self.chosen = next((x for x in modes if self._fits(x, self.free)), None)
         options = self._predict(
-            _predict, self.size, self.mixed, modes[0]["measured_bytes"]
+            memory_options.predict,
+            *(self.size, self.mixed, modes[0]["measured_bytes"]),
         )
         self.overheads = _overheads(modes, options)
         self.options = [*modes, *options[2:]]
         self._choose(options[2:])
         if self.chosen is None and min(self.overheads.values()) < self.most:
-            tried = [_arguments(each) for each in self.options]
-            parts = self._predict(_predict_parts, self.size, self.mixed)
-            parts = [each for each in parts if _arguments(each) not in tried]
+            tried = [memory_options.arguments(each) for each in self.options]
+            every = self._predict(memory_options.predict_parts, self.size, self.mixed)
+            parts = [x for x in every if memory_options.arguments(x) not in tried]
             self.options += parts
             self._choose(parts)
         for each in self.options:
@@ -206,7 +204,7 @@ class _Plans:
 
     def _fits(self, option, room=None):
         figures = self.trials.take(
-            *_arguments(option), label=option["option"], room=room
+            *memory_options.arguments(option), label=option["option"], room=room
         )
         if figures["lack"]:
             option["exceeded"] = True
@@ -223,7 +221,7 @@ class _Plans:
             done = processes.call(function, workload, *arguments)
             return done._replace(value={"options": done.value})
 
-        name = f"{function.__name__.removeprefix('_')}-batch{self.size}"
+        name = f"{function.__name__}-batch{self.size}"
         label = "what the options hold, by tfamp.memory"
         outcome = saved_trials.take(name, work, lines, label, given=list(arguments))
         if outcome.failure:
@@ -237,9 +235,9 @@ class _Plans:
         for each in self.options:
             if size := each["workspaces_bytes"]:
                 yield (
-                    f"{each['option']}: {processes.mib(size)} of the measured only in "
-                    "the first step, in which cuDNN tries algorithms (as far as they "
-                    "fit)"
+                    f"{each['option']}: {process_memory.mib(size)} of the measured "
+                    "only in the first step, in which cuDNN tries algorithms (as far "
+                    "as they fit)"
                 )
         if self.chosen is None:
             yield f"nothing fits: {_short(self.options, self.most)}"
@@ -264,127 +262,11 @@ def _short(options, most):
     """Returns what is short with the option that holds least, as text."""
     least = min(options, key=_held)
     verb = "holds" if least["measured_bytes"] else "is predicted to hold"
-    text = f"{least['option']!r} {verb} {processes.mib(_held(least))}"
+    text = f"{least['option']!r} {verb} {process_memory.mib(_held(least))}"
     if _held(least) > most:
-        return f"{text}, {processes.mib(_held(least) - most)} more than available"
+        return f"{text}, {process_memory.mib(_held(least) - most)} more than available"
     return f"{text}, and exceeded the limit when it was tried"
 
 
 def _held(option):
     return option["measured_bytes"] or option["predicted_bytes"]
-
-
-def _option(option, keywords, size, count):
-    """Returns an option of a `MemoryPlan`, not yet predicted."""
-    return {
-        "option": option,
-        "kept": True,
-        "keywords": keywords,
-        "batch_size": size // count,
-        "accumulation_steps": count,
-        "predicted_bytes": 0,
-        "measured_bytes": None,
-        "workspaces_bytes": 0,
-        "time_ratio": None,
-        "exceeded": False,
-    }
-
-
-def _arguments(option):
-    """Returns the arguments of an option's trial."""
-    return tuple(option[x] for x in ("keywords", "batch_size", "accumulation_steps"))
-
-
-def _predict_bytes(workload, option):
-    """Predicts an option in this process; returns its model's blocks, too."""
-    keras.utils.clear_session()  # Names of layers are counted.
-    variant = training_steps.variant(workload, *_arguments(option))
-    with training_steps.built(variant, 1) as setup:
-        held, own = account.measured(setup.model, next(iter(setup.batches)))
-        option["predicted_bytes"] = held.total
-        return option, _blocks(setup.model, own)
-
-
-def _predict(workload, size, mixed, held):
-    """Returns float32 and the options after it, in a process of its own.
-
-    Args:
-      workload: As `training_steps.identity` returns it.
-      size: Examples of an update of the weights.
-      mixed: The 16-bit mode.
-      held: What a step in float32 holds in all, in bytes; None if it is not known.
-    """
-    options, start = [], ({}, 1)
-    least, frees = math.inf, 0.0
-
-    def add(option, count=None, **more):
-        nonlocal start, least
-        keywords, count = {**start[0], **more}, count or start[1]
-        prediction, blocks = _predict_bytes(
-            workload, _option(option, keywords, size, count)
-        )
-        options.append(prediction)
-        prediction["kept"] = prediction["predicted_bytes"] <= least - frees
-        if prediction["kept"]:
-            start, least = (keywords, count), prediction["predicted_bytes"]
-        return blocks
-
-    add("float32", mode="float32")
-    frees = _FREES * (held or least)
-    blocks = add(mixed, mode=mixed)
-    for several in sorted({len(blocks) // 2, len(blocks)} - {0}):
-        numbered = (re.sub(r"\d+$", r"\\d+", path) for path in blocks)
-        whole = several == len(blocks)
-        again = [*dict.fromkeys(numbered if whole else blocks[:several])]
-        add(f"+ remat of {several} of {len(blocks)} blocks", remat=again)
-    refused = contextlib.suppress(ValueError)  # By the optimizer.
-    for state, words in {"bfloat16": "bfloat16", "8bit": "8 bits"}.items():
-        with refused:
-            add(f"+ slots of {words}", optimizer_state=state)
-    for parts in _parts(size):
-        add(f"+ {parts} parts of a batch", parts)
-    if mixed == "mixed_bfloat16":
-        there = "" if start[0]["mode"] == mixed else f", in {mixed}"
-        with refused:
-            add(f"+ weights of bfloat16{there}", mode=mixed, weights="bfloat16")
-    return options
-
-
-def _predict_parts(workload, size, mixed):
-    """Returns the options of accumulation alone, in a process of its own."""
-    return [
-        _predict_bytes(
-            workload, _option(f"{mode}, {count} parts", {"mode": mode}, size, count)
-        )[0]
-        for mode in (mixed, "float32")
-        for count in _parts(size)
-    ]
-
-
-def _parts(size):
-    return [count for count in (2, 4, 8, 16) if size % count == 0]
-
-
-def _blocks(model, own):
-    """Returns patterns of layers with others in them, each of at most half of it all.
-
-    Args:
-      model: A model.
-      own: Layer -> its activations.
-    """
-
-    def share(layer):
-        return sum(own.get(place.layer, 0) for place in structure.walk(layer))
-
-    places = {id(place.layer): place for place in structure.walk(model)}
-    paths = [place.path for place in places.values()]
-    patterns, queue = [], structure.children(model)
-    while queue:
-        layer = queue.pop(0)
-        if not (inner := structure.children(layer)):
-            continue
-        if 0 < share(layer) <= sum(own.values()) / 2:
-            patterns.append(overrides.exact(places[id(layer)].path, paths))
-        else:
-            queue += inner
-    return patterns

@@ -26,13 +26,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfamp import errors, extras, functions
-from tfamp.facts import hardware, switches, xla_flags
+from tfamp import extras, functions
+from tfamp.facts import switches, xla_flags
+from tfamp.measuring import process_memory
 
-MIB = 2**20
 TIME_LIMIT = 3600  # Seconds; compilation can take many minutes.
-# Of what the host has available: the rest is for what others take meanwhile.
-SHARE = 0.8
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DUMP = 300  # Seconds.
 _PAUSE = 0.005  # Seconds; between two looks a step can take some tens of MiB.
@@ -57,18 +55,6 @@ _SIGNS = (
 )
 # What a crash prints below its reason.
 _FRAME = re.compile(r"\s*($|@|\*\*\*|PC:)")
-
-
-class Memory(NamedTuple):
-    """What a process may hold.
-
-    Attributes:
-      host: Bytes of resident memory, programs included; None: no limit.
-      device: Bytes of the first GPU; None: all, or there is none.
-    """
-
-    host: int | None = None
-    device: int | None = None
 
 
 class Outcome(NamedTuple):
@@ -97,7 +83,7 @@ def call(
     function: Callable[..., Any],
     *arguments: Any,
     timeout: float = TIME_LIMIT,
-    memory: Memory = Memory(),  # noqa: B008 (immutable)
+    memory: process_memory.Memory = process_memory.NO_LIMIT,
     preload: Sequence[str] = (),
 ) -> Outcome:
     """Calls a function in a separate process, which ends with this one.
@@ -134,7 +120,9 @@ class Process:
       RuntimeError: In such a process itself.
     """
 
-    def __init__(self, function, *arguments, memory=Memory(), preload=()):  # noqa: B008
+    def __init__(
+        self, function, *arguments, memory=process_memory.NO_LIMIT, preload=()
+    ):
         if multiprocessing.parent_process() is not None:
             raise RuntimeError(
                 "This process was started to measure something, and would start others "
@@ -242,7 +230,8 @@ def _serve(pipe, words, memory, environment, function, arguments):
         pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
     gpus = tf.config.list_physical_devices("GPU")
     if memory.device is not None and gpus:
-        limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory.device // MIB)
+        size = memory.device // process_memory.MIB
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=size)
         tf.config.set_logical_device_configuration(gpus[0], [limit])
     threading.Thread(target=_watch, args=(memory.host,), daemon=True).start()
     try:
@@ -271,19 +260,10 @@ def _watch(limit):
         held = own.memory_info().rss
         if limit and held > limit:
             # Not through `sys.stderr`, which another thread may have locked.
-            os.write(2, f"\nMemoryError: {over(held, limit)}\n".encode())
+            words = process_memory.over(held, limit)
+            os.write(2, f"\nMemoryError: {words}\n".encode())
             break
     os._exit(1)  # At once: the next allocation is on its way.
-
-
-def over(held: int, limit: int) -> str:
-    """Returns the message for a process that exceeds its limit, both in bytes."""
-    return f"{mib(held)} resident, the limit is {mib(limit)}"
-
-
-def mib(count: float) -> str:
-    """Returns a number of bytes in MiB as text."""
-    return f"{count / MIB:,.0f} MiB"
 
 
 def reason(code: int, words: str) -> str:
@@ -301,112 +281,7 @@ def reason(code: int, words: str) -> str:
     return _KILLED if name == "SIGKILL" else f"ended by {name}: {last}"
 
 
-# ---- Memory ----
-
-
-def available() -> int:
-    """Returns how many bytes a process may still take without harm to others.
-
-    The least of what the host has available, and what the control group of this process
-    (a container's, say) has left, files in memory that can be dropped not counted.
-    """
-    psutil = extras.require("psutil")
-    return min([psutil.virtual_memory().available, *_left_to_group()])
-
-
-def _left_to_group(root=pathlib.Path("/sys/fs/cgroup")) -> list[int]:
-    """What a container leaves; psutil 7 knows the host alone."""
-    try:
-        limit, used = (
-            int((root / name).read_text()) for name in ("memory.max", "memory.current")
-        )
-        stat = dict(map(str.split, (root / "memory.stat").read_text().splitlines()))
-    except (OSError, ValueError):  # No container, or a limit of "max".
-        return []
-    return [max(0, limit - used + int(stat["inactive_file"]))]
-
-
-def parse_size(size: str | int | None) -> int | None:
-    """Returns bytes: of "2GiB", "800 MiB", "1.5GB", or of a number.
-
-    Raises:
-      ValueError: If it is none of these.
-    """
-    if size is None:
-        return None
-    units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-    units |= {f"{name}i": 2 ** (10 * n) for n, name in enumerate("kmgt", 1)}
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?i?)b?", str(size).lower())
-    known = match and match[2] in units
-    amount = int(float(match[1]) * units[match[2]]) if match and known else 0
-    if amount < MIB:
-        raise ValueError(
-            "`limit` must be an amount of memory, of 1 MiB or more. Received: "
-            f"limit={size!r}. Expected for example '2GiB', '800MiB', or a number of "
-            "bytes."
-        )
-    return amount
-
-
-def limits(limit: int | None) -> tuple[Memory, str]:
-    """Returns what a process may hold on this host, and the limit as text.
-
-    Args:
-      limit: Of a process, in bytes: of the first GPU where there is one, else of the
-        host. None: all of the GPU, or `SHARE` of what the host has available.
-
-    Raises:
-      RunError: If a limit of the shell makes allocations fail.
-      ValueError: If that is more than the host can spare.
-    """
-    _check_allocations()
-    spare = available()
-    share = int(SHARE * spare)
-    shared = f"{SHARE:.0%} of the {mib(spare)} available at the start"
-    text = f"{mib(limit)}, as requested" if limit else ""
-    if any(device.kind == "GPU" for device in hardware.read_devices()):
-        return Memory(share, limit), f"memory of the GPU: {text or 'all'}"
-    if limit and limit > share:
-        raise ValueError(
-            "The limit is more than this host can spare. Received: a limit of "
-            f"{mib(limit)}. Expected at most {mib(share)}, {shared}."
-        )
-    text = text or f"{mib(share)}, {shared}"
-    return Memory(limit or share), f"memory of the CPU: {text}"
-
-
-def _check_allocations():
-    for flag, kind in {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}.items():
-        limit, _ = resource.getrlimit(kind)
-        if limit != resource.RLIM_INFINITY:
-            raise errors.RunError(
-                "TensorFlow crashes at this limit without an error message. Received: "
-                f"`ulimit {flag} {limit // 1024}`. Expected `ulimit {flag} unlimited`, "
-                "and tfamp's own limit instead."
-            )
-
-
-def peak_host() -> int:
-    """Returns the peak resident memory of this process, in bytes.
-
-    `getrusage` would not do: Linux starts it from what the parent process had.
-    """
-    status = pathlib.Path("/proc/self/status")
-    match = status.exists() and re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
-    if match:
-        return int(match[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def peak_device(again: bool = False) -> int | None:
-    """Returns the peak memory that TensorFlow took of the first GPU, in bytes.
-
-    Args:
-      again: Whether the next peak is that of what comes from here on.
-    """
-    if not tf.config.list_physical_devices("GPU"):
-        return None
-    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
-    if again:
-        tf.config.experimental.reset_memory_stats("GPU:0")
-    return peak
+def cores() -> int:
+    """Returns how many cores this process may use: those of a container."""
+    some = getattr(os, "sched_getaffinity", None)  # Linux alone has it.
+    return len(some(0)) if some else os.cpu_count() or 1

@@ -1,6 +1,5 @@
 """`rehearse`: what a mode would do on another device, before that is rented."""
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from tfamp import checks, errors, progress, tables
 from tfamp.diagnostics import audit
 from tfamp.facts import hardware
 from tfamp.facts import modes as precision_modes
-from tfamp.measuring import measure, processes, training_steps, workloads
+from tfamp.measuring import process_memory, processes, training_steps, workloads
 from tfamp.numerics import compare, search
 from tfamp.runs import plots
 from tfamp.storage import account
@@ -21,10 +20,8 @@ MEASURED, EMULATED, COMPUTED = "measured", "emulated", "computed"
 _MODES = ("mixed_bfloat16", "mixed_float16", "float8")
 _WORST, _SEED = 3, 0
 _ABOVE = {
-    "loc": "lower center",
-    "bbox_to_anchor": (0.5, 1),
-    "ncols": 3,
-    "fontsize": "small",
+    **{"loc": "lower center", "bbox_to_anchor": (0.5, 1)},
+    **{"ncols": 3, "fontsize": "small"},
 }
 
 
@@ -73,7 +70,7 @@ class Rehearsal(NamedTuple):
             return "-" if value is None else f"{text(value)} ({how})"
 
         how = each["how"]
-        size = cell("memory", lambda x: processes.mib(sum(x.values())), COMPUTED)
+        size = cell("memory", lambda x: process_memory.mib(sum(x.values())), COMPUTED)
         return {
             "mode": each["mode"],
             f"loss after {self.steps} steps": cell(
@@ -250,52 +247,64 @@ def _rehearse(workload, mode, size, steps, seconds, device):
     variant = training_steps.variant(workload, {"mode": mode}, size)
     row: dict[str, Any] = {"failures": {}}
     keras.utils.set_random_seed(_SEED)  # The same weights in each mode.
-    with contextlib.ExitStack() as scope:
-        scope.enter_context(hardware.simulated(device))
-        setup = scope.enter_context(training_steps.built(variant, 4 * steps))
+    built = training_steps.built(variant, 4 * steps)
+    with hardware.simulated(device), built as setup:
         batches = [*setup.batches.take(4)]
         pairs = [keras.utils.unpack_x_y_sample_weight(each)[:2] for each in batches]
-        x, y = pairs[0]
-
-        def train():
-            fit = {"epochs": steps, "steps_per_epoch": 1, "shuffle": False}
-            history = setup.model.fit(setup.batches, **fit, verbose=0)
-            row["losses"] = [float(loss) for loss in history.history["loss"]]
-            row["skipped_steps"] = measure.scaling(setup.model, steps)["skipped_steps"]
-
-        def hold():
-            held = account.memory(setup.model, batches[0])
-            row["memory"] = {kind: getattr(held, kind) for kind in account.KINDS}
-
-        def multiply():
-            formats = audit.audit(setup.model, inputs=x, device=device).formats
-            support = hardware.describe_support(device)
-            fast = sum(n for name, n in formats.items() if support[name].fast)
-            row.update(formats=formats, fast_share=fast)
-
-        def compare_with_float32():
-            keywords = {} if y is None else {"targets": y}
-            result = compare.compare(setup.model, x, mode, **keywords)[0]
-            ordered = sorted(result.rows, key=lambda each: -each.local_error)
-            row["output_error"] = result.rows[-1].accumulated_error
-            row["worst"] = [each.name for each in ordered[:_WORST]]
-
-        def find_overrides():
-            samples = pairs if y is not None else [inputs for inputs, _ in pairs]
-            loss = setup.model.loss if y is not None else None
-            result = search.search_precision(
-                *(setup.model, samples, mode), seconds=seconds, loss=loss, verbose=0
-            )
-            row["overrides"] = dict(result.overrides)
-
-        parts = {"training": train, "memory": hold, "the audit": multiply}
+        model = setup.model
+        parts = {
+            "training": lambda: _train(setup, steps),
+            "memory": lambda: _hold(model, batches[0]),
+            "the audit": lambda: _multiply(model, pairs[0][0], device),
+        }
         if mode != "float32":
-            parts["the comparison"] = compare_with_float32
-            parts["the search"] = find_overrides
+            parts["the comparison"] = lambda: _compare(model, *pairs[0], mode)
+            parts["the search"] = lambda: _search(model, pairs, mode, seconds)
         for name, part in parts.items():
             try:
-                part()
+                row.update(part())
             except Exception as error:  # Code of the user's model may raise anything.
                 words = f"{type(error).__name__}: {error}"
                 row["failures"][name] = words.partition("\n")[0]
     return row
+
+
+def _train(setup, steps):
+    fit = {"epochs": steps, "steps_per_epoch": 1, "shuffle": False}
+    history = setup.model.fit(setup.batches, **fit, verbose=0)
+    return {
+        "losses": [float(loss) for loss in history.history["loss"]],
+        "skipped_steps": training_steps.scaling(setup.model, steps)["skipped_steps"],
+    }
+
+
+def _hold(model, batch):
+    held = account.memory(model, batch)
+    return {"memory": {kind: getattr(held, kind) for kind in account.KINDS}}
+
+
+def _multiply(model, x, device):
+    formats = audit.audit(model, inputs=x, device=device).formats
+    support = hardware.describe_support(device)
+    fast = sum(n for name, n in formats.items() if support[name].fast)
+    return {"formats": formats, "fast_share": fast}
+
+
+def _compare(model, x, y, mode):
+    keywords = {} if y is None else {"targets": y}
+    rows = compare.compare(model, x, mode, **keywords)[0].rows
+    ordered = sorted(rows, key=lambda each: -each.local_error)
+    return {
+        "output_error": rows[-1].accumulated_error,
+        "worst": [each.name for each in ordered[:_WORST]],
+    }
+
+
+def _search(model, pairs, mode, seconds):
+    samples, loss = pairs, model.loss
+    if pairs[0][1] is None:
+        samples, loss = [x for x, _ in pairs], None
+    found = search.search_precision(
+        *(model, samples, mode), seconds=seconds, loss=loss, verbose=0
+    )
+    return {"overrides": dict(found.overrides)}

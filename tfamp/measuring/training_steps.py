@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import keras
 from ml_collections import config_dict
 
 from tfamp import errors, progress
-from tfamp.measuring import processes, trials, workloads
+from tfamp.measuring import process_memory, processes, trials, workloads
 from tfamp.precision import control
 from tfamp.runs import base_config, compare, run_files, trainer
 
@@ -138,7 +139,7 @@ class StepTrials(NamedTuple):
     workload: config_dict.ConfigDict
     saved_trials: trials.Trials
     steps: int
-    memory: processes.Memory
+    memory: process_memory.Memory
     lines: progress.Progress
 
     def take(
@@ -147,7 +148,7 @@ class StepTrials(NamedTuple):
         size: int,
         count: int,
         label: str,
-        room: processes.Memory | None = None,
+        room: process_memory.Memory | None = None,
     ) -> dict[str, Any]:
         """Takes the steps in a fresh process, unless that was done before.
 
@@ -188,8 +189,9 @@ class StepTrials(NamedTuple):
                 f"{outcome.failure}"
             )
         figures, reason = outcome.value, self._reason(outcome.value)
-        peak = figures["peak_bytes"]
-        text = f"does not fit: {reason}" if reason else f"fits: {processes.mib(peak)}"
+        text = f"does not fit: {reason}"
+        if not reason:
+            text = f"fits: {process_memory.mib(figures['peak_bytes'])}"
         self.lines.result(text)
         return {**figures, "reason": reason}
 
@@ -200,8 +202,28 @@ class StepTrials(NamedTuple):
         # There may have been more of it; and a peak can be too short to be seen.
         for kind, most in self.memory._asdict().items():
             if most and (held := figures[f"{kind}_bytes"] or 0) > most:
-                return processes.over(held, most)
+                return process_memory.over(held, most)
         return ""
+
+
+def scaling(model: keras.Model, steps: int) -> dict[str, Any]:
+    """Returns "skipped_steps" and "loss_scale"; None without loss scaling.
+
+    Args:
+      model: A trained model.
+      steps: How many it was trained for; Keras' own loss scaling counts none.
+    """
+    optimizer = model.optimizer
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return {"skipped_steps": None, "loss_scale": None}
+    counted = getattr(optimizer, "skipped_steps", None)
+    if counted is not None:
+        skipped = int(counted)
+    else:
+        inner = optimizer.inner_optimizer
+        window = inner.gradient_accumulation_steps
+        skipped = None if window else steps - int(inner.iterations)
+    return {"skipped_steps": skipped, "loss_scale": float(optimizer.dynamic_scale)}
 
 
 def train(variant: Variant, steps: int) -> dict[str, Any]:
@@ -228,8 +250,8 @@ def train(variant: Variant, steps: int) -> dict[str, Any]:
             begun = time.perf_counter()
             workload.model.fit(workload.batches, **fit, shuffle=False, verbose=0)
             seconds.append(time.perf_counter() - begun)
-            peaks.append(processes.peak_device(again=True) or 0)
-    host, device = processes.peak_host(), max(peaks) or None
+            peaks.append(process_memory.peak_device(again=True) or 0)
+    host, device = process_memory.peak_host(), max(peaks) or None
     return {
         "host_bytes": host,
         "device_bytes": device,

@@ -57,7 +57,23 @@ def write(
         "missing": failures,
     }
     run_files.write_text(folder / "report.json", json.dumps(content) + "\n")
-    sections = {
+    lines = [
+        f"# What {device_trials.machine.device} shows",
+        _head(content),
+        *([_TINY] * options.tiny),
+        _table([{"fact": k, "value": v} for k, v in facts.items()]),
+    ]
+    for title, text in _sections(options, figures, took, failures).items():
+        lines += [f"## {title}", text] if text.strip() else []
+    if _draw(folder / "steps.png", figures):
+        lines.insert(2 + options.tiny, "![steps](steps.png)")
+    run_files.write_text(folder / "report.md", "\n\n".join(lines) + "\n")
+
+
+def _sections(options, figures, took, failures):
+    """Returns title -> text of each."""
+    missing = [{"what": x, "why": shortened(why)} for x, why in failures.items()]
+    return {
         "Parts": _parts(options, figures, took),
         "Steps": _steps(figures),
         "Where a step's time goes": _profiles(figures),
@@ -67,21 +83,8 @@ def write(
         "Accuracy": _accuracy(figures),
         "float8 and the graph rewrite": _features(figures),
         "What fits into memory": _texts(figures, "fit_memory"),
-        "Not measured": _table(
-            [{"what": what, "why": shortened(why)} for what, why in failures.items()]
-        ),
+        "Not measured": _table(missing),
     }
-    lines = [
-        f"# What {device_trials.machine.device} shows",
-        _head(content),
-        *([_TINY] * options.tiny),
-        _table([{"fact": k, "value": v} for k, v in facts.items()]),
-    ]
-    for title, text in sections.items():
-        lines += [f"## {title}", text] if text.strip() else []
-    if _draw(folder / "steps.png", figures):
-        lines.insert(2 + options.tiny, "![steps](steps.png)")
-    run_files.write_text(folder / "report.md", "\n\n".join(lines) + "\n")
 
 
 def shortened(why: str) -> str:

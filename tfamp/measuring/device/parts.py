@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tfamp.measuring import accuracy, cells, processes, workloads
+from tfamp.measuring import processes, workloads
+from tfamp.measuring.benchmark import accuracy, cell_modes
 from tfamp.measuring.device import (
     features,
     networks,
@@ -233,7 +234,7 @@ def _peak(options, recipe, mode, xla, what="", keywords=None, environment=None):
 def _tests(options) -> Iterator[Job]:
     """Those of the checkout; an installed package has none."""
     checkout = (_CHECKOUT / "tests/contract").is_dir()
-    workers = str(min(4, len(os.sched_getaffinity(0)) // 4))
+    workers = str(min(4, processes.cores() // 4))
     for name, arguments in _TESTS.items() if checkout else ():
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-n", workers, "--tb=short"),
@@ -271,7 +272,9 @@ def _float8(options) -> Iterator[Job]:
 
 
 def _rewrite(options) -> Iterator[Job]:
-    for mode, rewrite in map(cells.VARIANTS.get, cells.default_modes(slow=True)):
+    for mode, rewrite in map(
+        cell_modes.VARIANTS.get, cell_modes.default_modes(slow=True)
+    ):
         if rewrite is not None:
             arguments = mode, {"graph_rewrite": True}, False, options.tiny
             yield _job("rewrite", f"dense-{mode}", 120, features.train, *arguments)
@@ -308,7 +311,7 @@ PARTS: dict[str, Callable[[Asked], Iterator[Any]]] = {
 
 def _config(options, recipe, mode, seed):
     config = workloads.load(_CONFIGS / f"{recipe}.py")
-    return cells.with_mode(
+    return cell_modes.with_mode(
         base_config.apply_tiny(config) if options.tiny else config, mode, seed
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from tfamp.facts import switches
-from tfamp.measuring import processes, workloads
+from tfamp.measuring import process_memory, workloads
 from tfamp.runs import trainer
 from tfamp.storage import account
 
@@ -31,9 +31,11 @@ def measure(plain: dict[str, Any], environment: dict[str, str]) -> dict[str, Any
         del batch
         steps = {"steps_per_epoch": 1, "shuffle": False, "verbose": 0}
         workload.model.fit(workload.batches, **steps)
-        first = processes.peak_device(again=True)  # With the algorithms that it tried.
+        first = process_memory.peak_device(
+            again=True
+        )  # With the algorithms that it tried.
         workload.model.fit(workload.batches, **{**steps, "steps_per_epoch": _STEPS - 1})
-        later = processes.peak_device()
+        later = process_memory.peak_device()
         totals = computed.to_dict()
         totals.pop("layers")
         return {

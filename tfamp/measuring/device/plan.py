@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import datetime
 import itertools
-import os
 import pathlib
 import re
 import shlex
@@ -22,7 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tfamp.facts import hardware, names
-from tfamp.measuring import cells, processes, runner, trials
+from tfamp.measuring import processes, trials
+from tfamp.measuring.benchmark import cell_modes, runner
 from tfamp.measuring.device import page, parts
 from tfamp.measuring.device.parts import Asked, Group, Job, Variant
 
@@ -67,8 +67,8 @@ def run(
             f"No such command. Received: torch_python={torch_python!r}. Expected that "
             "of a Python with PyTorch."
         )
-    plain = "tf32" if "tf32" in cells.default_modes(slow=True) else "float32"
-    mixed = [mode for mode in cells.default_modes() if mode.startswith("mixed")]
+    plain = "tf32" if "tf32" in cell_modes.default_modes(slow=True) else "float32"
+    mixed = [mode for mode in cell_modes.default_modes() if mode.startswith("mixed")]
     options = Asked(
         tuple(asked_parts) or tuple(parts.PARTS),
         minutes,
@@ -179,7 +179,7 @@ class _Plan:
 
         Beside processes that hold so many bytes of the GPU.
         """
-        cores, memory = len(os.sched_getaffinity(0)) * 3 // 4, self.options.memory
+        cores, memory = processes.cores() * 3 // 4, self.options.memory
         room = max(1, min(cores, (memory - held) // _HELD) if memory else cores)
         with concurrent.futures.ThreadPoolExecutor(room) as pool:
             try:

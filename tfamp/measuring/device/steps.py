@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfamp.measuring import measure, processes
+from tfamp.measuring import process_memory
+from tfamp.measuring.benchmark import measure
 from tfamp.measuring.device import networks, profiles
 from tfamp.precision import control, policy
 
@@ -46,8 +47,7 @@ def steps(
         model, batches = networks.build(name, sizes)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(networks.optimizer(name), loss, jit_compile=jit)
-        if gpus := tf.config.list_physical_devices("GPU"):
-            tf.config.experimental.reset_memory_stats("GPU:0")
+        gpu = process_memory.peak_device(again=True) is not None
 
         def fit(steps, *callbacks):
             watch = measure.Stopwatch()
@@ -59,13 +59,13 @@ def steps(
         yield {
             "build_seconds": watch.starts[0] - start,
             "first_step_seconds": watch.seconds[0],
-            "device_bytes": processes.peak_device(),
+            "device_bytes": process_memory.peak_device(),
             "status": str(control.status()) if side == "tfamp" else "",
         }
         for _ in range(rounds):
             watch = fit(count + _SKIPPED)
             yield {"seconds": watch.seconds[_SKIPPED:], "loss": watch.losses[-1]}
-        yield _profiled(fit) if gpus else {}
+        yield _profiled(fit) if gpu else {}
 
 
 def _profiled(fit):

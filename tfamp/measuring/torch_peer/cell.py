@@ -10,6 +10,7 @@ import json
 import math
 import pathlib
 import re
+import resource
 import sys
 import time
 from typing import Any
@@ -29,9 +30,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
             f"{', '.join(training.MODES)}."
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with safe_open(request["exchange"], "pt") as file:
-        description = json.loads(file.metadata()["request"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    description, tensors = _read(request["exchange"])
     tf32 = training.configure(device, mode, request["threads"], description["seed"])
     build, layout = networks.NETWORKS[description["network"]["kind"]]
     batches = [
@@ -69,6 +68,14 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _read(file):
+    """Returns what `exchange` described, and its tensors by name."""
+    with safe_open(file, "pt") as opened:
+        description = json.loads(opened.metadata()["request"])
+        names = opened.keys()
+        return description, {name: opened.get_tensor(name) for name in names}
+
+
 def _time(trainer, batches, device):
     """Returns seconds and losses of all steps; None for those that are not finite."""
     seconds, losses = [], []
@@ -86,10 +93,13 @@ def _pinned(tensor, device):
 
 
 def _peak():
-    """Bytes; as `processes.peak_host`, which needs TensorFlow."""
+    """Bytes; as `process_memory.peak_host`, which needs TensorFlow."""
     status = pathlib.Path("/proc/self/status")
-    match = status.exists() and re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
-    return int(match[1]) * 1024 if match else 0
+    text = status.read_text() if status.exists() else ""
+    if match := re.search(r"VmHWM:\s*(\d+) kB", text):
+        return int(match[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _note(trainer, mode, layout):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfamp import errors, extras, tables
-from tfamp.measuring import accuracy, cells, plots, rows, statistics
+from tfamp.measuring.benchmark import accuracy, cells, plots, rows, statistics
 from tfamp.runs import run_files
 
 SCHEMA_VERSION = 4

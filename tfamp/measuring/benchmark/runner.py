@@ -1,8 +1,4 @@
-"""Runs the cells of a benchmark, each in a fresh process, and resumes.
-
-The repeats are interleaved: every cell once, then every cell again, so that a machine
-that is busy for a while slows all modes and not one.
-"""
+"""Runs a benchmark: what is missing is measured, and the report written."""
 
 import datetime
 import os
@@ -10,23 +6,13 @@ import pathlib
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from tfamp import errors, extras, progress
 from tfamp.facts import hardware
-from tfamp.measuring import (
-    accuracy,
-    cells,
-    measure,
-    processes,
-    report,
-    torch_peer,
-    trials,
-    workloads,
-)
-from tfamp.measuring.torch_peer import exchange
+from tfamp.measuring import processes, torch_peer, workloads
+from tfamp.measuring.benchmark import accuracy, cells, harness, report
 from tfamp.runs import run_files
 
 
@@ -133,24 +119,24 @@ def _run(config, workdir, lines, command):
         planned = [cell for cell in planned if cell.framework != "torch"]
     check(config, planned)
     with run_files.benchmark_folder(cells.identity(config), workdir) as folder:
-        harness = _Harness(config, folder, versions, lines)
+        every = harness.Harness(config, folder, versions, lines)
         lines.total = config.repeats * len(planned) + len(runs)
-        machine = harness.trials.machine
+        machine = every.trials.machine
         own_versions = {
             name: machine.facts[name]
             for name in ("Python", "tfamp", "tensorflow", "keras")
         }
         result = report.make(
             config,
-            *harness.measure(planned),
-            harness.train(runs),
+            *every.measure(planned),
+            every.train(runs),
             {
                 "date": datetime.date.today().isoformat(),
                 "command": command,
                 "commit": commit(),
                 "machine": machine.device,
                 "platform": platform.platform(),
-                "cpu_cores": _cores(),
+                "cpu_cores": processes.cores(),
                 "process_environment": _gpu_environment(),
                 "versions": {**own_versions, **versions},
             },
@@ -215,127 +201,3 @@ def check(config, planned) -> None:
             first.setdefault((cell.task, cell.sequence_length), cell_config)
     if first:
         workloads.check(first.values())
-
-
-class _Harness:
-    """The trials of one benchmark."""
-
-    def __init__(self, config, folder, versions, lines):
-        self.config, self.folder, self.lines = config, folder, lines
-        self.trials, self.peers = trials.Trials(folder), versions
-        limit = config.memory_limit_mb
-        self.memory = (
-            processes.limits(limit * processes.MIB)[0] if limit else processes.Memory()
-        )
-        parts = (*config.tasks.values(), *config.time_to_accuracy.values())
-        self.preload = workloads.preload(
-            part.config for part in parts if part.config is not None
-        )
-
-    def measure(self, planned) -> tuple[dict, dict]:
-        """Returns {cell: {repeat: figures}} and {cell: why it failed}."""
-        measured: dict[cells.Cell, dict[int, Any]] = {cell: {} for cell in planned}
-        failures: dict[cells.Cell, str] = {}
-        for repeat in range(self.config.repeats):
-            # Each repeat begins elsewhere: no cell is always the first one.
-            start = repeat * len(planned) // self.config.repeats
-            for cell in (*planned[start:], *planned[:start]):
-                if cell in failures:
-                    self.lines.number += 1
-                    continue
-                figures, why = self._cell(cell, repeat)
-                if figures is None:
-                    failures[cell] = why
-                else:
-                    measured[cell][repeat] = figures
-        return measured, failures
-
-    def _cell(self, cell, repeat):
-        task = self.config.tasks[cell.task]
-        plain = task.copy_and_resolve_references().to_dict()
-        seed = self.config.seed + repeat
-        counts = self.config.steps, self.config.warmup
-        torch = cell.framework == "torch"
-
-        def work():
-            if torch:
-                return self._torch(plain, cell, seed, *counts)
-            job = self.config.job
-            return self._call(measure.measure, plain, cell, job, seed, *counts)
-
-        return self._take(
-            f"{self.config.job}-{cell.key}-repeat{repeat}",
-            f"{cell.label}, repeat {repeat + 1}",
-            work,
-            peers=self.peers if torch else {},
-            # It may have changed: its file is part of what was measured.
-            function=trials.fingerprint(task.function),
-        )
-
-    def _call(self, function, *arguments, limited=True):
-        return processes.call(
-            function,
-            *arguments,
-            timeout=self.config.time_limit,
-            memory=self.memory if limited else processes.Memory(),
-            preload=(measure.__name__, accuracy.__name__, *self.preload),
-        )
-
-    def _torch(self, plain, cell, seed, steps, warmup):
-        """The twin in PyTorch, after Keras has written its weights and batches."""
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder, "exchange.safetensors")
-            arguments = str(file), plain, cell, seed, warmup + steps
-            written = self._call(exchange.write, *arguments)
-            if written.failure:
-                return written
-            request = {
-                "mode": cell.mode,
-                "exchange": str(file),
-                "steps": steps,
-                "warmup": warmup,
-                "threads": _cores(),
-            }
-            python = self.config.torch_python or sys.executable
-            return torch_peer.call(python, request, self.config.time_limit)
-
-    def train(self, runs) -> list[accuracy.Row]:
-        """Makes the runs up to an accuracy that there are not; returns their rows."""
-        targets = self.config.time_to_accuracy
-        by_task: dict[str, dict[str, dict[int, accuracy.Run]]] = {}
-        for (task, mode, seed), config in runs.items():
-            folder = self.folder / "accuracy" / task / mode / f"seed{seed}"
-
-            def work(config=config, folder=folder):
-                # A killed one would add the seconds of two tracings.
-                run_files.delete_run(folder)
-                return self._call(
-                    accuracy.train, config.to_dict(), str(folder), limited=False
-                )
-
-            name = f"accuracy-{task}-{mode}-seed{seed}"
-            label = f"{task}: {mode}, time to accuracy, seed {seed}"
-            figures, why = self._take(name, label, work)
-            target = targets[task].target
-            run = (
-                accuracy.read(figures, target) if figures else accuracy.Run(failed=why)
-            )
-            by_task.setdefault(task, {}).setdefault(mode, {})[seed] = run
-        return [
-            row
-            for task, modes in by_task.items()
-            for row in accuracy.summarize(task, modes, targets[task].target)
-        ]
-
-    def _take(self, name, label, work, **held) -> tuple[Any, str]:
-        """Returns (figures, "") of a trial, or (None, why it failed)."""
-        outcome = self.trials.take(name, work, self.lines, label, **held)
-        if outcome.failure:
-            self.lines.result(f"failed: {outcome.lack or outcome.failure}")
-        return outcome.value, outcome.lack or outcome.failure
-
-
-def _cores():
-    """Those that this process may use, as TensorFlow counts them: a container's."""
-    some = getattr(os, "sched_getaffinity", None)  # Linux alone has it.
-    return len(some(0)) if some else os.cpu_count()

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 from ml_collections import config_dict
 
-from tfamp.measuring import cells, processes, workloads
+from tfamp.measuring import process_memory, training_steps, workloads
+from tfamp.measuring.benchmark import cell_modes, cells
 from tfamp.precision import control, policy
 from tfamp.runs import trainer
 
@@ -49,7 +50,7 @@ def measure(
         xla, tensor_float_32, note: what was in force;
         unit, description, parameters.
     """
-    task, before = config_dict.ConfigDict(plain), processes.peak_host()
+    task, before = config_dict.ConfigDict(plain), process_memory.peak_host()
     with _in_force(task, cell, seed) as note:
         keras.utils.set_random_seed(seed)
         count = warmup + steps
@@ -67,9 +68,9 @@ def measure(
     return {
         **_figures(watch, window, warmup),
         "examples": workload.examples * window,
-        **scaling(model, count),
-        "host_bytes": processes.peak_host() - before,
-        "device_bytes": processes.peak_device(),
+        **training_steps.scaling(model, count),
+        "host_bytes": process_memory.peak_host() - before,
+        "device_bytes": process_memory.peak_device(),
         "xla": bool(model.jit_compile),
         "tensor_float_32": tf32,
         "note": remark,
@@ -96,7 +97,7 @@ def _figures(watch, window, warmup):
 @contextlib.contextmanager
 def _in_force(task, cell, seed) -> Iterator[Any]:
     """The cell's precision; yields a function that describes it after the steps."""
-    mode, rewrite = cells.VARIANTS[cell.mode]
+    mode, rewrite = cell_modes.VARIANTS[cell.mode]
     if cell.framework == "keras":
         with policy.policy_scope(mode):
             yield lambda: "plain Keras: its policy set by hand, its own loss scaling"
@@ -176,23 +177,3 @@ class _SingleSteps(Stopwatch):
         self.seconds.append(time.perf_counter() - self.starts[-1])
         sample = np.concatenate(outputs)[:_OUTPUTS].astype("float64")
         self.outputs.append([x if math.isfinite(x) else None for x in sample.tolist()])
-
-
-def scaling(model: keras.Model, steps: int) -> dict[str, Any]:
-    """Returns "skipped_steps" and "loss_scale"; None without loss scaling.
-
-    Args:
-      model: A trained model.
-      steps: How many it was trained for; Keras' own loss scaling counts none.
-    """
-    optimizer = model.optimizer
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return {"skipped_steps": None, "loss_scale": None}
-    counted = getattr(optimizer, "skipped_steps", None)
-    if counted is not None:
-        skipped = int(counted)
-    else:
-        inner = optimizer.inner_optimizer
-        window = inner.gradient_accumulation_steps
-        skipped = None if window else steps - int(inner.iterations)
-    return {"skipped_steps": skipped, "loss_scale": float(optimizer.dynamic_scale)}

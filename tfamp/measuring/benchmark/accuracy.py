@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
-from tfamp.measuring import cells, statistics
+from tfamp.measuring.benchmark import cell_modes, statistics
 from tfamp.runs import compare, run_files, trainer
 
 _MARGIN = 1e-6  # A score is a float32; it may miss the target by its rounding.
@@ -46,7 +46,7 @@ class Row(NamedTuple):
       test_score: Mean over the runs.
       points: {seed: (seconds, score) after each epoch}.
       failed: Why the first run that failed did; "" if none.
-      base: The first of `cells.BASES` that was run to the target; "" if none was.
+      base: The first of `cell_modes.BASES` that was run to the target; "" if none was.
     """
 
     task: str
@@ -77,11 +77,11 @@ def plan(config) -> dict[tuple[str, str, int], config_dict.ConfigDict]:
     runs = {}
     for name, each in config.time_to_accuracy.items():
         chosen, _ = compare.mixed_mode(each.config.precision.mode)
-        modes = each.modes or (*cells.plain_modes(), chosen)
+        modes = each.modes or (*cell_modes.plain_modes(), chosen)
         for number in range(each.seeds):
             seed, first = each.config.seed + number, number % len(modes)
             for mode in (*modes[first:], *modes[:first]):
-                runs[name, mode, seed] = cells.with_mode(each.config, mode, seed)
+                runs[name, mode, seed] = cell_modes.with_mode(each.config, mode, seed)
     return runs
 
 
@@ -142,7 +142,7 @@ def summarize(
         mode: {seed: run.reached for seed, run in own.items() if run.reached}
         for mode, own in runs.items()
     }
-    rows, base = [], next((mode for mode in cells.BASES if times.get(mode)), "")
+    rows, base = [], next((mode for mode in cell_modes.BASES if times.get(mode)), "")
     for mode, own in runs.items():
         ratio = statistics.ratio(times[mode], times.get(base, {}))
         enough = ratio is not None and ratio.repeats >= _SHARE * len(own)

@@ -6,34 +6,16 @@ config.tasks.own = cells.get_task("my_script:build")
 """
 
 import itertools
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
-from tfamp import checks, errors, functions
-from tfamp.facts import hardware, modes
-from tfamp.measuring import workloads
+from tfamp import functions
+from tfamp.measuring.benchmark import cell_modes, validation
 from tfamp.measuring.torch_peer import exchange
-from tfamp.precision import settings
-from tfamp.runs import base_config, compare
+from tfamp.runs import base_config
 
-JOBS = ("train", "inference")
-FRAMEWORKS = ("tfamp", "keras", "torch")
-JIT = {"auto": None, "on": True, "off": False}  # As `config.jit_compile` has it.
-# Columns -> (mode, dtype that graphs are rewritten to or None).
-VARIANTS = {
-    "float32": ("float32", None),
-    "tf32": ("tf32", None),
-    "mixed_bfloat16": ("mixed_bfloat16", None),
-    "mixed_float16": ("mixed_float16", None),
-    "rewrite_bfloat16": ("mixed_bfloat16", "bfloat16"),
-    "rewrite_float16": ("mixed_float16", "float16"),
-}
-# What a mode is compared with: the first that has figures. TF32 is what users have
-# where the device has it; "float32" switches it off.
-BASES = ("tf32", "float32")
 _TINY_MODES = ("float32", "mixed_bfloat16")
 # The cells' figures do not depend on these: a folder resumes with others.
 _FREE = ("repeats", "memory_limit_mb", "time_limit", "torch_python", "tiny")
@@ -89,7 +71,7 @@ def get_task(workload: Any, **arguments: Any) -> config_dict.ConfigDict:
             "modes": (),
             # Every mode that this machine can compute, and rewrites.
             "slow_modes": False,
-            "frameworks": FRAMEWORKS if own else ("tfamp", "keras"),
+            "frameworks": validation.FRAMEWORKS if own else ("tfamp", "keras"),
             "batch_sizes": (),  # Empty: as the workload has it.
             "sequence_lengths": (),  # The same.
             # XLA; "auto": as the workload has it.
@@ -109,7 +91,7 @@ def get_accuracy(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     return config_dict.ConfigDict(
         {
             "config": config,
-            "modes": (),  # Empty: `plain_modes`, and the mode for this machine.
+            "modes": (),  # Empty: float32, TF32, and the mode for this machine.
             "seeds": 3,
             "target": 0.95,  # Validation score.
         }
@@ -158,10 +140,10 @@ class Cell(NamedTuple):
       task: Name of a task of the benchmark's configuration.
       framework: "tfamp"; "keras": the same model in plain Keras, its policy set by hand
         and its own loss scaling; "torch": a twin of the model in PyTorch, with its AMP.
-      mode: A key of `VARIANTS`.
+      mode: A key of `cell_modes.VARIANTS`.
       batch_size: Examples in a batch; None: as the function has it.
       sequence_length: Tokens of an example; None: as the workload has it.
-      jit: A key of `JIT`.
+      jit: A key of `validation.JIT`.
     """
 
     task: str
@@ -209,7 +191,7 @@ def plan(config: config_dict.ConfigDict) -> list[Cell]:
     Raises:
       ValueError: If a setting is invalid.
     """
-    validate(config)
+    validation.validate(config)
     cells = [
         cell
         for name, task in config.tasks.items()
@@ -222,10 +204,11 @@ def plan(config: config_dict.ConfigDict) -> list[Cell]:
 
 def _cells(config, name, task, batch_size, length) -> Iterator[Cell]:
     """The cells of one shape: float32 first."""
-    columns = task.modes or default_modes(task.slow_modes)
+    columns = task.modes or cell_modes.default_modes(task.slow_modes)
+    plain = [mode for mode in columns if cell_modes.VARIANTS[mode][1] is None]
     for framework in task.frameworks:
         ours = framework == "tfamp"
-        supported = [mode for mode in columns if ours or VARIANTS[mode][1] is None]
+        supported = columns if ours else plain
         trained = config.job == "train"
         if framework == "torch" and not (trained and exchange.has_twin(task.config)):
             continue
@@ -239,60 +222,7 @@ def _cells(config, name, task, batch_size, length) -> Iterator[Cell]:
 
 def _own_batch_size(config, mode):
     """The batch size of a mode in a comparison; a function has its own."""
-    return None if config is None else with_mode(config, mode, 0).batch_size
-
-
-def plain_modes() -> tuple[str, ...]:
-    """Returns "float32", and "tf32" where this host's devices have it."""
-    fast = hardware.format_support("tf32", hardware.read_devices()).fast
-    return ("float32", "tf32") if fast else ("float32",)
-
-
-def default_modes(slow: bool = False) -> list[str]:
-    """Returns the columns that the devices of this host can compute, float32 first.
-
-    Args:
-      slow: Whether those are among them whose format is slow here, and the rewrites.
-        Else one slow mixed mode is, where no mixed mode is fast.
-    """
-    support = {
-        name: hardware.format_support(
-            modes.get_mode(mode).compute_format, hardware.read_devices()
-        )
-        for name, (mode, _) in VARIANTS.items()
-    }
-    if slow:
-        return [name for name, each in support.items() if _computed(name, each)]
-    plain = [name for name, (_, rewrite) in VARIANTS.items() if rewrite is None]
-    columns = [name for name in plain if name == "float32" or support[name].fast]
-    mixed = any(name.startswith("mixed") for name in columns)
-    return columns if mixed else [*columns, "mixed_bfloat16"]
-
-
-def _computed(variant, support):
-    rewrite = VARIANTS[variant][1]
-    try:
-        if rewrite:
-            settings.resolve_rewrite(rewrite)
-    except (errors.UnsupportedModeError, ValueError):
-        return False
-    return variant == "float32" or support.supported
-
-
-def with_mode(config, variant: str, seed: int) -> config_dict.ConfigDict:
-    """Returns a training configuration in a column's mode.
-
-    Args:
-      config: The configuration of a run.
-      variant: A key of `VARIANTS`.
-      seed: The run's seed.
-    """
-    mode, rewrite = VARIANTS[variant]
-    one = config.copy_and_resolve_references()
-    one.precision.graph_rewrite = rewrite is not None
-    if rewrite:
-        one.precision.overrides = ()  # A rewrite knows no layers.
-    return compare.config_of(one, mode, seed)
+    return None if config is None else cell_modes.with_mode(config, mode, 0).batch_size
 
 
 def config_of(task: Any, cell: Cell, seed: int) -> config_dict.ConfigDict:
@@ -303,15 +233,15 @@ def config_of(task: Any, cell: Cell, seed: int) -> config_dict.ConfigDict:
       cell: The cell.
       seed: The seed of its repeat.
     """
-    one = with_mode(task.config, cell.mode, seed)
-    one.batch_size, one.jit_compile = cell.batch_size, JIT[cell.jit]
+    one = cell_modes.with_mode(task.config, cell.mode, seed)
+    one.batch_size, one.jit_compile = cell.batch_size, validation.JIT[cell.jit]
     if cell.sequence_length:
         one.data.sequence_length = cell.sequence_length
     return one
 
 
 def base(rows: Any, cell: Cell, config: Any) -> Cell | None:
-    """Returns the cell that one is compared with: the first of `BASES` that there is.
+    """Returns the cell that one is compared with: the first base that there is.
 
     It is tfamp's without XLA, unless the task asks for several choices of XLA; of the
     same shape or, if that mode was measured with another batch size alone, of that one.
@@ -321,7 +251,8 @@ def base(rows: Any, cell: Cell, config: Any) -> Cell | None:
       cell: One of them.
       config: The configuration of the benchmark.
     """
-    return next(filter(None, (_twin(rows, cell, mode, config) for mode in BASES)), None)
+    twins = (_twin(rows, cell, mode, config) for mode in cell_modes.BASES)
+    return next(filter(None, twins), None)
 
 
 def _twin(rows, cell, mode, config):
@@ -334,69 +265,3 @@ def _twin(rows, cell, mode, config):
     if same in others:
         return same
     return others[0] if len(others) == 1 else None
-
-
-# ---- Checks ----
-
-_NAME = re.compile(r"[\w-]+")
-_NAME_WORDS = "a name of letters, digits, '_' and '-'"
-
-
-def _some_of(choices):
-    return (
-        f"some of {', '.join(map(repr, choices))}",
-        lambda values: set(values) <= set(choices),
-    )
-
-
-_AT_LEAST_1 = ("at least 1", lambda v: v >= 1)
-_COUNTS = (
-    "integers of at least 1",
-    lambda values: all(checks.is_integer(v) and v >= 1 for v in values),
-)
-_MODES = _some_of(VARIANTS)
-# As in `base_config`: field -> what it must satisfy, as text and as a predicate.
-_RULES = {
-    **dict.fromkeys(("repeats", "steps", "warmup"), _AT_LEAST_1),
-    **dict.fromkeys(("memory_limit_mb", "time_limit"), _AT_LEAST_1),
-    "name": (_NAME_WORDS, lambda name: bool(_NAME.fullmatch(name))),
-    "job": (f"one of {', '.join(JOBS)}", lambda job: job in JOBS),
-}
-_TASK_RULES = {
-    **{"modes": _MODES, "xla": _MODES, "jit": _some_of(JIT)},
-    "frameworks": _some_of(FRAMEWORKS),
-    **{"batch_sizes": _COUNTS, "sequence_lengths": _COUNTS},
-}
-_ACCURACY_RULES = {
-    "modes": _MODES,
-    "seeds": _AT_LEAST_1,
-    "target": ("above 0", lambda v: v > 0),
-}
-
-
-def validate(config: config_dict.ConfigDict) -> None:
-    """Raises ValueError, naming all fields at once, if a value makes no sense.
-
-    Args:
-      config: The configuration.
-    """
-    wrong = base_config.broken_rules(config, _RULES)
-    for part, rules in ("tasks", _TASK_RULES), ("time_to_accuracy", _ACCURACY_RULES):
-        for name, task in config[part].items():
-            prefix = f"config.{part}.{name}"
-            wrong += base_config.broken_rules(task, rules, prefix)
-            if not _NAME.fullmatch(name):
-                wrong.append(f"{prefix} must be {_NAME_WORDS}. Received: {name!r}.")
-            if task.config is not None:
-                workloads.validate(task.config)
-            if task.get("beside") and task.beside not in config.tasks:
-                wrong.append(f"{prefix}.beside must name a task. Received: no task.")
-            if part == "time_to_accuracy" and not task.config.validation_fraction:
-                wrong.append(
-                    "Time to accuracy needs a validation split. Received: "
-                    f"{prefix}.config.validation_fraction=0."
-                )
-    if not config.tasks and not config.time_to_accuracy:
-        wrong.append("config.tasks is empty: there is nothing to measure.")
-    if wrong:
-        raise ValueError(" ".join(wrong))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfamp.measuring import cells, statistics
+from tfamp.measuring.benchmark import cells, statistics
 
 PERCENTILES = (50, 90, 95, 99, 100)
 
@@ -33,7 +33,7 @@ class Row(NamedTuple):
         where batches have other sizes, or a loss is not finite.
       output_error: Inference: largest difference of an output from the base's, relative
         to the largest output.
-      base: The cell that it is compared with, of `cells.BASES`; None without.
+      base: The cell that it is compared with, of `cell_modes.BASES`; None without.
     """
 
     cell: cells.Cell
