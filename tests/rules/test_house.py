@@ -143,11 +143,12 @@ def test_each_global_is_written_by_its_owner_only():
 ABOVE = {"runs", "measuring", "recipes", "commands", "scripts", "configs"}
 
 
-def test_files_of_the_core_are_short_and_folders_hold_a_dozen():
+def test_files_are_short_and_folders_of_the_core_hold_a_dozen():
     core = [p for p in FILES if not ABOVE & set(p.relative_to(ROOT).parts)]
-    long = {name_of(p): n for p in core if (n := p.read_text().count("\n")) > 330}
-    assert long == {}
-    assert max(p.read_text().count("\n") for p in FILES) <= 420
+    lines = {name_of(p): p.read_text().count("\n") for p in FILES}
+    longer = {p: n for p, n in lines.items() if n > 330}
+    assert [p for p in longer if not p.startswith("tfamp/measuring/")] == []
+    assert max(lines.values()) <= 420
     folders = [p.parent for p in core if p.name != "__init__.py"]
     full = {name_of(p): n for p in set(folders) if (n := folders.count(p)) > 12}
     assert full == {}

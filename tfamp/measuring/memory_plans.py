@@ -205,9 +205,10 @@ class _Plans:
         self.chosen = self.chosen or next(filter(self._fits, likely), None)
 
     def _fits(self, option, room=None):
-        figures = self.trials.take(
-            *_arguments(option), label=option["option"], room=room
-        )
+        label = option["option"]
+        if room is not None:  # Of a mode alone.
+            label = f"a training step in {label}"
+        figures = self.trials.take(*_arguments(option), label=label, room=room)
         if figures["lack"]:
             option["exceeded"] = True
         else:
