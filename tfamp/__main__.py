@@ -18,6 +18,7 @@ import pathlib
 import sys
 
 import tfamp
+from tfamp import checks
 
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
 _COMMANDS = "status", "train", "benchmark", "doctor", "gpu-report"
@@ -47,6 +48,7 @@ def main() -> None:
         sys.exit(
             f"error: Unknown command. Received: {name!r}. Expected one of "
             f"{', '.join(_COMMANDS)}; see `tfamp --help`."
+            f"{checks.nearest(name, _COMMANDS)}"
         )
 
 
@@ -63,6 +65,7 @@ def _find_config(command, name):
         sys.exit(
             f"error: Unknown configuration. Received: {name!r}. Expected "
             f"--config=FILE, or one of {', '.join(sorted(configs))}."
+            f"{checks.nearest(name, configs)}"
         )
     return f"{configs[name]}:{argument}" if argument else configs[name]
 

@@ -1,5 +1,6 @@
-"""Checks of numbers and keywords of a caller; errors say what was received."""
+"""Checks of numbers, names and keywords of a caller; errors say what was received."""
 
+import difflib
 import math
 import numbers
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,12 @@ def check_keywords(what: str, keywords: Iterable[str], expected: Sequence[str]) 
 def is_integer(value: Any) -> bool:
     """Whether `value` is Python's or NumPy's integer; a bool is none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def nearest(name: object, names: Iterable[str]) -> str:
+    """Returns " Did you mean 'x'?" for a mistyped name; "" if none is like it."""
+    near = difflib.get_close_matches(str(name).lower(), names, n=1)
+    return "".join(f" Did you mean {each!r}?" for each in near)
 
 
 def _type_error(name, value, noun):

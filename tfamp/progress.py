@@ -109,8 +109,9 @@ class Progress:
             seconds = sum(self._took) / len(self._took) * left
         else:
             return ""
-        most = " at most" * (self._at_most or self._end is not None)
-        return f" (about {max(1, round(seconds / 60))} min left{most})"
+        most = self._at_most or self._end is not None
+        words = "at most" if most else "about"
+        return f" ({words} {max(1, round(seconds / 60))} min left)"
 
     def _tell(self):
         """Says that the part still runs, where nothing was said for a while."""

@@ -409,7 +409,7 @@ NONE = "2 patterns matched no layer: 'hed', 'x/"
         ("functional", BF16, {"head": "tf32"}, WRONG, "a flag of the whole process"),
         ("functional", BF16, {"hea.": F32, ".ead": F16}, WRONG, "match 'head'"),
         ("shared", BF16, {"left": F32, "right": F16}, WRONG, "shared by 'left' and"),
-        ("functional", "fp16", {}, ValueError, "Unknown precision mode"),
+        ("functional", "fp16", {}, ValueError, "Did you mean 'mixed_float16'"),
         (lambda: L.Dense(2), BF16, {}, TypeError, "must be a `keras.Model`. Received"),
         (models.Subclassed, BF16, {}, ValueError, "is not built"),
     ],

@@ -19,6 +19,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 # ---- Commands: without TensorFlow, which takes seconds ----
 
+OWN = """
+from tfamp import training
+
+def get_config():
+    return training.get_config()
+"""
+
 
 @pytest.fixture(scope="module")
 def without_tensorflow(tmp_path_factory):
@@ -27,6 +34,7 @@ def without_tensorflow(tmp_path_factory):
     for name in ("tensorflow", "keras", "numpy"):
         (folder / f"{name}.py").write_text("raise SystemExit('it was imported')")
     (folder / "my_task.py").write_text("")
+    (folder / "own.py").write_text(OWN)
     return folder
 
 
@@ -50,6 +58,7 @@ def command(folder, *arguments):
         ("train --help", "--seeds: Number of seeds to compare over"),
         ("doctor --help", "--simulate: Report on another device"),
         ("gpu-report --help", "--minutes: Time limit"),
+        ("train cnn/digits --help", "--seeds: Number of seeds to compare over"),
     ],
 )
 def test_help_is_quick(without_tensorflow, arguments, words):
@@ -58,13 +67,25 @@ def test_help_is_quick(without_tensorflow, arguments, words):
 
 
 COMMANDS = {
-    "trian": "Unknown command. Received: 'trian'. Expected one of status, train, ben",
+    "trian": "see `tfamp --help`. Did you mean 'train'?",
+    "training": "Unknown command. Received: 'training'. Expected one of status, tr",
     "--job=train": "Unknown command. Received: '--job=train'",
-    "train cnn/digit": "Unknown configuration. Received: 'cnn/digit'. Expected --conf",
+    "train cnn/digit": "unet/oxford_iiit_pet. Did you mean 'cnn/digits'?",
     "train my_task.py": "Received: 'my_task.py'. Expected --config=FILE, or one of",
     "benchmark cnn/digits": "Received: 'cnn/digits'. Expected --config=FILE, or one of",
     "train --config=my_tsk.py": "does not exist. Received: 'my_tsk.py'",
     "train cnn/digits --overwrit": "flag 'overwrit'. Did you mean: overwrite",
+    "train cnn/digits --config.epohcs=3": "Received: 'epohcs'. Did you mean ",
+    "train lm/docstrings --config.epohcs=3": "Received: 'epohcs'. Did you mean ",
+    "train unet/dsb2018 --config.model.nam=x": "Received: 'nam'. Did you mean ",
+    "train tabular/rossmann --config.data.nam=x": "Received: 'nam'. Did you mean ",
+    "train bert/squad --config.data.nam=x": "Received: 'nam'. Did you mean ",
+    "train bert/mrpc --config.data.nam=x": "Received: 'nam'. Did you mean ",
+    "train --config=own.py --config.epohcs=3": "Received: 'epohcs'. Did you mean ",
+    "train cnn/digits --config.epochs=three": "--config.epochs=three: invalid literal",
+    "train cnn/digits --config.precision.overrides.head=float3": "one tuple of pairs "
+    "(pattern, mode). Received: '--config.precision.overrides.head=float3'. Expected "
+    """--config.precision.overrides="(('head', 'float3'),)".""",
     "train cnn/digits --epochs=3": "'epochs'. Expected a flag of --help; a field of "
     "the configuration is set by --config.epochs=VALUE",
     "train cnn/digits --job=trian": "--job=trian: value should be one of <compare|tr",
@@ -76,11 +97,14 @@ COMMANDS = {
     "status now": "`tfamp status` takes no arguments. Received: ['now']",
     "train": "No configuration. Received: no --config. Expected: --config=FILE, or a n",
     "train --job=evaluate": "or --workdir=FOLDER of a run",
+    "train --job=evaluate --workdir=none": "No run found in 'none'. Expected --workdir",
     "train cnn/digits --job=train --seeds=3": "--seeds belongs to --job=compare",
     "train --job=predict --workdir=run": "--job=predict needs --input, a .csv, .tsv",
     "train --config=my_task.py": "'my_task.py:get_config'. Expected a function in",
     "benchmark --workload=my_task.py:build": "Function not found. Received: 'my_task",
     "gpu-report --minutes=-1": "--minutes=-1: -1.0 is not a non-negative number",
+    "gpu-report --parts=time,numeric": "Unknown parts. Received: numeric. Expected som",
+    "doctor --simulate=a1000": "'cpu-avx2'. Did you mean 'a100'?",
 }
 
 

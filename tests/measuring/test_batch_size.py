@@ -138,7 +138,7 @@ def test_both_modes_are_compared_and_finished_trials_not_made_again(
     said = capsys.readouterr().err.splitlines()
     # Doubled at most to 65536, and then bisected to 3 %.
     assert said[:2] == ["1 of at most 21: float32, batch 8", "  fits: 116 MiB"]
-    assert "(about 1 min left at most)" in said[2]
+    assert "(at most 1 min left)" in said[2]
     assert "  does not fit: MemoryError: full" in said
     made = len(stand_in)
     find(tmp_path / "a")

@@ -157,9 +157,9 @@ def test_trials_in_a_folder_are_not_made_again(
     found = tfamp.fit_memory(f"{file}:build", "780MiB", **given)
     first = capsys.readouterr().err.splitlines()
     words = "  does not fit: 900 MiB resident, the limit is 780 MiB"
-    assert first[:2] == ["float32", words]
+    assert first[:2] == ["a training step in float32", words]
     assert first[4] == "what the options hold, by tfamp.memory"
-    assert first[5] == "4 of at most 5: + remat (about 1 min left at most)"
+    assert first[5] == "4 of at most 5: + remat (at most 1 min left)"
     monkeypatch.setattr(processes, "call", None)  # Nothing is started.
     again = tfamp.fit_memory(f"{file}:build", "780MiB", **given)
     second = capsys.readouterr().err.splitlines()

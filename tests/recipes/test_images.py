@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfamp
 from tfamp.recipes import images, images_data
+from tfamp.recipes.tasks import images as classifying
 from tfamp.runs import pipeline, tasks
 
 SHAPE, CLASSES = (32, 32, 3), 10
@@ -34,7 +35,9 @@ def mixed():
     """Each network, built under mixed_bfloat16."""
     with tfamp.policy_scope("mixed_bfloat16"):
         return {
-            network: images.build_network(SHAPE, CLASSES, make_config(network).model)
+            network: classifying.build_network(
+                SHAPE, CLASSES, make_config(network).model
+            )
             for network in NETWORKS
         }
 
@@ -61,7 +64,7 @@ def test_body_is_in_16_bits_and_pixels_and_logits_are_not(network, mixed):
 def test_default_resnet_is_the_resnet_18_of_small_images():
     config = images.get_config()
     config.model.name = "resnet"
-    model = images.build_network(SHAPE, CLASSES, config.model)
+    model = classifying.build_network(SHAPE, CLASSES, config.model)
     trainable = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     assert trainable == 11_173_962  # Of https://github.com/kuangliu/pytorch-cifar.
     strided = {x.name for x in model.layers if getattr(x, "strides", None) == (2, 2)}
@@ -81,7 +84,7 @@ def test_resnet_learns_in_16_bits():
     pixels = rng.integers(0, 128, (32, 8, 8, 3)) + 100 * labels[:, None, None, None]
     with tfamp.policy_scope("mixed_bfloat16"):
         settings = make_config("resnet", widths=(4, 8)).model
-        model = images.build_network((8, 8, 3), 2, settings)
+        model = classifying.build_network((8, 8, 3), 2, settings)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True), loss)
     found = [float(model.train_on_batch(pixels, labels)) for _ in range(8)]
@@ -290,7 +293,7 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, spoil, message):
 def test_augmentation_is_every_crop_of_the_padded_image_flipped_or_not():
     image = np.arange(1, 193, dtype="uint8").reshape(8, 8, 3)
     changed = tf.data.Dataset.range(1500).map(
-        lambda i: images.crop_and_flip(image, i, seed=[7, i])
+        lambda i: classifying.crop_and_flip(image, i, seed=[7, i])
     )
     found = list(changed.as_numpy_iterator())
     assert [label for _, label in found] == list(range(1500))

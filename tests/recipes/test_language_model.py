@@ -17,6 +17,7 @@ from tfamp import errors
 from tfamp.facts import hardware
 from tfamp.precision import policy
 from tfamp.recipes import language_model
+from tfamp.recipes.tasks import language_model as modeling
 from tfamp.recipes.texts import language_data
 from tfamp.runs import compare, run_files, tasks, trained
 from tfamp.training import train_and_evaluate
@@ -180,7 +181,7 @@ def test_loss_is_in_float32_and_the_head_as_asked(mode, float32_head):
     config = make_config()
     config.model.units, config.model.float32_head = (8, 8), float32_head
     with policy.policy_scope(mode):
-        model = language_model.build_model(config, 40)
+        model = modeling.build_model(config, 40)
     dtype = mode.removeprefix("mixed_")
     assert model.output.dtype == "float32" and model.output.shape == (None, 16, 40)
     head = "float32" if float32_head else dtype
@@ -274,7 +275,7 @@ def test_scale_that_is_too_small_loses_the_gradients(data_dir, tmp_path, monkeyp
     kept = train_and_evaluate(config, tmp_path).scores["kept_gradients"]
     assert kept is not None and kept < 0.2
     # A quarter of the batch stands for the whole where memory is short.
-    monkeypatch.setattr(language_model, "_ELEMENTS", 8 * 16 * 32)
+    monkeypatch.setattr(modeling, "_ELEMENTS", 8 * 16 * 32)
     part = trained.evaluate(config, tmp_path)["scores"]
     assert part["kept_gradients"] == pytest.approx(kept, abs=0.02)
 

@@ -11,7 +11,9 @@ import tensorflow as tf
 
 import tfamp
 from tfamp import errors
-from tfamp.recipes import presets, text_classification
+from tfamp.recipes import presets
+from tfamp.recipes.tasks import text_classification as classifying
+from tfamp.recipes.texts import encoders
 
 keras_hub = pytest.importorskip("keras_hub")
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -20,19 +22,19 @@ GOLDEN = json.loads(
     (pathlib.Path(__file__).parents[1] / "data" / "minilm_golden.json").read_text()
 )
 EXAMPLES = GOLDEN["examples"]
-VOCABULARY = [*presets.SPECIAL, *"abcdefghijklmno"]
+VOCABULARY = [*encoders.SPECIAL, *"abcdefghijklmno"]
 
 
 def load(preset, length=12):
     config = presets.get_config()
     config.model.preset, config.data.sequence_length = str(preset), length
-    return presets.load(config)
+    return encoders.load(config)
 
 
 def encode(tokenizer, texts, length):
     """Returns the features of (text,) or (text, second) tuples."""
     table = pandas.DataFrame(texts, columns=["text", "second"][: len(texts[0])])
-    return text_classification.encode(tokenizer, table, length)[0]
+    return classifying.encode(tokenizer, table, length)[0]
 
 
 # ---- transformers' BERT is the reference ----
@@ -78,7 +80,7 @@ def test_outputs_are_the_references_with_the_exact_gelu_only(minilm):
     hidden, pooled = distances(minilm, backbone)
     assert hidden < 1e-5 and pooled < 1e-6
     # As KerasHub computes it: what would be found without the exchange.
-    hidden, _ = distances(minilm, presets.with_activation(backbone, approximate_gelu))
+    hidden, _ = distances(minilm, encoders.with_activation(backbone, approximate_gelu))
     assert hidden > 1e-3
 
 
@@ -313,7 +315,7 @@ def test_names_that_cannot_be_used_are_one_line(no_network, preset):
 def test_trained_tokenizer_is_uncased_and_the_same_each_time():
     words = "good fine nice bad poor sad movie food phone is was very".split()
     texts = [f"{a} {b}" for a in words for b in words]
-    tokenizer, again = (presets.train_tokenizer(texts, 60) for _ in range(2))
+    tokenizer, again = (encoders.train_tokenizer(texts, 60) for _ in range(2))
     assert tokenizer.get_vocab() == again.get_vocab()
     assert tokenizer.get_vocab_size() <= 60
     upper, lower = (

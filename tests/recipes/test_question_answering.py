@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.precision import policy
-from tfamp.recipes import presets, question_answering
-from tfamp.recipes.texts import squad_data, squad_windows
+from tfamp.recipes import question_answering
+from tfamp.recipes.tasks import question_answering as answering
+from tfamp.recipes.texts import encoders, squad_data, squad_windows
 from tfamp.runs import tasks, trained, trainer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -496,7 +497,7 @@ def test_same_as_trying_every_pair(two, seed):
 
 def test_gold_spans_of_real_questions_decode_to_themselves(shared_data):
     questions = squad_data.read_json(shared_data("xquad_en") / "xquad.en.json")
-    learned = presets.train_tokenizer(questions.context.unique(), 8000)
+    learned = encoders.train_tokenizer(questions.context.unique(), 8000)
     found = squad_windows.cut(
         learned, questions, length=384, doc_stride=128, max_query_length=64
     )
@@ -508,7 +509,7 @@ def test_gold_spans_of_real_questions_decode_to_themselves(shared_data):
         logits, found, questions.context, n_best_size=20, max_answer_length=30
     )
     pairs = zip(questions.id, answers, strict=True)
-    scores = question_answering.score(
+    scores = answering.score(
         questions, {name: nbest[0]["text"] for name, nbest in pairs}
     )
     assert scores["f1"] >= scores["exact_match"] >= 0.999
@@ -555,7 +556,7 @@ def test_gold_spans_of_real_questions_decode_to_themselves(shared_data):
 def test_scores_of_one_answer(prediction, gold, exact, f1, jaccard):
     for first, second in ((prediction, gold), (gold, prediction)):
         questions = pd.DataFrame({"id": ["q"], "answers": [[second]]})
-        scores = question_answering.score(
+        scores = answering.score(
             questions, {"q": first}, ("exact_match", "f1", "jaccard")
         )
         assert list(scores.values()) == pytest.approx([exact, f1, jaccard])
@@ -569,7 +570,7 @@ def test_best_answer_counts_and_a_missing_prediction_is_zero():
         }
     )
     predictions = {"q1": "the Denver Broncos", "q2": "in 1999", "other": "gold"}
-    scores = question_answering.score(questions, predictions)
+    scores = answering.score(questions, predictions)
     assert scores["f1"] == pytest.approx((1 + 2 / 3) / 3)
     assert scores["exact_match"] == pytest.approx(1 / 3)
 
@@ -713,7 +714,7 @@ def test_run_writes_predictions_that_score_what_it_says(folder, tmp_path):
     with open(f"{folder}/train.csv") as file:
         rows = file.read().split("\n")
     gold = {name: rows[int(name.split()[-1]) - 1].split(",")[2] for name in best}
-    f1 = np.mean([question_answering.f1(best[name], gold[name]) for name in best])
+    f1 = np.mean([answering.f1(best[name], gold[name]) for name in best])
     assert len(best) == 7 and result.scores["f1"] == pytest.approx(f1)
     assert {name: answers[0]["text"] for name, answers in nbest.items()} == best
     for answers in nbest.values():

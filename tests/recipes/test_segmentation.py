@@ -9,6 +9,7 @@ from sklearn import metrics
 
 import tfamp
 from tfamp.recipes import segmentation, segmentation_scores
+from tfamp.recipes.tasks import segmentation as segmenting
 from tfamp.runs import tasks, trained
 from tfamp.training import train_and_evaluate
 
@@ -98,7 +99,7 @@ def test_network_computes_in_16_bits_and_ends_in_float32(mode, classes):
     config = make_config(classes)
     config.model.widths = (4, 8, 16)
     with tfamp.policy_scope(mode):
-        model = segmentation.build_network(classes, config.model)
+        model = segmenting.build_network(classes, config.model)
     pinned = {"rescaling", "logits", "probabilities"}
     computed = {layer.name: layer.compute_dtype for layer in model.layers[1:]}
     assert {name for name, dtype in computed.items() if dtype == "float32"} == pinned
@@ -117,7 +118,7 @@ def test_network_computes_in_16_bits_and_ends_in_float32(mode, classes):
 def test_network_has_the_published_layers():
     config = make_config()
     config.model.widths, config.model.batch_norm = (64, 128, 256, 512, 1024), False
-    model = segmentation.build_network(2, config.model)
+    model = segmenting.build_network(2, config.model)
     kinds = [type(layer).__name__ for layer in model.layers]
     # https://arxiv.org/abs/1505.04597: 23 convolutional layers, counting those up.
     assert kinds.count("Conv2D") + kinds.count("Conv2DTranspose") == 23
@@ -130,7 +131,7 @@ def augmented(height, width, count, **keywords):
     mask = np.arange(height * width, dtype="uint8").reshape(height, width, 1)
     image, found = np.repeat(mask, 3, -1), []
     for index in range(count):
-        pair = segmentation.augment(
+        pair = segmenting.augment(
             image, mask, tf.constant([3, index], "int64"), **keywords
         )
         np.testing.assert_array_equal(pair[0][..., :1], pair[1])  # Moved alike.

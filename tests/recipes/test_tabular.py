@@ -10,7 +10,8 @@ import tensorflow as tf
 from sklearn import metrics
 
 import tfamp
-from tfamp.recipes import figures, tabular, tabular_data
+from tfamp.recipes import figures, tabular, tabular_data, tabular_encoding
+from tfamp.recipes.tasks import tabular as regression
 from tfamp.runs import compare, run_files, trained
 
 EFFECTS = {"a": 0.0, "b": 1.5, "c": 3.0, "": 2.0}  # Of a shop on the log of its sales.
@@ -69,8 +70,8 @@ def compared(tmp_path_factory):
 
 def predict(run, config, splits):
     """Returns amounts of the test split, from the saved model and plain NumPy."""
-    encoder = tabular_data.fit(config.data, splits.train)
-    inputs = tabular_data.encode(encoder, splits.test)
+    encoder = tabular_encoding.fit(config.data, splits.train)
+    inputs = tabular_encoding.encode(encoder, splits.test)
     model = keras.models.load_model(run / "model.keras", compile=False)
     logs = model.predict(inputs, verbose=0)[:, 0].astype("float64")
     return np.expm1(np.maximum(logs, 0))
@@ -82,7 +83,7 @@ def predict(run, config, splits):
 def test_embedding_size_follows_the_rule_of_thumb():
     # As fast.ai's course has them for Rossmann's stores, days, years, months.
     sizes = {1116: 81, 8: 5, 4: 3, 13: 7, 32: 11, 100_000: 600}
-    assert {n: tabular.embedding_size(n) for n in sizes} == sizes
+    assert {n: regression.embedding_size(n) for n in sizes} == sizes
 
 
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
@@ -228,7 +229,7 @@ def test_diverged_model_has_a_score_of_no_number(config, tmp_path):
     model = task.build_model()
     model.get_layer("standardized").bias.assign([np.nan])
     assert np.isnan([*task.score(model, tmp_path).values()]).all()
-    assert np.isnan(tabular.rmspe(np.zeros(2), np.ones(2)))  # No row counts.
+    assert np.isnan(regression.rmspe(np.zeros(2), np.ones(2)))  # No row counts.
 
 
 def test_synthetic_batches_fit_the_model_of_the_data(config):

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tfamp import errors
-from tfamp.recipes import tabular, tabular_data
+from tfamp.recipes import tabular, tabular_data, tabular_encoding
 
 ROOT = pathlib.Path(__file__).parents[2]
 HEADER = "day,hour,shop,heat,sold"
@@ -155,7 +155,7 @@ def test_unusable_file_is_an_error(config, tmp_path, text, message):
     [("shop of", "shop_of"), ("class", "column_class"), ("_x", "column__x")],
 )
 def test_inputs_have_names_that_layers_and_signatures_can_have(column, name):
-    assert tabular_data.feature_name(column) == name
+    assert tabular_encoding.feature_name(column) == name
 
 
 # ---- Parquet, join, rows left out ----
@@ -256,13 +256,13 @@ def test_rossmann_files_become_its_features(tmp_path):
     # Two days of three stores.
     assert sum(map(len, splits[:3])) == 60 * 3 - 24 and len(splits.test) == 6
     assert splits.starts == ("2015-07-28", "2015-07-30")
-    encoder = tabular_data.fit(config.data, splits.train)
+    encoder = tabular_encoding.fit(config.data, splits.train)
     features = {*encoder.categories, *encoder.mean}
     assert not features & {"Customers", "Sales", "Open", "Date"}
     assert {"Store", "Promo2SinceYear", "Date_week", "CompetitionDistance"} < features
     assert encoder.sizes["Store"] == 4
     assert list(encoder.mean)[1:] == ["missingindicator_CompetitionDistance"]
-    inputs = tabular_data.encode(encoder, splits.test)
+    inputs = tabular_encoding.encode(encoder, splits.test)
     unknown = inputs["Store"] == 3
     np.testing.assert_array_equal(inputs["continuous"][:, 1], unknown)
     median = encoder.medians["CompetitionDistance"]
@@ -295,7 +295,7 @@ def settings():
 
 
 def test_encoder_knows_the_training_rows_only(settings):
-    encoder = tabular_data.fit(settings, make_rows())
+    encoder = tabular_encoding.fit(settings, make_rows())
     assert encoder.categories == {"shop": ["", "a", "b"]}
     assert encoder.medians == {"heat": 3.0}
     logs = np.log1p(np.arange(4.0))
@@ -305,7 +305,7 @@ def test_encoder_knows_the_training_rows_only(settings):
     assert list(encoder.mean.values()) == pytest.approx([filled.mean(), 0.25])
     assert encoder.variance["heat"] == pytest.approx(filled.var())
     others = make_rows(("a", "c", "b", ""), (np.nan, 1e6, 0.1, 2.0))
-    inputs = tabular_data.encode(encoder, others)
+    inputs = tabular_encoding.encode(encoder, others)
     assert inputs["shop"].dtype == np.int32
     assert inputs["shop"].tolist() == [2, 0, 3, 1]  # 0: never seen.
     expected = np.array([[3, 1], [1e6, 0], [0.1, 0], [2, 0]], "float32")
@@ -315,13 +315,18 @@ def test_encoder_knows_the_training_rows_only(settings):
 
 def test_what_training_rows_lack_is_unseen_and_constants_keep_their_scale(settings):
     rows = make_rows(shop=("b", "a", "a", "b"), heat=(0.1,) * 4)
-    encoder = tabular_data.fit(settings, rows)
+    encoder = tabular_encoding.fit(settings, rows)
     assert encoder.categories == {"shop": ["a", "b"]}
-    assert tabular_data.encode(encoder, make_rows())["shop"].tolist() == [2, 1, 0, 2]
+    assert tabular_encoding.encode(encoder, make_rows())["shop"].tolist() == [
+        2,
+        1,
+        0,
+        2,
+    ]
     assert encoder.mean == {"heat": pytest.approx(0.1)}
     assert encoder.variance == {"heat": 1.0}
     with pytest.raises(errors.DataError, match="No training row has a value of 'heat'"):
-        tabular_data.fit(settings, make_rows(heat=(np.nan,) * 4))
+        tabular_encoding.fit(settings, make_rows(heat=(np.nan,) * 4))
 
 
 def test_baseline_is_the_mean_of_its_group_or_of_all(settings):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfamp import errors
 from tfamp.recipes import text_classification
-from tfamp.recipes.texts import docstrings, text_data
+from tfamp.recipes.texts import docstrings, text_data, text_sources
 
 GOOD = 'id,text,label\n1,"a ""quoted"", text",neg\n2,NA,pos\n3,third,pos\n4,d,neg\n'
 
@@ -219,7 +219,7 @@ def write_tsv(folder, name, train="train.tsv", dev="dev.tsv"):
     return rows[:8], rows[8:]
 
 
-@pytest.mark.parametrize("name", text_data.GLUE)
+@pytest.mark.parametrize("name", text_sources.GLUE)
 def test_files_of_glue_are_read_like_the_set_of_tfds(name, tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
     dev = "dev_matched.tsv" if name == "glue/mnli" else "dev.tsv"

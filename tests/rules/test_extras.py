@@ -13,8 +13,9 @@ import tensorflow as tf
 
 import tfamp
 from tfamp import extras, training
-from tfamp.recipes import images, language_model, segmentation, tabular
+from tfamp.recipes import images, segmentation, tabular
 from tfamp.recipes import text_classification as texts
+from tfamp.recipes.tasks import language_model as modeling
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Import name -> name of the package; of others it is the same.
@@ -112,7 +113,7 @@ def parquet(folder):
 
 
 def perplexity(folder):
-    language_model._metrics()
+    modeling._metrics()
 
 
 def compared(folder):

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfamp.diagnostics import launch_rules, layer_facts, rules
-from tfamp.facts import hardware, peaks
+from tfamp.facts import devices, hardware
 from tfamp.inspect import launches
 
 H100, T4 = hardware.DEVICES["h100"], hardware.DEVICES["t4"]
@@ -143,7 +143,7 @@ def test_operators_that_xla_does_not_compile():
 
 def test_peaks_are_those_of_the_table_of_devices():
     known = {device.name: device for device in hardware.DEVICES.values()}
-    for name, peak in peaks.PEAKS.items():
+    for name, peak in devices.PEAKS.items():
         has_tf32 = hardware.describe_support(known[name])["tf32"].fast
         assert has_tf32 == (peak.tf32 is not None)
         assert peak.low > (peak.tf32 or peak.float32) >= peak.float32
@@ -161,14 +161,14 @@ def test_peaks_are_those_of_the_table_of_devices():
 )
 def test_seconds(device, name, rate):
     memory = {"h100": 3350, "t4": 320}["h100" if device is H100 else "t4"]
-    found = peaks.seconds(device, {name: 1e12}, 10**9)
+    found = devices.seconds(device, {name: 1e12}, 10**9)
     assert found == {
         "arithmetic": pytest.approx(1 / rate),
         "memory": pytest.approx(1 / memory),
     }
-    assert "memory" not in peaks.seconds(device, {name: 1e12}, None)
+    assert "memory" not in devices.seconds(device, {name: 1e12}, None)
     unknown = hardware.DeviceDescription("GPU", "B9", (12, 0))
-    assert peaks.seconds(unknown, {name: 1e12}, 10**9) == {}
+    assert devices.seconds(unknown, {name: 1e12}, 10**9) == {}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_in_a_file_each_part_has_lines(capsys):
     assert capsys.readouterr().err.splitlines() == [
         *("1 of at most 3: batch 0", "  fits: 0 MiB"),
         *("2 of at most 3: batch 1 (measured before)", "  fits: 1 MiB"),
-        "3 of at most 3: batch 2 (about 1 min left at most)",
+        "3 of at most 3: batch 2 (at most 1 min left)",
         "  fits: 2 MiB",
     ]
 
@@ -57,7 +57,7 @@ def test_the_minutes_left_go_by_the_parts_that_took_time(monkeypatch, capsys):
         with lines.part("all mixed_float16"):
             pass
     said = capsys.readouterr().err
-    assert said == "all mixed_float16 (about 5 min left at most)\n"
+    assert said == "all mixed_float16 (at most 5 min left)\n"
 
 
 def test_what_takes_long_is_said_to_run(impatient, capsys):
@@ -142,7 +142,7 @@ def test_an_export_says_that_it_runs(impatient, capsys, tmp_path):
 def test_a_search_has_a_line_for_each_trial(capsys):
     tfamp.search_precision(network(), [X] * 4, "mixed_bfloat16", seconds=120.0)
     first, error, *_ = capsys.readouterr().err.splitlines()
-    assert first == "all mixed_bfloat16 (about 2 min left at most)"
+    assert first == "all mixed_bfloat16 (at most 2 min left)"
     assert error.startswith("  error ")
 
 

@@ -22,7 +22,8 @@ import workers
 
 import tfamp
 from tfamp.keras_patches import replicas
-from tfamp.runs import callbacks, compare, distribution, run_files
+from tfamp.runs import compare, distribution, run_files
+from tfamp.runs.callbacks import each_epoch
 from tfamp.training import train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -89,11 +90,11 @@ def fit_replicas():
         model = points.build_network(normalization, keras.layers.Dropout(0.5))
         model.compile("adam", "sparse_categorical_crossentropy")
     data = points.create(points.make_config()).train.batch(8)
-    averaged = callbacks.ReplicaStatistics(), callbacks.EpochSeeds(10)
+    averaged = each_epoch.ReplicaStatistics(), each_epoch.EpochSeeds(10)
     model.fit(data, validation_data=data, verbose=0, callbacks=[*averaged])
     seen = strategy.experimental_local_results(normalization.moving_mean.value)
     validated = [x.numpy().tolist() for x in seen]
-    model.fit(data, verbose=0, callbacks=[callbacks.ReplicaStatistics()])
+    model.fit(data, verbose=0, callbacks=[each_epoch.ReplicaStatistics()])
     (seed,) = [v for v in model.variables if v.name == "seed_generator_state"]
     states = {"moving": normalization.moving_mean, "seed": seed}
     found = {
@@ -169,7 +170,7 @@ def run_stopped_script(folder):
         if batch == 3 and index:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    kind = callbacks.EpochSeeds
+    kind = each_epoch.EpochSeeds
     with mock.patch.object(kind, "on_train_batch_begin", on_train_batch_begin):
         return run_script(folder)
 

@@ -21,7 +21,8 @@ import tfamp
 from tfamp.facts import hardware
 from tfamp.precision import policy
 from tfamp.resume import backup
-from tfamp.runs import callbacks, run_files, trained
+from tfamp.runs import run_files, trained
+from tfamp.runs.callbacks import best_weights, each_epoch, progress_lines, recorder
 from tfamp.training import train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -211,7 +212,7 @@ def test_a_signal_saves_at_the_step_and_the_run_goes_on_there(
             os.kill(os.getpid(), getattr(signal, name))
 
     monkeypatch.setattr(
-        callbacks.EpochSeeds, "on_train_batch_begin", on_train_batch_begin
+        each_epoch.EpochSeeds, "on_train_batch_begin", on_train_batch_begin
     )
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
@@ -246,7 +247,7 @@ def test_several_steps_in_a_call_are_the_same_training_also_after_a_stop(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(
-        callbacks.EpochSeeds, "on_train_batch_begin", on_train_batch_begin
+        each_epoch.EpochSeeds, "on_train_batch_begin", on_train_batch_begin
     )
     with pytest.raises(SystemExit):
         train_and_evaluate(config, tmp_path, report=said.append)
@@ -420,7 +421,8 @@ def clock(monkeypatch):
     """The callbacks' clock, moved by hand: a list of one number, in seconds."""
     now = [0.0]
     moved = types.SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr(callbacks, "time", moved)
+    for module in (recorder, progress_lines):
+        monkeypatch.setattr(module, "time", moved)
     return now
 
 
@@ -435,9 +437,9 @@ def slow(clock, monkeypatch):
 
         monkeypatch.setattr(callback, name, method, raising=False)
 
-    take("on_train_batch_begin", 1, callbacks.EpochSeeds)
-    take("on_test_begin", 5, callbacks.ReplicaStatistics)
-    for callback in (callbacks.BestWeights, backup.BackupAndRestore):
+    take("on_train_batch_begin", 1, each_epoch.EpochSeeds)
+    take("on_test_begin", 5, each_epoch.ReplicaStatistics)
+    for callback in (best_weights.BestWeights, backup.BackupAndRestore):
         take("on_epoch_end", 1000, callback, callback.on_epoch_end)
 
 
@@ -452,7 +454,7 @@ def test_clock_of_a_run_counts_training_and_validation_alone(config, tmp_path, s
 
 def test_output_to_a_file_has_a_line_every_10_seconds(clock):
     said = []
-    lines = callbacks.ProgressLines(said.append, steps_per_epoch=30, epochs=4)
+    lines = progress_lines.ProgressLines(said.append, steps_per_epoch=30, epochs=4)
     lines.set_model(points.build_network())
     lines.on_epoch_begin(1)
     for batch in range(30):
@@ -544,14 +546,14 @@ def test_a_loss_that_is_no_number_is_counted_and_the_mean_is_of_the_others(tmp_p
     np.testing.assert_allclose(found, np.nanmean(steps, 1), rtol=1e-5)
     assert None not in [row["val_loss"] for row in epochs]
     # A stop after it, in the validation, and several steps in a call.
-    original = callbacks.ReplicaStatistics.on_test_begin
+    original = each_epoch.ReplicaStatistics.on_test_begin
 
     def on_test_begin(self, logs=None):
         original(self, logs)
         os.kill(os.getpid(), signal.SIGTERM)
 
     patched = mock.patch.object(
-        callbacks.ReplicaStatistics, "on_test_begin", on_test_begin
+        each_epoch.ReplicaStatistics, "on_test_begin", on_test_begin
     )
     with patched, pytest.raises(SystemExit):
         train(tmp_path / "stopped", steps_per_execution=5)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies
 from scipy import stats
 
-from tfamp.runs import results, verdict
+from tfamp.runs import paired, results
 
 
 def compare(base, other):
@@ -17,13 +17,13 @@ def compare(base, other):
         (mode, {seed: score / 100 for seed, score in enumerate(scores)})
         for mode, scores in (("float32", base), ("mixed_bfloat16", other))
     ]
-    return verdict.compare("accuracy", *runs)
+    return paired.compare("accuracy", *runs)
 
 
 def compare_errors(base, other):
     runs = (("float32", base), ("mixed_float16", other))
     runs = [(mode, dict(enumerate(scores))) for mode, scores in runs]
-    return verdict.compare("perplexity", *runs, relative=True)
+    return paired.compare("perplexity", *runs, relative=True)
 
 
 STEEP = [88.9, 90.1, 90.9, 92.1]

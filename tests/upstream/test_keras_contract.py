@@ -175,7 +175,7 @@ def test_accumulation_names_exist():
 
 
 def test_seed_generator_state_is_a_variable_named_and_shaped_as_expected():
-    # training/callbacks.py finds dropout's state by this name.
+    # runs/callbacks/each_epoch.py finds dropout's state by this name.
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
     states = [v for v in model.variables if v.name == "seed_generator_state"]
     assert [s.shape for s in states] == [(2,)]
@@ -198,7 +198,7 @@ def test_fit_builds_from_a_batch_in_a_method_of_its_own():
 
 
 def test_replicas_keep_moving_statistics_apart():
-    # "none": each its own. Otherwise training/callbacks.py need not average them.
+    # "none": each its own. Otherwise callbacks/each_epoch.py need not average them.
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
     assert [w.aggregation for w in layer.non_trainable_weights] == ["none", "none"]

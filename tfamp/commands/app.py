@@ -3,8 +3,10 @@
 TensorFlow is imported once the flags are known to be right: help and errors are quick.
 """
 
+import ast
 import contextlib
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -24,6 +26,9 @@ _VERBOSE = {"--verbosity=1", "--verbosity=2", "-v=1", "-v=2"}
 _BOLD = re.compile(r"\x1b\[\d*m")  # As Keras writes for a terminal.
 _OF_CONFIG = re.compile(r"--?(no)?config([.=]|$)")
 _HELP = re.compile(r"--?(help\w*|\?)$")  # Prints all flags, those to come, too.
+# What configurations are made with needs no TensorFlow; other modules may.
+_LIGHT = re.compile(r"ml_collections\b|tfamp(\.(training|recipes)\b|$)")
+_PARTS = "config.precision.overrides."  # Of pairs, which no flag names one by one.
 
 
 def define_config(
@@ -49,22 +54,49 @@ def define_config(
                 f"{error}. Expected a flag of --help; a field of the configuration is "
                 f"set by --config.{error.flagname}=VALUE."
             ) from error
-        for argument in of_config:
-            name, _, file = argument.partition("=")
-            file = file.split(":")[0]  # An argument of the file's function may follow.
-            if name.lstrip("-") == "config" and file:
-                if not os.path.isfile(file):
-                    raise ValueError(
-                        f"The file of --config does not exist. Received: {file!r}."
-                    )
-                functions.name_of(f"{file}:get_config")
+        light = [_is_light(default)] if default else []
+        light += [_check_of_config(argument) for argument in of_config]
         if check and not any(map(_HELP.match, arguments)):
-            check(bool(default or of_config))
-        if default or of_config:
+            check(bool(light))
+        if not all(light):
             _import_tensorflow()
         config_flags.DEFINE_config_file(
             "config", default, "Configuration file.", lock_config=True
         )
+
+
+def _check_of_config(argument):
+    """Returns whether what an argument names is read without TensorFlow."""
+    name, _, value = argument.lstrip("-").partition("=")
+    if name.startswith(_PARTS):
+        pair = name.removeprefix(_PARTS), value or "float32"
+        raise ValueError(
+            "Overrides are one tuple of pairs (pattern, mode). Received: "
+            f'{argument!r}. Expected --{_PARTS[:-1]}="({pair!r},)".'
+        )
+    if name != "config":
+        return True
+    file = value.split(":")[0]  # An argument of the file's function may follow.
+    if file and not os.path.isfile(file):
+        raise ValueError(f"The file of --config does not exist. Received: {file!r}.")
+    if file:
+        functions.name_of(f"{file}:get_config")
+    return bool(file) and _is_light(file)
+
+
+def _is_light(file):
+    """Whether a configuration imports nothing that may need TensorFlow."""
+    for node in ast.walk(ast.parse(pathlib.Path(file).read_bytes())):
+        names = [each.name for each in getattr(node, "names", ())]
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name}" for name in names]
+        elif not isinstance(node, ast.Import):
+            continue
+        for name in names:
+            known = name.split(".")[0] in sys.stdlib_module_names
+            if not known and not _LIGHT.match(name):
+                return False
+    return True
 
 
 def _import_tensorflow():

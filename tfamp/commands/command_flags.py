@@ -3,10 +3,15 @@
 Nothing here imports TensorFlow: help, and the error of a mistyped flag, are quick.
 """
 
+import pathlib
+
 from absl import flags
 
 from tfamp import functions
 from tfamp.commands import app, benchmark_flags
+from tfamp.facts import devices
+from tfamp.measuring import device
+from tfamp.runs import run_files
 
 # What goes with --find_batch_size.
 OF_SEARCH = "memory_limit_mb", "max_batch_size", "effective_batch"
@@ -86,6 +91,8 @@ def _check_training(has_config):
         raise ValueError(
             f"No configuration. Received: no --config. Expected: {expected}."
         )
+    if name in on_runs and values.workdir:
+        run_files.read_config(pathlib.Path(values.workdir))  # There is a run.
 
 
 def _define_search():
@@ -153,6 +160,9 @@ def _check_workload(_):
 def doctor() -> None:
     """Defines the flags of the doctor."""
     flags.DEFINE_string("simulate", None, "Report on another device, such as a100.")
+    flags.register_validator(
+        "simulate", lambda name: name is None or devices.named(name)
+    )
     flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
     app.define_config(None)
     app.show_in_help(__name__, app.__name__)
@@ -171,6 +181,7 @@ def gpu_report() -> None:
     flags.DEFINE_list(
         "parts", [], "What to measure, such as time,numerics; default: all."
     )
+    flags.register_validator("parts", lambda names: not device.check_parts(names))
     flags.DEFINE_bool("tiny", False, "Run small models, on any device, as a check.")
     flags.DEFINE_string(
         "torch_python", "", "Command of a Python with PyTorch; default: this Python."

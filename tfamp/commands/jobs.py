@@ -7,7 +7,16 @@ from typing import Any, NamedTuple
 from tfamp import progress
 from tfamp.commands import app, benchmark_jobs
 from tfamp.measuring import batch_size, training_steps
-from tfamp.runs import compare, distribution, plots, tasks, trained, trainer, verdict
+from tfamp.runs import (
+    compare,
+    distribution,
+    optimizers,
+    plots,
+    tasks,
+    trained,
+    trainer,
+    verdict,
+)
 
 
 class Job(NamedTuple):
@@ -88,7 +97,7 @@ def _check_run(config, _=None):
     with trainer.enabled(config.precision):
         task = tasks.from_config(config)
         with distribution.scope(strategy):
-            trainer.build(task, config)
+            optimizers.build(task, config)
 
 
 def _evaluate(config, folder, options):

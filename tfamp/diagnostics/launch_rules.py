@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tfamp import tables
 from tfamp.diagnostics.findings import Finding
 from tfamp.diagnostics.rules import TrainingStep
-from tfamp.facts import peaks
+from tfamp.facts import devices
 from tfamp.inspect.launches import PARTS, Launches
 
 MICROSECONDS = 25
@@ -42,7 +42,7 @@ def cost(step: TrainingStep, launches: Launches) -> StepCost:
     """Returns what a step with such launches costs on its device."""
     work = 2 * _PASSES * step.multiplications
     shares = {name: work * share for name, share in step.formats().items()}
-    least = peaks.seconds(step.device, shares, launches.moved)
+    least = devices.seconds(step.device, shares, launches.moved)
     times = {name: 1e3 * each for name, each in least.items()}
     return StepCost(1e-3 * MICROSECONDS * launches.total, **times)
 

@@ -6,7 +6,6 @@ code (`builds`).
 """
 
 import contextlib
-import difflib
 import os
 import pathlib
 import re
@@ -16,6 +15,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfamp.facts import builds, names
+from tfamp.facts.devices import DEVICES as DEVICES
+from tfamp.facts.devices import DeviceDescription, dotted, named
 
 FP16_TENSOR_CORES = (7, 0)  # NVIDIA Volta; Keras 2's compatibility check, too.
 BF16_TENSOR_CORES = (8, 0)  # NVIDIA Ampere, which also brought TF32.
@@ -31,32 +32,6 @@ _NO_TENSOR_CORES = re.compile(
 
 
 _simulated: "list[DeviceDescription]" = []
-
-
-class DeviceDescription(NamedTuple):
-    """What the decision needs to know of a device.
-
-    Attributes:
-      kind: "CPU", "GPU" or "TPU".
-      name: Product name where known, e.g. "NVIDIA A100-SXM4-40GB".
-      compute_capability: CUDA's (major, minor); None if it is no CUDA GPU.
-      cpu_flags: Instruction set flags of a CPU, in lower case.
-      onednn: Whether TensorFlow's oneDNN kernels are on (CPU only).
-    """
-
-    kind: str
-    name: str = ""
-    compute_capability: tuple[int, int] | None = None
-    cpu_flags: frozenset[str] = frozenset()
-    onednn: bool = False
-
-    @property
-    def label(self) -> str:
-        """A short name for messages."""
-        name = self.name or self.kind
-        if self.compute_capability is None:
-            return name
-        return f"{name} (compute capability {_dotted(self.compute_capability)})"
 
 
 class PrecisionSupport(NamedTuple):
@@ -79,48 +54,6 @@ class Decision(NamedTuple):
     reason: str
 
 
-def _dotted(version):
-    return ".".join(map(str, version))
-
-
-def _gpu(name, *compute_capability):
-    return DeviceDescription("GPU", name, compute_capability)
-
-
-def _cpu(name, *flags, onednn=True):
-    return DeviceDescription("CPU", name, None, frozenset(("avx2", *flags)), onednn)
-
-
-# Devices that this host need not have, with the names that their drivers report.
-# Compute capabilities: https://developer.nvidia.com/cuda-gpus.
-DEVICES: dict[str, DeviceDescription] = {
-    "p100": _gpu("Tesla P100-SXM2-16GB", 6, 0),
-    "v100": _gpu("Tesla V100-SXM2-16GB", 7, 0),
-    "t4": _gpu("Tesla T4", 7, 5),
-    "gtx1660": _gpu("NVIDIA GeForce GTX 1660", 7, 5),
-    "rtx2080ti": _gpu("NVIDIA GeForce RTX 2080 Ti", 7, 5),
-    "a100": _gpu("NVIDIA A100-SXM4-40GB", 8, 0),
-    "a10": _gpu("NVIDIA A10", 8, 6),
-    "rtx3090": _gpu("NVIDIA GeForce RTX 3090", 8, 6),
-    "jetson-orin": _gpu("Jetson AGX Orin", 8, 7),
-    "l4": _gpu("NVIDIA L4", 8, 9),
-    "l40s": _gpu("NVIDIA L40S", 8, 9),
-    "rtx4090": _gpu("NVIDIA GeForce RTX 4090", 8, 9),
-    "h100": _gpu("NVIDIA H100 80GB HBM3", 9, 0),
-    "h200": _gpu("NVIDIA H200", 9, 0),
-    "b200": _gpu("NVIDIA B200", 10, 0),
-    "b300": _gpu("NVIDIA B300", 10, 3),
-    "jetson-thor": _gpu("Jetson T5000 (Thor)", 11, 0),
-    "rtx5090": _gpu("NVIDIA GeForce RTX 5090", 12, 0),
-    "gb10": _gpu("NVIDIA GB10 (DGX Spark)", 12, 1),
-    "tpu": DeviceDescription("TPU", "TPU"),
-    "cpu-avx512-bf16": _cpu("CPU with AVX512_BF16", "avx512f", "avx512_bf16"),
-    "cpu-amx": _cpu("CPU with AMX", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"),
-    "cpu-avx512": _cpu("CPU with AVX-512, no bfloat16", "avx512f", "avx512_vnni"),
-    "cpu-avx2": _cpu("CPU with AVX2 only", onednn=False),
-}
-
-
 def find_device(device: str | DeviceDescription | None = None) -> DeviceDescription:
     """Returns the device that a question is about.
 
@@ -135,14 +68,7 @@ def find_device(device: str | DeviceDescription | None = None) -> DeviceDescript
         return training_devices(read_devices())[0]
     if isinstance(device, DeviceDescription):
         return device
-    if device not in DEVICES:
-        near = difflib.get_close_matches(str(device).lower(), DEVICES, n=1)
-        raise ValueError(
-            f"Unknown device. Received: device={device!r}. Expected one of "
-            f"{', '.join(map(repr, DEVICES))}."
-            + "".join(f" Did you mean {name!r}?" for name in near)
-        )
-    return DEVICES[device]
+    return named(device)
 
 
 def describe_support(device: DeviceDescription) -> dict[str, PrecisionSupport]:
@@ -185,7 +111,7 @@ def _gpu_support(device):
     )
     tf32 = _cores(capability, ampere, "it has TF32 tensor cores", "no TF32")
     if _NO_TENSOR_CORES.search(device.name):
-        despite = f"despite {_dotted(capability)}"
+        despite = f"despite {dotted(capability)}"
         float16 = False, f"{device.name} has no tensor cores {despite}"
     rows = {
         "float16": (True, *float16),
@@ -203,7 +129,7 @@ def _gpu_support(device):
 def _cores(capability, least, fast, slow):
     """Returns whether a GPU has the tensor cores of some capability, and why."""
     has = capability >= least
-    compared = f"{_dotted(capability)} {'>=' if has else '<'} {_dotted(least)}"
+    compared = f"{dotted(capability)} {'>=' if has else '<'} {dotted(least)}"
     return has, f"{fast if has else slow} (capability {compared})"
 
 

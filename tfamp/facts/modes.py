@@ -1,5 +1,6 @@
 """The table of precision modes. A mode has one spelling and no alias."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,7 +69,10 @@ def get_mode(name: str) -> Mode:
     hint = ""
     # A batch would be long.
     shown = f"a {type(name).__name__}" if hasattr(name, "shape") else repr(name)
-    if isinstance(name, str) and name in ("float16", "bfloat16"):
+    short = re.fullmatch(r"(b?)fp?16", name) if isinstance(name, str) else None
+    if short:
+        hint = f" Did you mean 'mixed_{short[1]}float16'?"
+    elif isinstance(name, str) and name in ("float16", "bfloat16"):
         hint = (
             f" Did you mean 'mixed_{name}'? In pure {name} the weights have 16 bits, "
             "too: an update smaller than half an epsilon of its weight is rounded "

@@ -203,8 +203,11 @@ class _Plans:
         self.chosen = self.chosen or next(filter(self._fits, likely), None)
 
     def _fits(self, option, room=None):
+        label = option["option"]
+        if room is not None:  # Of a mode alone.
+            label = f"a training step in {label}"
         figures = self.trials.take(
-            *memory_options.arguments(option), label=option["option"], room=room
+            *memory_options.arguments(option), label=label, room=room
         )
         if figures["lack"]:
             option["exceeded"] = True

@@ -18,7 +18,7 @@ from ml_collections import config_dict
 
 from tfamp import checks, errors, functions
 from tfamp.measuring import processes
-from tfamp.runs import base_config, tasks, trainer
+from tfamp.runs import base_config, optimizers, tasks, trainer
 
 
 class Workload(NamedTuple):
@@ -134,7 +134,7 @@ def from_config(
     model, jit = source.build_model(), config.jit_compile
     if job == "train":
         batches = steps * config.optimizer.accumulation_steps
-        trainer.compile_model(model, config, batches, source.loss, source.metrics())
+        optimizers.compile_model(model, config, batches, source.loss, source.metrics())
     else:
         model.compile(jit_compile="auto" if jit is None else jit)
     return Workload(

@@ -1,7 +1,9 @@
-"""Keras optimizers and learning-rate schedules from a configuration."""
+"""Optimizers from a configuration, and models that are compiled with them."""
 
 import keras
 
+from tfamp.loss_scaling import optimizer
+from tfamp.runs import pipeline, tasks
 from tfamp.updates import schedules
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -54,7 +56,47 @@ def create(config, total_batches: int) -> keras.optimizers.Optimizer:
         adamw = config.name == "adamw"
         kind = keras.optimizers.AdamW if adamw else keras.optimizers.Adam
         decay = config.weight_decay if adamw else None
-    optimizer = kind(weight_decay=decay, **keywords)
+    made = kind(weight_decay=decay, **keywords)
     if decay is not None:
-        optimizer.exclude_from_weight_decay(var_names=[_NO_DECAY])
-    return optimizer
+        made.exclude_from_weight_decay(var_names=[_NO_DECAY])
+    return made
+
+
+def build(task: tasks.Task, config) -> tuple[keras.Model, str]:
+    """Returns a task's model, compiled for a run, and the name of its first metric."""
+    model, metrics = task.build_model(), task.metrics()
+    steps = pipeline.steps_per_epoch(task.train, config.batch_size)
+    compile_model(
+        *(model, config, steps * config.epochs, task.loss, metrics),
+        steps_per_execution=pipeline.steps_per_call(steps, config.steps_per_execution),
+    )
+    return model, metrics[0].name
+
+
+def compile_model(
+    model, config, total_batches: int, loss, metrics, steps_per_execution: int = 1
+) -> None:
+    """Compiles a model as the runs do; the benchmarks time the same step.
+
+    Args:
+      model: A built model; changed in place.
+      config: Its `optimizer`, `precision.finite_guard` and `jit_compile` count.
+      total_batches: Batches of the whole run, for the learning-rate schedule.
+      loss: A Keras loss.
+      metrics: Keras metrics.
+      steps_per_execution: As in Keras' `compile`; the benchmarks time single steps.
+    """
+    model_optimizer = create(config.optimizer, total_batches)
+    if config.precision.finite_guard and not optimizer.needs_loss_scale(model):
+        model_optimizer = optimizer.wrap_optimizer(
+            model_optimizer, initial_scale=1.0, dynamic=False
+        )
+    jit = "auto" if config.jit_compile is None else config.jit_compile
+    model.compile(
+        model_optimizer,
+        loss=loss,
+        metrics=metrics,
+        jit_compile=jit,
+        steps_per_execution=steps_per_execution,
+    )
+    model.optimizer.build(model.trainable_variables)

@@ -24,7 +24,8 @@ from tfamp.loss_scaling import monitor as loss_scale_monitor
 from tfamp.loss_scaling import optimizer
 from tfamp.precision import control, settings
 from tfamp.resume import backup
-from tfamp.runs import callbacks, compare, results, run_files, verdict
+from tfamp.runs import compare, results, run_files, verdict
+from tfamp.runs.callbacks import recorder
 
 # Metrics of which a constant answer's score is the share of the largest class.
 _ACCURACIES = ("accuracy", "acc", "binary_accuracy", "sparse_categorical_accuracy")
@@ -138,9 +139,9 @@ def compare_modes(
                         gc.collect()  # Models are reference cycles.
                 run_results.append(results.read_result(run))
             first = next(iter(folders.values()))
-            environment = json.loads((first / "environment.json").read_text())
+            written = json.loads((first / "environment.json").read_text())
             name = run_results[0].description.partition(":")[0]
-            compared = verdict.Comparison(name, run_results, note, {}, environment)
+            compared = verdict.Comparison(name, run_results, note, {}, written)
             compare.write(compared, folder, folders)
             return compared
 
@@ -175,9 +176,7 @@ def _run(config, folder, build, train, validation, test, verbose):
                 f"{type(model).__name__}, compiled: {compiled}."
             )
         run_files.write_config(config, folder)
-        run_files.write_environment(
-            folder, status, model, {"replicas": 1, "workers": 1}
-        )
+        results.write_environment(folder, status, model, {"replicas": 1, "workers": 1})
         _fit(model, folder, config.epochs, train, validation, verbose)
         scores = model.evaluate(*_arguments(test), verbose=0, return_dict=True)
         model.save_weights(folder / "model.weights.h5")
@@ -219,7 +218,7 @@ def _chance(test, score):
 
 def _fit(model, folder, epochs, train, validation, verbose):
     saved = backup.BackupAndRestore(folder / "backup")
-    saved.also = callbacks.Recorder(folder / "metrics.jsonl")
+    saved.also = recorder.Recorder(folder / "metrics.jsonl")
     fit_callbacks = [saved.also]
     if isinstance(model.optimizer, optimizer.LossScaleOptimizer):
         fit_callbacks.insert(0, loss_scale_monitor.LossScaleMonitor())

@@ -4,13 +4,19 @@ import json
 import math
 import os
 import pathlib
+import platform
 import statistics
 from typing import Any, NamedTuple
 
+import keras
 from ml_collections import config_dict
 
 from tfamp import errors
+from tfamp.facts import hardware, names, switches, versions
+from tfamp.precision import control
 from tfamp.runs import run_files
+
+_PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
 
 
 class RunResult(NamedTuple):
@@ -142,7 +148,7 @@ class Run(NamedTuple):
     Attributes:
       config: Settings of the run.
       environment: Versions, devices, and the precision requested and in force.
-      steps: The loss over time: a dict for each line of `callbacks.Recorder`.
+      steps: The loss over time: a dict for each line of `recorder.Recorder`.
       epochs: Loss, metrics and seconds of each epoch, as dicts.
       result: The `RunResult`; None while the run is not finished.
     """
@@ -203,3 +209,40 @@ def read_result(folder: pathlib.Path) -> RunResult:
             f"Received: {e}. Pass another --workdir, or delete the file to score the "
             "run again."
         ) from e
+
+
+def write_environment(
+    folder: pathlib.Path,
+    status: control.Status,
+    model: keras.Model,
+    distribution: dict[str, Any],
+    **settings: Any,
+) -> None:
+    """Writes `environment.json`: versions, devices, requested and effective precision.
+
+    Args:
+      folder: The run's folder.
+      status: The precision.
+      model: The model, of which the number of embeddings is told.
+      distribution: What `distribution.describe` says of the strategy.
+      **settings: What else was requested and is in force.
+    """
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "packages": {name: versions.installed(name) for name in _PACKAGES},
+        "precision": status._asdict(),
+        "embedding_layers": sum(
+            isinstance(layer, keras.layers.Embedding)
+            for layer in names.flatten_layers(model)
+        ),
+        "kernel_switches": [each._asdict() for each in switches.describe()],
+        "distribution": distribution,
+        **settings,
+        "support": {
+            device: {name: each._asdict() for name, each in formats.items()}
+            for device, formats in hardware.detect_support().items()
+        },
+    }
+    run_files.write_json(folder / "environment.json", environment)

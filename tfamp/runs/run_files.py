@@ -1,33 +1,25 @@
-"""A job's folder: its marker and lock, settings, versions and metrics."""
+"""A job's folder: its marker and lock, settings and metrics."""
 
 import contextlib
 import hashlib
 import json
-import math
 import os
 import pathlib
-import platform
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import keras
-import tensorflow as tf
 import yaml
 from ml_collections import config_dict
 
 from tfamp import errors, extras
-from tfamp.facts import hardware, names, switches, versions
-from tfamp.precision import control
 
 # An empty file `.tfamp-KIND` says that a job made the folder, and which kind of job. A
 # folder without one is somebody's: no job writes into it, and none deletes it.
 KINDS = ("run", "comparison", "benchmark")
 _MARKER = ".tfamp-"
-_PACKAGES = ("tfamp", "tensorflow", "keras", "numpy", "ml_dtypes", "keras-hub")
-_ROOM = 2**20  # Bytes to be left on a disk: HDF5's own, metrics and events.
 
 
 # ---- The folder ----
@@ -308,60 +300,6 @@ def write_assets(assets: Mapping[str, str], folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in assets.items():
         write_text(folder / name, text)
-
-
-def check_room(model: keras.Model, path: pathlib.Path) -> None:
-    """Raises RunError unless a model's variables fit on the disk of a new file.
-
-    HDF5 ends the process with a segmentation fault where it cannot write.
-    """
-    variables = [*model.variables, *model.optimizer.variables]
-    sizes = (tf.as_dtype(v.dtype).size * math.prod(v.shape) for v in variables)
-    needed = _ROOM + sum(sizes)
-    free = shutil.disk_usage(path.parent).free
-    if free < needed:
-        raise errors.RunError(
-            f"The disk is full. Received: {free / 2**20:.1f} MiB free for "
-            f"{str(path)!r}, which needs {needed / 2**20:.1f} MiB. Make room and give "
-            "the same command again: the run resumes after its last backup."
-        )
-
-
-def write_environment(
-    folder: pathlib.Path,
-    status: control.Status,
-    model: keras.Model,
-    distribution: dict[str, Any],
-    **settings: Any,
-) -> None:
-    """Writes `environment.json`: versions, devices, requested and effective precision.
-
-    Args:
-      folder: The run's folder.
-      status: The precision.
-      model: The model, of which the number of embeddings is told.
-      distribution: What `distribution.describe` says of the strategy.
-      **settings: What else was requested and is in force.
-    """
-    environment = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "packages": {name: versions.installed(name) for name in _PACKAGES},
-        "precision": status._asdict(),
-        "embedding_layers": sum(
-            isinstance(layer, keras.layers.Embedding)
-            for layer in names.flatten_layers(model)
-        ),
-        "kernel_switches": [each._asdict() for each in switches.describe()],
-        "distribution": distribution,
-        **settings,
-        "support": {
-            device: {name: each._asdict() for name, each in formats.items()}
-            for device, formats in hardware.detect_support().items()
-        },
-    }
-    write_json(folder / "environment.json", environment)
 
 
 def read_metrics(folder: pathlib.Path, kind: str) -> list[dict[str, Any]]:

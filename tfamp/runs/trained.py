@@ -9,7 +9,7 @@ import keras
 
 from tfamp import errors, extras
 from tfamp.resume import backup
-from tfamp.runs import run_files, tasks, trainer
+from tfamp.runs import optimizers, run_files, tasks, trainer
 from tfamp.serving import export as serving
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
@@ -38,7 +38,7 @@ def opened(
     with trainer.enabled(config.precision):
         keras.utils.set_random_seed(config.seed)
         task = tasks.from_config(config)
-        model, metric = trainer.build(task, config)
+        model, metric = optimizers.build(task, config)
         weights = _load(model, folder)
         if not (folder / "result.json").exists():
             done = len(run_files.read_metrics(folder, "epoch"))

@@ -21,7 +21,6 @@ from tfamp.precision import control
 from tfamp.resume import backup
 from tfamp.runs import (
     base_config,
-    callbacks,
     distribution,
     optimizers,
     pipeline,
@@ -29,6 +28,7 @@ from tfamp.runs import (
     run_files,
     tasks,
 )
+from tfamp.runs.callbacks import best_weights, each_epoch, progress_lines, recorder
 
 
 def train_and_evaluate(
@@ -129,16 +129,15 @@ class _Run:
         self.strategy, self.chief = strategy, distribution.is_chief(strategy)
         self.report = report if self.chief else lambda line: None
         self.steps = pipeline.steps_per_epoch(task.train, config.batch_size)
-        self.best = folder / "best.weights.h5"
-        self.bar = sys.stdout.isatty()
-        lines = callbacks.ProgressLines(self.report, self.steps, config.epochs)
+        self.best, self.bar = folder / "best.weights.h5", sys.stdout.isatty()
+        lines = progress_lines.ProgressLines(self.report, self.steps, config.epochs)
         self.progress = [] if self.bar else [lines]
 
     def execute(self) -> results.RunResult:
         config, status = self.config, control.status()
         keras.utils.set_random_seed(config.seed)
         with distribution.scope(self.strategy):
-            model, self.metric = build(self.task, config)
+            model, self.metric = optimizers.build(self.task, config)
         if self.strategy is not None:
             distribution.prepare(self.strategy, model, self.task)
         # Only now: a pattern that matches no layer leaves the folder free.
@@ -148,7 +147,7 @@ class _Run:
         run_files.write_assets(self.task.assets, self.folder)
         described = distribution.describe(self.strategy)
         requested, size = config.steps_per_execution, model.steps_per_execution
-        run_files.write_environment(
+        results.write_environment(
             self.folder,
             status,
             model,
@@ -231,26 +230,23 @@ class _Run:
         return dataset.cache() if self.config.data.cache else dataset
 
     def _callbacks(self, model_optimizer, saved):
-        every = max(1, self.steps * self.config.epochs // callbacks.CURVE_POINTS)
+        every = max(1, self.steps * self.config.epochs // recorder.CURVE_POINTS)
         fit_callbacks = [
-            callbacks.EpochSeeds(self.steps),
-            callbacks.ReplicaStatistics(),
+            each_epoch.EpochSeeds(self.steps),
+            each_epoch.ReplicaStatistics(),
         ]
         if isinstance(model_optimizer, optimizer.LossScaleOptimizer):
             fit_callbacks.append(loss_scale_monitor.LossScaleMonitor(every=every))
         if watched := self.config.precision.numerics:
             folder = self.folder / "numerics"
             fit_callbacks.append(monitor.NumericsMonitor(watched, log_dir=folder))
-        saved.also = callbacks.Recorder(
-            self.folder / "metrics.jsonl", self.steps, every
-        )
+        saved.also = recorder.Recorder(self.folder / "metrics.jsonl", self.steps, every)
         fit_callbacks += [saved.also, *self.progress]
         if self.task.validation is not None:
             before = run_files.read_metrics(self.folder, "epoch")
             lower = self.metric in self.task.errors
-            fit_callbacks.append(
-                callbacks.BestWeights(self.best, self.metric, before, lower)
-            )
+            kept = best_weights.BestWeights(self.best, self.metric, before, lower)
+            fit_callbacks.append(kept)
         if importlib.util.find_spec("tensorboard") is None:
             logging.warning('No TensorBoard events: pip install "tfamp[plot]".')
         else:
@@ -268,8 +264,8 @@ class _Run:
     def _result(self, status, loss, scores) -> results.RunResult:
         mode, loss_scaling = self._mode()
         rewrite = control.status().graph_rewrite if graph_rewrite.active() else ""
-        epochs = run_files.read_metrics(self.folder, "epoch")
-        validation = [row.get(f"val_{self.metric}") for row in epochs]
+        key, epochs = f"val_{self.metric}", run_files.read_metrics(self.folder, "epoch")
+        validation = [row[key] for row in epochs if row.get(key) is not None]
         best = min if self.metric in self.task.errors else max
         return results.finish(
             self.folder,
@@ -277,9 +273,7 @@ class _Run:
             mode=mode,
             seed=self.config.seed,
             test_loss=loss,
-            best_validation_score=best(
-                (v for v in validation if v is not None), default=None
-            ),
+            best_validation_score=best(validation, default=None),
             description=self.task.description,
             reason=status.reason,
             graph_rewrite=rewrite,
@@ -302,7 +296,7 @@ def score(
     """Scores a compiled model on a task's test split.
 
     Args:
-      model: From `build`.
+      model: From `optimizers.build`.
       task: Its task, which may write into `folder`.
       config: Its configuration.
       folder: The run's folder.
@@ -334,43 +328,3 @@ def _call_note(requested, size):
         return ""
     why = f": they do not divide by {requested}" if requested > size else ""
     return f", {size} in a call{why}"
-
-
-def build(task: tasks.Task, config) -> tuple[keras.Model, str]:
-    """Returns a task's model, compiled for a run, and the name of its first metric."""
-    model, metrics = task.build_model(), task.metrics()
-    steps = pipeline.steps_per_epoch(task.train, config.batch_size)
-    compile_model(
-        *(model, config, steps * config.epochs, task.loss, metrics),
-        steps_per_execution=pipeline.steps_per_call(steps, config.steps_per_execution),
-    )
-    return model, metrics[0].name
-
-
-def compile_model(
-    model, config, total_batches: int, loss, metrics, steps_per_execution: int = 1
-) -> None:
-    """Compiles a model as the runs do; the benchmarks time the same step.
-
-    Args:
-      model: A built model; changed in place.
-      config: Its `optimizer`, `precision.finite_guard` and `jit_compile` count.
-      total_batches: Batches of the whole run, for the learning-rate schedule.
-      loss: A Keras loss.
-      metrics: Keras metrics.
-      steps_per_execution: As in Keras' `compile`; the benchmarks time single steps.
-    """
-    model_optimizer = optimizers.create(config.optimizer, total_batches)
-    if config.precision.finite_guard and not optimizer.needs_loss_scale(model):
-        model_optimizer = optimizer.wrap_optimizer(
-            model_optimizer, initial_scale=1.0, dynamic=False
-        )
-    jit = "auto" if config.jit_compile is None else config.jit_compile
-    model.compile(
-        model_optimizer,
-        loss=loss,
-        metrics=metrics,
-        jit_compile=jit,
-        steps_per_execution=steps_per_execution,
-    )
-    model.optimizer.build(model.trainable_variables)

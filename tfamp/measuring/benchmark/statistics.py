@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tfamp.runs import verdict
+from tfamp.runs import paired
 
 # A loss is a float32, rounded by up to 6e-8.
 _EQUAL = 1e-6
@@ -79,7 +79,7 @@ def _estimate(values):
     mean, count = statistics.fmean(values), len(values)
     if count < ENOUGH:
         return Estimate(mean, None, None, count)
-    return Estimate(mean, *(verdict.interval(values) or (mean, mean)), count)
+    return Estimate(mean, *(paired.interval(values) or (mean, mean)), count)
 
 
 def judge(estimate: Estimate) -> str:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tfamp.measuring import processes, workloads
+from tfamp.measuring import device, processes, workloads
 from tfamp.measuring.benchmark import accuracy, cell_modes
 from tfamp.measuring.device import (
     features,
@@ -293,20 +293,18 @@ def _fit_memory(options) -> Iterator[Job]:
     yield Job("fit_memory", "bert", 240, lambda: outside.Command(command, _CHECKOUT))
 
 
-# Part -> function of the options; in order, most wanted first. The jobs of two
-# parts run while the processes of "compiled" begin, which takes minutes.
-PARTS: dict[str, Callable[[Asked], Iterator[Any]]] = {
-    "time": _time,
-    "numerics": _numerics,
-    "memory": _memory,
-    "compiled": _compiled,
-    "tests": _tests,
-    "accuracy": _accuracy,
-    "float8": _float8,
-    "rewrite": _rewrite,
-    "fit_memory": _fit_memory,
-    "stock_xla": _stock_xla,
-}
+# Part -> function of the options. The jobs of two parts run while the processes of
+# "compiled" begin, which takes minutes.
+PARTS: dict[str, Callable[[Asked], Iterator[Any]]] = dict(
+    zip(
+        device.PARTS,
+        (
+            *(_time, _numerics, _memory, _compiled, _tests, _accuracy, _float8),
+            *(_rewrite, _fit_memory, _stock_xla),
+        ),
+        strict=True,
+    )
+)
 
 
 def _config(options, recipe, mode, seed):

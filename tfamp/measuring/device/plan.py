@@ -23,7 +23,7 @@ from typing import Any
 from tfamp.facts import hardware, names
 from tfamp.measuring import processes, trials
 from tfamp.measuring.benchmark import cell_modes, runner
-from tfamp.measuring.device import page, parts
+from tfamp.measuring.device import check_parts, page, parts
 from tfamp.measuring.device.parts import Asked, Group, Job, Variant
 
 # Of the seconds left to a group: a variant that needs more is left out.
@@ -56,11 +56,7 @@ def run(
     Raises:
       ValueError: If there is no such part, or no such Python.
     """
-    if unknown := set(asked_parts) - set(parts.PARTS):
-        raise ValueError(
-            f"Unknown parts. Received: {', '.join(sorted(unknown))}. Expected some of "
-            f"{', '.join(parts.PARTS)}."
-        )
+    check_parts(asked_parts)
     words = shlex.split(torch_python)
     if words and not shutil.which(words[0]):
         raise ValueError(

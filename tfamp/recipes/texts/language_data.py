@@ -11,8 +11,7 @@ from ml_collections import config_dict
 
 from tfamp import errors
 from tfamp.recipes import data as data_sets
-from tfamp.recipes import presets
-from tfamp.recipes.texts import docstrings, text_data
+from tfamp.recipes.texts import docstrings, encoders, text_data
 
 _SPACE = re.compile(r"\s")
 
@@ -171,11 +170,11 @@ def _docstrings(config):
 
 def _wordpieces(lines: Sequence[str], most: int):
     """Returns what makes ids of lines, their number, the unknown one, and the JSON."""
-    tokenizer = presets.train_tokenizer(lines, most)
+    tokenizer = encoders.train_tokenizer(lines, most)
 
     def encode(lines):
         # Without "[CLS]"; each ends in "[SEP]".
-        ids = [each.ids[1:] for each in presets.encodings(tokenizer, lines)]
+        ids = [each.ids[1:] for each in encoders.encodings(tokenizer, lines)]
         return np.concatenate([np.zeros(0, "int32"), *ids]).astype("int32")
 
     unknown, size = tokenizer.token_to_id("[UNK]"), tokenizer.get_vocab_size()

@@ -1,95 +1,18 @@
-"""Keras callbacks: records of the run, exact resumption, per-epoch random seeds."""
+"""The record of a run: its loss over time, and a line for each epoch."""
 
 import json
 import math
 import pathlib
 import time
 import types
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfamp.facts import names
 from tfamp.runs import results, run_files
 
 CURVE_POINTS = 200  # Points of the loss curve and of the loss-scale timeline.
-_EVERY = 10.0  # Seconds from one line of progress to the next.
-
-
-class EpochSeeds(keras.callbacks.Callback):
-    """Makes the random numbers of each epoch depend on the seed and epoch alone.
-
-    Keras does not save the state of `SeedGenerator`s (dropout), so without this a
-    resumed run would draw other numbers than the uninterrupted one. Replicas of a
-    strategy would all draw the same; here each has its own numbers.
-    """
-
-    def __init__(self, steps_per_epoch: int):
-        super().__init__()
-        self.steps_per_epoch = steps_per_epoch
-
-    def on_train_begin(self, logs=None):
-        """Finds the generators' states."""
-        states = [v for v in self.model.variables if v.name == "seed_generator_state"]
-
-        def move(epoch):
-            context = tf.distribute.get_replica_context()
-            earlier = epoch * context.num_replicas_in_sync
-            first = (earlier + context.replica_id_in_sync_group) * self.steps_per_epoch
-            for state in states:
-                seed = state.value[0]
-                state.assign(tf.stack([seed, tf.cast(first, seed.dtype)]))
-
-        self._move = _on_replicas(self.model, move)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        """Moves each generator's counter to where the replica's epoch starts."""
-        self._move(tf.constant(epoch))
-
-
-class ReplicaStatistics(keras.callbacks.Callback):
-    """Averages the moving statistics of normalization layers over the replicas.
-
-    Keras 3.15 lets each replica keep its own: an evaluation would mix them, and a
-    checkpoint hold the first one's. Without a strategy this does nothing.
-    """
-
-    def on_train_begin(self, logs=None):
-        """Finds what the layers that train move besides their weights."""
-        layers = names.flatten_layers(self.model)
-        frozen = {id(w) for x in layers if not x.trainable for w in x.weights}
-        moving = [
-            weight.value
-            for weight in self.model.non_trainable_weights
-            if "float" in weight.dtype and id(weight) not in frozen
-        ]
-
-        def average():
-            context = tf.distribute.get_replica_context()
-            local = [tf.convert_to_tensor(weight) for weight in moving]
-            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
-            for weight, mean in zip(moving, means, strict=True):
-                weight.assign(mean)
-
-        self._average = lambda: None
-        if moving and self.model.distribute_strategy.num_replicas_in_sync > 1:
-            self._average = _on_replicas(self.model, average)
-
-    def on_test_begin(self, logs=None):
-        """Averages before the validation."""
-        self._average()
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Averages where there is no validation, before the epoch is saved."""
-        self._average()
-
-
-def _on_replicas(model, function):
-    """Returns a function that runs another on each replica of the model's strategy."""
-    strategy = model.distribute_strategy
-    return tf.function(lambda *args: strategy.run(function, args), autograph=False)
 
 
 class _FiniteMean(keras.metrics.Mean):
@@ -140,7 +63,7 @@ def _watch_losses(model):
     return types.SimpleNamespace(nonfinite=0, reset_state=lambda: None)
 
 
-def _steps_done(model, batch):
+def steps_done(model: keras.Model, batch: int) -> int:
     """Returns how many steps of an epoch are done.
 
     Keras 3.10 tells `on_train_batch_end` the first step of a call, 3.15 the last.
@@ -222,7 +145,7 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss and the loss scale now and then, and when the epoch ends."""
-        done = _steps_done(self.model, batch)
+        done = steps_done(self.model, batch)
         if self.steps_per_epoch:  # A last call may be cut short.
             done = min(done, self.steps_per_epoch)
         before, self._step = self._step, self._before + done
@@ -284,86 +207,3 @@ class Recorder(keras.callbacks.Callback):
         clean = {k: results.json_number(v) for k, v in values.items()}
         with self.path.open("a") as file:
             file.write(json.dumps({"kind": kind, **clean}) + "\n")
-
-
-class ProgressLines(keras.callbacks.Callback):
-    """Logs the progress every 10 seconds, for output that goes to a file.
-
-    Args:
-      report: Function that takes a line.
-      steps_per_epoch: Batches of an epoch.
-      epochs: Epochs of the whole run.
-    """
-
-    def __init__(
-        self, report: Callable[[str], object], steps_per_epoch: int, epochs: int
-    ):
-        super().__init__()
-        self.report = report
-        self.steps_per_epoch, self.total = steps_per_epoch, steps_per_epoch * epochs
-        self._line_time, self._start = time.perf_counter(), None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        """Notes where the epoch starts."""
-        self._before = epoch * self.steps_per_epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Logs the step, the loss, the speed and the time left."""
-        step, now = self._before + _steps_done(self.model, batch), time.perf_counter()
-        if self._start is None:  # After the first call, which traces and compiles.
-            self._start = step, now
-        elif self._is_due(now):
-            first, start = self._start
-            seconds = (now - start) / (step - first)  # Of a step, validation included.
-            self.report(
-                f"step {step} of {self.total}: loss {float(logs['loss']):.4g}, "
-                f"{1 / seconds:.3g} steps/s, {(self.total - step) * seconds / 60:.1f} "
-                "min left"
-            )
-
-    def on_test_begin(self, logs=None):
-        """Lets a short evaluation pass without a line."""
-        self._tested = time.perf_counter()
-
-    def on_test_batch_end(self, batch, logs=None):
-        """Logs the batch of a long evaluation."""
-        now = time.perf_counter()
-        if now - self._tested >= _EVERY and self._is_due(now):
-            self.report(f"evaluation: batch {batch + 1}")
-
-    def _is_due(self, now):
-        due = now - self._line_time >= _EVERY
-        self._line_time = now if due else self._line_time
-        return due
-
-
-class BestWeights(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch, safe against a kill at any instant.
-
-    Of equal scores the first counts; one that is no number is never the best.
-
-    Args:
-      path: File to write, ending in ".weights.h5"; replaced in one step.
-      metric: Name of the score of the validation split.
-      epochs: Logs of the epochs before a resumption.
-      lower: Whether a lower score is better.
-    """
-
-    def __init__(
-        self, path: pathlib.Path, metric: str, epochs: list[dict], lower: bool = False
-    ):
-        super().__init__()
-        self.path, self.monitor = path, f"val_{metric}"
-        self._sign = -1 if lower else 1
-        scores = [row[self.monitor] for row in epochs]
-        signed = [self._sign * score for score in scores if score is not None]
-        self._best = max(signed, default=-math.inf)
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Writes the weights if the epoch is the best one."""
-        score = self._sign * logs[self.monitor]
-        if score > self._best:  # False for NaN.
-            self._best = score
-            run_files.check_room(self.model, self.path)
-            with run_files.replaced(self.path) as new:
-                self.model.save_weights(new)
