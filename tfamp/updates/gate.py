@@ -17,7 +17,7 @@ left inside a branch. All ways to gate have the same result:
 | replicas in XLA, on GPUs | each its own branch | nothing merges there |
 
 Those that are compiled or masked are for Keras' own optimizers on one device
-(`compiled`); the figures behind them are those of `results/loss_scale_step`.
+(`compiled`); the figures behind them are those of `results/loss_scale`.
 """
 
 from collections.abc import Callable, Sequence
