@@ -14,7 +14,7 @@ import workers
 
 import tfamp
 from tfamp.facts import hardware
-from tfamp.keras_patches import places
+from tfamp.keras_patches import patches
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.loss_scaling import rule as loss_scale
 from tfamp.operators import lost_numbers, promotion
@@ -47,7 +47,7 @@ class Globals(NamedTuple):
     methods: dict[tuple[type, str], Callable | None]
 
 
-_PATCHED = [(place.find(), place.name) for place in places.PLACES.values()]
+_PATCHED = [(x.find(), x.name) for x in patches.BY_NAME.values()]
 _SET_BY_PYTEST = "PYTEST_CURRENT_TEST"  # Differs between set-up, call and tear-down.
 
 

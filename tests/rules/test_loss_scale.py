@@ -1,5 +1,7 @@
 """The rule of the loss scale, as tables and against a model in plain Python."""
 
+import dataclasses
+import inspect
 import math
 import re
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tfamp
 from tfamp.facts import formats
 from tfamp.loss_scaling import growth_schedules, rule
 
@@ -230,3 +233,9 @@ def test_values_at_the_edge_are_accepted_and_run(settings):
     config = rule.LossScaleConfig(**settings)
     up, down = helpers.run_mask(config, [True, False])
     assert config.min_scale <= down.scale <= up.scale <= config.upper_bound
+
+
+def test_the_optimizer_has_the_same_defaults_as_its_settings():
+    parameters = inspect.signature(tfamp.LossScaleOptimizer).parameters
+    fields = dataclasses.fields(rule.LossScaleConfig)
+    assert fields and all(parameters[x.name].default == x.default for x in fields)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfamp
 from tfamp.facts import names, versions
-from tfamp.keras_patches import places
+from tfamp.keras_patches import patches
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_status_tells_of_releases_that_were_not_tested(
 def every_name():
     """Every private name that tfamp uses, by the first feature that it is for."""
     features = dict(names.NAMES)
-    for place in places.PLACES.values():
-        whole = f"{place.owner}{'.' if ':' in place.owner else ':'}{place.name}"
-        for name in (whole, *place.needs):
-            features.setdefault(name, place.what)
+    for patch in patches.BY_NAME.values():
+        whole = f"{patch.owner}{'.' if ':' in patch.owner else ':'}{patch.name}"
+        for name in (whole, *patch.needs):
+            features.setdefault(name, patch.what)
     del features["keras:Model.compile"]  # A Keras without it is no Keras.
     return sorted(features, key=lambda name: (features[name], name))
 
@@ -87,7 +87,7 @@ def test_a_release_without_names_trains_and_exports(first, monkeypatch, tmp_path
     monkeypatch.setattr(names.pkgutil, "resolve_name", lacking)
     try:
         status = tfamp.enable("mixed_float16", on_unsupported="warn")
-        missing = places.missing()
+        missing = patches.missing()
         listed = {each for x in missing.values() for each in x.split(", ")}
         assert listed >= {*GROUPS[first]}
         assert all(what in status.versions for what in missing)

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfamp
 from tfamp.facts import names
 from tfamp.inspect import structure
-from tfamp.keras_patches import compiling, hooks, keras_optimizers, places
+from tfamp.keras_patches import compiling, hooks, keras_optimizers, patches
 from tfamp.kernels import bias_gradient, install, long_attention, programs
 from tfamp.precision import rules
 
@@ -43,7 +43,7 @@ def nothing(model, arguments):
 
 
 def test_compile_is_defined_once_for_all_models():
-    trainer = places.trainer_class()
+    trainer = patches.trainer_class()
     assert "auto_scale_loss" in inspect.signature(trainer.compile).parameters
     for kind in (keras.Model, keras.Sequential):
         assert kind.compile is trainer.compile
@@ -84,20 +84,20 @@ def test_loading_under_the_hook_still_compiles(hooked, tmp_path):
 
 
 def test_removing_the_hook_restores_keras_own_function():
-    own = places.trainer_class().compile
+    own = patches.trainer_class().compile
     hook = compiling.hook_compile(lambda model, optimizer: optimizer, nothing)
-    assert places.trainer_class().compile is not own
+    assert patches.trainer_class().compile is not own
     hook.remove()
     hook.remove()
-    assert places.trainer_class().compile is own
+    assert patches.trainer_class().compile is own
 
 
 def test_method_put_over_the_hook_stays_when_the_hook_goes(monkeypatch):
-    calls, own = [], places.trainer_class().compile
+    calls, own = [], patches.trainer_class().compile
     mine = compiling.hook_compile(
         lambda model, given: calls.append(1) or given, nothing
     )
-    trainer, hook = places.trainer_class(), places.trainer_class().compile
+    trainer, hook = patches.trainer_class(), patches.trainer_class().compile
 
     @functools.wraps(hook)
     def theirs(*args, **kwargs):
@@ -113,12 +113,12 @@ def test_method_put_over_the_hook_stays_when_the_hook_goes(monkeypatch):
 
 
 def test_compile_that_hides_its_arguments_is_refused(monkeypatch):
-    own = places.trainer_class().compile
+    own = patches.trainer_class().compile
     hiding = lambda *args, **kwargs: own(*args, **kwargs)  # noqa: E731
-    monkeypatch.setattr(places.trainer_class(), "compile", hiding)
+    monkeypatch.setattr(patches.trainer_class(), "compile", hiding)
     with pytest.raises(RuntimeError, match="functools.wraps"):
         compiling.hook_compile(lambda model, given: given, nothing)
-    assert places.trainer_class().compile is hiding
+    assert patches.trainer_class().compile is hiding
 
 
 def test_layers_and_the_functional_twin_of_a_sequential_model_are_found():
@@ -259,18 +259,18 @@ GROUPS = (
     *(install.HOOKS, bias_gradient.HOOKS, bias_gradient.EMBEDDING_HOOKS),
     long_attention.HOOKS,
 )
-PLACES = [place for group in GROUPS for place in group.places if place.find()]
+OF_KERNELS = [x for group in GROUPS for x in group.patches if x.find()]
 # Keras -> what it has no place for; docs/maintainers/versions.md.
 LACKED = {"3.10": {"layer normalization"}}.get(keras.__version__[:4], set())
 
 
 def test_functions_that_kernels_replace_have_these_parameters():
     found = {
-        place.name: list(inspect.signature(vars(place.find())[place.name]).parameters)
-        for place in PLACES
+        patch.name: list(inspect.signature(vars(patch.find())[patch.name]).parameters)
+        for patch in OF_KERNELS
     }
-    assert places.missing().keys() == LACKED
-    lacked = {name for name, place in places.PLACES.items() if place.what in LACKED}
+    assert patches.missing().keys() == LACKED
+    lacked = {name for name, patch in patches.BY_NAME.items() if patch.what in LACKED}
     assert found == {name: PATCHED[name] for name in PATCHED.keys() - lacked}
 
 
@@ -285,8 +285,8 @@ def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch)
 
         return function
 
-    for place in PLACES:
-        owner, name = place.find(), place.name
+    for patch in OF_KERNELS:
+        owner, name = patch.find(), patch.name
         monkeypatch.setattr(owner, name, noting(name, vars(owner)[name]))
     layers = [
         keras.layers.Rescaling(0.5),
@@ -301,7 +301,7 @@ def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch)
     model.predict(np.ones((2, 2)), verbose=0)
     keras.layers.Embedding(2, 2)(np.ones((2, 2)))
     keras.layers.MultiHeadAttention(1, 2)(*[np.ones((1, 2, 2))] * 2)
-    assert set(called) == {place.name for place in PLACES}
+    assert set(called) == {patch.name for patch in OF_KERNELS}
 
 
 def test_keras_has_no_flash_attention():
@@ -310,7 +310,7 @@ def test_keras_has_no_flash_attention():
         keras.ops.dot_product_attention(*given, flash_attention=True)
 
 
-@pytest.mark.parametrize("kind", long_attention.LAYER_HOOKS.places)
+@pytest.mark.parametrize("kind", long_attention.LAYER_HOOKS.patches)
 def test_attention_layers_with_dropout_have_one_function(kind):
     """Of these parameters, in this order; the names of a layer that are read exist."""
     method = vars(kind.find())["_compute_attention"]
@@ -325,7 +325,7 @@ def test_attention_layers_with_dropout_have_one_function(kind):
 
 def test_every_layer_is_called_through_one_function_and_preprocessing_before_it():
     """Keras' preprocessing layers convert what they take before `Layer.__call__`."""
-    found = {key: places.PLACES[key].find() for key in ("__call__", "data_layer")}
+    found = {key: patches.BY_NAME[key].find() for key in ("__call__", "data_layer")}
     parameters = [[*inspect.signature(x.__call__).parameters] for x in found.values()]
     assert parameters == [["self", "args", "kwargs"], ["self", "inputs", "kwargs"]]
     assert found["__call__"] is keras.Layer and found["data_layer"] is not keras.Layer
@@ -574,7 +574,7 @@ FREE = {"Const", "Identity", "NoOp", "Placeholder", "ReadVariableOp"}
 @pytest.mark.parametrize("name", SEVERAL)
 def test_keras_runs_these_as_several_operations(name):
     """Each a pass over memory; with one, no kernel of our own is needed."""
-    if places.PLACES[name].what in LACKED:
+    if patches.BY_NAME[name].what in LACKED:
         pytest.skip(f"Keras {keras.__version__} has none")
     step = tf.function(SEVERAL[name](tf.ones([4, 8], tf.bfloat16)))
     found = [op.type for op in step.get_concrete_function().graph.get_operations()]
@@ -596,7 +596,7 @@ def test_keras_runs_a_step_as_many_operations():
     kinds = [op.type for op in step.graph.get_operations()]
     assert "XlaLaunch" not in kinds and len([x for x in kinds if x not in FREE]) > 5
     for name in ("train_step", "test_step", "predict_step"):
-        assert name in vars(places.PLACES[name].find())
+        assert name in vars(patches.BY_NAME[name].find())
 
 
 def test_tensorflow_takes_a_kernels_gradient_for_each_row():
@@ -660,7 +660,7 @@ def test_keras_compiles_the_rest_of_an_epoch(tmp_path):
 
 
 def test_every_patch_says_where_it_is_filed_and_when_it_may_go():
-    for upstream in places.UPSTREAM:
+    for upstream in patches.UPSTREAM:
         assert upstream.startswith(("https://github.com/", "not filed; symptom"))
         assert "; remove w" in upstream
         for test in re.findall(r"test_\w+", upstream):
@@ -670,24 +670,24 @@ def test_every_patch_says_where_it_is_filed_and_when_it_may_go():
 def test_the_page_on_the_design_has_every_patch():
     root = pathlib.Path(__file__).parents[2]
     page = (root / "docs/maintainers/design.md").read_text()
-    for key, listed in places.UPSTREAM.items():
+    for key, listed in patches.UPSTREAM.items():
         thread, _, reason = key.rpartition("; remove when ")
         assert thread.removeprefix("not filed; symptom: ").split()[0] in page
         assert re.sub(r"(test_\w+)", r"`\1`", reason) in page
-        for place in listed:
-            name = f"{place.owner.replace(':', '.')}.{place.name}"
-            assert f"| `{name}` | {place.what} |" in page
+        for patch in listed:
+            name = f"{patch.owner.replace(':', '.')}.{patch.name}"
+            assert f"| `{name}` | {patch.what} |" in page
 
 
 def test_keras_looks_for_a_gpu_when_it_traces_recurrent_layers():
     """And when it makes them: on one they are cuDNN's, which XLA does not compile."""
-    place = places.PLACES["_is_gpu_available"]
+    patch = patches.BY_NAME["_is_gpu_available"]
     layer = keras.layers.LSTM(4)
     layer.build((2, 3, 5))
     with hooks.HookGroup(_is_gpu_available=lambda own: lambda: True).installed():
-        assert place.find()._is_gpu_available()
+        assert patch.find()._is_gpu_available()
         assert not keras.layers.LSTM(4).supports_jit
         step = tf.function(layer).get_concrete_function(tf.TensorSpec((2, 3, 5)))
     kinds = {op.type for op in step.graph.get_operations()}
     assert "CudnnRNNV3" in kinds
-    assert not place.find()._is_gpu_available() and keras.layers.LSTM(4).supports_jit
+    assert not patch.find()._is_gpu_available() and keras.layers.LSTM(4).supports_jit

@@ -165,7 +165,7 @@ def _facts(place, calls, output_dtype) -> LayerFacts:
     multiplications = sum(products for products, _, _ in work)
     matrices = () if isinstance(layer, _KINDS.Embedding) else own  # It looks up.
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
-    is_float8 = quantized.mode_of(layer) == quantized.FLOAT8
+    is_float8 = quantized.quantization_of(layer) == quantized.FLOAT8
     # oneDNN sums the bias gradient of Conv2D with the convolution's own, in float32; a
     # frozen kernel has none.
     fused = isinstance(layer, _KINDS.Conv2D) and len(own) > 1

@@ -142,9 +142,9 @@ def read_gpus() -> list[Gpu]:
         cuda.cuDeviceGet(ctypes.byref(device), each)
         cuda.cuDeviceGetName(name, len(name), device)
         version = [ctypes.c_int(), ctypes.c_int()]
-        for what, place in zip(_CAPABILITY, version, strict=True):
-            cuda.cuDeviceGetAttribute(ctypes.byref(place), what, device)
-        major, minor = (place.value for place in version)
+        for what, part in zip(_CAPABILITY, version, strict=True):
+            cuda.cuDeviceGetAttribute(ctypes.byref(part), what, device)
+        major, minor = (part.value for part in version)
         gpus.append(Gpu(name.value.decode(errors="replace"), (major, minor)))
     return gpus
 

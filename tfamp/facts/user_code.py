@@ -35,7 +35,7 @@ def frames() -> list[traceback.FrameSummary]:
     return stack
 
 
-def place() -> tuple[str, int]:
+def line() -> tuple[str, int]:
     """Returns the user's file and line."""
     last = frames()[-1]
     return last.filename, last.lineno or 0
@@ -49,7 +49,7 @@ def is_told(text: str) -> bool:
 def warn(text: str) -> None:
     """Warns at the user's line, once a process."""
     if text not in _said:
-        warnings.warn_explicit(text, UserWarning, *place())
+        warnings.warn_explicit(text, UserWarning, *line())
         _said.add(text)
 
 
@@ -57,4 +57,4 @@ def log(text: str) -> None:
     """Logs a warning with the user's file and line, once a process."""
     if text not in _said:
         _said.add(text)
-        logging.warning("%s:%d: %s", *place(), text)
+        logging.warning("%s:%d: %s", *line(), text)

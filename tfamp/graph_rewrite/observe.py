@@ -102,12 +102,11 @@ def observe(fresh: bool = False) -> Iterator[Graphs]:
     graphs = []
     with _lock, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         users = os.environ.get(_LOG_PATH)
-        switches.set_environ({_LOG_PATH: folder})
+        anew = switch.optimized_anew() if fresh else contextlib.nullcontext()
         try:
-            with switch.optimized_anew() if fresh else contextlib.nullcontext():
+            with switches.environ({_LOG_PATH: folder}), anew:
                 yield graphs
         finally:
-            switches.set_environ({_LOG_PATH: users})
             graphs.extend(_read_graphs(pathlib.Path(folder)))
             if users:
                 shutil.copytree(folder, users, dirs_exist_ok=True)

@@ -167,7 +167,7 @@ def _with_raw(graph, calls, is_raw):
             continue
         if mixes:
             mixed.append(operation.name.split("/")[-1])
-        elif quantized.mode_of(layer):
+        elif quantized.quantization_of(layer):
             continue  # It scales its inputs before its product, in any format.
         elif not _is_graph(layer) and (all_raw or structure.children(layer)):
             raw[id(layer)] = layer

@@ -222,8 +222,8 @@ class _Counted:
             return True
         kernel = self._kernel(op)
         results = list(_flat(op.op_def.output_arg, self.nodes[op.name]))
-        place = results[tensor.value_index]
-        return kernel is not None and place not in kernel.host_memory_arg
+        name = results[tensor.value_index]
+        return kernel is not None and name not in kernel.host_memory_arg
 
 
 def _is_own_kernel(node):

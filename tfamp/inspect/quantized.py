@@ -68,7 +68,7 @@ def policy_of(policy: keras.DTypePolicy, name: str) -> keras.DTypePolicy:
     return type(policy).from_config({**policy.get_config(), "source_name": source})
 
 
-def mode_of(layer: keras.layers.Layer) -> str | None:
+def quantization_of(layer: keras.layers.Layer) -> str | None:
     """Returns how a layer is quantized, as "int8"; None if it is not."""
     return structure.policy(layer).quantization_mode
 
@@ -87,8 +87,8 @@ def why_not_float8(layer: keras.layers.Layer, any_size: bool = False) -> str:
     """
     if not multiplies(layer):
         return "Keras has float8 for Dense and EinsumDense"
-    if mode_of(layer) not in (None, FLOAT8):
-        return f"its weights are {mode_of(layer)}"
+    if quantization_of(layer) not in (None, FLOAT8):
+        return f"its weights are {quantization_of(layer)}"
     if getattr(layer, "lora_enabled", False):
         return "Keras has no float8 with LoRA"
     rows, *others = layer.kernel.shape if layer.built else (0,)
@@ -228,7 +228,7 @@ def dequantized(model: keras.Model) -> Iterator[None]:
     weights = [
         (place.layer, *_float_weights(place))
         for place in structure.walk(model)
-        if mode_of(place.layer) not in (None, FLOAT8)
+        if quantization_of(place.layer) not in (None, FLOAT8)
     ]
     with contextlib.ExitStack() as undo:
         for layer, name, value in weights:

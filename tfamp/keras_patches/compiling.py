@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfamp import records
-from tfamp.keras_patches import hooks, places
+from tfamp.keras_patches import hooks, patches
 
 OptimizerTransform = Callable[[keras.Model, object], object]
 _forced: list[OptimizerTransform] = []  # Of `transforming`, the last one counts.
@@ -34,11 +34,11 @@ def hook_compile(
       RuntimeError: If another replacement of `compile` hides its arguments.
     """
     global _compile_hook
-    signature = inspect.signature(places.trainer_class().compile)
+    signature = inspect.signature(patches.trainer_class().compile)
     if "auto_scale_loss" not in signature.parameters:
         raise RuntimeError(
             "Keras' `compile` was replaced by a function that hides its arguments. "
-            f"Received: {places.trainer_class().compile!r}. Give it "
+            f"Received: {patches.trainer_class().compile!r}. Give it "
             "`functools.wraps`, or replace it after tfamp.enable()."
         )
 
@@ -60,7 +60,7 @@ def hook_compile(
             arguments["auto_scale_loss"] = False
         return original(*call.args, **call.kwargs)
 
-    _compile_hook = hooks.Hook(places.trainer_class(), "compile", compile)
+    _compile_hook = hooks.Hook(patches.trainer_class(), "compile", compile)
     return _compile_hook
 
 
@@ -82,7 +82,7 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
 
 def keras_own_compile() -> Callable:
     """Returns the `compile` of Keras' models, without what replaces it."""
-    function = places.trainer_class().compile
+    function = patches.trainer_class().compile
     while hook := getattr(function, "hook", None):
         function = hook.original
     return function

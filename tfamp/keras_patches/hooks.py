@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 
-from tfamp.keras_patches import places
+from tfamp.keras_patches import patches
 
 
 class Hook:
@@ -53,25 +53,43 @@ def around(function: Callable) -> Callable:
     return lambda original: functools.partial(function, original)
 
 
+def of_gradient(operator: str, function: Callable) -> Callable:
+    """Returns the `make` of a `Hook` of `Registry.lookup`: one operator's gradient.
+
+    TensorFlow lets nobody register another one. Each trace looks it up.
+
+    Args:
+      operator: The kind of operator.
+      function: It is given the registered gradient first, then what that is given.
+    """
+
+    @around
+    def lookup(original, registry, name):
+        gradient = original(registry, name)
+        return functools.partial(function, gradient) if name == operator else gradient
+
+    return lookup
+
+
 class HookGroup:
     """Hooks that go in together, and out together.
 
-    A place that a release of Keras or TensorFlow does not have is left out.
+    A function that a release of Keras or TensorFlow does not have is left out.
 
     Args:
-      **makes: By a function's name, a key of `places.PLACES`: as `make` of `Hook`.
+      **makes: By a function's name, a key of `patches.BY_NAME`: as `make` of `Hook`.
     """
 
     def __init__(self, **makes: Callable):
-        self.places = [places.PLACES[name] for name in makes]
+        self.patches = [patches.BY_NAME[name] for name in makes]
         self._makes, self._hooks = list(makes.values()), []
 
     def install(self) -> None:
         """Replaces the functions; idempotent. What was traced before stays."""
-        rows = zip(self.places, self._makes, strict=True) if not self._hooks else ()
-        for place, make in rows:
-            if owner := place.find():
-                self._hooks.append((place, Hook(owner, place.name, make, place.is_hot)))
+        rows = zip(self.patches, self._makes, strict=True) if not self._hooks else ()
+        for patch, make in rows:
+            if owner := patch.find():
+                self._hooks.append((patch, Hook(owner, patch.name, make, patch.is_hot)))
 
     def remove(self) -> None:
         """Puts the originals back; idempotent. What was traced before stays."""
@@ -89,23 +107,23 @@ class HookGroup:
             if not outer:
                 self.remove()
 
-    def add_to(self, kind: type, name: str, make: Callable, place=None) -> None:
+    def add_to(self, kind: type, name: str, make: Callable, patch=None) -> None:
         """Replaces a method of a class, where it is defined, while these are in force.
 
         Args:
           kind: The class.
           name: The method's name.
           make: As of `Hook`.
-          place: The place that it belongs to; the group's first one if None.
+          patch: The patch that it belongs to; the group's first one if None.
         """
         owner = owner_of(kind, name)
         replaced = [(hook.owner, hook.name) for _, hook in self._hooks]
         if self._hooks and (owner, name) not in replaced:
-            self._hooks.append((place or self.places[0], Hook(owner, name, make)))
+            self._hooks.append((patch or self.patches[0], Hook(owner, name, make)))
 
     def in_force(self) -> list[str]:
         """What is replaced now."""
-        return [place.what for place, _ in self._hooks]
+        return [patch.what for patch, _ in self._hooks]
 
 
 def owner_of(kind: type, name: str) -> type:
@@ -114,17 +132,19 @@ def owner_of(kind: type, name: str) -> type:
 
 
 @contextlib.contextmanager
-def replaced(places: list) -> Iterator[None]:
+def replaced(attributes: list) -> Iterator[None]:
     """Scopes attributes of objects, as functions for methods: (object, name, value).
 
     On the objects: the class is every other model's too.
     """
-    own = [{name: vars(x)[name]} if name in vars(x) else {} for x, name, _ in places]
+    own = [
+        {name: vars(x)[name]} if name in vars(x) else {} for x, name, _ in attributes
+    ]
     try:
-        for owner, name, value in places:
+        for owner, name, value in attributes:
             vars(owner)[name] = value
         yield
     finally:
-        for (owner, name, _), before in zip(places, own, strict=True):
+        for (owner, name, _), before in zip(attributes, own, strict=True):
             vars(owner).pop(name, None)
             vars(owner).update(before)

@@ -1,4 +1,4 @@
-"""A function of Keras or TensorFlow that is replaced: a row of `places.UPSTREAM`."""
+"""A function of Keras or TensorFlow that is replaced: a row of `patches.UPSTREAM`."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ class Patch(NamedTuple):
         that defines the function has it replaced.
       name: Name of the function in it.
       needs: Other private names that the replacement uses.
-      alias: Its key in `PLACES`, where several places have the name.
+      alias: Its key in `patches.BY_NAME`, where several have the name.
       is_hot: As for `hooks.Hook`.
     """
 

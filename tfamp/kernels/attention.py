@@ -79,23 +79,14 @@ def _attend(inputs, scale, mask, causal, dropout, zero, in_xla):
         scores = tf.matmul(query * scale, key, transpose_b=True)
         if bias is not None:
             scores += bias
-        rows, ends = query.shape[2], key.shape[2]
-        seen = None if mask is None else _rows(mask, first, rows)[..., :ends]
-        if causal:
-            past = first + tf.range(rows)[:, None] >= tf.range(ends)
-            seen = past if seen is None else past & seen
+        seen = _seen(mask, causal, first, query.shape[2], key.shape[2])
         if seen is not None:
             scores = tf.where(seen, scores, _UNSEEN)
         weights = tf.nn.softmax(scores)
         if seen is not None and zero:
             weights = tf.where(seen, weights, 0.0)
         if dropout is not None:
-            # Integers that TensorFlow adds on the host, where a GPU's seed is read.
-            seed = dropout.seed + tf.stack((first, 0))
-            keep_mask = (
-                tf.random.stateless_uniform(tf.shape(weights), seed) >= dropout.rate
-            )
-            weights = tf.where(keep_mask, weights / (1 - dropout.rate), 0.0)
+            weights = _dropped(weights, dropout, first)
         return _rounded_product(weights, value) if rounds else weights @ value
 
     def operands(first, rows, ends, query, key, value, *bias):
@@ -131,6 +122,22 @@ def _attend(inputs, scale, mask, causal, dropout, zero, in_xla):
         return tf.cast(_by_heads(output)[0], inputs[2].dtype), gradient
 
     return attention(*inputs)
+
+
+def _seen(mask, causal, first, rows, ends):
+    """Returns which keys a block's queries see, bool; None if it is all of them."""
+    seen = None if mask is None else _rows(mask, first, rows)[..., :ends]
+    if not causal:
+        return seen
+    past = first + tf.range(rows)[:, None] >= tf.range(ends)
+    return past if seen is None else past & seen
+
+
+def _dropped(weights, dropout, first):
+    # Integers that TensorFlow adds on the host, where a GPU's seed is read.
+    seed = dropout.seed + tf.stack((first, 0))
+    stays = tf.random.stateless_uniform(tf.shape(weights), seed) >= dropout.rate
+    return tf.where(stays, weights / (1 - dropout.rate), 0.0)
 
 
 @tf.custom_gradient

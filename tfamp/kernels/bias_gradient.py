@@ -12,29 +12,18 @@ times too far. That is so in every mode, and PyTorch's rule is another training:
 comes on request.
 """
 
-import functools
-
 import tensorflow as tf
 
 from tfamp.facts import graph_context
 from tfamp.keras_patches import hooks
 
 
-@hooks.around
-def _with_exact_sums(original, registry, name):
-    """TensorFlow lets nobody register another gradient for an operation, and a
-    `tf.custom_gradient` around the addition would hide it from the fusion with `MatMul`
-    and `Conv2D` and show up in SavedModels. Each trace looks the gradient up here.
-    """
-    gradient = original(registry, name)
-    return functools.partial(_of_bias, gradient) if name == "BiasAdd" else gradient
-
-
 def _of_bias(original, op, received):
     """Sums over all dimensions but the channels'.
 
-    `tf.reduce_sum` keeps a wider accumulator on a CPU, and takes no more time there
-    than `BiasAddGrad`.
+    A `tf.custom_gradient` around the addition would hide it from the fusion with
+    `MatMul` and `Conv2D`, and show up in SavedModels. `tf.reduce_sum` keeps a wider
+    accumulator on a CPU, and takes no more time there than `BiasAddGrad`.
     """
     if received.dtype != tf.bfloat16:
         return original(op, received)  # Those of other formats are right.
@@ -74,7 +63,7 @@ def _summed(gradient):
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-HOOKS = hooks.HookGroup(lookup=_with_exact_sums)
+HOOKS = hooks.HookGroup(lookup=hooks.of_gradient("BiasAdd", _of_bias))
 EMBEDDING_HOOKS = hooks.HookGroup(
     apply=_with_summed_rows, _all_reduce_sum_gradients=_with_summed_sums
 )

@@ -177,8 +177,8 @@ class _Hooks(hooks.HookGroup):
 
     def add(self, kind: type) -> None:
         """Hooks the steps of a model's class, where they are others than Keras'."""
-        for place in self.places if self.gather() else ():
-            self.add_to(kind, place.name, of_step, place)
+        for patch in self.patches if self.gather() else ():
+            self.add_to(kind, patch.name, of_step, patch)
 
 
 HOOKS = _Hooks(train_step=of_step, test_step=of_step, predict_step=of_step)

@@ -116,5 +116,5 @@ HOOKS = hooks.HookGroup(
     gelu=or_keras_own(_gelu),
     silu=or_keras_own(_silu),
     layer_normalization=or_keras_own(_layer_normalization),
-    product_lookup=product_gradient.with_one_product,
+    product_lookup=hooks.of_gradient("BatchMatMulV2", product_gradient.of_product),
 )

@@ -6,23 +6,10 @@ Keras' EinsumDense, of which its attention is made, multiplies [batch, length, i
 less memory, one launch for two, and one rounding.
 """
 
-import functools
-
 import tensorflow as tf
 
-from tfamp.keras_patches import hooks
 
-
-@hooks.around
-def with_one_product(original, registry, name):
-    """For the look-up of gradients, which each trace does anew."""
-    gradient = original(registry, name)
-    if name != "BatchMatMulV2":
-        return gradient
-    return functools.partial(_of_product, gradient)
-
-
-def _of_product(original, op, received):
+def of_product(original, op, received):
     """Returns the gradients of x [..., in] and kernel [in, out]; others are theirs."""
     x, kernel = op.inputs
     is_kernel = kernel.shape.rank == 2 and x.shape.rank not in (None, 2)

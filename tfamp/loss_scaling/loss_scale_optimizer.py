@@ -271,7 +271,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 # Below a scale of 1 they may overflow only there.
                 self.overflow_counts.record(unscale(grads), variables, finite)
 
-        step = gate.Step(
+        step = gate.GatedUpdate(
             check=train_steps.check(grads, scale),
             update=lambda grads: inner.apply_gradients(  # Users override it.
                 zip(unscale(grads), variables, strict=True)

@@ -17,14 +17,14 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfamp.facts import names, user_code
-from tfamp.keras_patches import hooks, keras_optimizers, places
+from tfamp.keras_patches import hooks, keras_optimizers, patches
 from tfamp.loss_scaling import input_gradients, skipped_loss
 from tfamp.updates import gate
 
@@ -101,14 +101,8 @@ class _Now(threading.local):
 _now = _Now()
 
 
-@contextlib.contextmanager
-def _running(step: Step | None, suspended: bool = False) -> Iterator[None]:
-    before = _now.step, _now.suspended
-    _now.step, _now.suspended = step, suspended
-    try:
-        yield
-    finally:
-        _now.step, _now.suspended = before
+def _running(step, suspended=False) -> contextlib.AbstractContextManager[None]:
+    return hooks.replaced([(_now, "step", step), (_now, "suspended", suspended)])
 
 
 def suspended() -> contextlib.AbstractContextManager[None]:
@@ -179,46 +173,42 @@ def check(grads: Sequence, scale: Callable[[], Any]) -> Callable[[Sequence], Any
     return is_finite
 
 
-def scaled(original: Callable) -> Callable:
-    """Returns a `train_step` that scales, in place of a class's own one."""
-
-    def train_step(model, *args, **kwargs):
-        optimizer = getattr(model, "optimizer", None)
-        step = Step(optimizer) if hasattr(optimizer, "usable_scale") else None
-        with _running(step, suspended=step is None):
-            # It may be a `tf.function`, which binds the model.
-            results = original.__get__(model, type(model))(*args, **kwargs)
-        if step is not None:
-            step.end()
-        return results
-
-    return train_step
+@hooks.around
+def scaled(original, model, *args, **kwargs):
+    """For a `train_step` of a class's own, which scales then."""
+    optimizer = getattr(model, "optimizer", None)
+    step = Step(optimizer) if hasattr(optimizer, "usable_scale") else None
+    with _running(step, suspended=step is None):
+        # It may be a `tf.function`, which binds the model.
+        results = original.__get__(model, type(model))(*args, **kwargs)
+    if step is not None:
+        step.end()
+    return results
 
 
-def _gradient(original):
-    def gradient(
-        tape,
-        target,
-        sources,
-        output_gradients=None,
-        unconnected_gradients=tf.UnconnectedGradients.NONE,
-    ):
-        step, upstream = _now.step, output_gradients
-        if step is None or step.read or not _scales(tape, target, sources):
-            grads = original(tape, target, sources, upstream, unconnected_gradients)
-            if not (_now.step or _now.suspended or _has_variables(sources)):
-                input_gradients.look(tf.nest.flatten(grads))
-            return grads
-        scale = step.optimizer.usable_scale()
-        if any(x.dtype == tf.float16 for x in tf.nest.flatten(target)):
-            scale = tf.minimum(scale, _LARGEST)
-        skipped_loss.note(target)
-        seeds = _seeds(target, upstream, scale)
-        with suspended():  # Functions with gradients of their own may take some, too.
-            grads = original(tape, target, sources, seeds, unconnected_gradients)
-        return _true(step, grads, sources, scale)
-
-    return gradient
+@hooks.around
+def _gradient(
+    original,
+    tape,
+    target,
+    sources,
+    output_gradients=None,
+    unconnected_gradients=tf.UnconnectedGradients.NONE,
+):
+    step, upstream = _now.step, output_gradients
+    if step is None or step.read or not _scales(tape, target, sources):
+        grads = original(tape, target, sources, upstream, unconnected_gradients)
+        if not (_now.step or _now.suspended or _has_variables(sources)):
+            input_gradients.look(tf.nest.flatten(grads))
+        return grads
+    scale = step.optimizer.usable_scale()
+    if any(x.dtype == tf.float16 for x in tf.nest.flatten(target)):
+        scale = tf.minimum(scale, _LARGEST)
+    skipped_loss.note(target)
+    seeds = _seeds(target, upstream, scale)
+    with suspended():  # Functions with gradients of their own may take some, too.
+        grads = original(tape, target, sources, seeds, unconnected_gradients)
+    return _true(step, grads, sources, scale)
 
 
 def _scales(tape, target, sources):
@@ -231,7 +221,7 @@ def _scales(tape, target, sources):
         return False
     inside = tape.stop_recording() if tape._recording else contextlib.nullcontext()
     with inside:  # So that only tapes around it count.
-        return not names.resolve(places.RECORDS)()
+        return not names.resolve(patches.RECORDS)()
 
 
 def _has_variables(sources):
@@ -261,29 +251,27 @@ def _true(step, grads, sources, scale):
     return tf.nest.pack_sequence_as(sources, true)
 
 
-def _apply(original):
-    def apply(optimizer, grads, trainable_variables=None):
-        step = _now.step
-        if step is None or step.read:
-            if not (step or _now.suspended or tf.distribute.has_strategy()):
-                _tell_of_loops()
-            return original(optimizer, grads, trainable_variables)
-        gate.check_context(optimizer, optimizer._distribution_strategy)
-        grads, variables = keras_optimizers.pairs(optimizer, grads, trainable_variables)
-        if not grads:
-            return None
-        step.optimizer.beside.add(optimizer)
-        loss = skipped_loss.last()
-        gated = gate.Step(
-            check=check(grads, lambda: 1.0),
-            update=lambda grads: original(optimizer, grads, variables),
-            skip=lambda grads, finite: step.optimizer.skipped_loss.record(loss, finite),
-            settle=step.optimizer.settle,
-        )
-        with suspended():
-            gate.take(gated, grads, variables, optimizer, "auto", summed=False)
-
-    return apply
+@hooks.around
+def _apply(original, optimizer, grads, trainable_variables=None):
+    step = _now.step
+    if step is None or step.read:
+        if not (step or _now.suspended or tf.distribute.has_strategy()):
+            _tell_of_loops()
+        return original(optimizer, grads, trainable_variables)
+    gate.check_context(optimizer, optimizer._distribution_strategy)
+    grads, variables = keras_optimizers.pairs(optimizer, grads, trainable_variables)
+    if not grads:
+        return None
+    step.optimizer.beside.add(optimizer)
+    loss = skipped_loss.last()
+    gated = gate.GatedUpdate(
+        check=check(grads, lambda: 1.0),
+        update=lambda grads: original(optimizer, grads, variables),
+        skip=lambda grads, finite: step.optimizer.skipped_loss.record(loss, finite),
+        settle=step.optimizer.settle,
+    )
+    with suspended():
+        gate.take(gated, grads, variables, optimizer, "auto", summed=False)
 
 
 def _tell_of_loops():

@@ -91,7 +91,7 @@ def compare(
     """Returns what `compare_precision` does, and what `quantized.calibrated` takes."""
     structure.check_built(model)
     chosen = None if mode is None else modes.get_mode(mode)
-    dtypes = {place.layer.compute_dtype for place in structure.walk(model)}
+    dtypes = {layer.compute_dtype for layer in structure.layers(model)}
     low = {*formats.LOW} & ({chosen.compute_format} if chosen else dtypes)
     if not low:
         raise ValueError(
@@ -296,7 +296,7 @@ def _cast_weights(call):
 def _format(call):
     if not isinstance(call.owner, keras.layers.Layer):
         return call.results[0].dtype.name
-    is_float8 = quantized.mode_of(call.owner) == quantized.FLOAT8
+    is_float8 = quantized.quantization_of(call.owner) == quantized.FLOAT8
     return quantized.FLOAT8 if is_float8 else call.owner.compute_dtype
 
 

@@ -325,6 +325,6 @@ class NumericsMonitor(keras.callbacks.Callback):
 
 def _unsynchronized(model):
     """Has normalizations look at one replica: replicas cannot meet in a second pass."""
-    layers = [place.layer for place in structure.walk(model)]
+    layers = structure.layers(model)
     normalizations = [x for x in layers if getattr(x, "synchronized", False)]
     return hooks.replaced([(x, "synchronized", False) for x in normalizations])

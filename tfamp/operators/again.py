@@ -16,7 +16,7 @@ from tfamp.keras_patches import hooks
 
 _WITHIN = tuple(os.path.dirname(x) for x in (tf.__file__, hooks.__file__, __file__))
 _TENSORS = (tf.Tensor, tf.Variable, tf.SparseTensor, tf.IndexedSlices, keras.Variable)
-_places: set[str] = set()  # Those reported since `promotion.HOOKS` went in.
+_lines: set[str] = set()  # Those reported since `promotion.HOOKS` went in.
 _lock = threading.Lock()
 
 
@@ -171,23 +171,23 @@ def reason(values: Iterable) -> str:
 
 
 def note(why: str, operator: str) -> None:
-    """Tells of a place that computes in float32, the first time."""
-    file, line = user_code.place()
+    """Tells of a line that computes in float32, the first time."""
+    file, line = user_code.line()
     text = f"{file}:{line}: {why} in {operator}"
     with _lock:
-        is_known = text in _places
-        _places.add(text)
+        is_known = text in _lines
+        _lines.add(text)
     if not is_known:
         logging.warning("%s: computed in float32", text)
 
 
-def places() -> list[str]:
+def lines() -> list[str]:
     """Returns where operators were computed in float32, as text."""
     with _lock:
-        return sorted(_places)
+        return sorted(_lines)
 
 
-def forget_places() -> None:
+def forget_lines() -> None:
     """Forgets where that was."""
     with _lock:
-        _places.clear()
+        _lines.clear()

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfamp.facts import formats
 from tfamp.keras_patches import hooks
 from tfamp.operators import again
 
 _NUMBERS = (int, float, np.number)  # A union would be built at each call.
 _TENSOR, _PLAIN = tf.Tensor, (int, float)
-# The largest number of a format, and below what it has 0.
-_LIMITS = {"float16": (65504.0, 2.0**-25), "bfloat16": (3.3895313892515355e38, 0.0)}
+_LOW = {name: formats.float_format(name) for name in formats.LOW}
+_LARGEST = _LOW["float16"].max
+_SMALLEST = _LOW["float16"].smallest_subnormal / 2  # Below it float16 has 0.
+_LIMITS = {"float16": (_LARGEST, _SMALLEST), "bfloat16": (_LOW["bfloat16"].max, 0.0)}
 
 
 class NumberError(TypeError):
@@ -47,7 +50,7 @@ def _promoted(original, *tensors, force_same_dtype=False):
     for number in tensors:
         # Each eager operator comes here.
         if isinstance(number, _TENSOR) or (
-            type(number) in _PLAIN and 2**-25 < abs(number) < 65504
+            type(number) in _PLAIN and _SMALLEST < abs(number) < _LARGEST
         ):
             continue
         if lost := among(tensors):

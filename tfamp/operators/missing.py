@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfamp.facts import graph_context, names
-from tfamp.keras_patches import places
+from tfamp.keras_patches import patches
 
-_KERNELS, _DEFINITIONS = places.OPERATORS
+_KERNELS, _DEFINITIONS = patches.OPERATORS
 _HOLDERS = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 # What XLA's registry has for 16 bits, and its compiler ends at, or has for float32
 # alone: TensorFlow 2.21.

@@ -34,7 +34,7 @@ import keras
 import tensorflow as tf
 
 from tfamp.inspect import calls
-from tfamp.keras_patches import hooks, places
+from tfamp.keras_patches import hooks, patches
 from tfamp.operators import again, gradients, loops, lost_numbers, single
 
 _NOT_SUPPORTED = tf.__internal__.dispatch.OpDispatcher.NOT_SUPPORTED
@@ -168,7 +168,7 @@ def _check_matrix(original, operator, matrix):
 class _Hooks(hooks.HookGroup):
     def install(self) -> None:
         if not self.in_force():
-            again.forget_places()
+            again.forget_lines()
         super().install()
 
 
@@ -182,7 +182,7 @@ HOOKS = _Hooks(
     _tf_while_stmt=loops.autograph_loop,
     _check_same_outputs=loops.same_outputs,
     verify_single_cond_var=loops.same_variable,
-    **dict.fromkeys(places.OF_FLOAT32, _of_float32),
+    **dict.fromkeys(patches.OF_FLOAT32, _of_float32),
     sparse_matmul=_product,
     spec_cast=_spec_cast,
     _check_input_dtype=_check_operand,

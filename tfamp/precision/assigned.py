@@ -52,8 +52,8 @@ def assigned(model: keras.Model, planned: plan.Plan) -> Iterator[None]:
         undo.enter_context(policy.policy_scope(planned.mode.name))
         undo.enter_context(assign(model, planned.rows))
         if planned.mode.policy == "float32":
-            for place in structure.walk(model):
-                for operation in getattr(place.layer, "operations", ()):
+            for layer in structure.layers(model):
+                for operation in getattr(layer, "operations", ()):
                     _widen_operation(undo, operation)
         else:
             for hooks in (bias_gradient.HOOKS, promotion.HOOKS, lost_numbers.HOOKS):
@@ -77,8 +77,8 @@ def keep(model: keras.Model, planned: plan.Plan, takes_over: bool) -> None:
         models in this one alone: who calls a part of a model, or another view of its
         layers, changes nothing of it.
     """
-    layers = {id(place.layer): place.layer for place in structure.walk(model)}
-    inside = {id(place.layer) for place in structure.walk(planned.model)}
+    layers = {id(layer): layer for layer in structure.layers(model)}
+    inside = structure.layer_ids(planned.model)
 
     def is_free(layer):
         last = plan.assignment_of(layer)
@@ -154,8 +154,7 @@ def assign(
     # A replica, in whose step it may be, cannot enter it again.
     scope = contextlib.nullcontext() if strategy is inside else strategy.scope()
     with contextlib.ExitStack() as undo, scope, tf.init_scope():
-        for place in structure.walk(model):
-            layer = place.layer
+        for layer in structure.layers(model):
             if isinstance(layer, keras.layers.InputLayer):
                 _widen_input(undo, layer)
             elif id(layer) in rows:

@@ -165,7 +165,7 @@ def set_remat(model: keras.Model, patterns: Sequence[str] | None) -> keras.Model
     trains = getattr(model, "train_function", None) is not None
     with assigned.EXCLUSIVE:
         records.of(model).remat_is_set = True
-        layers = [place.layer for place in structure.walk(model)]
+        layers = structure.layers(model)
         if assigned.recompute(layers, planned.remat or {}):
             assigned.assign(model, {})
     if trains and model.train_function is None:  # By a callback, in `fit`.
@@ -212,7 +212,7 @@ def as_served(model: keras.Model, mode: modes.Mode, inputs: Any = None) -> plan.
     Layers of 16 bits get the mode's, and those of float32 beside them stay. A model
     without any gets what `set_precision` would give it.
     """
-    dtypes = {place.layer.compute_dtype for place in structure.walk(model)}
+    dtypes = {layer.compute_dtype for layer in structure.layers(model)}
     if dtypes.isdisjoint(formats.LOW):
         return plan_of(model, mode, (), inputs)
     return plan.Plan(model, mode, keeps=plan.keeps_float32_now)
@@ -229,7 +229,7 @@ def _check_model(model, planned):
         )
     if not planned.mode.product_format:
         return
-    layers = [place.layer for place in structure.walk(model)]
+    layers = structure.layers(model)
     chosen = [x for x in layers if planned.rows.get(id(x), "?")[0].startswith("float8")]
     if not chosen:
         whys = {quantized.why_not_float8(x) for x in layers if x.weights}
@@ -238,7 +238,7 @@ def _check_model(model, planned):
             "Name smaller layers in `overrides`, or use 'mixed_bfloat16'."
         )
     quantized.check_graph(model, True)
-    if is_built and any(quantized.mode_of(x) is None for x in chosen):
+    if is_built and any(quantized.quantization_of(x) is None for x in chosen):
         raise ConversionError(
             "float8 adds variables for its scales, which the optimizer was not built "
             "for. `compile` the model with a new optimizer first."

@@ -164,7 +164,7 @@ def weighted(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers with weights that have a precision, models left out."""
     return [
         x
-        for x, *_ in structure.walk(model)
+        for x in structure.layers(model)
         if structure.is_assignable(x) and x.weights and not isinstance(x, keras.Model)
     ]
 
@@ -191,7 +191,7 @@ def others(model: keras.Model, policy: str) -> list[keras.Model]:
 
     if policy == "float32":
         return []
-    inner = [x for x, *_ in structure.walk(model) if isinstance(x, keras.Model)]
+    inner = [x for x in structure.layers(model) if isinstance(x, keras.Model)]
     foreign = [
         x for x in inner if (held := weighted(x)) and not any(map(is_ours, held))
     ]

@@ -146,9 +146,9 @@ def _elsewhere(is_finite):
 
 def _not_precision(model):
     """Returns what the weights say; empty if they are none of a run that diverged."""
-    for place in structure.walk(model):
-        low = place.layer.compute_dtype == "float16"
-        for weight in structure.own_weights(place.layer):
+    for layer in structure.layers(model):
+        low = layer.compute_dtype == "float16"
+        for weight in structure.own_weights(layer):
             largest = _largest(weight.value) if weight.trainable else 0.0
             if not largest <= (_LARGEST_WEIGHT if low else _LARGEST):
                 return (

@@ -65,12 +65,9 @@ def _takes_raw_values(layer):
     return any(base.__module__.startswith(folder) for base in type(layer).__mro__)
 
 
-def _is_of_keras_hub(name):
-    def matches(layer):
-        kinds = type(layer).__mro__
-        return any((x.__name__, x.__module__[:9]) == (name, "keras_hub") for x in kinds)
-
-    return matches
+def _is_sine_positions(layer):
+    kind = "SinePositionEncoding", "keras_hub"
+    return any((x.__name__, x.__module__[:9]) == kind for x in type(layer).__mro__)
 
 
 def _is_softmax(layer):
@@ -121,7 +118,7 @@ BY_KIND = (
     Rule(
         "SinePositionEncoding",
         _if(
-            _is_of_keras_hub("SinePositionEncoding"),
+            _is_sine_positions,
             "16 bits round positions beyond 256, or their angles",
         ),
         first_call=True,
@@ -141,7 +138,7 @@ BY_KIND = (
         "weights of int8 in a float16 mode",
         lambda layer, low: (
             "sums of products of int8 overflow in float16"
-            if low == "float16" and quantized.mode_of(layer) == "int8"
+            if low == "float16" and quantized.quantization_of(layer) == "int8"
             else ""
         ),
     ),
@@ -233,7 +230,7 @@ def traced(model: keras.Model, *args, **kwargs) -> Traced:
     routes |= {id(layer): _RAW for layer in trace.raw}
     sources = {
         id(x): [y for y in trace.sources.get(id(x), ()) if y is x or not _normalizes(y)]
-        for x, *_ in structure.walk(model)
+        for x in structure.layers(model)
         if _normalizes(x)
     }
     rounded = [layer.name for layer in trace.rounded if _takes_raw_values(layer)]
@@ -251,8 +248,8 @@ def _last(model):
 def latest(model: keras.Model) -> Traced:
     """Returns the results of traces of the models in one that has none itself."""
     outputs, routes, sources = {}, {}, {}
-    for place in structure.walk(model):
-        if last := _last(place.layer):
+    for layer in structure.layers(model):
+        if last := _last(layer):
             outputs |= last.outputs
             routes |= last.routes
             sources |= last.sources

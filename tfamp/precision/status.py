@@ -15,7 +15,7 @@ from tfamp.facts import (
 )
 from tfamp.graph_rewrite import first_step, switch
 from tfamp.inspect import slow_layers
-from tfamp.keras_patches import places
+from tfamp.keras_patches import patches
 from tfamp.kernels import bias_gradient, clusters, install, long_attention
 from tfamp.operators import again
 from tfamp.precision import policy, rules
@@ -168,7 +168,7 @@ def describe(
         xla=_describe_xla(settings.options.xla_flags),
         float32_layers=_describe_float32(settings),
         healed=errors.examples(_describe_healed()) or "none",
-        formats_meet=errors.examples(again.places()) or "none seen",
+        formats_meet=errors.examples(again.lines()) or "none seen",
         versions=_describe_versions(devices),
     )
 
@@ -272,6 +272,6 @@ def _describe_healed():
 
 
 def _describe_versions(devices):
-    missing = [f"{what} ({names})" for what, names in places.missing().items()]
+    missing = [f"{what} ({names})" for what, names in patches.missing().items()]
     off = f"; off, as they lack names: {', '.join(missing)}" if missing else ""
     return "; ".join([versions.describe() + off, *hardware.missing_code(devices)])

@@ -10,8 +10,8 @@ import numpy as np
 from tfamp import extras
 
 CONFIDENCE = 0.95
-# Fractions. A score that Keras computes is a float32, rounded by up to 6e-8.
-_EQUAL = 1e-6
+# A score or loss that Keras computes is a float32, rounded by up to 6e-8.
+EQUAL = 1e-6
 _ENOUGH = "use seeds=3 or more"  # A flag, or an argument of `compare_modes`.
 _UNITS = {False: "points", True: "%"}
 
@@ -65,7 +65,7 @@ class PairedDifference(NamedTuple):
             return f"unknown with one seed: {_ENOUGH}"
         if self.interval is None:
             text = f"no interval: {_points(self.mean)} {unit}"
-            if abs(self.mean) < _EQUAL:
+            if abs(self.mean) < EQUAL:
                 text = f"equal to {self.base_mode}"
             text += f" in each of the {count} seeds, which leaves no deviation to judge"
         elif self.interval[0] <= 0 <= self.interval[1]:
@@ -160,7 +160,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
       https://doi.org/10.1093/biomet/6.1.1.
     """
     stats = extras.require("scipy.stats")
-    if len(values) < 2 or statistics.stdev(values) < _EQUAL:
+    if len(values) < 2 or statistics.stdev(values) < EQUAL:
         return None
     bounds = stats.ttest_1samp(values, 0.0).confidence_interval(CONFIDENCE)
     return float(bounds.low), float(bounds.high)
@@ -169,5 +169,5 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 def _points(fraction, sign="+"):
     """A fraction in points; two digits of what would be shown as nothing."""
     points = 100 * fraction
-    small = 100 * _EQUAL <= abs(points) < 0.01
+    small = 100 * EQUAL <= abs(points) < 0.01
     return f"{points:{sign}.2g}" if small else f"{points:{sign}z.2f}"

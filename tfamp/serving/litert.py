@@ -42,7 +42,7 @@ def write(job: writing.Job, call: Callable, half_weights: bool) -> writing.Serve
     file = job.folder.with_name("new.tflite")
     expected = writing.run_afresh(job, call)
     what = "cannot be converted to LiteRT"
-    if "int8" in {*map(quantized.mode_of, structure.layers(job.model))}:
+    if "int8" in {*map(quantized.quantization_of, structure.layers(job.model))}:
         what += ", which has no products of int8 layers: pass `dequantize=True`"
     with model_inputs.explained(job.model, what):
         _convert(job, file, halved if half_weights else {})

@@ -230,7 +230,7 @@ def _check_integers(model, proto):
         place.path: None
         for place in structure.walk(model)
         for weight in structure.own_weights(place.layer)
-        if quantized.mode_of(place.layer) and weight.dtype in ("int8", "uint8")
+        if quantized.quantization_of(place.layer) and weight.dtype in ("int8", "uint8")
         if len(weight.shape) > 1 and math.prod(weight.shape) not in sizes
     }
     if lost:

@@ -268,7 +268,7 @@ class _Watched:
 
     def trace(self, batch):
         model = self.model
-        layers = [place.layer for place in structure.walk(model)]
+        layers = structure.layers(model)
         with hooks.replaced([(model, "train_function", model.train_function)]):
             model.make_train_function(force=True)  # What stands before a first step.
             with traces.unchanged(layers):

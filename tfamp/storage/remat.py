@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfamp.facts import graph_context, names
 from tfamp.inspect import calls, traces
-from tfamp.keras_patches import hooks, places
+from tfamp.keras_patches import hooks, patches
 from tfamp.storage import stored
 
 # What `Layer.__call__` sets around `call`.
@@ -41,8 +41,8 @@ def rematerialized(function: Callable) -> Callable:
     @functools.wraps(function)
     @tf.autograph.experimental.do_not_convert
     def call(*args, **kwargs):
-        has_all = all(map(names.resolve, places.REMAT))
-        is_recorded = has_all and names.resolve(places.RECORDS)()
+        has_all = all(map(names.resolve, patches.REMAT))
+        is_recorded = has_all and names.resolve(patches.RECORDS)()
         if not is_recorded or traces.is_tracing() or not _is_built(function):
             return function(*args, **kwargs)
         return _Block(function, args, kwargs).run()
@@ -101,13 +101,13 @@ class _Block:
         self.read: list[tuple[keras.Variable, tf.Tensor, tf.Tensor]] = []
         self.others: list[tf.Variable] = []  # Read, and of TensorFlow alone.
         self.name = tf.get_current_name_scope()
-        self._get, self._set = map(names.resolve, places.GLOBALS)
+        self._get, self._set = map(names.resolve, patches.GLOBALS)
         self._around = {name: self._get(name) for name in (_CONTEXT, _AUTOCAST)}
 
     def run(self) -> Any:
         """Returns what the function returns; gradients of it compute it again."""
         args, kwargs = self.structure
-        watches, stops = map(names.resolve, (places.WATCHES, places.STOPS))
+        watches, stops = map(names.resolve, (patches.WATCHES, patches.STOPS))
         with watches() as watcher, stops(), _Values() as scope:
             outputs = self.function(*args, **kwargs)
         with self._within({_AUTOCAST: None}):  # Weights as they are, without a cast.

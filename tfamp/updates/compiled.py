@@ -131,28 +131,25 @@ def accumulating(optimizer, holds: Any = True):
     )
 
 
-def _apply(original):
+@hooks.around
+@tf.autograph.experimental.do_not_convert
+def _apply(original, optimizer, grads, trainable_variables=None):
     """Of optimizers that scale no loss; `gate` has those that do."""
-
-    @tf.autograph.experimental.do_not_convert
-    def apply(optimizer, grads, trainable_variables=None):
-        kind = graph_context.one_device()
-        is_inner = "_backend_apply_gradients" in vars(optimizer)
-        if graph_context.in_xla() or not tf.inside_function() or is_inner:
+    kind = graph_context.one_device()
+    is_inner = "_backend_apply_gradients" in vars(optimizer)
+    if graph_context.in_xla() or not tf.inside_function() or is_inner:
+        return original(optimizer, grads, trainable_variables)
+    if kind == "CPU" and not graph_context.watched():
+        with adam.in_one_kernel(optimizer):
             return original(optimizer, grads, trainable_variables)
-        if kind == "CPU" and not graph_context.watched():
-            with adam.in_one_kernel(optimizer):
-                return original(optimizer, grads, trainable_variables)
-        grads, variables = keras_optimizers.pairs(optimizer, grads, trainable_variables)
-        if not grads or not wanted(optimizer, variables):
+    grads, variables = keras_optimizers.pairs(optimizer, grads, trainable_variables)
+    if not grads or not wanted(optimizer, variables):
+        return original(optimizer, grads, variables)
+    if optimizer.gradient_accumulation_steps:
+        with accumulating(optimizer):
             return original(optimizer, grads, variables)
-        if optimizer.gradient_accumulation_steps:
-            with accumulating(optimizer):
-                return original(optimizer, grads, variables)
-        call(lambda grads: original(optimizer, grads, variables), grads, variables)
-        return None
-
-    return apply
+    call(lambda grads: original(optimizer, grads, variables), grads, variables)
+    return None
 
 
 def wanted(optimizer, variables: Sequence) -> bool:

@@ -132,8 +132,8 @@ def _name(strategy):
     return "no strategy" if name.startswith("_Default") else name
 
 
-class Step(NamedTuple):
-    """A step of loss scaling in four functions.
+class GatedUpdate(NamedTuple):
+    """An update that happens only if its gradients are finite, in four functions.
 
     Attributes:
       check: Function of the scaled gradients: are they finite? Bool [].
@@ -151,7 +151,12 @@ class Step(NamedTuple):
 
 
 def take(
-    step: Step, grads: Sequence, variables: Sequence, optimizer, jit_compile, summed
+    step: GatedUpdate,
+    grads: Sequence,
+    variables: Sequence,
+    optimizer,
+    jit_compile,
+    summed,
 ):
     """Takes a step of the built inner `optimizer`, or skips it; on all replicas alike.
 

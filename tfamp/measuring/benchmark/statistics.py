@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from tfamp.runs import paired
 
-# A loss is a float32, rounded by up to 6e-8.
-_EQUAL = 1e-6
 # Of fewer repeats there is no interval: that of two values is twelve times as wide as
 # they differ.
 ENOUGH = 3
@@ -84,7 +82,7 @@ def _estimate(values):
 
 def judge(estimate: Estimate) -> str:
     """Returns what a difference of losses means, in a word or two."""
-    if all(x is None or abs(x) < _EQUAL for x in estimate[:3]):
+    if all(x is None or abs(x) < paired.EQUAL for x in estimate[:3]):
         return "equal"
     if estimate.low is None or estimate.high is None:
         return "no interval"

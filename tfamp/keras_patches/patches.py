@@ -293,12 +293,12 @@ UPSTREAM = {
         Patch("prediction under XLA", "keras:Model", "make_predict_function"),
     ),
 }
-PLACES = {x.alias or x.name: x for places in UPSTREAM.values() for x in places}
+BY_NAME = {x.alias or x.name: x for rows in UPSTREAM.values() for x in rows}
 
 
 def missing() -> dict[str, str]:
     """Returns {what is off: the names that this release lacks for it}."""
-    rows = [(x.what, name) for x in PLACES.values() for name in x.lacks()]
+    rows = [(x.what, name) for x in BY_NAME.values() for name in x.lacks()]
     rows += [(what, x) for x, what in names.NAMES.items() if names.resolve(x) is None]
     return {x: ", ".join(sorted({n for y, n in rows if y == x})) for x, _ in rows}
 
@@ -310,4 +310,4 @@ def trainer_class() -> type:
     (<= 3.15) compares `model.__class__.compile` with it to tell whether a user
     overrode `compile`, and silently leaves a model uncompiled if so.
     """
-    return PLACES["compile"].find()
+    return BY_NAME["compile"].find()
