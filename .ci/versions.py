@@ -12,7 +12,7 @@ import sys
 import xml.etree.ElementTree
 
 from tfamp.facts import versions
-from tfamp.keras_patches import places
+from tfamp.keras_patches import patches
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs/maintainers/versions.md"
 PACKAGES = ("tensorflow", "keras", "keras-hub", "tensorflow-text")
@@ -23,7 +23,7 @@ def main(results):
     suite = xml.etree.ElementTree.parse(results).getroot().find("testsuite")
     counts = {k: int(suite.get(k)) for k in ("tests", "failures", "errors", "skipped")}
     failed = counts["failures"] + counts["errors"]
-    off = "; ".join(places.missing()) or "nothing"
+    off = "; ".join(patches.missing()) or "nothing"
     found = [versions.installed(name) or "does not load" for name in PACKAGES]
     passed = counts["tests"] - failed - counts["skipped"]
     date = datetime.date.today().isoformat()
