@@ -73,6 +73,9 @@ DEVICES: dict[str, DeviceDescription] = {
     "tpu": DeviceDescription("TPU", "TPU"),
     "cpu-avx512-bf16": _cpu("CPU with AVX512_BF16", "avx512f", "avx512_bf16"),
     "cpu-amx": _cpu("CPU with AMX", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"),
+    "cpu-amx-hidden": _cpu(
+        "Intel CPU, AMX hidden", "avx512f", "avx512_bf16", "avx512_fp16"
+    ),
     "cpu-avx512": _cpu("CPU with AVX-512, no bfloat16", "avx512f", "avx512_vnni"),
     "cpu-avx2": _cpu("CPU with AVX2 only", onednn=False),
 }

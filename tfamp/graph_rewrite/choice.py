@@ -50,7 +50,7 @@ def choose_dtype(
     obstacles = [_obstacle(chosen, device, environ) for device in targets] or [reason]
     if not fast:
         reason = f"warning: {reason}"
-        reason += "" if on_gpu else "; expect 0.4 times float32's speed"
+        reason += "" if on_gpu else "; expect 0.4 to 0.8 times float32's speed"
         obstacles += [reason] * (dtype == "auto")
     if any(obstacles):
         raise errors.UnsupportedModeError(
