@@ -54,6 +54,7 @@ def command(folder, *arguments):
     ("arguments", "words"),
     [
         ("--help", "tfamp train cnn/digits"),
+        ("help", "tfamp train cnn/digits"),
         ("--version", f"tfamp {tfamp.__version__}\n"),
         ("train --help", "--seeds: Number of seeds to compare over"),
         ("doctor --help", "--simulate: Report on another device"),
@@ -105,6 +106,17 @@ COMMANDS = {
     "gpu-report --minutes=-1": "--minutes=-1: -1.0 is not a non-negative number",
     "gpu-report --parts=time,numeric": "Unknown parts. Received: numeric. Expected som",
     "doctor --simulate=a1000": "'cpu-avx2'. Did you mean 'a100'?",
+    "train cnn/digits --config.optimizer.name=adm": "name must be one of ('sgd', 'ada",
+    "train cnn/digits --config.epochs=0": "config.epochs must be at least 1. Received",
+    "train cnn/digits --config.precision.mode=fp16": "Did you mean 'mixed_float16'?",
+    "train cnn/digits --config.optimizer.lr=1": "Received: 'lr'. Expected one of config"
+    ".optimizer: accumulation_steps, ",
+    "train cnn/digits --config.learning_rate=1": "Received: 'learning_rate'. Did you "
+    "mean config.optimizer.learning_rate?",
+    "train cnn/digits --config.foo=1": "Received: 'foo'. Expected one of config: batch",
+    "train cnn/digits --mode=float32": "is set by --config.precision.mode=VALUE",
+    "train cnn/digits --precision=float32": "A training has --config.precision.mode.",
+    "train --config=cnn/digits": "Expected no flag for it: `tfamp train cnn/digits`.",
 }
 
 
