@@ -38,7 +38,7 @@ def main() -> None:
         if sys.argv[1:] and not sys.argv[1].startswith("-"):
             sys.argv[1] = f"--config={_find_config(name, sys.argv[1])}"
         _run_script(name.replace("-", "_"))
-    elif name in ("-h", "--help"):
+    elif name in ("-h", "--help", "help"):
         print(__doc__)
     elif name == "--version":
         print(f"tfamp {tfamp.__version__}")

@@ -37,7 +37,16 @@ def check_keywords(what: str, keywords: Iterable[str], expected: Sequence[str]) 
     if unknown := [name for name in keywords if name not in expected]:
         raise TypeError(
             f"Unknown {what}. Received: {', '.join(map(repr, unknown))}. "
-            f"Expected some of {', '.join(expected)}."
+            f"Expected some of {', '.join(expected)}.{nearest(unknown[0], expected)}"
+        )
+
+
+def check_names(name: str, values: Any) -> None:
+    """Raises TypeError for one text in place of several, whose letters would count."""
+    if isinstance(values, str):
+        raise TypeError(
+            f"`{name}` must be a sequence of names. Received: {name}={values!r}. "
+            f"Expected {name}=({values!r},)."
         )
 
 

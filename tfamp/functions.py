@@ -39,7 +39,7 @@ def name_of(function: str | Callable[..., Any]) -> str:
       ValueError: If there is no such function, or none that a process could import.
     """
     if callable(function):
-        module, name = function.__module__, function.__qualname__
+        module, name = function.__module__, getattr(function, "__qualname__", "")
         if module == "__main__":
             module = getattr(sys.modules["__main__"], "__file__", "")
             module = module and os.path.abspath(module)

@@ -54,6 +54,7 @@ def command(folder, *arguments):
     ("arguments", "words"),
     [
         ("--help", "tfamp train cnn/digits"),
+        ("help", "tfamp train cnn/digits"),
         ("--version", f"tfamp {tfamp.__version__}\n"),
         ("train --help", "--seeds: Number of seeds to compare over"),
         ("doctor --help", "--simulate: Report on another device"),
@@ -105,6 +106,17 @@ COMMANDS = {
     "gpu-report --minutes=-1": "--minutes=-1: -1.0 is not a non-negative number",
     "gpu-report --parts=time,numeric": "Unknown parts. Received: numeric. Expected som",
     "doctor --simulate=a1000": "'cpu-avx2'. Did you mean 'a100'?",
+    "train cnn/digits --config.optimizer.name=adm": "name must be one of ('sgd', 'ada",
+    "train cnn/digits --config.epochs=0": "config.epochs must be at least 1. Received",
+    "train cnn/digits --config.precision.mode=fp16": "Did you mean 'mixed_float16'?",
+    "train cnn/digits --config.optimizer.lr=1": "Received: 'lr'. Expected one of config"
+    ".optimizer: accumulation_steps, ",
+    "train cnn/digits --config.learning_rate=1": "Received: 'learning_rate'. Did you "
+    "mean config.optimizer.learning_rate?",
+    "train cnn/digits --config.foo=1": "Received: 'foo'. Expected one of config: batch",
+    "train cnn/digits --mode=float32": "is set by --config.precision.mode=VALUE",
+    "train cnn/digits --precision=float32": "A training has --config.precision.mode.",
+    "train --config=cnn/digits": "Expected no flag for it: `tfamp train cnn/digits`.",
 }
 
 
@@ -265,6 +277,63 @@ CALLS = {
     "a folder": (
         lambda: tfamp.NumericsMonitor(log_dir=__file__),
         "`log_dir` must be a folder. Received: file",
+    ),
+    "a model to fit": (
+        lambda: tfamp.fit_memory(made(), "2GiB", batch_size=8),
+        "must be at the top level of a file, .* Received: <Sequential",
+    ),
+    "one mode to measure": (
+        lambda: tfamp.benchmark_model(local, modes="float32"),
+        "a sequence of names. Received: modes='float32'",
+    ),
+    "a mistyped mode": (lambda: tfamp.enable("mixed_bfloat61"), "mean 'mixed_bfloat16"),
+    "a keyword of the scale": (
+        lambda: tfamp.enable(loss_scale={"growth_intervall": 3}),
+        "Did you mean 'growth_interval'?",
+    ),
+    "a keyword of the optimizer": (
+        lambda: tfamp.LossScaleOptimizer(keras.optimizers.SGD(), initial_sclae=8),
+        "`initial_sclae`. .* Did you mean 'initial_scale'?",
+    ),
+    "inputs of another width": (
+        lambda: tfamp.compare_precision(made(), X[:, :1], "mixed_bfloat16"),
+        "`inputs` must have the shapes .* Received: .8, 1.. Expected: .None, 2..",
+    ),
+    "fewer targets than inputs": (
+        lambda: tfamp.compare_precision(made(), X, "mixed_bfloat16", targets=X[:3, :1]),
+        "as many targets .* Received: 8 rows of inputs, 3 rows of targets.",
+    ),
+    "a batch of another width": (
+        lambda: tfamp.memory(made(), (X[:, :1], X[:, :1])),
+        "`batch` must have the shapes that 'sequential.*' takes",
+    ),
+    "a batch with fewer targets": (
+        lambda: tfamp.memory(made(), (X, X[:3, :1])),
+        "Received: 8 rows of inputs, 3 rows of targets",
+    ),
+    "a batch without targets": (
+        lambda: tfamp.memory(made(), X),
+        "`batch` needs targets: .* Expected \\(inputs, targets\\)",
+    ),
+    "a model for a path": (
+        lambda: tfamp.export("exported", made()),
+        "`path` must be that of a folder or file. Received: Sequential",
+    ),
+    "a file for a folder": (
+        lambda: tfamp.export(made(), "model.onnx"),
+        "Received: path='model.onnx'. Expected a folder, or format='onnx'.",
+    ),
+    "a file of Keras for a folder": (
+        lambda: tfamp.export_float32(made(), "model.keras"),
+        "Expected a folder, or `model.save\\(path\\)`.",
+    ),
+    "no rows to train": (
+        lambda: training.compare_modes(made, (X[:0], X[:0, :1]), test=DATA),
+        "`train` must have a row or more. Received: \\(0, 2\\), \\(0, 1\\)",
+    ),
+    "no batches to train": (
+        lambda: training.compare_modes(made, BATCHES.take(0), test=DATA),
+        "`train` must have a row or more. Received: .* 0 batches",
     ),
     "a share": (lambda: tfamp.NumericsMonitor(max_lost="5%"), "`max_lost` must be a n"),
 }

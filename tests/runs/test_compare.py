@@ -267,6 +267,14 @@ def test_comparison_that_makes_no_sense_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_pattern_that_matches_no_layer_is_told_before_float32_is_trained(tmp_path):
+    config, said = make_config(precision__overrides=(("haed", "float32"),)), []
+    with pytest.raises(tfamp.OverrideError, match="matched no layer: 'haed'"):
+        compare.compare(config, tmp_path / "run", report=said.append)
+    assert not [line for line in said if line.startswith("run ")]
+    assert not [*tmp_path.glob("run/*/*/result.json")]
+
+
 def test_comparison_says_what_mode_it_chose(monkeypatch):
     mode, note = compare.mixed_mode("float32")
     assert mode == "mixed_bfloat16" and "the requested mode" in note

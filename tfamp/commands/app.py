@@ -13,9 +13,11 @@ import sys
 from collections.abc import Callable
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
 
 from tfamp import errors, functions
+from tfamp.commands import fields
+from tfamp.runs import default_config
 
 # What a user can mend: reported in one line. Anything else is a bug: traceback.
 _USER_ERRORS = (errors.TfampError, ValueError, TypeError, ImportError, OSError)
@@ -28,6 +30,7 @@ _OF_CONFIG = re.compile(r"--?(no)?config([.=]|$)")
 _HELP = re.compile(r"--?(help\w*|\?)$")  # Prints all flags, those to come, too.
 # What configurations are made with needs no TensorFlow; other modules may.
 _LIGHT = re.compile(r"ml_collections\b|tfamp(\.(training|recipes)\b|$)")
+_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _PARTS = "config.precision.overrides."  # Of pairs, which no flag names one by one.
 
 
@@ -50,9 +53,10 @@ def define_config(
         except flags.UnrecognizedFlagError as error:
             if "Did you mean" in str(error):
                 raise
+            field = [*fields.like(error.flagname), "FIELD"][0]
             raise ValueError(
                 f"{error}. Expected a flag of --help; a field of the configuration is "
-                f"set by --config.{error.flagname}=VALUE."
+                f"set by --config.{field}=VALUE."
             ) from error
         light = [_is_light(default)] if default else []
         light += [_check_of_config(argument) for argument in of_config]
@@ -78,7 +82,11 @@ def _check_of_config(argument):
         return True
     file = value.split(":")[0]  # An argument of the file's function may follow.
     if file and not os.path.isfile(file):
-        raise ValueError(f"The file of --config does not exist. Received: {file!r}.")
+        comes_with = (_CONFIGS / f"{file}.py").is_file()
+        raise ValueError(
+            f"The file of --config does not exist. Received: {file!r}."
+            + f" Expected no flag for it: `tfamp train {file}`." * comes_with
+        )
     if file:
         functions.name_of(f"{file}:get_config")
     return bool(file) and _is_light(file)
@@ -129,12 +137,21 @@ def _parse(argv):
     """absl's parser, with errors in one line and without the list of all flags."""
     with _one_line_errors(*_MISTYPED):
         try:
-            return flags.FLAGS(argv)
+            arguments = flags.FLAGS(argv)
+            _check_values()
+            return arguments
         except flags.UnrecognizedFlagError as error:
             name = error.flagname
             if not name.startswith("config.") or flags.FLAGS["config"].value:
                 raise
             raise ValueError(f"--{name} also needs --config=FILE.") from error
+
+
+def _check_values():
+    """Raises where a value breaks a rule that needs no TensorFlow."""
+    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    if isinstance(config, config_dict.ConfigDict):
+        default_config.check_values(config)
 
 
 @contextlib.contextmanager
@@ -184,6 +201,7 @@ def _without_wrapping(error):
     name, _, hint = text.partition("\n")
     # ConfigDict's own, or of a dict in its place.
     if isinstance(error, KeyError) and (name.startswith("'") or name.isidentifier()):
+        hint = hint or fields.hint_of(name.strip("'"))
         text = f"Unknown field of the configuration. Received: {name}. {hint}"
     return text
 

@@ -81,7 +81,10 @@ def _check_training(has_config):
         names = [f"--{other}" for other in others if values[other].present]
         if names and not wanted:
             names = ", ".join(names)
-            raise ValueError(f"{names} belongs to {owner}. Received: {names}.")
+            raise ValueError(
+                f"{names} belongs to {owner}. Received: {names}."
+                + " A training has --config.precision.mode." * ("precision" in others)
+            )
     if name == "predict" and not values.input:
         raise ValueError("--job=predict needs --input, a .csv, .tsv or .jsonl file.")
     if not has_config and not (name in on_runs and values.workdir):

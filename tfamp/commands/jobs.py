@@ -10,7 +10,6 @@ from tfamp.measuring import batch_size, training_steps
 from tfamp.runs import (
     compare,
     distribution,
-    optimizers,
     plots,
     tasks,
     trained,
@@ -93,11 +92,7 @@ def _listed(rows):
 
 
 def _check_run(config, _=None):
-    strategy = distribution.create(config)
-    with trainer.enabled(config.precision):
-        task = tasks.from_config(config)
-        with distribution.scope(strategy):
-            optimizers.build(task, config)
+    compare.check_run(config, tasks.from_config)
 
 
 def _evaluate(config, folder, options):

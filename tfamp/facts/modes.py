@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tfamp import checks
+
 
 class Mode(NamedTuple):
     """What one precision mode means.
@@ -48,11 +50,7 @@ def check_several(modes: Sequence[str]) -> None:
 
     "auto" is a name, too.
     """
-    if isinstance(modes, str):
-        raise TypeError(
-            f"`modes` must be a sequence of names. Received: modes={modes!r}. Expected "
-            f"modes=({modes!r},)."
-        )
+    checks.check_names("modes", modes)
     for name in modes:
         if name != "auto":
             get_mode(name)
@@ -78,6 +76,8 @@ def get_mode(name: str) -> Mode:
             "too: an update smaller than half an epsilon of its weight is rounded "
             "away, so that training stalls."
         )
+    elif isinstance(name, str):
+        hint = checks.nearest(name, MODES)
     raise ValueError(
         f"Unknown precision mode. Received: mode={shown}. Expected one of "
         f"{', '.join(map(repr, MODES))}, or 'auto' in `enable` and in "

@@ -3,12 +3,13 @@
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfamp import checks
 from tfamp.keras_patches import hooks
 
 _masking = threading.RLock()
@@ -172,18 +173,19 @@ def without_gradient_reduction(optimizer) -> contextlib.AbstractContextManager[N
     return hooks.replaced([(each, name, list) for each in member_optimizers(optimizer)])
 
 
-def check_defaults(keywords: dict[str, Any]) -> None:
+def check_defaults(keywords: dict[str, Any], own: Iterable[str]) -> None:
     """Raises unless these are Keras' defaults, which files of older releases hold.
 
     Args:
-      keywords: Of the constructor of `LossScaleOptimizer`.
+      keywords: Of the constructor of `LossScaleOptimizer`, without its own.
+      own: Names of its own.
     """
     for name, value in keywords.items():
         if name not in _DEFAULTS or value != _DEFAULTS[name]:
             raise ValueError(
                 f"LossScaleOptimizer does not support `{name}`. Received: "
                 f"{name}={value!r}. Set Keras' optimizer arguments on "
-                "`inner_optimizer`."
+                f"`inner_optimizer`.{checks.nearest(name, own)}"
             )
 
 

@@ -94,7 +94,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         **kwargs,
     ):
         keras_optimizers.check_inner(inner_optimizer)
-        keras_optimizers.check_defaults(kwargs)
         keywords = dict(
             initial_scale=initial_scale,
             growth_interval=growth_interval,
@@ -107,6 +106,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             jit_compile=jit_compile,
             dynamic_growth_steps=dynamic_growth_steps,
         )
+        keras_optimizers.check_defaults(kwargs, keywords)
         config = config or rule.LossScaleConfig.from_keywords(keywords)
         # Before Keras' constructor, which assigns what are properties of it here.
         object.__setattr__(self, "config", config)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfamp import progress
 from tfamp.facts import formats, hardware, modes
 from tfamp.graph_rewrite import switch
-from tfamp.inspect import calls, model_inputs, quantized, structure
+from tfamp.inspect import batches, calls, model_inputs, quantized, structure
 from tfamp.numerics import backward, results, statistics
 from tfamp.operators import promotion
 from tfamp.precision import assigned, conversion, described
@@ -100,6 +100,8 @@ def compare(
             "'mixed_float16'."
         )
     model_inputs.check_batch("inputs", inputs)
+    batches.check_shapes("inputs", model, inputs)
+    batches.check_rows(inputs, targets if loss is None else None)
     inputs = keras.tree.map_structure(as_float32, inputs)
     objective = None
     if targets is not None or loss is not None:

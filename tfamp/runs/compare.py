@@ -15,6 +15,7 @@ from tfamp.precision import settings
 from tfamp.runs import (
     base_config,
     distribution,
+    optimizers,
     plots,
     results,
     run_files,
@@ -115,6 +116,11 @@ def compare(
             run_files.open_folder(configs[key], run)  # Refuses other settings at once.
         # Once, and only if it is needed: reading a corpus can take a while.
         task = functools.cache(lambda: _task(config, report))
+        last = [*configs][-1]  # Of the mixed mode.
+        mixed, done = configs[last], results.is_finished(configs[last], folders[last])
+        if mixed.precision.overrides and config.strategy == "none" and not done:
+            # A pattern that matches no layer: before float32 is trained.
+            check_run(mixed, lambda _: task())
         run_results = []
         for number, (key, run) in enumerate(folders.items(), 1):
             done = results.is_finished(configs[key], run)
@@ -131,6 +137,20 @@ def compare(
                 compared = _finish(config, task(), run_results, note, folders, folder)
         distribution.wait(strategy)
         return compared or _read(folder, run_results)
+
+
+def check_run(config, create: Callable[[Any], tasks.Task]) -> None:
+    """Builds a run's model, and raises what is wrong with its settings or data.
+
+    Args:
+      config: The configuration of the run.
+      create: Function of the configuration; returns the task.
+    """
+    strategy = distribution.create(config)
+    with trainer.enabled(config.precision):
+        task = create(config)
+        with distribution.scope(strategy):
+            optimizers.build(task, config)
 
 
 def _task(config, report):

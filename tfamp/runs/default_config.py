@@ -1,9 +1,17 @@
-"""The configuration that every task starts from; files in `configs/` are deltas.
+"""The configuration that every task starts from, and what each field must satisfy.
 
-Nothing here imports TensorFlow: a mistyped field on the command line is told at once.
+Files in `configs/` are deltas. Nothing here imports TensorFlow: a mistyped field, or a
+value that breaks a rule, is told at once on the command line.
 """
 
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from ml_collections import config_dict
+
+from tfamp import checks
+from tfamp.facts import modes
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -133,3 +141,119 @@ def _precision():
             },
         },
     }
+
+
+# ---- What each field must satisfy ----
+
+STRATEGIES = ("none", "mirrored", "multi_worker_mirrored")
+SCHEDULES = ("constant", "linear", "cosine")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+
+def _are_pairs(values):
+    try:
+        once = len(dict(values)) == len(values)
+        return once and all(isinstance(text, str) for pair in values for text in pair)
+    except (TypeError, ValueError):
+        return False
+
+
+def _are_counts(values):
+    return all(checks.is_integer(value) and value >= 1 for value in values)
+
+
+def _at_least(least):
+    return f"at least {least}", lambda v: v >= least
+
+
+def one_of(names: Sequence[str]) -> tuple[str, Callable[[Any], bool]]:
+    """Returns the rule that a field is one of some names; see `broken_rules`."""
+    return f"one of {names}", lambda v: v in names
+
+
+_SHARE = "in [0, 1)", lambda v: 0 <= v < 1
+_POSITIVE = "positive and finite", lambda v: 0 < v < math.inf
+_NOT_NEGATIVE = "finite, at least 0", lambda v: 0 <= v < math.inf
+_PAIRS = "a tuple of pairs (pattern, mode), each pattern once", _are_pairs
+_COUNTS = "a tuple of integers of at least 1", _are_counts
+_BLOCKS = (
+    "a tuple of tuples of integers of at least 1",
+    lambda v: all(map(_are_counts, v)),
+)
+# What fields must satisfy, as text and as a predicate. A field is here if an error in
+# it would be reported late, after data were read or an epoch trained, or never.
+_GROUPS = {
+    "epochs batch_size eval_batch_size steps_per_execution "
+    "float32.batch_size optimizer.accumulation_steps "
+    "data.doc_stride data.max_query_length data.max_answer_length data.n_best_size "
+    "model.num_layers model.num_heads model.hidden_dim "
+    "model.intermediate_dim": _at_least(1),
+    "data.sequence_length model.max_sequence_length": _at_least(3),
+    "data.image_size": _at_least(4),
+    "model.vocabulary_size": _at_least(5),  # The special tokens.
+    "limit_examples": ("0 (all) or at least 2", lambda v: v == 0 or v >= 2),
+    "validation_fraction label_smoothing model.dropout": _SHARE,
+    "data.test_fraction": ("in (0, 1)", lambda v: 0 < v < 1),
+    "optimizer.warmup_fraction": ("in [0, 1]", lambda v: 0 <= v <= 1),
+    "float32.learning_rate optimizer.learning_rate optimizer.epsilon": _POSITIVE,
+    "optimizer.weight_decay optimizer.clip_global_norm seed bytes_per_pack "
+    "model.dense": _NOT_NEGATIVE,
+    "model.widths model.blocks_per_stage": _COUNTS,
+    "model.blocks": _BLOCKS,
+    "strategy": one_of(STRATEGIES),
+    "optimizer.name": one_of(OPTIMIZERS),
+    "optimizer.schedule": one_of(SCHEDULES),
+    "model.pooling": one_of(("cls", "mean")),
+    "precision.float16_accumulation": one_of(("float32", "float16")),
+    "precision.weights": one_of(("float32", "bfloat16")),
+    "precision.overrides": _PAIRS,
+}
+RULES = {field: rule for fields, rule in _GROUPS.items() for field in fields.split()}
+
+
+def check_values(config: config_dict.ConfigDict) -> None:
+    """Raises ValueError, naming all fields at once, if a value breaks its rule.
+
+    Args:
+      config: A configuration, also one that the rules of `RULES` know little of.
+    """
+    check(config, RULES)
+    precision = config.get("precision") or {}
+    mode = precision.get("mode") or "auto"
+    if mode != "auto" and not precision.get("graph_rewrite"):
+        modes.get_mode(mode)
+
+
+def check(
+    config: config_dict.ConfigDict,
+    rules: Mapping[str, tuple[str, Callable[[Any], bool]]],
+) -> None:
+    """Raises ValueError, naming all fields at once, if one breaks its rule.
+
+    Args:
+      config, rules: As of `broken_rules`.
+    """
+    if wrong := broken_rules(config, rules):
+        raise ValueError(" ".join(wrong))
+
+
+def broken_rules(
+    config: config_dict.ConfigDict,
+    rules: Mapping[str, tuple[str, Callable[[Any], bool]]],
+    prefix: str = "config",
+) -> list[str]:
+    """Returns what is wrong with a configuration, a sentence or two for each field.
+
+    Args:
+      config: The configuration; fields that are missing or None are not looked at.
+      rules: Field, with dots -> what it must satisfy, as text and as a predicate.
+      prefix: What a user calls the configuration.
+    """
+    wrong = []
+    for field, (words, holds) in rules.items():
+        part: Any = config
+        for name in field.split("."):
+            part = part.get(name) if part is not None else None
+        if part is not None and not holds(part):
+            wrong.append(f"{prefix}.{field} must be {words}. Received: {part!r}.")
+    return wrong

@@ -6,8 +6,6 @@ from tfamp.loss_scaling import optimizer
 from tfamp.runs import pipeline, tasks
 from tfamp.updates import schedules
 
-SCHEDULES = ("constant", "linear", "cosine")
-NAMES = ("sgd", "adam", "adamw")
 # Keras searches for it in a variable's path as TensorFlow names it, for example
 # "beta_net/dense/bias:0" or, on the second replica, "beta_net/dense/bias/replica_1:0".
 _NO_DECAY = r"(^|/)(bias|gamma|beta)(/replica_\d+)?(:\d+)?$"

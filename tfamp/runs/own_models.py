@@ -108,6 +108,10 @@ def compare_modes(
                 f"and {seeds} seed(s). Received: {type(data).__name__}. Expected "
                 "arrays, a tf.data.Dataset or a keras.utils.PyDataset."
             )
+        if _is_empty(data):
+            raise ValueError(
+                f"`{name}` must have a row or more. Received: {_shapes(data)}."
+            )
     with (
         tempfile.TemporaryDirectory() as temporary,
         progress.Progress(
@@ -257,6 +261,14 @@ def _shapes(data):
         return f"{type(data).__name__}, {data.num_batches} batches"
     one_use = isinstance(data, collections.abc.Iterator)
     return type(data).__name__ if one_use else str(np.shape(data))
+
+
+def _is_empty(data):
+    if isinstance(data, tf.data.Dataset):
+        return int(data.cardinality()) == 0
+    if isinstance(data, keras.utils.PyDataset):
+        return data.num_batches == 0
+    return any(getattr(x, "shape", (1,))[:1] == (0,) for x in keras.tree.flatten(data))
 
 
 def _arguments(data):

@@ -17,6 +17,12 @@ from tfamp.storage import stored
 
 _PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 _FORMATS = ("tf_saved_model", "litert", "onnx")
+# What is meant by the end of a path that is no SavedModel's.
+_OTHER_FILES = {
+    **{end: f"format={name!r}" for name, end in staging.SUFFIXES.items()},
+    ".keras": "`model.save(path)`",
+    ".h5": "`model.save(path)`",
+}
 # The saved graph may round elsewhere than the model does eagerly (a fused kernel
 # leaves out some roundings): that much farther from float32, and no more.
 _FARTHER = 4
@@ -200,7 +206,18 @@ def _check_request(path, precision, format, half_weights):
             '`half_weights` is for SavedModels and LiteRT. Received: format="onnx". In '
             'precision="mixed_float16", layers of 16 bits store float16 weights.'
         )
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            "`path` must be that of a folder or file. Received: "
+            f"{type(path).__name__}. Expected export(model, path)."
+        )
     if format == "tf_saved_model":
+        end = os.path.splitext(os.fspath(path))[1]
+        if other := _OTHER_FILES.get(end):
+            raise ValueError(
+                f"A SavedModel is a folder, and {end!r} the end of a file. Received: "
+                f"path={os.fspath(path)!r}. Expected a folder, or {other}."
+            )
         return
     suffix = staging.SUFFIXES[format]
     if not os.fspath(path).endswith(suffix):

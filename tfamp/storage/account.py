@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfamp import extras, progress, tables
 from tfamp.facts import graph_context
-from tfamp.inspect import model_inputs, structure, traces
+from tfamp.inspect import batches, model_inputs, structure, traces
 from tfamp.keras_patches import hooks, keras_optimizers
 from tfamp.storage import buffers, xla_buffers
 
@@ -192,6 +192,7 @@ def measured(
             "replica."
         )
     model_inputs.check_batch("batch", batch)
+    batches.check_parts("batch", model, batch)
     batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
     watched = _Watched(model)
     graph = watched.trace(batch)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tfamp import errors, extras, progress
+from tfamp import checks, errors, extras, progress
 from tfamp.facts import hardware
 from tfamp.measuring import processes, torch_peer, workloads
 from tfamp.measuring.benchmark import accuracy, cells, harness, report
@@ -66,6 +66,8 @@ def benchmark_model(
     Example:
       print(tfamp.benchmark_model("my_script:build"))
     """
+    checks.check_names("modes", modes)
+    checks.check_names("frameworks", frameworks)
     config = cells.get_config()
     task = cells.get_task(workload)
     task.modes, task.frameworks = tuple(modes or ()), tuple(frameworks)

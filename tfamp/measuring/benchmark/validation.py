@@ -7,7 +7,7 @@ from ml_collections import config_dict
 from tfamp import checks
 from tfamp.measuring import workloads
 from tfamp.measuring.benchmark import cell_modes
-from tfamp.runs import base_config
+from tfamp.runs import default_config
 
 JOBS = ("train", "inference")
 FRAMEWORKS = ("tfamp", "keras", "torch")
@@ -29,7 +29,7 @@ _COUNTS = (
     lambda values: all(checks.is_integer(v) and v >= 1 for v in values),
 )
 _MODES = _some_of(cell_modes.VARIANTS)
-# As in `base_config`: field -> what it must satisfy, as text and as a predicate.
+# As in `default_config`: field -> what it must satisfy, as text and as a predicate.
 _RULES = {
     **dict.fromkeys(("repeats", "steps", "warmup"), _AT_LEAST_1),
     **dict.fromkeys(("memory_limit_mb", "time_limit"), _AT_LEAST_1),
@@ -54,11 +54,11 @@ def validate(config: config_dict.ConfigDict) -> None:
     Args:
       config: The configuration.
     """
-    wrong = base_config.broken_rules(config, _RULES)
+    wrong = default_config.broken_rules(config, _RULES)
     for part, rules in ("tasks", _TASK_RULES), ("time_to_accuracy", _ACCURACY_RULES):
         for name, task in config[part].items():
             prefix = f"config.{part}.{name}"
-            wrong += base_config.broken_rules(task, rules, prefix)
+            wrong += default_config.broken_rules(task, rules, prefix)
             if not _NAME.fullmatch(name):
                 wrong.append(f"{prefix} must be {_NAME_WORDS}. Received: {name!r}.")
             if task.config is not None:

@@ -10,7 +10,7 @@ from ml_collections import config_dict
 
 from tfamp import extras
 from tfamp.recipes import data, images_data
-from tfamp.runs import base_config, pipeline, tasks
+from tfamp.runs import default_config, pipeline, tasks
 
 _AUGMENTATIONS = ("none", "crop_flip")
 _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
@@ -96,7 +96,9 @@ def synthetic(config) -> tasks.Synthetic:
 def _check(config):
     """Refuses settings that make no sense, before any data are read."""
     rules = {"model.name": tuple(_NETWORKS), "data.augment": _AUGMENTATIONS}
-    base_config.check(config, {k: base_config.one_of(v) for k, v in rules.items()})
+    default_config.check(
+        config, {k: default_config.one_of(v) for k, v in rules.items()}
+    )
     model = config.model
     if model.name == "resnet" and len(model.widths) != len(model.blocks_per_stage):
         raise ValueError(

@@ -10,7 +10,7 @@ from ml_collections import config_dict
 
 from tfamp import extras
 from tfamp.recipes import data, figures, segmentation_data, segmentation_scores
-from tfamp.runs import base_config, plots, tasks
+from tfamp.runs import default_config, plots, tasks
 
 _SHOWN = 6  # Test images in the grid.
 
@@ -74,7 +74,7 @@ def _check(config):
         "data.classes": ("in 2..256", lambda classes: 2 <= classes <= 256),
         "data.augment": ("'none' or 'flips'", lambda x: x in ("none", "flips")),
     }
-    base_config.check(config, rules)
+    default_config.check(config, rules)
 
 
 def _check_sides(config, shape):

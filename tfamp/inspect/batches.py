@@ -1,0 +1,75 @@
+"""Whether a batch fits a model, told before anything is traced with it."""
+
+from typing import Any
+
+import keras
+
+
+def check_parts(name: str, model: keras.Model, batch: Any) -> None:
+    """Raises ValueError unless a batch has what the model's training step takes.
+
+    A step or loss of a user's own takes what it takes: nothing is told of it.
+
+    Args:
+      name: That of the argument.
+      model: A compiled model.
+      batch: What a dataset for `fit` yields.
+    """
+    for method in ("train_step", "compute_loss"):
+        owner = next(x for x in type(model).__mro__ if method in vars(x))
+        if not owner.__module__.startswith("keras."):
+            return
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    if y is None and getattr(model, "loss", None) is not None:
+        raise ValueError(
+            f"`{name}` needs targets: {model.name!r} was compiled with a loss. "
+            "Received: inputs alone. Expected (inputs, targets)."
+        )
+    check_shapes(name, model, x)
+    check_rows(x, y, weights)
+
+
+def check_shapes(name: str, model: keras.Model, inputs: Any) -> None:
+    """Raises ValueError where inputs have other sizes than a model takes.
+
+    What is not known is not told: of a model without inputs of its own, of several
+    in another structure, of axes that Keras adds.
+
+    Args:
+      name: That of the argument.
+      model: A built model.
+      inputs: What it is to be called with.
+    """
+    expected = [x.shape for x in getattr(model, "inputs", None) or ()]
+    given = _shapes(inputs)
+    if isinstance(inputs, dict) or len(given) != len(expected):
+        return
+    for wanted, shape in zip(expected, given, strict=True):
+        pairs = [*zip(wanted[1:], shape[1:], strict=False)]
+        if len(wanted) == len(shape) and any(
+            None not in p and len({*p}) > 1 for p in pairs
+        ):
+            raise ValueError(
+                f"`{name}` must have the shapes that {model.name!r} takes. Received: "
+                f"{', '.join(map(str, given))}. Expected: "
+                f"{', '.join(map(str, expected))}."
+            )
+
+
+def check_rows(inputs: Any, targets: Any, weights: Any = None) -> None:
+    """Raises ValueError unless targets and weights have as many rows as inputs."""
+    parts = {"inputs": inputs, "targets": targets, "sample weights": weights}
+    rows = {name: {x[0] for x in _shapes(part)} for name, part in parts.items()}
+    rows = {name: found for name, found in rows.items() if found}
+    if len(set().union(*rows.values())) > 1:
+        told = (f"{' and '.join(map(str, rows[x]))} rows of {x}" for x in rows)
+        raise ValueError(
+            "A batch must have as many targets (and weights) as inputs. Received: "
+            f"{', '.join(told)}."
+        )
+
+
+def _shapes(nested):
+    """Returns the shapes of arrays and tensors that have an axis, in order."""
+    leaves = [x for x in keras.tree.flatten(nested) if getattr(x, "shape", ())]
+    return [tuple(x.shape) for x in leaves]
