@@ -57,15 +57,18 @@ def check_shapes(name: str, model: keras.Model, inputs: Any) -> None:
 
 
 def check_rows(inputs: Any, targets: Any, weights: Any = None) -> None:
-    """Raises ValueError unless targets and weights have as many rows as inputs."""
+    """Raises ValueError unless targets and weights have as many rows as inputs.
+
+    Parts whose tensors have several numbers of rows are not looked at: a model may
+    broadcast one of them.
+    """
     parts = {"inputs": inputs, "targets": targets, "sample weights": weights}
-    rows = {name: {x[0] for x in _shapes(part)} for name, part in parts.items()}
-    rows = {name: found for name, found in rows.items() if found}
-    if len(set().union(*rows.values())) > 1:
-        told = (f"{' and '.join(map(str, rows[x]))} rows of {x}" for x in rows)
+    counts = {name: {x[0] for x in _shapes(part)} for name, part in parts.items()}
+    rows = {name: x.pop() for name, x in counts.items() if len(x) == 1}
+    if len({*rows.values()}) > 1:
         raise ValueError(
             "A batch must have as many targets (and weights) as inputs. Received: "
-            f"{', '.join(told)}."
+            f"{', '.join(f'{n} rows of {name}' for name, n in rows.items())}."
         )
 
 
