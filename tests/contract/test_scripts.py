@@ -36,6 +36,7 @@ BAD = {
     f"train_bert {KEPT} --job=train_benchmark --preset=/nowhere": "folder /nowhere",
     f"train_bert --config={CONFIGS}/bert/tweets.py --data_dir=absent": "absent",
     f"train_cnn --config={CONFIGS}/cnn/mnist.py --manual_dir=absent": "absent",
+    f"train_bert --config={CONFIGS}/bert/tweets.py --config.data_dir=absent": "/absent",
     "train_bert --preset=no_such_preset --tiny": "no_such_preset",
     f"train_unet --config={CONFIGS}/unet/dsb2018.py --data_dir=absent": "images and",
 }
