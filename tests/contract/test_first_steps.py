@@ -347,14 +347,29 @@ def test_a_layer_that_overflows_is_healed_and_no_batch_is_lost(make):
     assert np.isfinite(model.predict(X, verbose=0)).all()
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_gradients_that_fit_at_no_scale_are_float32(jit_compile):
+def regularized():
+    return [layers.Dense(16, "relu", kernel_regularizer="l2", name="first")]
+
+
+def recurring():
+    return [layers.Reshape((4, 4)), layers.SimpleRNN(16, "relu", name="first")]
+
+
+def plain():
+    return [layers.Dense(16, "relu", name="first")]
+
+
+@pytest.mark.parametrize(
+    ("make", "jit_compile"),
+    [(plain, False), (plain, True), (regularized, False), (recurring, False)],
+)
+def test_gradients_that_fit_at_no_scale_are_float32(make, jit_compile):
     """Areas and prices as they are: the squared error has gradients beyond 1e10."""
 
     def losses(mode):
         keras.utils.set_random_seed(0)
         with helpers.enabled(mode):
-            inner = [layers.Dense(16, "relu", name="first"), layers.Dense(1)]
+            inner = [*make(), layers.Dense(1)]
             model = keras.Sequential([keras.Input((16,)), *inner])
             model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=jit_compile)
             areas, prices = 5e3 * np.abs(X), 1e6 + 1e5 * Y
@@ -370,6 +385,25 @@ def test_gradients_that_fit_at_no_scale_are_float32(jit_compile):
     assert int(model.optimizer.skipped_steps) == 0
     reasons = {x.path.split("/")[-1]: x.reason for x in tfamp.describe_layers(model)}
     assert "healed" in reasons["first"]
+
+
+def test_an_epoch_that_skips_most_steps_is_healed():
+    """Not eight in a row: some batches fit."""
+    tfamp.enable("mixed_float16")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((16,)), *plain(), layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    prices = 1e6 + 1e5 * Y
+    factors = np.where(np.arange(len(X)) // 32 % 4 == 0, 1e-2, 5e3)[:, None]
+    x, few = factors * np.abs(X), {"batch_size": 32, "shuffle": False, "verbose": 0}
+    model.fit(1e-2 * np.abs(X), prices, epochs=3, **few)  # Its first steps are over.
+    said = "gradients beyond float16|numbers beyond float16|were skipped"
+    with pytest.warns(UserWarning, match=said):
+        model.fit(x, prices, epochs=6, **few)
+    skipped = int(model.optimizer.skipped_steps)
+    model.fit(x, prices, **few)
+    assert int(model.optimizer.skipped_steps) == skipped
+    assert any("healed" in x.reason for x in tfamp.describe_layers(model))
 
 
 class Adversarial(keras.Model):

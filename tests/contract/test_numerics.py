@@ -222,6 +222,23 @@ def test_a_comparison_begins_with_one_sentence(fault, loss_scale, verdict):
     assert "fault" in found.verdict
 
 
+def test_weights_may_be_regularized(disabled):
+    dense = L.Dense(8, kernel_regularizer="l2")
+    model = keras.Sequential([keras.Input((4,)), dense, L.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    compared = tfamp.compare_precision(model, x, "mixed_bfloat16", targets=x[:, :1])
+    assert all(0 < row.gradient_error < 0.1 for row in compared.rows)
+    batches = [(x[i : i + 16], x[i : i + 16, :1]) for i in range(0, 64, 16)]
+    found = tfamp.search_precision(model, batches, "mixed_bfloat16", verbose=0)
+    assert found.overrides == {}
+    tfamp.enable("mixed_bfloat16")
+    low = keras.models.clone_model(model)
+    low.compile("sgd", "mse")
+    monitor = tfamp.NumericsMonitor(every=1, verbose=0)
+    low.fit(x, x[:, :1], verbose=0, callbacks=[monitor])
+
+
 @pytest.fixture
 def chain():
     return faults.functional(faults.Cancellation)

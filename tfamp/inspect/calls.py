@@ -67,6 +67,17 @@ class Call:
         return all(id(x) in ids for x in floats(results))
 
 
+class Unwritten(keras.StatelessScope):
+    """Scopes calls of layers: what they write goes nowhere."""
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns what was written; of a regularized weight else its own value."""
+        value = super().get_current_value(variable)
+        # Keras (<= 3.15) hands this to a weight's regularizer, also if it is None.
+        regularizer = getattr(variable, "regularizer", None)
+        return variable._value if value is None and regularizer else value
+
+
 def is_trained(variable: keras.Variable) -> bool:
     """Whether it has a gradient; float8's scales are given their values as one."""
     overwrites = getattr(variable, "overwrite_with_gradient", False)
@@ -114,7 +125,7 @@ class Recorder:
                 traces.watch(owner, functools.partial(self._watched, owner))
             self._graph = tf.compat.v1.get_default_graph()
             # Seeds, statistics and losses of these calls go nowhere.
-            scope = keras.StatelessScope(collect_losses=collect_losses)
+            scope = Unwritten(collect_losses=collect_losses)
             with scope if is_stateless else contextlib.nullcontext():
                 yield
 

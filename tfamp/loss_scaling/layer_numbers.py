@@ -149,7 +149,7 @@ def largest_gradients(model: keras.Model, batch: Any) -> dict[keras.Operation, f
                 outputs = model(inputs, training=True)
                 loss = model.compute_loss(inputs, targets, outputs, weights)
         owners.extend(x.owner for x in recorder.calls)
-        sources = [[*x.results, *x.weights] for x in recorder.calls]
+        sources = [[*x.results, *_weights(x)] for x in recorder.calls]
         with train_steps.suspended():
             gradients = tape.gradient(loss, sources)
         return [_largest_of(x) for x in gradients]
@@ -158,6 +158,13 @@ def largest_gradients(model: keras.Model, batch: Any) -> dict[keras.Operation, f
         return {}
     numbers = _undone(run, batch)
     return by_owner(zip(owners, map(float, numbers), strict=True))
+
+
+def _weights(call):
+    """Those of its owner that no recorded call has: a cell's, which runs in a loop."""
+    if call.children or not isinstance(call.owner, keras.layers.Layer):
+        return call.weights
+    return [v.value for v in call.owner.trainable_variables if calls.is_trained(v)]
 
 
 def by_owner(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:

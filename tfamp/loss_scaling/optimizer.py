@@ -105,8 +105,9 @@ def watch_steps(model: keras.Model, heal: retried_steps.Heal) -> None:
         now = _read_steps(model) or before
         steps, skipped = now[0] - before[0], now[1] - before[1]
         before = now
-        retried_steps.watch(model, heal)
-        if 2 * skipped > steps and now[1] - first[1] >= _SEARCH:
+        are_most = 2 * skipped > steps and now[1] - first[1] >= _SEARCH
+        retried_steps.watch(model, heal, is_stuck=are_most)
+        if are_most:
             on_train_end()
             _warn_of_skipped(model, steps, skipped)
 

@@ -12,7 +12,8 @@ gradients are not finite, though its loss is, is undone and taken again:
 
 Then, and after a first step that fits, Keras' function runs as ever. If the loss is not
 finite, or the gradients are not at any scale, layers may be healed (`healed`), then and
-after 8 skipped steps in a row, and the step is taken again as a first one. Everything
+after 8 skipped steps in a row or an epoch that skipped most of its steps, and the step
+is taken again as a first one. Everything
 that the step wrote is undone: weights, slots, statistics, metrics, random seeds and
 counters, of every model in it. What it did on the host (prints, `tf.py_function`)
 happens again.
@@ -48,7 +49,8 @@ class RetriedSteps:
       model: The model.
       function: Its training function, which is called from then on.
       heal: What looks into a step whose loss is not finite.
-      begins: Whether the next step is as a first one, whatever was updated before.
+      begins: Whether the next step that does not fit is as a first one, whatever was
+        updated before.
     """
 
     def __init__(
@@ -89,12 +91,13 @@ class RetriedSteps:
         """
         optimizer, self._saved = self._model.optimizer, None
         is_first = self._begins or not train_steps.updates(optimizer)
-        self._begins, self._without = False, () if is_first else _gated(optimizer)
+        self._without = () if is_first else _gated(optimizer)
         first = float(optimizer.usable_scale())
         before = optimizer.retried_steps
         outputs, fits = self._attempt(batch, spec)
         if fits:
             return outputs
+        self._begins = False
         if not optimizer.skipped_loss.was_finite():
             return self._look(batch, spec, outputs)
         if not _may_search(optimizer):
@@ -253,23 +256,25 @@ def _whole(batch, strategy):
     return tf.nest.map_structure(joined, batch)
 
 
-def watch(model: keras.Model, heal: Heal) -> None:
+def watch(model: keras.Model, heal: Heal, is_stuck: bool = False) -> None:
     """Has a model's training function retry its next steps, if they may need it.
 
     Args:
       model: The model.
       heal: Looks into the batch of a step whose loss is not finite.
+      is_stuck: Whether most of its steps are skipped.
     """
     function = model.train_function
     if function is None or isinstance(function, RetriedSteps):
         return
     if model.run_eagerly and train_steps.HOOKS.scales(model):
         return  # Nobody knows what such a step writes.
-    stuck = _is_stuck(model.optimizer)
+    stuck = _is_stuck(model.optimizer, is_stuck)
     if stuck or _searches(model):
         model.train_function = RetriedSteps(model, function, heal, begins=stuck)
 
 
-def _is_stuck(optimizer):
-    looks = isinstance(optimizer, LossScaleOptimizer) and optimizer.looks < _LOOKS
-    return looks and int(optimizer.consecutive_skipped_steps.numpy()) >= _STUCK
+def _is_stuck(optimizer, is_stuck):
+    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.looks >= _LOOKS:
+        return False
+    return is_stuck or int(optimizer.consecutive_skipped_steps.numpy()) >= _STUCK

@@ -283,7 +283,7 @@ class _Search:
         weights = [v.value for v in variables if calls.is_trained(v)]
 
         def step(inputs, targets):
-            with keras.StatelessScope(), tf.GradientTape() as tape:
+            with calls.Unwritten(), tf.GradientTape() as tape:
                 outputs = promotion.widened(model(inputs, training=False))
                 if scale is not None:
                     objective = compare.objective_of(model, inputs, targets, self._loss)
