@@ -24,7 +24,7 @@ from tfamp.facts import hardware  # noqa: E402
 
 # A host whose AMX is hidden has units for bfloat16, if slow ones: what needs them runs.
 _HIDDEN = hardware.DEVICES["cpu-amx-hidden"]
-hardware._hides_amx = lambda device: device == _HIDDEN
+hardware._lacks_amx = lambda device: device == _HIDDEN
 
 # The same examples in every run, and no time limit on a shared machine.
 hypothesis.settings.register_profile(

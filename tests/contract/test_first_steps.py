@@ -406,6 +406,56 @@ def test_an_epoch_that_skips_most_steps_is_healed():
     assert any("healed" in x.reason for x in tfamp.describe_layers(model))
 
 
+def test_a_healed_run_loses_no_step_of_an_execution_and_goes_on_as_ever():
+    tfamp.enable("mixed_float16")
+    model = functional()
+    model.compile(keras.optimizers.Adam(1e-3), "mse", steps_per_execution=8)
+    few = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    with pytest.warns(UserWarning, match="beyond float16"):
+        model.fit(X, Y, **few)
+    optimizer = model.optimizer
+    assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (32, 0)
+    model.fit(X[:64], Y[:64], **few)
+    assert type(model.train_function).__name__ != "RetriedSteps"
+
+
+def test_gradients_that_are_nan_in_float32_too_heal_nothing():
+    tfamp.enable("mixed_float16")
+    model = keras.Sequential([keras.Input((16,)), *plain(), layers.Dense(1)])
+    model.compile("adam", "mse")
+    targets = np.full_like(Y, 1e8)
+    targets[::32] = np.nan
+    said = "Precision is not the cause|steps of this epoch were skipped"
+    with pytest.warns(UserWarning, match=said) as caught:
+        model.fit(5e3 * np.abs(X), targets, batch_size=32, shuffle=False, verbose=0)
+    text = "".join(helpers.warned(caught))
+    assert "Precision is not the cause" in text and "They compute" not in text
+    assert not any("healed" in x.reason for x in tfamp.describe_layers(model))
+
+
+class Trains(keras.Model):
+    """A loss of its own, which asks whether it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = layers.Dense(16, name="first"), layers.Dense(1)
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training):
+        return tf.reduce_mean((y - y_pred) ** 2)
+
+
+def test_a_loss_of_a_models_own_is_differentiated_as_keras_calls_it():
+    tfamp.enable("mixed_float16")
+    model = Trains()
+    model.compile(keras.optimizers.Adam(0.1))
+    with pytest.warns(UserWarning, match="gradients beyond float16.*first'"):
+        model.fit(5e3 * np.abs(X), 1e6 + 1e5 * Y, batch_size=32, verbose=0)
+    assert int(model.optimizer.skipped_steps) == 0
+
+
 class Adversarial(keras.Model):
     """Has no `call`: what computes what is in its `train_step` only."""
 

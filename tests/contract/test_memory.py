@@ -207,6 +207,16 @@ def on_two_replicas():
     return str(error.value)
 
 
+def test_batches_that_fit_takes_are_taken():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    x, y = tf.zeros((8, 4)), tf.zeros((8, 2))
+    assert tfamp.memory(model, (x, y, tf.constant(2.0))).total > 0
+    assert tfamp.memory(model, (x, y[:1])).total > 0
+    model.compile("sgd", lambda y, scores: tf.reduce_mean(scores[::2] - scores[1::2]))
+    assert tfamp.memory(model, (x, y[:4])).total > 0
+
+
 def test_several_replicas_are_refused():
     (said,) = workers.run(on_two_replicas, workers=1, cpus=2)
     assert "outside of a strategy" in said

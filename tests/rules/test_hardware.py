@@ -47,7 +47,7 @@ CASES = {
     "tpu": (..., {"bfloat16"}, BF16, "TPU matrix units"),
     "cpu-avx512-bf16": (..., {"bfloat16"}, BF16, "avx512_bf16"),
     "cpu-amx": (..., {"bfloat16"}, BF16, "amx_bf16"),
-    "cpu-amx-hidden": (..., set(), F32, "whose AMX is hidden"),
+    "cpu-amx-hidden": (..., set(), F32, "AMX is absent, or hidden"),
     "oneDNN off": (OFF, set(), F32, "oneDNN is off"),
     "cpu-avx512": (..., set(), F32, "no native bfloat16"),
     "cpu-avx2": (..., set(), F32, "no native bfloat16"),

@@ -29,7 +29,10 @@ _BOLD = re.compile(r"\x1b\[\d*m")  # As Keras writes for a terminal.
 _OF_CONFIG = re.compile(r"--?(no)?config([.=]|$)")
 _HELP = re.compile(r"--?(help\w*|\?)$")  # Prints all flags, those to come, too.
 # What configurations are made with needs no TensorFlow; other modules may.
-_LIGHT = re.compile(r"ml_collections\b|tfamp(\.(training|recipes)\b|$)")
+_LIGHT = re.compile(
+    r"ml_collections\b|tfamp$|tfamp\.training\b|tfamp\.recipes(\.(images|language_model|"
+    r"presets|question_answering|segmentation|tabular|text_classification)(\.|$)|$)"
+)
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _PARTS = "config.precision.overrides."  # Of pairs, which no flag names one by one.
 

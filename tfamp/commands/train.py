@@ -54,8 +54,9 @@ def _resolve(values):
         config.update_from_flattened_dict(_flag_values())  # Flags win.
     with config.unlocked():
         # Part of the run's identity, wherever it resumes.
-        config.data_dir = _absolute(values.data_dir or config.data_dir)
-        config.manual_dir = _absolute(values.manual_dir or config.manual_dir)
+        for name in ("data_dir", "manual_dir"):
+            is_set = values[name].present
+            config[name] = _absolute(values[name].value if is_set else config[name])
     if config.manual_dir and not tf.io.gfile.isdir(config.manual_dir):
         raise ValueError(f"No such folder: --manual_dir={config.manual_dir}.")
     if values.numerics is not None:

@@ -135,13 +135,13 @@ def _cores(capability, least, fast, slow):
 
 def _cpu_support(device):
     native = ", ".join(f for f in FAST_BF16_CPU_FLAGS if f in device.cpu_flags)
-    is_slow = _hides_amx(device)
+    is_slow = _lacks_amx(device)
     if not native:
         why = "no native bfloat16 (avx512_bf16 or amx_bf16)"
     elif is_slow:
         why = (
-            "bfloat16 without AMX is slower than float32 on this CPU, whose AMX is "
-            "hidden, as virtual machines may do"
+            "bfloat16 without AMX is slower than float32 on this CPU (AMX is absent, "
+            "or hidden by a virtual machine)"
         )
     elif device.onednn:
         why = f"native bfloat16 ({native}) through oneDNN"
@@ -160,15 +160,15 @@ def _cpu_support(device):
     }
 
 
-def _hides_amx(device):
-    """Whether an Intel CPU has AVX512_FP16, as all that have AMX, but not AMX.
+def _lacks_amx(device):
+    """Whether an Intel CPU of the cores that have AVX512_FP16 shows no AMX.
 
     Its AVX512_BF16 alone has half of float32's rate: measured on a Xeon, 67 to 90
     GFLOPS for 120 to 155 in float32 (products of 512 to 4096 rows, 3x3 convolutions); a
     step of BERT took 1.2 times float32's.
     """
     flags = device.cpu_flags
-    is_intel = device.name.startswith("Intel")
+    is_intel = "intel" in device.name.lower()
     return is_intel and "avx512_fp16" in flags and "amx_bf16" not in flags
 
 

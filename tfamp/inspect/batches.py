@@ -26,7 +26,7 @@ def check_parts(name: str, model: keras.Model, batch: Any) -> None:
             "Received: inputs alone. Expected (inputs, targets)."
         )
     check_shapes(name, model, x)
-    check_rows(x, y, weights)
+    check_rows(model, x, y, weights)
 
 
 def check_shapes(name: str, model: keras.Model, inputs: Any) -> None:
@@ -56,16 +56,28 @@ def check_shapes(name: str, model: keras.Model, inputs: Any) -> None:
             )
 
 
-def check_rows(inputs: Any, targets: Any, weights: Any = None) -> None:
+def check_rows(
+    model: keras.Model, inputs: Any, targets: Any, weights: Any = None
+) -> None:
     """Raises ValueError unless targets and weights have as many rows as inputs.
 
-    Parts whose tensors have several numbers of rows are not looked at: a model may
-    broadcast one of them.
+    Only where a model and its loss cannot mean it otherwise: of a functional model with
+    one loss of Keras' own. A single row is broadcast.
+
+    Args:
+      model: The model.
+      inputs: Its inputs.
+      targets: Targets of its loss.
+      weights: Weights of the rows.
     """
+    loss = getattr(model, "loss", None)
+    is_keras = getattr(loss, "__module__", "").startswith("keras.")
+    if not (is_keras or isinstance(loss, str)) or not getattr(model, "inputs", None):
+        return
     parts = {"inputs": inputs, "targets": targets, "sample weights": weights}
     counts = {name: {x[0] for x in _shapes(part)} for name, part in parts.items()}
     rows = {name: x.pop() for name, x in counts.items() if len(x) == 1}
-    if len({*rows.values()}) > 1:
+    if len({*rows.values()} - {1}) > 1:
         raise ValueError(
             "A batch must have as many targets (and weights) as inputs. Received: "
             f"{', '.join(f'{n} rows of {name}' for name, n in rows.items())}."
@@ -74,5 +86,6 @@ def check_rows(inputs: Any, targets: Any, weights: Any = None) -> None:
 
 def _shapes(nested):
     """Returns the shapes of arrays and tensors that have an axis, in order."""
-    leaves = [x for x in keras.tree.flatten(nested) if getattr(x, "shape", ())]
-    return [tuple(x.shape) for x in leaves]
+    shapes = [getattr(x, "shape", None) for x in keras.tree.flatten(nested)]
+    # That of a tensor of unknown rank has no length.
+    return [tuple(x) for x in shapes if getattr(x, "rank", x)]

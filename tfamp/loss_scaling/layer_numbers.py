@@ -3,6 +3,7 @@
 The step is run as a graph of its own, and undone.
 """
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -129,34 +130,43 @@ def _largest_of(tensors):
     return tf.reduce_max([0.0, *map(tf.reduce_max, finite)])
 
 
-def largest_gradients(model: keras.Model, batch: Any) -> dict[keras.Operation, float]:
-    """Returns the largest magnitude of gradients by what each layer makes.
+def largest_gradients(
+    model: keras.Model, batch: Any
+) -> dict[keras.Operation, float] | None:
+    """Returns each layer's largest gradient, by what it makes and by its weights.
 
-    And by its weights; of a loss that is not scaled. Empty for a model with a
-    `train_step` of its own, whose loss is within that.
+    The loss is not scaled. Empty for a model with a `train_step` of its own, whose loss
+    is within that; None if the loss or a gradient is infinite or NaN.
 
     Args:
       model: A compiled model.
       batch: A batch, as `train_step` takes it.
     """
     owners = []
+    # As Keras has it: a `compute_loss` of the user's own may do without.
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    keywords = {"training": True} if takes_training else {}
 
-    def run(batch):
+    def differentiate(batch):
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             recorder = calls.Recorder(model, tape)
             with recorder.installed(collect_losses=True):
                 outputs = model(inputs, training=True)
-                loss = model.compute_loss(inputs, targets, outputs, weights)
+                loss = model.compute_loss(inputs, targets, outputs, weights, **keywords)
         owners.extend(x.owner for x in recorder.calls)
         sources = [[*x.results, *_weights(x)] for x in recorder.calls]
         with train_steps.suspended():
             gradients = tape.gradient(loss, sources)
-        return [_largest_of(x) for x in gradients]
+        taken = [x for each in gradients for x in each if x is not None]
+        is_finite = _is_finite([loss, *map(tf.convert_to_tensor, taken)])
+        return is_finite, [_largest_of(x) for x in gradients]
 
     if train_steps.HOOKS.scales(model):
         return {}
-    numbers = _undone(run, batch)
+    is_finite, numbers = _undone(differentiate, batch)
+    if not is_finite:
+        return None
     return by_owner(zip(owners, map(float, numbers), strict=True))
 
 

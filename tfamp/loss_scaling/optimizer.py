@@ -106,7 +106,7 @@ def watch_steps(model: keras.Model, heal: retried_steps.Heal) -> None:
         steps, skipped = now[0] - before[0], now[1] - before[1]
         before = now
         are_most = 2 * skipped > steps and now[1] - first[1] >= _SEARCH
-        retried_steps.watch(model, heal, is_stuck=are_most)
+        retried_steps.watch(model, heal, skips_most=are_most)
         if are_most:
             on_train_end()
             _warn_of_skipped(model, steps, skipped)

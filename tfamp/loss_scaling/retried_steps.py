@@ -11,9 +11,9 @@ gradients are not finite, though its loss is, is undone and taken again:
 | 1 to 15, after such a search | / 2: it fits one batch, and the next may be larger |
 
 Then, and after a first step that fits, Keras' function runs as ever. If the loss is not
-finite, or the gradients are not at any scale, layers may be healed (`healed`), then and
-after 8 skipped steps in a row or an epoch that skipped most of its steps, and the step
-is taken again as a first one. Everything
+finite, or the gradients are not at any scale, layers may be healed (`healed`), and the
+step is taken again as a first one; so it is in the 16 steps after an epoch that skipped
+most of its steps, or its last 8. Everything
 that the step wrote is undone: weights, slots, statistics, metrics, random seeds and
 counters, of every model in it. What it did on the host (prints, `tf.py_function`)
 happens again.
@@ -43,18 +43,18 @@ Heal = Callable[[Any], bool]  # Of a batch: whether layers were healed.
 
 
 class RetriedSteps:
-    """A model's training function until its first update; see the module.
+    """A model's training function while its loss scale is sought; see the module.
 
     Args:
       model: The model.
       function: Its training function, which is called from then on.
-      heal: What looks into a step whose loss is not finite.
-      begins: Whether the next step that does not fit is as a first one, whatever was
-        updated before.
+      heal: What looks into a step that fits at no scale.
+      begins: Number of next steps of which one that does not fit is as a first one,
+        whatever was updated before.
     """
 
     def __init__(
-        self, model: keras.Model, function: Callable, heal: Heal, begins=False
+        self, model: keras.Model, function: Callable, heal: Heal, begins: int = 0
     ):
         self._model, self._function, self._heal = model, function, heal
         self._begins, self._saved, self._without = begins, None, ()
@@ -72,12 +72,18 @@ class RetriedSteps:
         spec, outputs = getattr(data, "element_spec", None), None
         # Batches of several replicas, or of `train_on_batch`.
         self._is_spread = not isinstance(data, tf.data.Iterator)
+        steps = self
         for batch in itertools.islice(data, self._model.steps_per_execution):
             if spec is None:  # Of `train_on_batch`: arrays, and None for no weights.
-                batch = tuple(
-                    tf.nest.map_structure(_tensor, x) for x in batch if x is not None
-                )
-            outputs = self.take(batch, spec)
+                while batch[-1] is None:
+                    batch = batch[:-1]
+                if any(x is None for x in batch):  # Weights, but no targets.
+                    outputs = steps._function(iter([batch]))
+                    continue
+                batch = tf.nest.map_structure(_tensor, batch)
+            outputs = steps.take(batch, spec)
+            if isinstance(self._model.train_function, RetriedSteps):
+                steps = self._model.train_function  # Of a model that was healed.
         if outputs is None:
             raise StopIteration
         return outputs
@@ -90,19 +96,20 @@ class RetriedSteps:
           spec: The `element_spec` of its dataset; None for none.
         """
         optimizer, self._saved = self._model.optimizer, None
-        is_first = self._begins or not train_steps.updates(optimizer)
+        is_first = self._begins > 0 or not train_steps.updates(optimizer)
+        self._begins = max(self._begins - 1, 0)
         self._without = () if is_first else _gated(optimizer)
         first = float(optimizer.usable_scale())
         before = optimizer.retried_steps
         outputs, fits = self._attempt(batch, spec)
         if fits:
             return outputs
-        self._begins = False
+        self._begins = 0
         if not optimizer.skipped_loss.was_finite():
             return self._look(batch, spec, outputs)
         if not _may_search(optimizer):
             return outputs
-        lowest, lower = optimizer.config.min_scale, _LOWER if is_first else _NEXT
+        lowest, lower = _lowest(optimizer), _LOWER if is_first else _NEXT
         scale = failed = first
         while not fits and scale > lowest and _has_tries(optimizer):
             failed, scale = scale, max(scale * lower, lowest)
@@ -125,6 +132,8 @@ class RetriedSteps:
     def _look(self, batch, spec, outputs):
         """Has layers healed and takes a step again, if that is what it needs."""
         optimizer, strategy = self._model.optimizer, self._model.distribute_strategy
+        if optimizer.looks >= _LOOKS:
+            return outputs
         optimizer.looks += 1
         several = getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)()
         if several or not self._heal(_whole(batch, strategy)):
@@ -135,7 +144,7 @@ class RetriedSteps:
         optimizer.retried_steps += 1
         optimizer.retried_until_healed = optimizer.retried_steps
         self._model.make_train_function()  # It was forgotten.
-        again = RetriedSteps(self._model, _plain(self._model), self._heal, begins=True)
+        again = RetriedSteps(self._model, _plain(self._model), self._heal, begins=1)
         again._is_spread, optimizer.looks = self._is_spread, 0
         self._model.train_function = again
         return again.take(batch, spec)
@@ -231,8 +240,14 @@ def _searches(model):
 
 def _may_search(optimizer):
     """Whether there are retries left, or none is needed: the scale is the smallest."""
-    at_lowest = float(optimizer.usable_scale()) <= optimizer.config.min_scale
+    at_lowest = float(optimizer.usable_scale()) <= _lowest(optimizer)
     return at_lowest or _has_tries(optimizer)
+
+
+def _lowest(optimizer):
+    """Returns the smallest scale that can be tried; a static one is the only one."""
+    config = optimizer.config
+    return config.min_scale if config.dynamic else float(optimizer.usable_scale())
 
 
 def _has_tries(optimizer):
@@ -256,25 +271,26 @@ def _whole(batch, strategy):
     return tf.nest.map_structure(joined, batch)
 
 
-def watch(model: keras.Model, heal: Heal, is_stuck: bool = False) -> None:
+def watch(model: keras.Model, heal: Heal, skips_most: bool = False) -> None:
     """Has a model's training function retry its next steps, if they may need it.
 
     Args:
       model: The model.
-      heal: Looks into the batch of a step whose loss is not finite.
-      is_stuck: Whether most of its steps are skipped.
+      heal: Looks into the batch of a step that fits at no scale.
+      skips_most: Whether most steps of its last epoch were skipped.
     """
     function = model.train_function
     if function is None or isinstance(function, RetriedSteps):
         return
     if model.run_eagerly and train_steps.HOOKS.scales(model):
         return  # Nobody knows what such a step writes.
-    stuck = _is_stuck(model.optimizer, is_stuck)
-    if stuck or _searches(model):
-        model.train_function = RetriedSteps(model, function, heal, begins=stuck)
+    is_stuck = _is_stuck(model.optimizer, skips_most)
+    if is_stuck or _searches(model):
+        begins = _SETTLED * is_stuck
+        model.train_function = RetriedSteps(model, function, heal, begins)
 
 
-def _is_stuck(optimizer, is_stuck):
+def _is_stuck(optimizer, skips_most):
     if not isinstance(optimizer, LossScaleOptimizer) or optimizer.looks >= _LOOKS:
         return False
-    return is_stuck or int(optimizer.consecutive_skipped_steps.numpy()) >= _STUCK
+    return skips_most or int(optimizer.consecutive_skipped_steps.numpy()) >= _STUCK

@@ -101,7 +101,7 @@ def compare(
         )
     model_inputs.check_batch("inputs", inputs)
     batches.check_shapes("inputs", model, inputs)
-    batches.check_rows(inputs, targets if loss is None else None)
+    batches.check_rows(model, inputs, targets if loss is None else None)
     inputs = keras.tree.map_structure(as_float32, inputs)
     objective = None
     if targets is not None or loss is not None:

@@ -57,6 +57,7 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
                 overflows = _search(undo, model, batch, exact)
             if is_finite and not overflows:
                 what, overflows = "gradients", _search_gradients(undo, model, batch)
+                is_finite = overflows is not None
         except Exception as error:  # Code of the user's layers may raise anything.
             user_code.log(
                 f"Model '{model.name}': the loss or gradients of a step are infinite "
@@ -69,7 +70,7 @@ def heal(model: keras.Model, batch: Any, assigns: bool) -> bool:
             for layer, largest in overflows.items():
                 records.of(layer).overflow = largest
     if not overflows:
-        _tell(model, f"{_elsewhere(is_finite)} {facts}.")
+        _tell(model, f"{_elsewhere(model, is_finite)} {facts}.")
         return False
     _tell_healed(model, inputs, what, overflows, assigns)
     everything = plan.Plan(model, modes.get_mode("mixed_float16"))
@@ -93,9 +94,14 @@ def _search(undo, model, batch, exact):
 
 
 def _search_gradients(undo, model, batch):
-    """Returns {layer: largest magnitude} as `_search` does, of gradients."""
+    """Returns {layer: largest magnitude} as `_search` does, of gradients.
+
+    None if they are not finite in float32 either.
+    """
     with assigned.float32(model):
         largest = layer_numbers.largest_gradients(model, batch)
+    if largest is None:
+        return None
     healed = {x: largest[x] for x in _beyond(largest)}
     undo.enter_context(_assign(model, healed))
     return healed
@@ -131,16 +137,17 @@ def _tell(model, why):
     )
 
 
-def _elsewhere(is_finite):
+def _elsewhere(model, is_finite):
     if not is_finite:
         return "Precision is not the cause, as they are not finite in float32 either."
     rest = "what computes the loss, which should be in float32"
     if graph_rewrite.active() is not None:
         rest = "what the graph rewrite computes in float16, which is not seen here"
+    bound = "min_scale" if model.optimizer.config.dynamic else "initial_scale"
     return (
         f"The numbers of its layers are finite: look at the targets, and at {rest}. "
         "If those are right, gradients may need a smaller loss scale: lower its "
-        "`min_scale`."
+        f"`{bound}`."
     )
 
 

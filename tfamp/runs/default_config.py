@@ -253,7 +253,7 @@ def broken_rules(
     for field, (words, holds) in rules.items():
         part: Any = config
         for name in field.split("."):
-            part = part.get(name) if part is not None else None
+            part = part.get(name) if isinstance(part, config_dict.ConfigDict) else None
         if part is not None and not holds(part):
             wrong.append(f"{prefix}.{field} must be {words}. Received: {part!r}.")
     return wrong
