@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 
+import keras
 import points
 import pytest
 import tensorflow as tf
@@ -273,6 +274,20 @@ def test_a_pattern_that_matches_no_layer_is_told_before_float32_is_trained(tmp_p
         compare.compare(config, tmp_path / "run", report=said.append)
     assert not [line for line in said if line.startswith("run ")]
     assert not [*tmp_path.glob("run/*/*/result.json")]
+
+
+def test_a_task_is_made_under_no_mode(tmp_path, monkeypatch):
+    """Layers that it makes are of float32's run, too."""
+    policies, original = [], tasks.from_config
+
+    def from_config(config):
+        policies.append(keras.config.dtype_policy().name)
+        return original(config)
+
+    monkeypatch.setattr(tasks, "from_config", from_config)
+    config = make_config(epochs=1, precision__overrides=((r"dense(_\d+)?", "float32"),))
+    compare.compare(config, tmp_path / "run")
+    assert {*policies} == {"float32"}
 
 
 def test_comparison_says_what_mode_it_chose(monkeypatch):

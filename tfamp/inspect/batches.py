@@ -20,7 +20,7 @@ def check_parts(name: str, model: keras.Model, batch: Any) -> None:
         if not owner.__module__.startswith("keras."):
             return
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    if y is None and getattr(model, "loss", None) is not None:
+    if y is None and _has_keras_loss(model):
         raise ValueError(
             f"`{name}` needs targets: {model.name!r} was compiled with a loss. "
             "Received: inputs alone. Expected (inputs, targets)."
@@ -70,9 +70,7 @@ def check_rows(
       targets: Targets of its loss.
       weights: Weights of the rows.
     """
-    loss = getattr(model, "loss", None)
-    is_keras = getattr(loss, "__module__", "").startswith("keras.")
-    if not (is_keras or isinstance(loss, str)) or not getattr(model, "inputs", None):
+    if not getattr(model, "inputs", None) or not _has_keras_loss(model):
         return
     parts = {"inputs": inputs, "targets": targets, "sample weights": weights}
     counts = {name: {x[0] for x in _shapes(part)} for name, part in parts.items()}
@@ -82,6 +80,11 @@ def check_rows(
             "A batch must have as many targets (and weights) as inputs. Received: "
             f"{', '.join(f'{n} rows of {name}' for name, n in rows.items())}."
         )
+
+
+def _has_keras_loss(model):
+    loss = getattr(model, "loss", None)
+    return isinstance(loss, str) or getattr(loss, "__module__", "").startswith("keras.")
 
 
 def _shapes(nested):
