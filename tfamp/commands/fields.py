@@ -13,8 +13,10 @@ def like(name: str) -> list[str]:
     """Returns the fields, with dots, that end in a name; else those that contain it.
 
     Args:
-      name: A field's last name. Empty for a command whose configuration is no
-        training's.
+      name: A field's last name.
+
+    Returns:
+      Their paths; none where the command's configuration is no training's.
     """
     if "job" not in flags.FLAGS:
         return []
@@ -24,17 +26,21 @@ def like(name: str) -> list[str]:
 
 
 def hint_of(name: str) -> str:
-    """Returns what may be meant by a field that none is spelled like; "" if unknown."""
-    if found := like(name):
-        return f"Did you mean {' or '.join(f'config.{path}' for path in found)}?"
-    given = re.compile(rf"--?config\.((\w+\.)*){re.escape(name)}(=|$)")
-    for match in (
-        filter(None, map(given.match, sys.argv)) if "job" in flags.FLAGS else ()
-    ):
-        place = match[1]
-        if not place.startswith(("data.", "model.")):  # To those recipes add theirs.
-            known = ", ".join(_part(place))
-            return f"Expected one of {f'config.{place}'[:-1]}: {known}."
+    """Returns a hint at the fields that a mistyped name may mean; "" if there is none.
+
+    Args:
+      name: The last name of a field on the command line.
+    """
+    if fields := like(name):
+        return f"Did you mean {' or '.join(f'config.{path}' for path in fields)}?"
+    if "job" not in flags.FLAGS:
+        return ""
+    typed = re.compile(rf"--?config\.((\w+\.)*){re.escape(name)}(=|$)")
+    for match in filter(None, map(typed.match, sys.argv)):
+        part = match[1]
+        if not part.startswith(("data.", "model.")):  # Recipes add theirs to those.
+            fields = ", ".join(_part(part))
+            return f"Expected one of {f'config.{part}'[:-1]}: {fields}."
     return ""
 
 
