@@ -525,7 +525,8 @@ def test_run_whose_loss_scale_is_exhausted_stops_with_the_reason(tmp_path):
     config.precision.loss_scale.dynamic = False
     config.precision.loss_scale.initial_scale = 2.0**60  # Overflows in every step.
     config.precision.loss_scale.max_scale = 2.0**60
-    with pytest.raises(tfamp.LossScaleExhaustedError, match="dense"):
+    says = pytest.warns(UserWarning, match="lower its `initial_scale`")
+    with says, pytest.raises(tfamp.LossScaleExhaustedError, match="dense"):
         train_and_evaluate(config, tmp_path)
 
 
