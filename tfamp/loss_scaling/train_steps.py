@@ -288,11 +288,6 @@ def _tell_of_loops():
 
 
 class _Hooks(hooks.HookGroup):
-    def install(self) -> None:
-        if not self.in_force():
-            input_gradients.forget()
-        super().install()
-
     def add(self, kind: type) -> None:
         """Hooks the `train_step` of a model's class, too, if it is the user's own."""
         owner = hooks.owner_of(kind, "train_step")
