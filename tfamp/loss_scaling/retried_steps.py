@@ -107,9 +107,9 @@ class RetriedSteps:
         self._begins = 0
         if not optimizer.skipped_loss.was_finite():
             return self._look(batch, spec, outputs)
-        if not _may_search(optimizer):
-            return outputs
-        lowest, lower = _lowest(optimizer), _LOWER if is_first else _NEXT
+        # A static scale is the only one that can be tried.
+        lowest = optimizer.config.min_scale if optimizer.config.dynamic else first
+        lower = _LOWER if is_first else _NEXT
         scale = failed = first
         while not fits and scale > lowest and _has_tries(optimizer):
             failed, scale = scale, max(scale * lower, lowest)
@@ -238,18 +238,6 @@ def _searches(model):
     return optimizer.looks < _LOOKS and train_steps.updates(optimizer) <= most
 
 
-def _may_search(optimizer):
-    """Whether there are retries left, or none is needed: the scale is the smallest."""
-    at_lowest = float(optimizer.usable_scale()) <= _lowest(optimizer)
-    return at_lowest or _has_tries(optimizer)
-
-
-def _lowest(optimizer):
-    """Returns the smallest scale that can be tried; a static one is the only one."""
-    config = optimizer.config
-    return config.min_scale if config.dynamic else float(optimizer.usable_scale())
-
-
 def _has_tries(optimizer):
     spent = optimizer.retried_steps - optimizer.retried_until_healed
     return spent < _MOST - 1  # One more may be needed to go back.
@@ -279,18 +267,15 @@ def watch(model: keras.Model, heal: Heal, skips_most: bool = False) -> None:
       heal: Looks into the batch of a step that fits at no scale.
       skips_most: Whether most steps of its last epoch were skipped.
     """
-    function = model.train_function
+    function, optimizer = model.train_function, model.optimizer
     if function is None or isinstance(function, RetriedSteps):
+        return
+    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.looks >= _LOOKS:
         return
     if model.run_eagerly and train_steps.HOOKS.scales(model):
         return  # Nobody knows what such a step writes.
-    is_stuck = _is_stuck(model.optimizer, skips_most)
+    in_a_row = int(optimizer.consecutive_skipped_steps.numpy())
+    is_stuck = skips_most or in_a_row >= _STUCK
     if is_stuck or _searches(model):
         begins = _SETTLED * is_stuck
         model.train_function = RetriedSteps(model, function, heal, begins)
-
-
-def _is_stuck(optimizer, skips_most):
-    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.looks >= _LOOKS:
-        return False
-    return skips_most or int(optimizer.consecutive_skipped_steps.numpy()) >= _STUCK
