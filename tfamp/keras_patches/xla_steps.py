@@ -263,10 +263,8 @@ def _weighed(model):
             weigh()
 
         with contextlib.ExitStack() as stack:
-            if whole.built:
-                weigh()
-            else:
-                stack.enter_context(hooks.replaced([(whole, "build", build)]))
+            stack.enter_context(hooks.replaced([(whole, "build", build)]))
+            weigh()  # None yet, where it is not built.
             return original(y_true, y_pred, sample_weight)
 
     return hooks.replaced([(whole, "call", call)])
