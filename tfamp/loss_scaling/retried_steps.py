@@ -58,7 +58,6 @@ class RetriedSteps:
     ):
         self._model, self._function, self._heal = model, function, heal
         self._begins, self._saved, self._without = begins, None, ()
-        self._is_spread = True
         self._graph = tf.function(
             lambda batch: function(iter([batch])), autograph=False
         )
@@ -69,12 +68,11 @@ class RetriedSteps:
             if self._model.train_function is self:
                 self._model.train_function = self._function
             return self._function(data)
-        spec, outputs = getattr(data, "element_spec", None), None
-        # Batches of several replicas, or of `train_on_batch`.
-        self._is_spread = not isinstance(data, tf.data.Iterator)
-        steps = self
+        outputs, steps = None, self
+        spec = data.element_spec if isinstance(data, tf.data.Iterator) else None
         for batch in itertools.islice(data, self._model.steps_per_execution):
-            if spec is None:  # Of `train_on_batch`: arrays, and None for no weights.
+            # Of `train_on_batch`: arrays, and None for no weights.
+            if not hasattr(data, "element_spec"):
                 while batch[-1] is None:
                     batch = batch[:-1]
                 if any(x is None for x in batch):  # Weights, but no targets.
@@ -93,7 +91,8 @@ class RetriedSteps:
 
         Args:
           batch: The batch, tensors in any structure.
-          spec: The `element_spec` of its dataset; None for none.
+          spec: The `element_spec` of its dataset; None for a batch of several
+            replicas, or of `train_on_batch`.
         """
         optimizer, self._saved = self._model.optimizer, None
         is_first = self._begins > 0 or not train_steps.updates(optimizer)
@@ -145,7 +144,7 @@ class RetriedSteps:
         optimizer.retried_until_healed = optimizer.retried_steps
         self._model.make_train_function()  # It was forgotten.
         again = RetriedSteps(self._model, _plain(self._model), self._heal, begins=1)
-        again._is_spread, optimizer.looks = self._is_spread, 0
+        optimizer.looks = 0
         self._model.train_function = again
         return again.take(batch, spec)
 
@@ -170,7 +169,7 @@ class RetriedSteps:
         elif isinstance(self._function, xla_steps.Steps):
             spec = spec or tf.nest.map_structure(tf.type_spec_from_value, batch)
             outputs = self._function.step(batch, spec, self._call)
-        elif not self._is_spread and (traced := _traced(self._function)):
+        elif spec is not None and (traced := _traced(self._function)):
             data = _iterator(batch, spec)  # No other trace than for those to come.
             self._save(traced.get_concrete_function(data).captured_inputs)
             outputs = self._function(data)

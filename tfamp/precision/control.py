@@ -153,14 +153,10 @@ def disable() -> None:
     Models that were built or compiled in between keep their precision and optimizer,
     traced functions their bias gradients, and XLA the flags that it has read.
     """
-    global _session
-    if _session is None:
-        return
-    if own := _own_rewrite():
-        switch.restore(own.before)
-    policy.write(_session.before)
-    _session = None
-    _refresh_hooks()
+    if _session is not None:
+        own = _own_rewrite()
+        rewrite = own.before if own else switch.snapshot()
+        _restore(None, (_session.before, rewrite))
 
 
 @contextlib.contextmanager
