@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -49,6 +49,14 @@ def whole(gradient: Any) -> Any:
     rows = isinstance(gradient, tf.IndexedSlices) and gradient.indices
     summed = tf.is_symbolic_tensor(rows) and rows.op.type == "Unique"
     return tf.convert_to_tensor(gradient) if summed else gradient
+
+
+def map_values(function: Callable, gradient: Any) -> Any:
+    """Returns a gradient with what a function makes of its numbers; rows stay rows."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return function(gradient)
+    values = function(gradient.values)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:

@@ -87,10 +87,9 @@ def _graph():
 def _or_zeros(grad, source, finite):
     if grad is None or keras_optimizers.overwrites_with_gradient(source):
         return grad
-    if isinstance(grad, tf.IndexedSlices):
-        values = tf.where(finite, grad.values, tf.zeros([], grad.dtype))
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return tf.where(finite, grad, tf.zeros([], grad.dtype))
+    return keras_optimizers.map_values(
+        lambda x: tf.where(finite, x, tf.zeros([], x.dtype)), grad
+    )
 
 
 class _Now(threading.local):

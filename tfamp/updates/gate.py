@@ -44,15 +44,12 @@ def unscale(grads: Sequence, variables: Sequence, scale) -> list:
     return [
         grad
         if grad is None or keras_optimizers.overwrites_with_gradient(variable)
-        else _divide_f32(grad, scale)
+        else keras_optimizers.map_values(lambda x: _divide_f32(x, scale), grad)
         for grad, variable in zip(grads, variables, strict=True)
     ]
 
 
 def _divide_f32(grad, scale):
-    if isinstance(grad, tf.IndexedSlices):
-        values = _divide_f32(grad.values, scale)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     if grad.dtype == tf.float64:
         return grad / tf.cast(scale, tf.float64)
     # Not times 1 / scale, which is subnormal, and flushed to 0, above 2**126.
