@@ -68,13 +68,13 @@ def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
 def foreign_part(optimizer, variables: Sequence) -> Any:
     """Returns what of an update is not Keras' own code, or ours; None if all is.
 
-    That is: the optimizer, its schedule, and the constraints of the variables. XLA is
-    known to compile Keras' own.
+    That is: the optimizers, their schedules, and the constraints of the variables. XLA
+    is known to compile Keras' own.
     """
-    rate = vars(optimizer).get("_learning_rate", foreign_part)  # Keras 3.15; else: no.
-    parts = [optimizer, *(getattr(v, "constraint", None) for v in variables)]
-    if not isinstance(rate, keras.Variable):
-        parts.append(rate)
+    parts = [getattr(v, "constraint", None) for v in variables]
+    for each in member_optimizers(optimizer):
+        rate = vars(each).get("_learning_rate", foreign_part)  # Keras 3.15; else: no.
+        parts += [each] if isinstance(rate, keras.Variable) else [each, rate]
     ours = "keras.", "tfamp."
     return next((p for p in parts if p and not _module(p).startswith(ours)), None)
 

@@ -250,11 +250,10 @@ def _way(optimizer, grads, variables, jit_compile):
     if not jit_compile or not tf.inside_function() or tf.distribute.has_strategy():
         return "plain"
     accumulates = replicas.accumulates(optimizer)
-    members = keras_optimizers.member_optimizers(optimizer)
     if graph_context.in_xla():
-        foreign = [keras_optimizers.foreign_part(x, variables) for x in members]
+        foreign = keras_optimizers.foreign_part(optimizer, variables)
         # Else a branch, which XLA compiles as well.
-        return "masked" if not accumulates and not any(foreign) else "plain"
+        return "masked" if not accumulates and not foreign else "plain"
     any_kind = jit_compile is True
     possible = not compiled.reason_against(optimizer, variables, any_kind)
     if graph_context.one_device() == "GPU":
