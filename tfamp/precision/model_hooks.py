@@ -22,15 +22,21 @@ import tensorflow as tf
 
 from tfamp import errors, records
 from tfamp.facts import names, user_code
-from tfamp.graph_rewrite import first_step
-from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.graph_rewrite import first_step, switch
 from tfamp.inspect import model_inputs, quantized, structure, traces
 from tfamp.keras_patches import compiling, hooks, patches, xla_steps
 from tfamp.kernels import clusters
 from tfamp.loss_scaling import optimizer, train_steps
 from tfamp.operators import promotion, reductions
-from tfamp.precision import assigned, described, healed, plan, policy, rules
-from tfamp.precision import overrides as overriding
+from tfamp.precision import (
+    assigned,
+    described,
+    healed,
+    overrides,
+    plan,
+    policy,
+    rules,
+)
 from tfamp.precision.settings import OFF, Settings
 from tfamp.storage import low_bit
 
@@ -115,7 +121,7 @@ class _Enabled:
     def before_compile(self, model, arguments):
         low_bit.store_slots(model, arguments["optimizer"], self._state)
         policy.warn_of_floatx()
-        if graph_rewrite.active() is not None:
+        if switch.active() is not None:
             first_step.check_policies(model)
             first_step.keep_from_xla(model, arguments)
         now = records.of(model).enabled
@@ -163,7 +169,7 @@ class _Enabled:
         original(model)  # Layers that it built late may have been assigned.
 
     def _before_training(self, model):
-        if graph_rewrite.active() is not None:
+        if switch.active() is not None:
             first_step.check_policies(model)
         self.give_compiled(model)
         kinds = {quantized.quantization_of(x) for x in names.flatten_layers(model)}
@@ -217,7 +223,7 @@ class _Enabled:
         reductions.HOOKS.add(layer.activity_regularizer)
         around = names.resolve(_PATH, str)()
         path = f"{around}/{layer.name}" if around else layer.name
-        override = overriding.find((path,), self.settings.overrides)
+        override = overrides.find((path,), self.settings.overrides)
         if override and not isinstance(layer, keras.Model):
             row = override.mode.policy, override.reason
             return assigned.assign(layer, {id(layer): row}, forget=False)

@@ -171,7 +171,12 @@ def describe(
         attention=long_attention.describe(),
         xla=_describe_xla(settings.options.xla_flags),
         float32_layers=_describe_float32(settings),
-        healed=errors.examples(_describe_healed()) or "none",
+        healed=errors.examples(
+            f"{layer.path or layer.name!r} (up to {record.overflow:g})"
+            for layer, record in records.every()
+            if record.overflow is not None
+        )
+        or "none",
         formats_meet=errors.examples(again.lines()) or "none seen",
         versions=_describe_versions(devices),
     )
@@ -252,14 +257,6 @@ def _describe_float32(settings):
         return listed
     each = ", ".join(f"{x.what} ({x.ratio} times)" for x in slow_layers.SLOW)
     return f"{listed}; {slow}: {each}"
-
-
-def _describe_healed():
-    return [
-        f"{layer.path or layer.name!r} (up to {record.overflow:g})"
-        for layer, record in records.every()
-        if record.overflow is not None
-    ]
 
 
 def _describe_versions(devices):
