@@ -82,8 +82,7 @@ def _hook(name, gathers):
             finally:
                 model.jit_compile = True
         if model.jit_compile or gathers():
-            steps = Steps(model, _KINDS[name], function, plain, gathers())
-            setattr(model, name, steps)
+            setattr(model, name, Steps(model, _KINDS[name], function, plain, gathers()))
         return getattr(model, name)
 
     return make_function

@@ -125,7 +125,11 @@ class RetriedSteps:
                 break
             scale *= _HIGHER
         if is_first:
-            self._tell(first, scale, optimizer.retried_steps - before)
+            user_code.log(
+                f"Model '{self._model.name}': the loss scale begins at {scale:g}, not "
+                f"at {first:g}, where gradients overflow. The batch was taken "
+                f"{1 + optimizer.retried_steps - before} times, and no batch is lost."
+            )
         return outputs
 
     def _look(self, batch, spec, outputs):
@@ -147,13 +151,6 @@ class RetriedSteps:
         optimizer.looks = 0
         self._model.train_function = again
         return again.take(batch, spec)
-
-    def _tell(self, first, scale, times):
-        user_code.log(
-            f"Model '{self._model.name}': the loss scale begins at {scale:g}, not at "
-            f"{first:g}, where gradients overflow. The batch was taken {1 + times} "
-            "times, and no batch is lost."
-        )
 
     def _attempt(self, batch, spec, scale=None):
         """Takes a step, again if with a scale; returns what it does, and if it fits."""

@@ -154,8 +154,7 @@ class _Enabled:
                 self._before_training(model)
         original(model, *args, **kwargs)
         if self.settings.scaling is not False:
-            assigns = self._options.heal
-            heal = functools.partial(healed.heal, model, assigns=assigns)
+            heal = functools.partial(healed.heal, model, assigns=self._options.heal)
             optimizer.watch_steps(model, heal)
         if not hasattr(model.train_function, "then_function"):
             look = first_step.look(model, is_new)
@@ -203,8 +202,7 @@ class _Enabled:
             if is_given:
                 records.of(layer).enabled.planned = None
             raise
-        widens = self._options.float32_outputs
-        return promotion.widened(outputs) if widens else outputs
+        return promotion.widened(outputs) if self._options.float32_outputs else outputs
 
     def _is_inside(self, args, kwargs):
         """Whether a layer or model makes this call, or it makes a graph of layers."""
