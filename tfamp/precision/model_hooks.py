@@ -70,7 +70,8 @@ def remove() -> None:
     while _enabled and _enabled.hooks:
         _enabled.hooks.pop().remove()
     _enabled = None
-    records.forget_enable()
+    for _, record in records.every():
+        record.enabled = records.Enabled()
     first_step.forget()
 
 
