@@ -69,12 +69,6 @@ def of(layer: keras.layers.Layer) -> Record:
     return record if record is not None else _records.setdefault(layer, Record())
 
 
-def forget_enable() -> None:
-    """Forgets what the `enable` that ends knows."""
-    for _, record in every():
-        record.enabled = Enabled()
-
-
 def every() -> list[tuple[keras.layers.Layer, Record]]:
     """Returns each layer and model that has a record, and its record."""
     # All at once: another thread may add one.

@@ -82,10 +82,8 @@ def transforming(transform: OptimizerTransform) -> Iterator[None]:
 
 def keras_own_compile() -> Callable:
     """Returns the `compile` of Keras' models, without what replaces it."""
-    function = patches.trainer_class().compile
-    while hook := getattr(function, "hook", None):
-        function = hook.original
-    return function
+    replaced = patches.trainer_class().compile
+    return inspect.unwrap(replaced, stop=lambda x: not hasattr(x, "hook"))
 
 
 def is_being_made(model: keras.Model) -> bool:

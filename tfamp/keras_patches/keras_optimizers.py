@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -51,6 +51,14 @@ def whole(gradient: Any) -> Any:
     return tf.convert_to_tensor(gradient) if summed else gradient
 
 
+def map_values(function: Callable, gradient: Any) -> Any:
+    """Returns a gradient with what a function makes of its numbers; rows stay rows."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return function(gradient)
+    values = function(gradient.values)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
 def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers that apply gradients: a `MultiOptimizer`'s, or itself."""
     several = getattr(keras.optimizers, "MultiOptimizer", ())  # From Keras 3.15 on.
@@ -60,13 +68,13 @@ def member_optimizers(optimizer) -> list[keras.optimizers.Optimizer]:
 def foreign_part(optimizer, variables: Sequence) -> Any:
     """Returns what of an update is not Keras' own code, or ours; None if all is.
 
-    That is: the optimizer, its schedule, and the constraints of the variables. XLA is
-    known to compile Keras' own.
+    That is: the optimizers, their schedules, and the constraints of the variables. XLA
+    is known to compile Keras' own.
     """
-    rate = vars(optimizer).get("_learning_rate", foreign_part)  # Keras 3.15; else: no.
-    parts = [optimizer, *(getattr(v, "constraint", None) for v in variables)]
-    if not isinstance(rate, keras.Variable):
-        parts.append(rate)
+    parts = [getattr(v, "constraint", None) for v in variables]
+    for each in member_optimizers(optimizer):
+        rate = vars(each).get("_learning_rate", foreign_part)  # Keras 3.15; else: no.
+        parts += [each] if isinstance(rate, keras.Variable) else [each, rate]
     ours = "keras.", "tfamp."
     return next((p for p in parts if p and not _module(p).startswith(ours)), None)
 
@@ -90,17 +98,16 @@ def pairs(optimizer, grads: Sequence, variables: Sequence | None) -> tuple[list,
     grads = [None if grad is None else as_tensor(grad) for grad in grads]
     if not grads:
         return [], []
-    if not (optimizer.built or variables):
-        raise ValueError("The optimizer is not built: pass `trainable_variables`.")
+    # None of an optimizer that is not built.
     variables = list(variables or optimizer._trainable_variables)
+    if len(grads) != len(variables):
+        raise ValueError(
+            "There must be one gradient (or None) for each of `trainable_variables`. "
+            f"Received: {len(grads)} gradients and {len(variables)} variables."
+        )
     if not optimizer.built:
         with keras.name_scope(optimizer.name):
             optimizer.build(variables)
-    if len(grads) != len(variables):
-        raise ValueError(
-            "There must be one gradient (or None) for each variable. Received: "
-            f"{len(grads)} gradients and {len(variables)} variables."
-        )
     return grads, variables
 
 

@@ -82,8 +82,7 @@ def _hook(name, gathers):
             finally:
                 model.jit_compile = True
         if model.jit_compile or gathers():
-            steps = Steps(model, _KINDS[name], function, plain, gathers())
-            setattr(model, name, steps)
+            setattr(model, name, Steps(model, _KINDS[name], function, plain, gathers()))
         return getattr(model, name)
 
     return make_function
@@ -263,10 +262,8 @@ def _weighed(model):
             weigh()
 
         with contextlib.ExitStack() as stack:
-            if whole.built:
-                weigh()
-            else:
-                stack.enter_context(hooks.replaced([(whole, "build", build)]))
+            stack.enter_context(hooks.replaced([(whole, "build", build)]))
+            weigh()  # None yet, where it is not built.
             return original(y_true, y_pred, sample_weight)
 
     return hooks.replaced([(whole, "call", call)])

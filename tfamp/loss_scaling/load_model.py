@@ -1,6 +1,5 @@
 """Loads models whose optimizer was saved with loss scaling, or without it."""
 
-import contextlib
 import os
 import warnings
 import zipfile
@@ -82,7 +81,14 @@ def load_model(
         return optimizer.wrap_optimizer(original, **settings)
 
     custom_objects = {"Policy": keras.DTypePolicy, **(custom_objects or {})}
-    with compiling.transforming(transform), _lost_state_is_an_error(path):
+    has_slots = _has_slots(path)
+    with compiling.transforming(transform), warnings.catch_warnings():
+        # Keras only warns that an optimizer's state is lost; and warns, too, of an
+        # optimizer that was never built, and has none. Of what is no archive it is not
+        # known.
+        if has_slots is not None:
+            action = "error" if has_slots else "ignore"
+            warnings.filterwarnings(action, "Skipping variable loading")
         model = keras.models.load_model(path, custom_objects, compile, safe_mode)
     loaded = getattr(model, "optimizer", None)
     if compile and loaded is None and getattr(model, "compiled", False):
@@ -95,20 +101,6 @@ def load_model(
     if loss_scale is False and isinstance(loaded, optimizer.LossScaleOptimizer):
         _unwrap(model)
     return model
-
-
-@contextlib.contextmanager
-def _lost_state_is_an_error(path):
-    """Scopes an error in place of Keras' warning that an optimizer's state is lost.
-
-    Keras warns, too, of an optimizer that was never built, and has none: then not even
-    that. Of what is no archive it is not known.
-    """
-    with warnings.catch_warnings():
-        if (has_slots := _has_slots(path)) is not None:
-            action = "error" if has_slots else "ignore"
-            warnings.filterwarnings(action, "Skipping variable loading")
-        yield
 
 
 def _check_file(path):

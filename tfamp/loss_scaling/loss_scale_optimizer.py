@@ -110,8 +110,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         config = config or rule.LossScaleConfig.from_keywords(keywords)
         # Before Keras' constructor, which assigns what are properties of it here.
         object.__setattr__(self, "config", config)
-        scale, interval = config.initial_scale, config.growth_interval
-        super().__init__(inner_optimizer, scale, interval, name=name)
+        super().__init__(
+            inner_optimizer, config.initial_scale, config.growth_interval, name=name
+        )
         self.skipped_loss = skipped_loss.SkippedLoss()
         self.beside: Any = weakref.WeakSet()  # Plain ones, in steps that it scales.
         self._create_state()
@@ -208,11 +209,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Returns the loss scale, clamped to its bounds: float32 tensor []."""
         return rule.clamp_scale(self.config, self.state().scale.value)
 
-    @_NOT_CONVERTED
-    def check_finite(self, grads):
-        """Returns whether every unscaled gradient is finite: bool []."""
-        return gate.all_finite(grads, self.usable_scale())
-
     def build(self, var_list):
         """Builds the inner optimizer for a list of trainable variables."""
         if not var_list:
@@ -279,9 +275,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             skip=count_overflows,
             settle=settle or self.settle,
         )
-        jit, summed = self.config.jit_compile, skip_gradients_aggregation
+        jit = self.config.jit_compile
         with train_steps.suspended():
-            gate.take(step, grads, variables, inner, jit, summed)
+            gate.take(step, grads, variables, inner, jit, skip_gradients_aggregation)
 
     @_NOT_CONVERTED
     def apply_gradients(self, grads_and_vars, **keywords):

@@ -132,8 +132,9 @@ class LossScaleMonitor(keras.callbacks.Callback):
         optimizer = self._optimizer
         if optimizer.overflow_counts is None and optimizer.built:
             with self.model.distribute_strategy.scope():
-                size = len(self.model.trainable_variables)
-                optimizer.overflow_counts = OverflowCounts(size)
+                optimizer.overflow_counts = OverflowCounts(
+                    len(self.model.trainable_variables)
+                )
             self.model.make_train_function(force=True)
 
     def on_train_end(self, logs=None):

@@ -58,7 +58,6 @@ class RetriedSteps:
     ):
         self._model, self._function, self._heal = model, function, heal
         self._begins, self._saved, self._without = begins, None, ()
-        self._is_spread = True
         self._graph = tf.function(
             lambda batch: function(iter([batch])), autograph=False
         )
@@ -69,12 +68,11 @@ class RetriedSteps:
             if self._model.train_function is self:
                 self._model.train_function = self._function
             return self._function(data)
-        spec, outputs = getattr(data, "element_spec", None), None
-        # Batches of several replicas, or of `train_on_batch`.
-        self._is_spread = not isinstance(data, tf.data.Iterator)
-        steps = self
+        outputs, steps = None, self
+        spec = data.element_spec if isinstance(data, tf.data.Iterator) else None
         for batch in itertools.islice(data, self._model.steps_per_execution):
-            if spec is None:  # Of `train_on_batch`: arrays, and None for no weights.
+            # Of `train_on_batch`: arrays, and None for no weights.
+            if not hasattr(data, "element_spec"):
                 while batch[-1] is None:
                     batch = batch[:-1]
                 if any(x is None for x in batch):  # Weights, but no targets.
@@ -93,7 +91,8 @@ class RetriedSteps:
 
         Args:
           batch: The batch, tensors in any structure.
-          spec: The `element_spec` of its dataset; None for none.
+          spec: The `element_spec` of its dataset; None for a batch of several
+            replicas, or of `train_on_batch`.
         """
         optimizer, self._saved = self._model.optimizer, None
         is_first = self._begins > 0 or not train_steps.updates(optimizer)
@@ -107,9 +106,9 @@ class RetriedSteps:
         self._begins = 0
         if not optimizer.skipped_loss.was_finite():
             return self._look(batch, spec, outputs)
-        if not _may_search(optimizer):
-            return outputs
-        lowest, lower = _lowest(optimizer), _LOWER if is_first else _NEXT
+        # A static scale is the only one that can be tried.
+        lowest = optimizer.config.min_scale if optimizer.config.dynamic else first
+        lower = _LOWER if is_first else _NEXT
         scale = failed = first
         while not fits and scale > lowest and _has_tries(optimizer):
             failed, scale = scale, max(scale * lower, lowest)
@@ -126,7 +125,11 @@ class RetriedSteps:
                 break
             scale *= _HIGHER
         if is_first:
-            self._tell(first, scale, optimizer.retried_steps - before)
+            user_code.log(
+                f"Model '{self._model.name}': the loss scale begins at {scale:g}, not "
+                f"at {first:g}, where gradients overflow. The batch was taken "
+                f"{1 + optimizer.retried_steps - before} times, and no batch is lost."
+            )
         return outputs
 
     def _look(self, batch, spec, outputs):
@@ -145,16 +148,9 @@ class RetriedSteps:
         optimizer.retried_until_healed = optimizer.retried_steps
         self._model.make_train_function()  # It was forgotten.
         again = RetriedSteps(self._model, _plain(self._model), self._heal, begins=1)
-        again._is_spread, optimizer.looks = self._is_spread, 0
+        optimizer.looks = 0
         self._model.train_function = again
         return again.take(batch, spec)
-
-    def _tell(self, first, scale, times):
-        user_code.log(
-            f"Model '{self._model.name}': the loss scale begins at {scale:g}, not at "
-            f"{first:g}, where gradients overflow. The batch was taken {1 + times} "
-            "times, and no batch is lost."
-        )
 
     def _attempt(self, batch, spec, scale=None):
         """Takes a step, again if with a scale; returns what it does, and if it fits."""
@@ -170,7 +166,7 @@ class RetriedSteps:
         elif isinstance(self._function, xla_steps.Steps):
             spec = spec or tf.nest.map_structure(tf.type_spec_from_value, batch)
             outputs = self._function.step(batch, spec, self._call)
-        elif not self._is_spread and (traced := _traced(self._function)):
+        elif spec is not None and (traced := _traced(self._function)):
             data = _iterator(batch, spec)  # No other trace than for those to come.
             self._save(traced.get_concrete_function(data).captured_inputs)
             outputs = self._function(data)
@@ -238,18 +234,6 @@ def _searches(model):
     return optimizer.looks < _LOOKS and train_steps.updates(optimizer) <= most
 
 
-def _may_search(optimizer):
-    """Whether there are retries left, or none is needed: the scale is the smallest."""
-    at_lowest = float(optimizer.usable_scale()) <= _lowest(optimizer)
-    return at_lowest or _has_tries(optimizer)
-
-
-def _lowest(optimizer):
-    """Returns the smallest scale that can be tried; a static one is the only one."""
-    config = optimizer.config
-    return config.min_scale if config.dynamic else float(optimizer.usable_scale())
-
-
 def _has_tries(optimizer):
     spent = optimizer.retried_steps - optimizer.retried_until_healed
     return spent < _MOST - 1  # One more may be needed to go back.
@@ -279,18 +263,15 @@ def watch(model: keras.Model, heal: Heal, skips_most: bool = False) -> None:
       heal: Looks into the batch of a step that fits at no scale.
       skips_most: Whether most steps of its last epoch were skipped.
     """
-    function = model.train_function
+    function, optimizer = model.train_function, model.optimizer
     if function is None or isinstance(function, RetriedSteps):
+        return
+    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.looks >= _LOOKS:
         return
     if model.run_eagerly and train_steps.HOOKS.scales(model):
         return  # Nobody knows what such a step writes.
-    is_stuck = _is_stuck(model.optimizer, skips_most)
+    in_a_row = int(optimizer.consecutive_skipped_steps.numpy())
+    is_stuck = skips_most or in_a_row >= _STUCK
     if is_stuck or _searches(model):
         begins = _SETTLED * is_stuck
         model.train_function = RetriedSteps(model, function, heal, begins)
-
-
-def _is_stuck(optimizer, skips_most):
-    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.looks >= _LOOKS:
-        return False
-    return skips_most or int(optimizer.consecutive_skipped_steps.numpy()) >= _STUCK

@@ -3,33 +3,29 @@
 Only a step that was skipped looks at it: no other one has anything to do.
 """
 
-import threading
+import contextvars
 import weakref
 from typing import Any
 
 import tensorflow as tf
 
-
-class _Now(threading.local):
-    loss: Any = None  # Function that returns the loss that was scaled last.
-
-
-_now = _Now()
+# Function that returns the loss that was scaled last in this thread.
+_loss = contextvars.ContextVar[Any]("loss", default=lambda: None)
 
 
 def note(loss: Any) -> None:
     """Notes the loss of a step in this thread, before it is scaled."""
     tensors = [x for x in tf.nest.flatten(loss) if isinstance(x, tf.Tensor)]
-    _now.loss = None
+    _loss.set(lambda: None)
     if len(tensors) == 1:  # A symbol lives as long as its graph, which must end.
         loss = tensors[0]
         is_symbol = tf.is_symbolic_tensor(loss)
-        _now.loss = weakref.ref(loss) if is_symbol else lambda: loss
+        _loss.set(weakref.ref(loss) if is_symbol else lambda: loss)
 
 
 def last() -> Any:
     """Returns the loss that was noted last, if the step that runs computed it."""
-    loss = _now.loss and _now.loss()
+    loss = _loss.get()()
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not getattr(loss, "graph", None) and graph is not None:
         graph = getattr(graph, "outer_graph", None)  # A branch or program of it.

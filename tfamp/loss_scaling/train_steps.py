@@ -87,10 +87,9 @@ def _graph():
 def _or_zeros(grad, source, finite):
     if grad is None or keras_optimizers.overwrites_with_gradient(source):
         return grad
-    if isinstance(grad, tf.IndexedSlices):
-        values = tf.where(finite, grad.values, tf.zeros([], grad.dtype))
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return tf.where(finite, grad, tf.zeros([], grad.dtype))
+    return keras_optimizers.map_values(
+        lambda x: tf.where(finite, x, tf.zeros([], x.dtype)), grad
+    )
 
 
 class _Now(threading.local):
@@ -288,11 +287,6 @@ def _tell_of_loops():
 
 
 class _Hooks(hooks.HookGroup):
-    def install(self) -> None:
-        if not self.in_force():
-            input_gradients.forget()
-        super().install()
-
     def add(self, kind: type) -> None:
         """Hooks the `train_step` of a model's class, too, if it is the user's own."""
         owner = hooks.owner_of(kind, "train_step")

@@ -85,9 +85,8 @@ def keep(model: keras.Model, planned: plan.Plan, takes_over: bool) -> None:
         root = last and last.root()
         if root is None or id(root) in inside:
             return True
-        if not takes_over or not records.of(root).precision_is_set:
-            return takes_over
-        return records.of(planned.model).precision_is_set
+        theirs, ours = (records.of(x).precision_is_set for x in (root, planned.model))
+        return takes_over and (ours or not theirs)
 
     rows = {
         key: row

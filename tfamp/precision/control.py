@@ -1,7 +1,6 @@
 """`enable`, `disable`, `status`, and the graph rewrite by itself: what users call."""
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -34,13 +33,10 @@ _session: _Session | None = None
 _lock = threading.RLock()  # The session and the globals change together.
 
 
-def _locked(function):
-    @functools.wraps(function)
-    def locked(*args, **kwargs):
-        with _lock:
-            return function(*args, **kwargs)
-
-    return locked
+@contextlib.contextmanager
+def _locked():
+    with _lock:
+        yield
 
 
 def enable(
@@ -125,7 +121,7 @@ def _own_rewrite() -> switch.Rewrite | None:
     return own if own is switch.active() else None
 
 
-@_locked
+@_locked()
 def _start(options: Options):
     global _session
     settings = parse(options, _own_rewrite() is not None)
@@ -146,21 +142,17 @@ def _start(options: Options):
     return described
 
 
-@_locked
+@_locked()
 def disable() -> None:
     """Restores the state before the first `enable` exactly; idempotent.
 
     Models that were built or compiled in between keep their precision and optimizer,
     traced functions their bias gradients, and XLA the flags that it has read.
     """
-    global _session
-    if _session is None:
-        return
-    if own := _own_rewrite():
-        switch.restore(own.before)
-    policy.write(_session.before)
-    _session = None
-    _refresh_hooks()
+    if _session is not None:
+        own = _own_rewrite()
+        rewrite = own.before if own else switch.snapshot()
+        _restore(None, (_session.before, rewrite))
 
 
 @contextlib.contextmanager
@@ -191,7 +183,7 @@ def _read():
     return policy.read(), switch.snapshot()
 
 
-@_locked
+@_locked()
 def _restore(session, state):
     """Goes back to a session, or to none, and to the globals as they were then."""
     global _session
@@ -242,7 +234,7 @@ def status() -> Status:
 # ---- The graph rewrite by itself ----
 
 
-@_locked
+@_locked()
 def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> Status:
     """Makes TensorFlow rewrite graphs to 16 bits from the next call on.
 
@@ -295,7 +287,7 @@ def enable_graph_rewrite(dtype: str = "auto", **edits: Iterable[str] | str) -> S
     return status()
 
 
-@_locked
+@_locked()
 def disable_graph_rewrite() -> None:
     """Restores all options and environment variables exactly; idempotent."""
     global _session

@@ -10,7 +10,6 @@
 | the first training step | patterns that matched nothing are an error |
 | that under a rewrite | what was rewritten is looked at, and said |
 
-`_Enabled` has the hooks, `_Plans` what a model gets.
 """
 
 import contextlib
@@ -23,15 +22,21 @@ import tensorflow as tf
 
 from tfamp import errors, records
 from tfamp.facts import names, user_code
-from tfamp.graph_rewrite import first_step
-from tfamp.graph_rewrite import switch as graph_rewrite
+from tfamp.graph_rewrite import first_step, switch
 from tfamp.inspect import model_inputs, quantized, structure, traces
 from tfamp.keras_patches import compiling, hooks, patches, xla_steps
 from tfamp.kernels import clusters
 from tfamp.loss_scaling import optimizer, train_steps
 from tfamp.operators import promotion, reductions
-from tfamp.precision import assigned, described, healed, plan, policy, rules
-from tfamp.precision import overrides as overriding
+from tfamp.precision import (
+    assigned,
+    described,
+    healed,
+    overrides,
+    plan,
+    policy,
+    rules,
+)
 from tfamp.precision.settings import OFF, Settings
 from tfamp.storage import low_bit
 
@@ -65,7 +70,8 @@ def remove() -> None:
     while _enabled and _enabled.hooks:
         _enabled.hooks.pop().remove()
     _enabled = None
-    records.forget_enable()
+    for _, record in records.every():
+        record.enabled = records.Enabled()
     first_step.forget()
 
 
@@ -85,7 +91,7 @@ def as_enabled(model: keras.Model, inputs: Any) -> contextlib.AbstractContextMan
         or described.is_of_another(model, _enabled.settings.mode.policy)
     ):
         return contextlib.nullcontext()
-    planned = _enabled.plans.of(model, rules.traced_by(model, inputs))
+    planned = _enabled.plan_of(model, rules.traced_by(model, inputs))
     return assigned.assigned(model, planned)
 
 
@@ -100,11 +106,12 @@ def is_unscaled() -> bool:
 
 
 class _Enabled:
-    """The hooks of one `enable`; see `install`."""
+    """The hooks of one `enable`, and the plans that it gives models; see `install`."""
 
     def __init__(self, settings):
-        self.settings, self.hooks, self.plans = settings, [], _Plans(settings)
+        self.settings, self.hooks, self._policy = settings, [], settings.mode.policy
         self._options, self._state = settings.options, settings.options.optimizer_state
+        self._matched: set[str] = set()  # Patterns that have matched in any model.
         # The last one returns None where no file is being loaded.
         self._attribute, self._is_stateless, self._loading = map(
             names.resolve, patches.CALLS
@@ -115,12 +122,12 @@ class _Enabled:
     def before_compile(self, model, arguments):
         low_bit.store_slots(model, arguments["optimizer"], self._state)
         policy.warn_of_floatx()
-        if graph_rewrite.active() is not None:
+        if switch.active() is not None:
             first_step.check_policies(model)
             first_step.keep_from_xla(model, arguments)
         now = records.of(model).enabled
         now.compiled, now.scales_loss = now.compiled or next(_compiled), False
-        self.plans.give_compiled(model)
+        self.give_compiled(model)
 
     def scale(self, model, unscaled):
         """Returns the optimizer to compile with."""
@@ -148,8 +155,7 @@ class _Enabled:
                 self._before_training(model)
         original(model, *args, **kwargs)
         if self.settings.scaling is not False:
-            assigns = self._options.heal
-            heal = functools.partial(healed.heal, model, assigns=assigns)
+            heal = functools.partial(healed.heal, model, assigns=self._options.heal)
             optimizer.watch_steps(model, heal)
         if not hasattr(model.train_function, "then_function"):
             look = first_step.look(model, is_new)
@@ -163,9 +169,9 @@ class _Enabled:
         original(model)  # Layers that it built late may have been assigned.
 
     def _before_training(self, model):
-        if graph_rewrite.active() is not None:
+        if switch.active() is not None:
             first_step.check_policies(model)
-        self.plans.give_compiled(model)
+        self.give_compiled(model)
         kinds = {quantized.quantization_of(x) for x in names.flatten_layers(model)}
         quantized.check_graph(model, quantized.FLOAT8 in kinds)
         if self._options.weights != "float32" and model.optimizer:
@@ -190,15 +196,14 @@ class _Enabled:
                 described.add_override(error, layer)
                 raise
         gives = not self._is_stateless()
-        is_given = gives and self.plans.give_called(layer, args, kwargs)
+        is_given = gives and self.give_called(layer, args, kwargs)
         try:
             outputs = original(layer, *args, **kwargs)
         except BaseException:
             if is_given:
                 records.of(layer).enabled.planned = None
             raise
-        widens = self._options.float32_outputs
-        return promotion.widened(outputs) if widens else outputs
+        return promotion.widened(outputs) if self._options.float32_outputs else outputs
 
     def _is_inside(self, args, kwargs):
         """Whether a layer or model makes this call, or it makes a graph of layers."""
@@ -211,13 +216,13 @@ class _Enabled:
         """Gives a layer what its first call needs; scopes what is for that alone."""
         now, held = records.of(layer).enabled, structure.policy(layer)
         now.was_called = True
-        is_other = held.name != self.settings.mode.policy
+        is_other = held.name != self._policy
         if is_other and not layer.built and self._loading() is None:
             now.is_explicit = not policy.was_global(held)
         reductions.HOOKS.add(layer.activity_regularizer)
         around = names.resolve(_PATH, str)()
         path = f"{around}/{layer.name}" if around else layer.name
-        override = overriding.find((path,), self.settings.overrides)
+        override = overrides.find((path,), self.settings.overrides)
         if override and not isinstance(layer, keras.Model):
             row = override.mode.policy, override.reason
             return assigned.assign(layer, {id(layer): row}, forget=False)
@@ -225,26 +230,27 @@ class _Enabled:
             assigned.assign(layer, {id(layer): row}, forget=False)
         return contextlib.nullcontext()
 
+    # ---- Plans ----
 
-class _Plans:
-    """The plans that one `enable` gives models, when they are compiled or called."""
+    def plan_of(self, root, traced=None, check=False):
+        """Returns the plan of a model, or of one around it.
 
-    def __init__(self, settings):
-        self._settings, self._policy = settings, settings.mode.policy
-        self._matched: set[str] = set()  # Patterns that have matched in any model.
-
-    def of(self, root, traced=None):
-        """Returns the plan of a model, or of one around it."""
-        settings, keeps = self._settings, plan.keeps_unlike(self._policy)
+        `check`: patterns that have matched in no model yet are an error.
+        """
+        settings, keeps = self.settings, plan.keeps_unlike(self._policy)
         traced = traced or rules.latest(root)
-        return plan.Plan(
+        planned = plan.Plan(
             root, settings.mode, settings.overrides, traced, keeps, settings.remat
         )
+        self._matched |= planned.matched
+        if check:
+            planned.check(self._matched)
+        return planned
 
     def give_compiled(self, model):
         """Gives a compiled model's layers their plan; says if it is older."""
         record = records.of(model)
-        if self._settings is OFF or record.precision_is_set:
+        if self.settings is OFF or record.precision_is_set:
             return
         now, layers = record.enabled, structure.layer_ids(model)
         is_being_made = compiling.is_being_made(model)
@@ -253,14 +259,14 @@ class _Plans:
         if described.is_of_another(model, self._policy):
             others = [model]
         elif now.planned == layers:
-            self._checked(model, None, check)
+            self.plan_of(model, None, check)
         else:
             now.planned = None
-            if is_built and self._settings.is_mixed:
+            if is_built and self.settings.is_mixed:
                 with contextlib.suppress(errors.ExportError):
                     traced = rules.traced_by(model)
             self._give(model, model, traced, check, takes_over=True)
-            if traced or not self._settings.is_mixed:  # Else its first call will.
+            if traced or not self.settings.is_mixed:  # Else its first call will.
                 now.planned = layers
         if is_built and not others:
             others = described.others(model, self._policy)
@@ -306,18 +312,10 @@ class _Plans:
 
     def _give(self, root, model, traced, check, takes_over=False):
         """Gives a model's layers what a plan says; `takes_over`: it is compiled."""
-        planned = self._checked(root, traced, check)
+        planned = self.plan_of(root, traced, check)
         assigned.keep(model, planned, takes_over)
-        if lost := described.unsaved(planned) if self._settings.overrides else "":
+        if lost := described.unsaved(planned) if self.settings.overrides else "":
             user_code.log(lost)
         described.tell_of_trace(model, traced)
         if check:
-            described.tell_of_slow(model, self._settings.mode.compute_format)
-
-    def _checked(self, root, traced, check):
-        """Returns a plan; `check`: patterns that matched no model yet are an error."""
-        planned = self.of(root, traced)
-        self._matched |= planned.matched
-        if check:
-            planned.check(self._matched)
-        return planned
+            described.tell_of_slow(model, self.settings.mode.compute_format)

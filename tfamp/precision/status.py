@@ -135,7 +135,10 @@ def describe(
     state, active = policy.read(), switch.active()
     change = _change(settings, state, thread)
     seen = first_step.last_report() if active else None
-    effective = _mode_of(state, devices)
+    effective = state.dtype_policy.name
+    tf32 = state.tensor_float_32 and hardware.format_support("tf32", devices).supported
+    if effective == "float32" and tf32:
+        effective = "tf32"
     if seen and seen.effective:
         effective = f"mixed_{seen.effective}"
     elif not change and rewrite is None:
@@ -146,7 +149,8 @@ def describe(
         reason=change or "; ".join([settings.reason, *NOTES]),
         device=hardware.device_label(devices),
         dtype_policy=state.dtype_policy.name,
-        overrides=_describe_overrides(settings.overrides),
+        overrides=", ".join(f"{x.pattern!r}: {x.mode.name}" for x in settings.overrides)
+        or "none",
         remat=_describe_remat(settings.remat),
         optimizer_state=settings.options.optimizer_state,
         weights=settings.options.weights,
@@ -167,17 +171,15 @@ def describe(
         attention=long_attention.describe(),
         xla=_describe_xla(settings.options.xla_flags),
         float32_layers=_describe_float32(settings),
-        healed=errors.examples(_describe_healed()) or "none",
+        healed=errors.examples(
+            f"{layer.path or layer.name!r} (up to {record.overflow:g})"
+            for layer, record in records.every()
+            if record.overflow is not None
+        )
+        or "none",
         formats_meet=errors.examples(again.lines()) or "none seen",
         versions=_describe_versions(devices),
     )
-
-
-def _mode_of(state, devices):
-    """Returns the mode that the globals are, or the policy's name if it is none's."""
-    tf32 = state.tensor_float_32 and hardware.format_support("tf32", devices).supported
-    name = state.dtype_policy.name
-    return "tf32" if name == "float32" and tf32 else name
 
 
 def _change(settings, state, thread):
@@ -203,12 +205,6 @@ def _describe_rewrite(active, seen):
         return "off"
     requested = f"{active.dtype} requested ({active.reason})"
     return str(seen or f"{requested}; no training step seen yet")
-
-
-def _describe_overrides(overrides):
-    return (
-        ", ".join(f"{each.pattern!r}: {each.mode.name}" for each in overrides) or "none"
-    )
 
 
 def _describe_remat(patterns):
@@ -261,14 +257,6 @@ def _describe_float32(settings):
         return listed
     each = ", ".join(f"{x.what} ({x.ratio} times)" for x in slow_layers.SLOW)
     return f"{listed}; {slow}: {each}"
-
-
-def _describe_healed():
-    return [
-        f"{layer.path or layer.name!r} (up to {record.overflow:g})"
-        for layer, record in records.every()
-        if record.overflow is not None
-    ]
 
 
 def _describe_versions(devices):

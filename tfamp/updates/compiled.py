@@ -37,9 +37,7 @@ def reason_against(optimizer, variables: Sequence, any_kind: bool = False) -> st
       any_kind: Whether it may be another than Keras' own, which XLA is known to
         compile.
     """
-    members = keras_optimizers.member_optimizers(optimizer)
-    parts = (keras_optimizers.foreign_part(x, variables) for x in members)
-    foreign = next(filter(None, parts), None)
+    foreign = keras_optimizers.foreign_part(optimizer, variables)
     written = [*variables, *optimizer.variables]
     natives = keras_optimizers.native(written)
     if not tf.inside_function():

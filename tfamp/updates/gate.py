@@ -44,15 +44,12 @@ def unscale(grads: Sequence, variables: Sequence, scale) -> list:
     return [
         grad
         if grad is None or keras_optimizers.overwrites_with_gradient(variable)
-        else _divide_f32(grad, scale)
+        else keras_optimizers.map_values(lambda x: _divide_f32(x, scale), grad)
         for grad, variable in zip(grads, variables, strict=True)
     ]
 
 
 def _divide_f32(grad, scale):
-    if isinstance(grad, tf.IndexedSlices):
-        values = _divide_f32(grad.values, scale)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     if grad.dtype == tf.float64:
         return grad / tf.cast(scale, tf.float64)
     # Not times 1 / scale, which is subnormal, and flushed to 0, above 2**126.
@@ -253,11 +250,10 @@ def _way(optimizer, grads, variables, jit_compile):
     if not jit_compile or not tf.inside_function() or tf.distribute.has_strategy():
         return "plain"
     accumulates = replicas.accumulates(optimizer)
-    members = keras_optimizers.member_optimizers(optimizer)
     if graph_context.in_xla():
-        foreign = [keras_optimizers.foreign_part(x, variables) for x in members]
+        foreign = keras_optimizers.foreign_part(optimizer, variables)
         # Else a branch, which XLA compiles as well.
-        return "masked" if not accumulates and not any(foreign) else "plain"
+        return "masked" if not accumulates and not foreign else "plain"
     any_kind = jit_compile is True
     possible = not compiled.reason_against(optimizer, variables, any_kind)
     if graph_context.one_device() == "GPU":
