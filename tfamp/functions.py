@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import symtable
 import sys
 import sysconfig
 import traceback
@@ -23,7 +24,6 @@ _NOT_THEIRS = tuple(
 )
 _PACKAGES = {"site-packages", "dist-packages"}
 _TRACED = "__autograph_generated_file"  # What TensorFlow makes of a user's file.
-_DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 
 def name_of(function: str | Callable[..., Any]) -> str:
@@ -80,23 +80,18 @@ def _file_of(module):
 
 def _check_there(function, name, file):
     """Raises ValueError unless a file has a function of a name at its top level."""
+    source = pathlib.Path(file).read_bytes()
     try:
-        tree = ast.parse(pathlib.Path(file).read_bytes(), filename=file)
+        tree = ast.parse(source, filename=file)
+        symbols = symtable.symtable(source, file, "exec").get_symbols()
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{file} cannot be read as Python: {error}.") from error
-    names, nodes = set(), [tree]
-    for node in nodes:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, _DEFINITIONS):
-                names.add(child.name)
-                continue  # What is in it is not at the top level.
-            if isinstance(child, ast.alias):
-                names.add(child.asname or child.name)
-            elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-                names.add(child.id)
-            nodes.append(child)
-    if names.isdisjoint({name, "*", "__getattr__"}):  # Those may give any.
-        there = [x.name for x in tree.body if isinstance(x, _DEFINITIONS[:2])]
+    names = {x.get_name() for x in symbols if x.is_local()}
+    imports = {x.name for x in ast.walk(tree) if isinstance(x, ast.alias)}
+    # The last two may give any.
+    if names.isdisjoint({name, "__getattr__"}) and "*" not in imports:
+        functions = ast.FunctionDef, ast.AsyncFunctionDef
+        there = [x.name for x in tree.body if isinstance(x, functions)]
         there = difflib.get_close_matches(name, there) or there[:5]
         known = f"one that {file} has: {', '.join(there)}"
         raise ValueError(

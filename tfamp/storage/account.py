@@ -283,14 +283,8 @@ class _Watched:
                 with hooks.replaced([(model.optimizer, "apply", self._apply)]):
                     graph = step.get_concrete_function(batch).graph
                     if model.jit_compile:
-                        self._compile(step, batch)
+                        self.compiled, self.reason = xla_buffers.held(step, batch)
                 return graph
-
-    def _compile(self, step, batch):
-        try:
-            self.compiled = xla_buffers.held(step, batch)
-        except xla_buffers.NotKnown as error:
-            self.reason = str(error)
 
     def _noted(self, layer, original):
         def call(*args, **kwargs):

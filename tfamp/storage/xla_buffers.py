@@ -10,12 +10,8 @@ _STAGE = "optimized_hlo_proto_serialized"
 _PROTO = "tensorflow.compiler.xla.service.hlo_pb2:HloProto"
 
 
-class NotKnown(Exception):
-    """XLA did not compile a program, or does not tell what it holds."""
-
-
-def held(function: Any, *args: Any) -> int:
-    """Returns what a compiled function holds besides what it is given, in bytes.
+def held(function: Any, *args: Any) -> tuple[int, str]:
+    """Returns what a compiled function holds besides what it is given.
 
     Those are its temporary buffers, which XLA allocates as one, and results that take
     no place of an argument. On a GPU the scratch memory of the chosen convolutions is
@@ -25,26 +21,26 @@ def held(function: Any, *args: Any) -> int:
       function: A `tf.function` with `jit_compile=True`.
       *args: What it is called with.
 
-    Raises:
-      NotKnown: If it does not compile, or this TensorFlow lacks what is read.
+    Returns:
+      Bytes, and "". If it does not compile, or this TensorFlow lacks what is read: 0,
+      and why.
 
     References:
       `BufferAssignmentProto` in xla/service/hlo.proto,
       https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
     """
     if (proto := names.resolve(_PROTO)) is None:
-        raise NotKnown(f"TensorFlow {tf.__version__} has no {_PROTO}")
+        return 0, f"TensorFlow {tf.__version__} has no {_PROTO}"
     try:
         text = function.experimental_get_compiler_ir(*args)(stage=_STAGE)
     except (tf.errors.OpError, ValueError, TypeError) as error:
-        raise NotKnown(str(error).partition("\n")[0][:200]) from error
+        return 0, str(error).partition("\n")[0][:200]
     allocations = proto.FromString(text).buffer_assignment.buffer_allocations
-    if not allocations:
-        raise NotKnown("XLA gave no assignment of buffers")
-    return sum(
+    size = sum(
         each.size
         for each in allocations
         if not each.is_entry_computation_parameter
         and not each.is_constant
         and not each.is_thread_local
     )
+    return size, "" if allocations else "XLA gave no assignment of buffers"
