@@ -15,7 +15,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors, extras
-from tfamp.runs import pipeline
+from tfamp.runs import pipeline, results
 
 if TYPE_CHECKING:
     import pandas
@@ -97,6 +97,22 @@ def predict(
     batches = pipeline.evaluation_batches(slices(inputs), config.eval_batch_size)
     # A bar on a terminal; a file has the trainer's lines.
     return model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
+
+
+def answers(logits: np.ndarray, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """Returns columns for a person: each row's likeliest class, and how likely it is.
+
+    In float64: the same on every machine. A run that diverged knows no probability.
+
+    Args:
+      logits: Float [rows, classes].
+      classes: Their names.
+    """
+    likely = tf.nn.softmax(logits.astype("float64")).numpy().max(axis=1).round(6)
+    return {
+        "prediction": [classes[label] for label in logits.argmax(axis=1)],
+        "probability": [results.json_number(float(share)) for share in likely],
+    }
 
 
 def prepared_builder(config: config_dict.ConfigDict):

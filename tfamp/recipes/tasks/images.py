@@ -60,10 +60,7 @@ def _predict(config, shape, names, model, rows, folder):
     files = data.slices(data.pick(rows, ["file"]).file.tolist())
     images = files.map(lambda path: images_data.decode(path, shape))
     batches = pipeline.evaluation_batches(images, config.eval_batch_size)
-    logits = model.predict(batches, verbose=0).astype("float64")
-    probabilities = tf.nn.softmax(logits).numpy().max(axis=1).round(6)
-    labels = [names[number] for number in logits.argmax(axis=1)]
-    return pandas.DataFrame({"prediction": labels, "probability": probabilities})
+    return pandas.DataFrame(data.answers(model.predict(batches, verbose=0), names))
 
 
 def synthetic(config) -> tasks.Synthetic:
