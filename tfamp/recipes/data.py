@@ -37,14 +37,8 @@ def hold_out(dataset: tf.data.Dataset, fraction: float):
       fraction of 0 (dataset, None).
 
     Raises:
-      ValueError: If the fraction is not in [0, 1).
       DataError: If there are fewer than two examples.
     """
-    if not 0 <= fraction < 1:
-        raise ValueError(
-            "`validation_fraction` must be in [0, 1). "
-            f"Received: validation_fraction={fraction}."
-        )
     if not fraction:
         return dataset, None
     total = int(dataset.cardinality())
@@ -307,13 +301,7 @@ def report_bad_rows(bad: Sequence[str], on_bad_rows: str, notes: list[str]) -> N
 
     Raises:
       DataError: If there are any, for "raise".
-      ValueError: If `on_bad_rows` is neither.
     """
-    if on_bad_rows not in ("raise", "skip"):
-        raise ValueError(
-            "`config.data.on_bad_rows` must be 'raise' or 'skip'. Received: "
-            f"{on_bad_rows!r}."
-        )
     if bad and on_bad_rows == "raise":
         more = f"; and {len(bad) - _LINES} more" if len(bad) > _LINES else ""
         raise errors.DataError(

@@ -12,7 +12,6 @@ from tfamp import extras
 from tfamp.recipes import data, images_data
 from tfamp.runs import default_config, pipeline, tasks
 
-_AUGMENTATIONS = ("none", "crop_flip")
 _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
 
 
@@ -92,10 +91,12 @@ def synthetic(config) -> tasks.Synthetic:
 
 def _check(config):
     """Refuses settings that make no sense, before any data are read."""
-    rules = {"model.name": tuple(_NETWORKS), "data.augment": _AUGMENTATIONS}
-    default_config.check(
-        config, {k: default_config.one_of(v) for k, v in rules.items()}
-    )
+    one_of = default_config.one_of
+    rules = {
+        "model.name": one_of(tuple(_NETWORKS)),
+        "data.augment": one_of(("none", "crop_flip")),
+    }
+    default_config.check(config, rules)
     model = config.model
     if model.name == "resnet" and len(model.widths) != len(model.blocks_per_stage):
         raise ValueError(
