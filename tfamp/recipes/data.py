@@ -6,7 +6,7 @@ import os
 import pathlib
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _TFDS_HOST = "storage.googleapis.com"
 _LINES = 5  # Bad rows that an error lists.
 _MANY = 20  # Names that an error lists.
+ROW = "file and row"  # The column of where a row is from.
 
 
 def hold_out(dataset: tf.data.Dataset, fraction: float):
@@ -199,7 +200,8 @@ def read_table(
       **keywords: Of `pandas.read_csv`.
 
     Returns:
-      A table of the columns, in this order, without spaces around their texts.
+      A table of the columns, in this order, without spaces around their texts; its
+      index is the row in the file.
 
     Raises:
       DataError: If it cannot be read, or lacks a column.
@@ -234,6 +236,7 @@ def read_table(
         )
     if not isinstance(table.index, pandas.RangeIndex):  # Else they shift by one.
         raise errors.DataError(f"{path} has rows with more fields than its header.")
+    table.index += 1 + bool(data.header)
     return table[list(columns)].fillna("").apply(lambda column: column.str.strip())
 
 
@@ -270,24 +273,28 @@ def find_files(data_dir: str, pattern: str) -> list[str]:
 
 
 def read_files(
-    data: config_dict.ConfigDict, folder: str, pattern: str, columns: Sequence[Any]
+    data: config_dict.ConfigDict,
+    folder: str,
+    pattern: str,
+    columns: Sequence[Any],
+    read: Callable[..., "pandas.DataFrame"] = read_table,
 ) -> "pandas.DataFrame":
-    """Reads some columns of a CSV file, or of all files that match a pattern.
+    """Reads some columns of a file, or of all files that match a pattern.
 
     Args:
       data, columns: As in `read_table`.
       folder: Folder of the files.
       pattern: As in `find_files`.
+      read: What reads one of them; as `read_table`.
 
     Returns:
-      A table of the columns, and place: file and row.
+      A table of the columns, and last `ROW`.
     """
-    pandas = extras.require("pandas")
-    tables, first = [], 2 if data.header else 1
+    pandas, tables = extras.require("pandas"), []
     for path in find_files(folder, pattern):
-        table = read_table(data, path, columns)
-        rows = [f"{path}, row {number + first}" for number in range(len(table))]
-        tables.append(table.assign(place=rows))
+        table = read(data, path, columns)
+        places = [f"{path}, row {number}" for number in table.index]
+        tables.append(table.assign(**{ROW: places}))
     return pandas.concat(tables, ignore_index=True)
 
 
