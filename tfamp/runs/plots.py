@@ -178,11 +178,12 @@ def _draw_scaling(scale, interval, curves, colors):
         steps = [row["step"] for row in rows]
         scale.step(steps, [row["loss_scale"] for row in rows], label=label, **style)
         interval.step(steps, [row["growth_interval"] for row in rows], **style)
-        before = 0
-        for row in rows:
-            if row["skipped_steps"] > before:
-                skips.append((row["step"], row["loss_scale"]))
-            before = row["skipped_steps"]
+        before = [0, *(row["skipped_steps"] for row in rows)]
+        skips += [
+            (row["step"], row["loss_scale"])
+            for row, count in zip(rows, before, strict=False)
+            if row["skipped_steps"] > count
+        ]
     if skips:
         style = {"color": "black", "markersize": 7, "label": "skipped step"}
         scale.plot(*zip(*skips, strict=True), "x", **style)
