@@ -221,10 +221,8 @@ def read_table(
             lineterminator=None if data.quoted else "\n",
             **keywords,
         )
-    except (OSError, ValueError, UnicodeError) as error:  # pandas' own are ValueErrors.
+    except (OSError, ValueError) as error:  # pandas' own are ValueErrors.
         reason = " ".join(str(error).split())
-        if isinstance(error, UnicodeError):
-            reason += "; save it as UTF-8"
         raise errors.DataError(f"{path} cannot be read: {reason}.") from error
     table.columns = [str(column).strip() for column in table.columns]
     missing = [column for column in columns if column not in table.columns]
