@@ -120,7 +120,7 @@ FORMATS += ["float8_e4m3fn", "float8_e5m2"]
 def test_without_arguments_it_shows_every_format(folder):
     done = run(folder, "formats")
     assert done.returncode == 0, done.stderr
-    _, *rows = [line.split() for line in done.stdout.splitlines()]
+    _, _, *rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == FORMATS
     assert ["float16", "16", "2", "65504"] in [row[:4] for row in rows]
     assert ["tf32", "19", "4"] in [row[:3] for row in rows]
@@ -130,7 +130,7 @@ def test_values_show_what_each_format_makes_of_each(folder):
     values = "--value=1e-7,70000", "--value=-inf", "--value=-0.5"
     done = run(folder, "formats", *values)
     assert done.returncode == 0, done.stderr
-    _, *rows = [line.split() for line in done.stdout.splitlines()]
+    _, _, *rows = [line.split() for line in done.stdout.splitlines()]
     found = {(row[0], row[1]): row[2:] for row in rows}
     assert len(found) == 4 * len(FORMATS)
     assert found["70000", "float16"] == ["inf", "inf", "overflow"]

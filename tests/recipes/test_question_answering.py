@@ -738,9 +738,8 @@ def test_run_writes_predictions_that_score_what_it_says(folder, tmp_path):
     [
         ({"max_query_length": 13}, "below sequence_length - 3. Received: max_query"),
         ({"sequence_length": 24}, "Received: 24, positions: 16"),
-        ({"on_bad_rows": "drop"}, "'raise' or 'skip'. Received: 'drop'"),
     ],
-    ids=["question", "positions", "bad rows"],
+    ids=["question", "positions"],
 )
 def test_settings_that_make_no_sense_are_refused(folder, changes, expected):
     with pytest.raises(ValueError, match=expected):

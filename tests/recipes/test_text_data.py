@@ -130,9 +130,6 @@ def test_skipped_rows_are_counted_in_the_notes(tmp_path):
     config.data.test_file = "test_a.csv"
     with pytest.raises(errors.DataError, match="test_a.csv has no usable row .*neg, p"):
         load(config, tmp_path)
-    config.data.on_bad_rows = "ignore"
-    with pytest.raises(ValueError, match="'raise' or 'skip'"):
-        load(config, tmp_path)
 
 
 def test_texts_in_both_files_are_reported(tmp_path):

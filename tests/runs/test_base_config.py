@@ -33,6 +33,7 @@ BAD = {
     "limit_examples": 1,
     "validation_fraction": 1.0,
     "strategy": "parameter_server",
+    "data.on_bad_rows": "drop",
     "optimizer.name": "lamb",
     "optimizer.schedule": "step",
     "optimizer.learning_rate": float("nan"),

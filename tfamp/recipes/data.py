@@ -6,7 +6,7 @@ import os
 import pathlib
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,7 +15,7 @@ import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import errors, extras
-from tfamp.runs import pipeline
+from tfamp.runs import pipeline, results
 
 if TYPE_CHECKING:
     import pandas
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _TFDS_HOST = "storage.googleapis.com"
 _LINES = 5  # Bad rows that an error lists.
 _MANY = 20  # Names that an error lists.
+ROW = "file and row"  # The column of where a row is from.
 
 
 def hold_out(dataset: tf.data.Dataset, fraction: float):
@@ -37,14 +38,8 @@ def hold_out(dataset: tf.data.Dataset, fraction: float):
       fraction of 0 (dataset, None).
 
     Raises:
-      ValueError: If the fraction is not in [0, 1).
       DataError: If there are fewer than two examples.
     """
-    if not 0 <= fraction < 1:
-        raise ValueError(
-            "`validation_fraction` must be in [0, 1). "
-            f"Received: validation_fraction={fraction}."
-        )
     if not fraction:
         return dataset, None
     total = int(dataset.cardinality())
@@ -97,6 +92,22 @@ def predict(
     batches = pipeline.evaluation_batches(slices(inputs), config.eval_batch_size)
     # A bar on a terminal; a file has the trainer's lines.
     return model.predict(batches, verbose=1 if sys.stdout.isatty() else 0)
+
+
+def answers(logits: np.ndarray, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """Returns columns for a person: each row's likeliest class, and how likely it is.
+
+    In float64: the same on every machine. A run that diverged knows no probability.
+
+    Args:
+      logits: Float [rows, classes].
+      classes: Their names.
+    """
+    likely = tf.nn.softmax(logits.astype("float64")).numpy().max(axis=1).round(6)
+    return {
+        "prediction": [classes[label] for label in logits.argmax(axis=1)],
+        "probability": [results.json_number(float(share)) for share in likely],
+    }
 
 
 def prepared_builder(config: config_dict.ConfigDict):
@@ -189,7 +200,8 @@ def read_table(
       **keywords: Of `pandas.read_csv`.
 
     Returns:
-      A table of the columns, in this order, without spaces around their texts.
+      A table of the columns, in this order, without spaces around their texts; its
+      index is the row in the file.
 
     Raises:
       DataError: If it cannot be read, or lacks a column.
@@ -209,10 +221,8 @@ def read_table(
             lineterminator=None if data.quoted else "\n",
             **keywords,
         )
-    except (OSError, ValueError, UnicodeError) as error:  # pandas' own are ValueErrors.
+    except (OSError, ValueError) as error:  # pandas' own are ValueErrors.
         reason = " ".join(str(error).split())
-        if isinstance(error, UnicodeError):
-            reason += "; save it as UTF-8"
         raise errors.DataError(f"{path} cannot be read: {reason}.") from error
     table.columns = [str(column).strip() for column in table.columns]
     missing = [column for column in columns if column not in table.columns]
@@ -224,6 +234,7 @@ def read_table(
         )
     if not isinstance(table.index, pandas.RangeIndex):  # Else they shift by one.
         raise errors.DataError(f"{path} has rows with more fields than its header.")
+    table.index += 1 + bool(data.header)
     return table[list(columns)].fillna("").apply(lambda column: column.str.strip())
 
 
@@ -260,24 +271,28 @@ def find_files(data_dir: str, pattern: str) -> list[str]:
 
 
 def read_files(
-    data: config_dict.ConfigDict, folder: str, pattern: str, columns: Sequence[Any]
+    data: config_dict.ConfigDict,
+    folder: str,
+    pattern: str,
+    columns: Sequence[Any],
+    read: Callable[..., "pandas.DataFrame"] = read_table,
 ) -> "pandas.DataFrame":
-    """Reads some columns of a CSV file, or of all files that match a pattern.
+    """Reads some columns of a file, or of all files that match a pattern.
 
     Args:
       data, columns: As in `read_table`.
       folder: Folder of the files.
       pattern: As in `find_files`.
+      read: What reads one of them; as `read_table`.
 
     Returns:
-      A table of the columns, and place: file and row.
+      A table of the columns, and last `ROW`.
     """
-    pandas = extras.require("pandas")
-    tables, first = [], 2 if data.header else 1
+    pandas, tables = extras.require("pandas"), []
     for path in find_files(folder, pattern):
-        table = read_table(data, path, columns)
-        rows = [f"{path}, row {number + first}" for number in range(len(table))]
-        tables.append(table.assign(place=rows))
+        table = read(data, path, columns)
+        places = [f"{path}, row {number}" for number in table.index]
+        tables.append(table.assign(**{ROW: places}))
     return pandas.concat(tables, ignore_index=True)
 
 
@@ -291,13 +306,7 @@ def report_bad_rows(bad: Sequence[str], on_bad_rows: str, notes: list[str]) -> N
 
     Raises:
       DataError: If there are any, for "raise".
-      ValueError: If `on_bad_rows` is neither.
     """
-    if on_bad_rows not in ("raise", "skip"):
-        raise ValueError(
-            "`config.data.on_bad_rows` must be 'raise' or 'skip'. Received: "
-            f"{on_bad_rows!r}."
-        )
     if bad and on_bad_rows == "raise":
         more = f"; and {len(bad) - _LINES} more" if len(bad) > _LINES else ""
         raise errors.DataError(

@@ -4,8 +4,11 @@ from ml_collections import config_dict
 
 from tfamp.runs import default_config
 
-# Layers, heads, hidden and intermediate sizes of Devlin et al., "BERT", 2019.
-_PUBLISHED = {"base": (12, 12, 768, 3072), "large": (24, 16, 1024, 4096)}
+# Of Devlin et al., "BERT", 2019.
+_PUBLISHED = {
+    "base": {"num_layers": 12, "num_heads": 12, "hidden_dim": 768},
+    "large": {"num_layers": 24, "num_heads": 16, "hidden_dim": 1024},
+}
 # How the user's own files are read.
 FILES = {
     "train_file": "train.csv",  # Or a pattern such as "*.txt".
@@ -78,8 +81,13 @@ def use_published(config: config_dict.ConfigDict, size: str) -> None:
       config: Changed in place.
       size: "base" or "large".
     """
-    model = config.model
-    model.preset = f"bert_{size}_en_uncased"
-    model.num_layers, model.num_heads, *widths = _PUBLISHED[size]
-    model.hidden_dim, model.intermediate_dim = widths
-    model.max_sequence_length, model.vocabulary_size = 512, 30522
+    sizes = _PUBLISHED[size]
+    config.model.update(
+        {
+            "preset": f"bert_{size}_en_uncased",
+            **sizes,
+            "intermediate_dim": 4 * sizes["hidden_dim"],
+            "max_sequence_length": 512,
+            "vocabulary_size": 30522,
+        }
+    )

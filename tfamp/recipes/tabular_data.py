@@ -9,7 +9,7 @@ from ml_collections import config_dict
 from tfamp import errors, extras
 from tfamp.recipes import data as data_sets
 
-_ROW = "file and row"
+_ROW = data_sets.ROW
 
 
 class Splits(NamedTuple):
@@ -163,33 +163,29 @@ def _read(data, data_dir, rows=None, places=()):
 
 def _read_files(data, data_dir, pattern, columns):
     """Returns columns of a file or a pattern of files, and `_ROW`."""
-    pd = extras.require("pandas")
-    columns, frames = [*dict.fromkeys(columns)], []
-    paths = data_sets.find_files(data_dir, pattern) if data.name == "table" else [""]
-    for path in paths:
-        frame, first = _read_file(data, path, columns)
-        frame = frame[columns].apply(_clean, data=data)
-        places = [f"{path}, row {n}" for n in range(first, first + len(frame))]
-        frame[_ROW] = pd.Series(places, frame.index, dtype="string")
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True).dropna(how="all", subset=columns)
-
-
-def _read_file(data, path, columns):
-    """Returns a data frame, and the number of its first row in the file."""
-    pd = extras.require("pandas")
+    columns = [*dict.fromkeys(columns)]
     if data.name == "diabetes":
         datasets = extras.require("sklearn.datasets")
         # In the units they were measured in. Efron, Hastie, Johnstone and Tibshirani,
         # "Least Angle Regression", 2004,
         # https://www4.stat.ncsu.edu/~boos/var.select/diabetes.html.
-        return datasets.load_diabetes(scaled=False, as_frame=True).frame, 1
+        frame = datasets.load_diabetes(scaled=False, as_frame=True).frame
+        table = frame[columns].apply(_clean, data=data).assign(**{_ROW: data.name})
+    else:
+        table = data_sets.read_files(data, data_dir, pattern, columns, _read_file)
+    return table.astype({_ROW: "string"}).dropna(how="all", subset=columns)
+
+
+def _read_file(data, path, columns):
+    """Reads one file as `data.read_table` does."""
     if path.lower().endswith((".parquet", ".pq")):
         extras.require("pyarrow")
-        return pd.read_parquet(path, columns=columns), 1
-    # With blank lines, so that rows can be counted.
-    frame = data_sets.read_table(data, path, columns, skip_blank_lines=False)
-    return frame, 1 + bool(data.header)
+        table = extras.require("pandas").read_parquet(path, columns=columns)
+        table.index = range(1, len(table) + 1)
+    else:
+        # With blank lines, so that rows can be counted.
+        table = data_sets.read_table(data, path, columns, skip_blank_lines=False)
+    return table[columns].apply(_clean, data=data)
 
 
 def _clean(column, data):

@@ -112,14 +112,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._assign(self._backup.arrays, ["model"])
 
     def _save(self, position):
-        facts = {"position": position, "began": self._began}
-        facts["kinds"] = {
-            kind: list(map(variables.facts_of, group))
-            for kind, group in variables.of_training(self.model).items()
+        groups = variables.of_training(self.model)
+        facts = {
+            "position": position,
+            "began": self._began,
+            "kinds": {k: list(map(variables.facts_of, g)) for k, g in groups.items()},
+            "also": self.also.state() if self.also else None,
         }
-        facts["also"] = self.also.state() if self.also else None
-        arrays = self._arrays(variables.of_training(self.model))
-        files.write(self.folder, Backup(position, facts, arrays))
+        files.write(self.folder, Backup(position, facts, self._arrays(groups)))
         self._saved = position
 
     # ---- State ----
@@ -152,12 +152,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             for part, value in enumerate(variables.parts(variable))
         }
 
-    def _parts(self):
+    def _values(self):
+        """Returns every variable of a replica, and what it holds."""
         every = variables.of_training(self.model).values()
-        return [part for each in every for v in each for part in variables.parts(v)]
-
-    def _arrays_by_part(self):
-        return {id(part): part.numpy() for part in self._parts()}
+        parts = (part for each in every for v in each for part in variables.parts(v))
+        return [(part, part.numpy()) for part in parts]
 
     def _assign(self, arrays, kinds):
         groups = variables.of_training(self.model)
@@ -185,7 +184,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             # What is built, before other callbacks change it, say the learning rate.
             same = [kind for kind in facts["kinds"] if not self._lack(facts, kind)]
             self._assign(arrays, same)
-            self._start = self._arrays_by_part()
+            self._start = self._values()
             self._began = facts["began"]
             self.model._initial_epoch = position.epoch
             if self.replay:
@@ -205,13 +204,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._calls, step = backup.position.calls, self.model.train_function
             # Where an epoch begins, what callbacks have just set counts, such as the
             # learning rate.
-            now, before = self._arrays_by_part(), self._start
-            self._start = {}
-            moved = {
-                part: now[part]
-                for part in before.keys() & now.keys()
-                if not self._calls and now[part].tobytes() != before[part].tobytes()
-            }
+            moved = [
+                (part, part.numpy())
+                for part, before in self._start
+                if not self._calls and part.numpy().tobytes() != before.tobytes()
+            ]
+            self._start = []
             restore = functools.partial(self._restore, *backup[1:], moved)
         replay.pass_over(self.model, epochs, self._calls, step, restore)
 
@@ -221,9 +219,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         kinds = [kind for kind in facts["kinds"] if kind != "metrics" or stepped]
         self._check_same(facts, kinds)
         self._assign(arrays, kinds)
-        for part in self._parts():
-            if id(part) in moved:
-                part.assign(moved[id(part)])
+        for part, value in moved:
+            part.assign(value)
         if not self._calls:
             self.model.reset_metrics()
         if self.also:

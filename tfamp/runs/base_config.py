@@ -134,9 +134,4 @@ def loss_scale_keywords(settings: config_dict.ConfigDict) -> dict[str, Any]:
         keywords["growth_interval"] = growth_schedules.GeometricGrowthInterval(
             initial, schedule["lengthen"], schedule["shorten"], low, high
         )
-    elif schedule["name"] != "constant":
-        raise ValueError(
-            "`schedule.name` must be 'constant', 'piecewise' or 'geometric'. Received: "
-            f"{schedule['name']!r}."
-        )
     return keywords

@@ -114,8 +114,12 @@ def compare(
     with run_files.locked(folder) if chief else contextlib.nullcontext():
         for key, run in folders.items():
             run_files.open_folder(configs[key], run)  # Refuses other settings at once.
-        # Once, and only if it is needed: reading a corpus can take a while.
-        task = functools.cache(lambda: _task(config, report))
+
+        @functools.cache  # Once, and only if it is needed: a corpus can take a while.
+        def task():
+            with progress.Progress(what="reading the data", say=report):
+                return tasks.from_config(config)
+
         last = [*configs][-1]  # Of the mixed mode.
         mixed, done = configs[last], results.is_finished(configs[last], folders[last])
         if mixed.precision.overrides and config.strategy == "none" and not done:
@@ -152,11 +156,6 @@ def check_run(config, create: Callable[[Any], tasks.Task]) -> None:
         task = create(config)
         with distribution.scope(strategy):
             optimizers.build(task, config)
-
-
-def _task(config, report):
-    with progress.Progress(what="reading the data", say=report):
-        return tasks.from_config(config)
 
 
 def plan(config, seeds: int = 1) -> tuple[dict[tuple[Variant, int], Any], str]:
@@ -273,7 +272,8 @@ def write(compared: verdict.Comparison, folder: pathlib.Path, runs) -> None:
       folder: Its folder.
       runs: Dict from (mode, seed) to the run's folder.
     """
-    plots.write_comparison(folder, compared.name, runs)
+    title = f"{compared.name}: the same run in each precision"
+    plots.write_runs(folder / plots.COMPARISON, title, runs)
     run_files.write_text(folder / "report.md", compared.to_markdown())
     # The last: it says that the others are all there.
     run_files.write_json(folder / "comparison.json", compared.to_dict())

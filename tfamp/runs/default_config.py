@@ -203,9 +203,13 @@ _GROUPS = {
     "strategy": one_of(STRATEGIES),
     "optimizer.name": one_of(OPTIMIZERS),
     "optimizer.schedule": one_of(SCHEDULES),
+    "data.on_bad_rows": one_of(("raise", "skip")),
     "model.pooling": one_of(("cls", "mean")),
     "precision.float16_accumulation": one_of(("float32", "float16")),
     "precision.weights": one_of(("float32", "bfloat16")),
+    "precision.loss_scale.schedule.name": one_of(
+        ("constant", "piecewise", "geometric")
+    ),
     "precision.overrides": _PAIRS,
 }
 RULES = {field: rule for fields, rule in _GROUPS.items() for field in fields.split()}

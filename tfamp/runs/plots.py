@@ -1,5 +1,6 @@
 """Figures of runs: from plain data to a `Figure`, and into the runs' folders."""
 
+import importlib.util
 import math
 import os
 import pathlib
@@ -24,12 +25,8 @@ _ROOM = 1.6  # Above and below the curves of the loss scale: at least one power 
 
 
 def can_draw() -> bool:
-    """Whether matplotlib can be imported."""
-    try:
-        extras.require("matplotlib.figure")
-    except ImportError:
-        return False
-    return True
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def write_timeline(folder: str | os.PathLike, name: str, mode: str, seed: int) -> None:
@@ -43,29 +40,24 @@ def write_timeline(folder: str | os.PathLike, name: str, mode: str, seed: int) -
     """
     path = pathlib.Path(folder, TIMELINE)
     if not path.exists():
-        curves, epochs = (
-            {(mode, seed): run_files.read_metrics(path.parent, kind)}
-            for kind in ("step", "epoch")
-        )
-        write(path, runs_figure, f"{name}: {mode}, seed {seed}", curves, epochs)
+        write_runs(path, f"{name}: {mode}, seed {seed}", {(mode, seed): path.parent})
 
 
-def write_comparison(
-    folder: pathlib.Path, name: str, runs: Mapping[tuple[str, int], pathlib.Path]
+def write_runs(
+    path: pathlib.Path, title: str, runs: Mapping[tuple[str, int], pathlib.Path]
 ) -> None:
-    """Writes `comparison.png`.
+    """Writes the figure of one run or several.
 
     Args:
-      folder: The comparison's folder.
-      name: Name of the configuration.
+      path: The file.
+      title: Title.
       runs: Dict from (mode, seed) to the run's folder.
     """
     curves, epochs = (
         {key: run_files.read_metrics(run, kind) for key, run in runs.items()}
         for kind in ("step", "epoch")
     )
-    title = f"{name}: the same run in each precision"
-    write(folder / COMPARISON, runs_figure, title, curves, epochs)
+    write(path, runs_figure, title, curves, epochs)
 
 
 def write(path: pathlib.Path, draw: Callable, *arguments) -> None:
@@ -186,11 +178,12 @@ def _draw_scaling(scale, interval, curves, colors):
         steps = [row["step"] for row in rows]
         scale.step(steps, [row["loss_scale"] for row in rows], label=label, **style)
         interval.step(steps, [row["growth_interval"] for row in rows], **style)
-        before = 0
-        for row in rows:
-            if row["skipped_steps"] > before:
-                skips.append((row["step"], row["loss_scale"]))
-            before = row["skipped_steps"]
+        before = [0, *(row["skipped_steps"] for row in rows)]
+        skips += [
+            (row["step"], row["loss_scale"])
+            for row, count in zip(rows, before, strict=False)
+            if row["skipped_steps"] > count
+        ]
     if skips:
         style = {"color": "black", "markersize": 7, "label": "skipped step"}
         scale.plot(*zip(*skips, strict=True), "x", **style)

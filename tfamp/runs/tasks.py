@@ -67,11 +67,12 @@ class Task(NamedTuple):
     assets: Mapping[str, str] = types.MappingProxyType({})
 
 
-# What the fields of a task are: name, kind, whether None is allowed.
+# What the fields of a task must be: in words, as a class, and which fields.
 _KINDS = (
-    *((name, "a tf.data.Dataset", name == "validation") for name in Task._fields[:3]),
-    *((name, "a function", False) for name in ("build_model", "metrics")),
-    *((name, "a function", True) for name in ("score", "augment", "predict")),
+    ("a tf.data.Dataset", tf.data.Dataset, ("train", "test")),
+    ("a tf.data.Dataset or None", tf.data.Dataset | None, ("validation",)),
+    ("a function", Callable, ("build_model", "metrics")),
+    ("a function or None", Callable | None, ("score", "augment", "predict")),
 )
 
 
@@ -111,7 +112,7 @@ def from_config(config: config_dict.ConfigDict) -> Task:
       TypeError: If it returns anything else.
       DataError: If the data are missing or malformed.
     """
-    return _create(_find(config), config)
+    return _create(functions.find(name_of(config)), config)
 
 
 def synthetic(config: config_dict.ConfigDict) -> Synthetic:
@@ -127,7 +128,7 @@ def synthetic(config: config_dict.ConfigDict) -> Synthetic:
     Raises:
       As `from_config`.
     """
-    function = _find(config)
+    function = functions.find(name_of(config))
     beside = getattr(function, "__globals__", {}).get("synthetic")
     returned = getattr(beside, "__annotations__", {}).get("return")
     # It may be a text; and a user may have another function of that name.
@@ -161,10 +162,6 @@ def name_of(config: config_dict.ConfigDict) -> str:
         ) from error
 
 
-def _find(config):
-    return functions.find(name_of(config))
-
-
 def _create(function, config):
     try:
         inspect.signature(function).bind(config)
@@ -178,16 +175,12 @@ def _create(function, config):
             f"{config.task} must return a tfamp.training.Task. Received: "
             f"{type(task).__name__}."
         )
-    for name, kind, optional in _KINDS:
-        value = getattr(task, name)
-        right = callable(value) if kind == "a function" else _is_dataset(value)
-        if not right and not (optional and value is None):
-            raise TypeError(
-                f"Task.{name} must be {kind}{' or None' * optional}. Received: "
-                f"{type(value).__name__} from {config.task}."
-            )
+    for words, kind, fields in _KINDS:
+        for name in fields:
+            value = getattr(task, name)
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"Task.{name} must be {words}. Received: "
+                    f"{type(value).__name__} from {config.task}."
+                )
     return task
-
-
-def _is_dataset(value):
-    return isinstance(value, tf.data.Dataset)

@@ -12,7 +12,6 @@ from tfamp import extras
 from tfamp.recipes import data, images_data
 from tfamp.runs import default_config, pipeline, tasks
 
-_AUGMENTATIONS = ("none", "crop_flip")
 _PADDING = 4  # Pixels by which `crop_and_flip` shifts.
 
 
@@ -60,10 +59,7 @@ def _predict(config, shape, names, model, rows, folder):
     files = data.slices(data.pick(rows, ["file"]).file.tolist())
     images = files.map(lambda path: images_data.decode(path, shape))
     batches = pipeline.evaluation_batches(images, config.eval_batch_size)
-    logits = model.predict(batches, verbose=0).astype("float64")
-    probabilities = tf.nn.softmax(logits).numpy().max(axis=1).round(6)
-    labels = [names[number] for number in logits.argmax(axis=1)]
-    return pandas.DataFrame({"prediction": labels, "probability": probabilities})
+    return pandas.DataFrame(data.answers(model.predict(batches, verbose=0), names))
 
 
 def synthetic(config) -> tasks.Synthetic:
@@ -95,10 +91,12 @@ def synthetic(config) -> tasks.Synthetic:
 
 def _check(config):
     """Refuses settings that make no sense, before any data are read."""
-    rules = {"model.name": tuple(_NETWORKS), "data.augment": _AUGMENTATIONS}
-    default_config.check(
-        config, {k: default_config.one_of(v) for k, v in rules.items()}
-    )
+    one_of = default_config.one_of
+    rules = {
+        "model.name": one_of(tuple(_NETWORKS)),
+        "data.augment": one_of(("none", "crop_flip")),
+    }
+    default_config.check(config, rules)
     model = config.model
     if model.name == "resnet" and len(model.widths) != len(model.blocks_per_stage):
         raise ValueError(

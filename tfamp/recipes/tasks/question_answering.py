@@ -38,10 +38,10 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     encoder = encoders.load(config)
     splits = squad_data.load(config)
     parts = splits.train, splits.validation, splits.test
-    tokenizer = encoder.tokenizer
-    if tokenizer is None:
-        texts = [*splits.train.context.unique(), *splits.train.question]
-        tokenizer = encoders.train_tokenizer(texts, config.model.vocabulary_size)
+    tokenizer = encoder.tokenizer or encoders.train_tokenizer(
+        [*splits.train.context.unique(), *splits.train.question],
+        config.model.vocabulary_size,
+    )
     cut = [_cut(config.data, tokenizer, part) for part in parts]
     train, validation, test = (
         data_sets.slices((windows.features, windows.labels)) for windows in cut

@@ -244,7 +244,6 @@ def _score(config, splits, encoder, model, folder: pathlib.Path):
 
 def _describe(config, splits, encoder):
     """Returns the report's line on table and network."""
-    pd = extras.require("pandas")
     data, test = config.data, splits.test
     sizes = [len(rows) for rows in (splits.train, splits.validation, test)]
     times = f"from {' and '.join(splits.starts)} on" if splits.starts else "drawn"
@@ -257,8 +256,7 @@ def _describe(config, splits, encoder):
     }
     zeros = (target == 0).sum()
     columns = [*encoder.categories, *encoder.medians]
-    training_values = pd.MultiIndex.from_frame(splits.train[columns])
-    seen = pd.MultiIndex.from_frame(test[columns]).isin(training_values).sum()
+    seen = len(test.merge(splits.train[columns].drop_duplicates(), on=columns))
     parts = [
         f"Regression of {data.target_column}, {data.name}",
         "{} train / {} validation / {} test rows, ".format(*sizes) + times,

@@ -1,20 +1,18 @@
 """Text classification with BERT: text in, classes out, a float32 head."""
 
 import functools
-import itertools
 import json
 import pathlib
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from ml_collections import config_dict
 
 from tfamp import extras
 from tfamp.recipes import data
 from tfamp.recipes.texts import encoders, text_data, text_sources
-from tfamp.runs import results, run_files, tasks
+from tfamp.runs import run_files, tasks
 
 if TYPE_CHECKING:
     import pandas
@@ -32,12 +30,11 @@ def create(config: config_dict.ConfigDict) -> tasks.Task:
     encoder = encoders.load(config)
     corpus = text_data.load(config)
     parts = corpus.train, corpus.validation, corpus.test
-    tokenizer, length = encoder.tokenizer, config.data.sequence_length
-    if tokenizer is None:
-        texts = (corpus.train[n] for n in ("text", "second") if n in corpus.train)
-        tokenizer = encoders.train_tokenizer(
-            itertools.chain(*texts), config.model.vocabulary_size
-        )
+    length = config.data.sequence_length
+    tokenizer = encoder.tokenizer or encoders.train_tokenizer(
+        [*corpus.train.text, *corpus.train.get("second", ())],
+        config.model.vocabulary_size,
+    )
     encoded = [encode(tokenizer, part, length) for part in parts]
     width = max(_width(features) for features, _ in encoded)
     train, validation, test = (
@@ -171,15 +168,7 @@ def _answer(config, classes, tokenizer, width, model, table):
     width = max(width, _width(features))  # New texts may be longer.
     features = {name: values[:, :width] for name, values in features.items()}
     logits = model.predict(features, batch_size=config.eval_batch_size, verbose=0)
-    predicted = logits.argmax(axis=1)
-    # In float64: the same on every machine.
-    probabilities = tf.nn.softmax(logits.astype("float64")).numpy().max(axis=1)
-    columns = {
-        "prediction": [classes[label] for label in predicted],
-        # A run that diverged has none.
-        "probability": [results.json_number(round(float(p), 6)) for p in probabilities],
-    }
-    return predicted, columns
+    return logits.argmax(axis=1), data.answers(logits, classes)
 
 
 def _predict(config, answer, model, rows, folder):

@@ -12,6 +12,7 @@ from ml_collections import config_dict
 from tfamp import errors
 from tfamp.recipes import data as data_sets
 from tfamp.recipes.texts import docstrings, encoders, text_data
+from tfamp.runs import default_config
 
 _SPACE = re.compile(r"\s")
 
@@ -64,12 +65,9 @@ def read(config: config_dict.ConfigDict) -> Text:
     """
     data, readers = config.data, {"docstrings": _docstrings, "text_file": _text_files}
     units: dict[str, Callable] = {"wordpiece": _wordpieces, "character": _characters}
-    for field, choices in (("name", readers), ("unit", units)):
-        if data[field] not in choices:
-            raise ValueError(
-                f"Unknown config.data.{field}. Received: {data[field]!r}. Expected one "
-                f"of {', '.join(map(repr, choices))}."
-            )
+    one_of = default_config.one_of
+    rules = {"data.name": one_of([*readers]), "data.unit": one_of([*units])}
+    default_config.check(config, rules)
     lines, note = readers[data.name](config)
     encode, vocabulary, unknown, tokenizer = units[data.unit](
         lines["train"], config.model.vocabulary_size

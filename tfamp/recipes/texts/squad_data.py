@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ml_collections import config_dict
 
@@ -17,25 +17,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("id", "title", "context", "question", "answers", "starts")
 
 
-class Splits(NamedTuple):
-    """Questions of three splits, each in a fixed, shuffled order.
-
-    Attributes:
-      train: Questions to train on: a table with the columns id, title ("" if it is not
-        known), context, question, answers, a list of texts, and starts, a list of where
-        in the context they begin.
-      validation: Questions split off the training data; they select the checkpoint.
-      test: Questions scored once.
-      notes: What was left out and why, for the report; never silently.
-    """
-
-    train: "pandas.DataFrame"
-    validation: "pandas.DataFrame"
-    test: "pandas.DataFrame"
-    notes: tuple[str, ...]
-
-
-def load(config: config_dict.ConfigDict) -> Splits:
+def load(config: config_dict.ConfigDict) -> text_data.Corpus:
     """Reads questions, shuffles them, and splits off what is not split yet.
 
     Args:
@@ -54,7 +36,9 @@ def load(config: config_dict.ConfigDict) -> Splits:
         `config.manual_dir` that of JSON files.
 
     Returns:
-      `Splits`. Questions on one article, or on one context where no article is named,
+      A `Corpus` of tables with the columns id, title ("" if it is not known), context,
+      question, answers, a list of texts, and starts, a list of where in the context
+      they begin. Questions on one article, or on one context where no article is named,
       are on the same side of each split that is made here.
 
     Raises:
@@ -91,14 +75,14 @@ def load(config: config_dict.ConfigDict) -> Splits:
             f"Expected at least 1 of each. {'; '.join(notes)}".strip()
         )
     parts = [part.assign(key=_keys(part)) for part in parts]
-    return Splits(*text_data.split(parts, config, notes), tuple(notes))
+    return text_data.Corpus(*text_data.split(parts, config, notes), tuple(notes))
 
 
 def read_json(path: str | os.PathLike) -> "pandas.DataFrame":
     """Reads a file in SQuAD 1.1's format.
 
     Returns:
-      A table as in `Splits`, in the file's order; nothing in it is checked.
+      A table as `load` returns, in the file's order; nothing in it is checked.
 
     Raises:
       DataError: If the file is missing or of another format.

@@ -58,7 +58,7 @@ def cut(
     Args:
       tokenizer: A `tokenizers` tokenizer with BERT's special tokens, which neither
         truncates nor pads.
-      questions: Columns context, question, answers, starts as in `squad_data.Splits`.
+      questions: Columns context, question, answers, starts as of `squad_data.load`.
       length: Most tokens of an input, special ones included.
       doc_stride: Tokens from one window's start to the next; no more than a window has
         are moved, so that no token is left out.

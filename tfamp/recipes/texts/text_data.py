@@ -16,22 +16,23 @@ _MANY = 20  # Classes that may have one text each.
 
 
 class Corpus(NamedTuple):
-    """Texts of three splits, each in a fixed, shuffled order.
+    """Texts, or questions, of three splits, each in a fixed, shuffled order.
 
     Attributes:
-      train: Texts to train on: a table with columns text and, of pairs, second, and
-        label, the index of the class in `classes`.
-      validation: Texts split off the training data; they select the checkpoint.
-      test: Texts scored once.
-      classes: Class names, sorted, or in the order that the data set has.
+      train: What is trained on: of texts a table with columns text and, of pairs,
+        second, and label, the index of the class in `classes`.
+      validation: Split off the training data; selects the checkpoint.
+      test: Scored once.
       notes: What was left out and why, for the report; never silently.
+      classes: Class names, sorted, or in the order that the data set has. Questions
+        have none.
     """
 
     train: "pandas.DataFrame"
     validation: "pandas.DataFrame"
     test: "pandas.DataFrame"
-    classes: tuple[str, ...]
     notes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
 
 
 def load(config: config_dict.ConfigDict) -> Corpus:
@@ -142,7 +143,7 @@ def _split(parts, classes, config, notes):
     ]
     names = [name for name in ("text", "second", "label") if name in parts[0]]
     splits = (part[names] for part in split(parts, config, notes))
-    return Corpus(*splits, tuple(str(name) for name in classes), tuple(notes))
+    return Corpus(*splits, tuple(notes), tuple(str(name) for name in classes))
 
 
 def split(
