@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import re
+import socket
 import sys
 import traceback
 
@@ -79,6 +80,17 @@ def disabled():
     """Ends what a test has enabled."""
     yield
     sys.modules["tfamp"].disable()
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Has every name of a host be unknown, and nothing downloaded before."""
+
+    def refuse(*_, **__):
+        raise socket.gaierror("no network in tests")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("KAGGLEHUB_CACHE", "/no/such/tfamp/cache")
 
 
 @pytest.fixture

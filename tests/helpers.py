@@ -367,3 +367,29 @@ def run_scripts(
       cases: (path of the script, arguments, working directory) of each.
     """
     return [workers.run_script(*case) for case in cases]
+
+
+# ---- Configurations ----
+
+
+def with_fields(config, **fields):
+    """Returns a configuration in which fields are set; `__` stands for a dot."""
+    given = {name.replace("__", "."): value for name, value in fields.items()}
+    config.update_from_flattened_dict(given)
+    return config
+
+
+def configured(recipe, *args, **fields):
+    """Returns a recipe's configuration with fields, as `with_fields`."""
+    return with_fields(recipe.get_config(*args), **fields)
+
+
+ROOT = workers.TESTS.parent
+
+
+@contextlib.contextmanager
+def one_line(error, words):
+    """Expects an error whose text matches and is one line."""
+    with pytest.raises(error, match=words) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)

@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import resource
-import sys
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
@@ -205,12 +204,6 @@ def fit_with_partial_batches(model, x, y):
     return {}
 
 
-def list_kernels(number):
-    """Prints what the last model's step does most often."""
-    for what, times in stand_in.most(number):
-        print(f"{times / STEPS:9.2f}  {what}", file=sys.stderr)
-
-
 def main():
     """Prints the figures of each model by name, on the last line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -220,7 +213,6 @@ def main():
     parser.add_argument("--xla", action="store_true")
     parser.add_argument("--tfamp", action="store_true")
     parser.add_argument("--fit", action="store_true", help="a `fit` to compile for")
-    parser.add_argument("--top", type=int, default=0, help="kernels to list")
     options = parser.parse_args()
     if options.tfamp:
         import tfamp
@@ -234,8 +226,6 @@ def main():
         model, x, y = compiled(name, options.layers, options.xla)
         run = fit_with_partial_batches if options.fit else figures_of_a_step
         found[name] = run(model, x, y)
-    if options.top:
-        list_kernels(options.top)
     print(json.dumps(found))
 
 

@@ -148,15 +148,6 @@ def counts() -> dict[str, int]:
     return {what: int(times) for what, times in (each.split("\t") for each in lines)}
 
 
-def most(number: int) -> list[tuple[str, int]]:
-    """Returns what was counted most often, with kernels as they are in the source."""
-    found = sorted(counts().items(), key=lambda each: -each[1])[:number]
-    text = "\n".join(what for what, _ in found)
-    names = subprocess.run(["c++filt"], input=text, capture_output=True, text=True)
-    times = [each for _, each in found]
-    return list(zip(names.stdout.split("\n"), times, strict=True))
-
-
 _SOURCES = "stand_in.cc", "stand_in.py"
 _PROFILER = "device_compilation_profiler"  # TensorFlow's: it logs what XLA compiles.
 _TOLD = {

@@ -83,8 +83,8 @@ ROWS = (
 class Figures:
     """Runs what a row asks for, once each, and keeps it."""
 
-    def __init__(self, layers, timeout, caches):
-        self.layers, self.timeout, self.caches = layers, timeout, caches
+    def __init__(self, layers, caches):
+        self.layers, self.caches = layers, caches
         self.found: dict[str, Any] = {}
 
     def of(self, case, mode, side):
@@ -105,7 +105,7 @@ class Figures:
         print(f"{name} ...", file=sys.stderr, flush=True)
         caches = {"XDG_CACHE_HOME": str(cache)}
         try:
-            done = stand_in.run(MEASURE, *given, timeout=self.timeout, **caches)
+            done = stand_in.run(MEASURE, *given, timeout=900.0, **caches)
             found = done[case.model] | {"compilations": len(done["compiled"])}
         except RuntimeError as error:
             found = {"failed": str(error).splitlines()[-1]}
@@ -148,26 +148,19 @@ def main():
     parser.add_argument("--layers", type=int, default=12, help="of BERT")
     parser.add_argument("--only", default="", help="pattern of rows' titles")
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--timeout", type=float, default=900.0, help="of a process, s")
-    parser.add_argument("--output", type=pathlib.Path, help="for .md and .json")
     options = parser.parse_args()
     if why := stand_in.missing():
         sys.exit(why)
     modes = options.modes.split(",")
     rows = [row for row in ROWS if re.search(options.only, row.title)]
     with tempfile.TemporaryDirectory() as caches:
-        figures = Figures(options.layers, options.timeout, caches)
+        figures = Figures(options.layers, caches)
         head = f"BERT of {options.layers} layers, 32 x 384, unless said"
         lines = [f"| {' | '.join([head, *modes])} |", "|---" * (1 + len(modes)) + "|"]
         for row in rows:
             cells = [figures.cell(row, mode) for mode in modes]
             lines.append(f"| {' | '.join([row.title, *cells])} |")
     print("\n".join(lines))
-    if options.output:
-        options.output.with_suffix(".md").write_text("\n".join(lines) + "\n")
-        options.output.with_suffix(".json").write_text(
-            json.dumps(figures.found, indent=1)
-        )
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 import json
 import math
 
+import helpers
 import hypothesis
 import pytest
 from hypothesis import strategies
 
 import tfamp
-from tfamp import errors, find_batch_size
 from tfamp.measuring import (
     batch_size,
     process_memory,
@@ -23,10 +23,9 @@ MIB = process_memory.MIB
 MODES = ("float32", "mixed_bfloat16")
 
 
-def make_config():
-    config = images.get_config()
-    config.name, config.data.name, config.data.image_size = "tiny", "digits", 8
-    return config
+def make_config(**fields):
+    given = {"name": "tiny", "data__name": "digits", "data__image_size": 8, **fields}
+    return helpers.configured(images, **given)
 
 
 def search(threshold, allowed=4096, start=8, announced=None):
@@ -116,7 +115,7 @@ def stand_in(monkeypatch):
 def find(folder, **fields):
     """Searches in 612 MiB: 256 examples fit in float32, 512 in others."""
     asked = {"modes": MODES, "limit": "612MiB", **fields}
-    return find_batch_size(make_config(), workdir=folder, **asked)
+    return tfamp.find_batch_size(make_config(), workdir=folder, **asked)
 
 
 def test_both_modes_are_compared_and_finished_trials_not_made_again(
@@ -148,7 +147,7 @@ def test_both_modes_are_compared_and_finished_trials_not_made_again(
     assert all(line.endswith("(measured before)") for line in said[::2])
     find(tmp_path / "a", verbose=0)
     assert capsys.readouterr().err == ""
-    with pytest.raises(errors.RunError, match="other settings"):
+    with pytest.raises(tfamp.RunError, match="other settings"):
         find(tmp_path / "a", steps=3)
     # Trials that had more room, and those that had less.
     for limit, sizes in (("400MiB", [144, 296]), ("700MiB", [296, 592])):
@@ -183,7 +182,7 @@ def test_largest_batch_that_is_allowed_ends_the_search(tmp_path, stand_in):
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"limit": "110MiB"}, errors.RunError, "smallest batch size"),
+        ({"limit": "110MiB"}, tfamp.RunError, "smallest batch size"),
         ({"limit": "2 gigs"}, ValueError, "Received: limit='2 gigs'. Expected.*'2GiB'"),
         ({"limit": 0}, ValueError, "Received: limit=0"),
         ({"effective_batch": 0}, ValueError, "effective_batch=0"),
@@ -200,22 +199,17 @@ def test_what_no_search_can_answer_is_an_error(
 
 
 def test_wrong_settings_are_refused_before_a_folder_is_made(tmp_path):
-    config = make_config()
-    config.strategy = "mirrored"
-    with pytest.raises(ValueError, match="one device"):
-        find_batch_size(config, workdir=tmp_path / "a")
-    config.strategy, config.data.name = "none", "unheard_of"
-    with pytest.raises(ValueError, match="unheard_of"):
-        find_batch_size(config, workdir=tmp_path / "a")
+    wrong = {"strategy": "mirrored"}, {"data__name": "unheard_of"}
+    for fields, words in zip(wrong, ("one device", "unheard_of"), strict=True):
+        with pytest.raises(ValueError, match=words):
+            tfamp.find_batch_size(make_config(**fields), workdir=tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
 def test_real_processes_are_held_to_the_limit_and_take_nothing_down(tmp_path):
-    config = make_config()
-    config.data.image_size, config.model.blocks = 256, ((64,),)
-    config.model.dense = 0
-    found = find_batch_size(
-        config,
+    sizes = {"data__image_size": 256, "model__blocks": ((64,),), "model__dense": 0}
+    found = tfamp.find_batch_size(
+        make_config(**sizes),
         modes=("mixed_bfloat16",),
         limit="1800MiB",
         max_batch_size=512,

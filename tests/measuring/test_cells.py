@@ -1,8 +1,6 @@
 """Which cells a benchmark has, and what settings are refused before any work."""
 
-import pathlib
-import runpy
-
+import helpers
 import pytest
 
 from tfamp import functions
@@ -11,18 +9,15 @@ from tfamp.facts import hardware
 from tfamp.measuring import workloads
 from tfamp.measuring.benchmark import accuracy, cell_modes, cells
 
-ROOT = pathlib.Path(__file__).parents[2]
-FILES = sorted((ROOT / "configs/benchmark").glob("*.py"))
+FILES = sorted((helpers.ROOT / "configs/benchmark").glob("*.py"))
 FILES = [path for path in FILES if path.stem != "models"]
 
 
 def make(**fields):
     """The digits' network in two modes."""
-    config = cells.get_config()
-    config.name = "some"
-    task = cells.get_task(workloads.load(ROOT / "configs/cnn/digits.py"))
-    task.modes = ("float32", "mixed_bfloat16")
-    task.update(fields)
+    config = helpers.configured(cells, name="some")
+    task = cells.get_task(workloads.load(helpers.ROOT / "configs/cnn/digits.py"))
+    task.update({"modes": ("float32", "mixed_bfloat16"), **fields})
     config.tasks.digits = task
     return config
 
@@ -32,8 +27,8 @@ def columns(config):
 
 
 def test_cells_are_every_mode_of_every_framework_float32_first():
-    config = make(modes=("float32", "mixed_bfloat16", "rewrite_bfloat16"))
-    config.tasks.digits.xla = ("mixed_bfloat16",)
+    modes = ("float32", "mixed_bfloat16", "rewrite_bfloat16")
+    config = make(modes=modes, xla=("mixed_bfloat16",))
     assert columns(config) == [
         "float32",
         "mixed_bfloat16",
@@ -57,6 +52,17 @@ def test_shapes_are_all_combinations_and_float32_has_its_own_batch_size():
     assert [c.batch_size for c in cells.plan(config)] == [24, 32]
 
 
+@pytest.fixture
+def host_of(monkeypatch):
+    """Returns a function: gives this host another device, by its name."""
+
+    def simulate(device):
+        found = [hardware.find_device(device)]
+        monkeypatch.setattr(hardware, "read_devices", lambda: found)
+
+    return simulate
+
+
 @pytest.mark.parametrize(
     ("device", "slow", "expected"),
     [
@@ -67,17 +73,15 @@ def test_shapes_are_all_combinations_and_float32_has_its_own_batch_size():
     ],
 )
 def test_modes_by_default_are_the_fast_ones_and_one_of_16_bits(
-    device, slow, expected, monkeypatch
+    device, slow, expected, host_of
 ):
-    found = hardware.find_device(device)
-    monkeypatch.setattr(hardware, "read_devices", lambda: [found])
+    host_of(device)
     assert cell_modes.default_modes(slow) == expected
 
 
 @pytest.mark.parametrize(("device", "base"), [("h100", "tf32"), ("v100", "float32")])
-def test_the_base_is_tf32_where_the_device_has_it(device, base, monkeypatch):
-    found = hardware.find_device(device)
-    monkeypatch.setattr(hardware, "read_devices", lambda: [found])
+def test_the_base_is_tf32_where_the_device_has_it(device, base, host_of):
+    host_of(device)
     config = make(modes=(), frameworks=("tfamp",))
     planned = cells.plan(config)
     assert {cells.base(planned, cell, config).mode for cell in planned} == {base}
@@ -148,7 +152,7 @@ def test_every_configuration_plans_its_cells_and_shows_its_command(path):
         modes = {x.mode for x in planned if x.task in tasks}
         modes -= {"mixed_bfloat16", "mixed_float16"}
         assert base.mode in modes if base else not modes
-    command = f"python scripts/benchmark.py --config={path.relative_to(ROOT)}"
+    command = f"python scripts/benchmark.py --config={path.relative_to(helpers.ROOT)}"
     default = "python scripts/benchmark.py\n"
     assert (default if path.stem == "quick" else command) in path.read_text()
 
@@ -156,11 +160,9 @@ def test_every_configuration_plans_its_cells_and_shows_its_command(path):
 # ---- A user's function ----
 
 
-def test_models_for_a_gpu_are_measured_in_pytorch(monkeypatch):
-    devices = [hardware.DEVICES["h100"]]
-    monkeypatch.setattr(hardware, "read_devices", lambda: devices)
-    file = runpy.run_path(str(ROOT / "configs/benchmark/gpu.py"))
-    planned = cells.plan(file["get_config"]())
+def test_models_for_a_gpu_are_measured_in_pytorch(host_of):
+    host_of("h100")
+    planned = cells.plan(workloads.load(helpers.ROOT / "configs/benchmark/gpu.py"))
     peers = {(x.task, x.mode) for x in planned if x.framework == "torch"}
     modes = "float32", "tf32", "mixed_bfloat16", "mixed_float16"
     twins = "bert_base", "mnist_wide"

@@ -1,5 +1,6 @@
 """`tfamp gpu-report`: its parts, what is kept when it is killed, its page."""
 
+import functools
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tfamp.measuring import processes
-from tfamp.measuring.device import networks, outside, page, parts, plan, profiles
+from tfamp.measuring.device import networks, outside, parts, plan, profiles
 
 FLAGS = "--tiny", "--minutes=5", "--parts=numerics,float8,rewrite"
 
@@ -92,9 +93,16 @@ def test_the_page_and_the_file_to_send(killed):
     assert "report.json" in done.stderr
 
 
-def test_an_unknown_part_is_an_error(tmp_path):
-    done = run(tmp_path, "--parts=speed")
-    assert done.returncode == 1 and "Unknown parts. Received: speed" in done.stderr
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--parts=speed", "Unknown parts. Received: speed"),
+        ("--torch_python=/no/python -S", "torch_python='/no/python -S'"),
+    ],
+)
+def test_a_wrong_flag_is_an_error_before_any_work(flag, words, tmp_path):
+    done = run(tmp_path, flag)
+    assert done.returncode == 1 and words in done.stderr
     assert not [*tmp_path.iterdir()]
 
 
@@ -115,88 +123,83 @@ def work(value):
         yield {"name": f"{value} {number}"}
 
 
-def of_jobs(*jobs):
-    return lambda asked: [
-        parts.Job("tests", name, limit, lambda f=f, a=a: processes.Process(f, *a))
-        for name, limit, f, a in jobs
-    ]
-
-
-def test_a_process_that_hangs_or_dies_ends_alone(tmp_path, monkeypatch):
-    jobs = ("hangs", 3, hang, ()), ("dies", 60, die, ()), ("works", 60, work, (1,))
-    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
-    monkeypatch.setattr(page, "_texts", lambda *given: "")
-    said = []
-    plan.run(tmp_path, (), 2, True, "", "command", said.append)
-    folder, content = report(tmp_path)
-    assert [*content["figures"]] == [
-        *("tests-hangs-000", "tests-works-000", "tests-works-001"),
-    ]
-    missing = content["missing"]
-    assert missing.keys() == {"tests: hangs", "tests: dies"}
-    assert "ended after" in missing["tests: hangs"]
-    assert "SIGKILL" in missing["tests: dies"]
-    assert "## Not measured" in (folder / "report.md").read_text()
-
-
-def test_what_there_is_no_time_for_is_named(tmp_path, monkeypatch):
-    jobs = (("late", 60, work, (1,)),)
-    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
-    plan.run(tmp_path, ("tests",), 0.1, True, "", "command", print)
-    folder, content = report(tmp_path)
-    assert content["missing"] == {"tests: late": "no time left"}
-
-
 def fails():
     return {"code": 3, "text": "1 failed"}
 
 
-def test_what_a_command_could_not_do_is_tried_again(tmp_path, monkeypatch):
-    jobs = (("some", 60, fails, ()),)
-    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
-    for _ in range(2):
-        said = []
-        plan.run(tmp_path, ("tests",), 1, True, "", "command", said.append)
-        assert any("exit code 3" in line for line in said)
-    assert report(tmp_path)[1]["figures"]["tests-some-000"]["text"] == "1 failed"
+def jobs(*rows):
+    """Returns jobs from rows of a name, the limit, a function and its arguments."""
+    return [
+        parts.Job("own", name, limit, functools.partial(processes.Process, *called))
+        for name, limit, *called in rows
+    ]
 
 
-def test_a_python_that_is_none_is_an_error(tmp_path):
-    done = run(tmp_path, "--torch_python=/no/python -S")
-    assert done.returncode == 1 and "torch_python='/no/python -S'" in done.stderr
-    assert not [*tmp_path.iterdir()]
+def group_of(*variants, limit=120):
+    found = [parts.Variant(*variant) for variant in variants]
+    return parts.Group("time", "bert_base", "some", tuple(found), limit)
 
 
-def test_silence_is_broken(tmp_path, monkeypatch):
+@pytest.fixture
+def measure(tmp_path, monkeypatch):
+    """Returns a function that measures jobs and groups in place of the parts.
+
+    It returns the report's folder and content, and what was said.
+    """
+
+    def make(measured, minutes=2, torch=""):
+        monkeypatch.setattr(parts, "PARTS", {"own": lambda asked: measured})
+        output, said = tmp_path / "out", []
+        plan.run(output, (), minutes, True, torch, "command", said.append)
+        return *report(output), said
+
+    return make
+
+
+def test_a_process_that_hangs_or_dies_ends_alone_and_silence_is_broken(
+    measure, monkeypatch
+):
     monkeypatch.setattr(plan, "_SILENCE", 1)
-    jobs = (("hangs", 4, hang, ()),)
-    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
-    monkeypatch.setattr(page, "_texts", lambda *given: "")
-    said = []
-    plan.run(tmp_path, (), 2, True, "", "command", said.append)
-    assert any(" s: tests: hangs" in line for line in said)
+    rows = ("hangs", 4, hang), ("dies", 60, die), ("works", 60, work, 1)
+    folder, content, said = measure(jobs(*rows))
+    assert [*content["figures"]] == [
+        *("own-hangs-000", "own-works-000", "own-works-001"),
+    ]
+    missing = content["missing"]
+    assert missing.keys() == {"own: hangs", "own: dies"}
+    assert "ended after" in missing["own: hangs"]
+    assert "SIGKILL" in missing["own: dies"]
+    assert "## Not measured" in (folder / "report.md").read_text()
+    assert any(" s: own: hangs" in line for line in said)
+
+
+def test_what_there_is_no_time_for_is_named(measure):
+    _, content, _ = measure(jobs(("late", 60, work, 1)), minutes=0.1)
+    assert content["missing"] == {"own: late": "no time left"}
+
+
+def test_what_a_command_could_not_do_is_tried_again(measure):
+    for _ in range(2):
+        _, content, said = measure(jobs(("some", 60, fails)))
+        assert any("exit code 3" in line for line in said)
+        assert content["figures"]["own-some-000"]["text"] == "1 failed"
 
 
 # ---- What is timed ----
 
 
-def test_variants_are_timed_in_turns_beside_their_base(tmp_path, monkeypatch):
+def test_variants_are_timed_in_turns_beside_their_base(measure):
     """One that does not end is left out; one without PyTorch says so."""
-    variants = (
-        parts.Variant("keras", "float32", False),
-        parts.Variant("tfamp", "mixed_bfloat16", False),
-        parts.Variant("tfamp", "mixed_bfloat16", True),
-        parts.Variant("torch", "float32", False),
+    group = group_of(
+        ("keras", "float32", False),
+        ("tfamp", "mixed_bfloat16", False),
+        ("tfamp", "mixed_bfloat16", True),
+        ("torch", "float32", False),
     )
-    group = parts.Group("time", "bert_base", "some", variants, 120)
-    (job,) = of_jobs(("beside", 60, work, (1,)))(None)
-    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [job, group]})
-    monkeypatch.setattr(page, "_texts", lambda *given: "")
-    given, said = (5, True, f"{sys.executable} -S", "command"), []
-    plan.run(tmp_path, (), *given, said.append)
+    measured = [*jobs(("beside", 60, work, 1)), group]
+    folder, content, said = measure(measured, 5, f"{sys.executable} -S")
     # Its processes are prepared meanwhile.
-    assert "time: bert_base" in said[0] and "tests: beside" in said[1]
-    folder, content = report(tmp_path)
+    assert "time: bert_base" in said[0] and "own: beside" in said[1]
     names = [
         "time-bert_base-some-keras-float32-plain",
         "time-bert_base-some-tfamp-mixed_bfloat16-compiled",
@@ -214,18 +217,15 @@ def test_variants_are_timed_in_turns_beside_their_base(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_a_gpu_times_as_many_at_once_as_it_has_room_for(tmp_path, monkeypatch, room):
+def test_a_gpu_times_as_many_at_once_as_it_has_room_for(measure, monkeypatch, room):
     """Each beside the base: that of its set, or the one that came first."""
     modes = ("float32", "tf32", "mixed_bfloat16")
-    variants = [parts.Variant("keras", mode, False) for mode in modes]
-    group = parts.Group("time", "bert_base", "some", tuple(variants), 120)
-    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
     monkeypatch.setattr(parts.Asked, "together", room)
     started, start = [], parts.start
     note = lambda *given: started.append(given[1].mode) or start(*given)  # noqa: E731
     monkeypatch.setattr(parts, "start", note)
-    plan.run(tmp_path, (), 5, True, "", "command", print)
-    folder, content = report(tmp_path)
+    group = group_of(*(("keras", mode, False) for mode in modes))
+    folder, content, _ = measure([group], 5)
     assert started == {1: [*modes], 2: [*modes[:2], modes[0], modes[2]]}[room]
     base, *others = (
         content["figures"][f"time-bert_base-some-keras-{m}-plain"] for m in modes
@@ -247,38 +247,26 @@ def test_a_signal_ends_it_with_a_page(tmp_path, number):
     assert content["figures"] and str(folder / "report.md") in said
 
 
-def test_an_interrupt_leaves_the_page(tmp_path, monkeypatch):
-    def broken(asked):
-        yield from of_jobs(("first", 60, work, (1,)))(asked)
+def test_an_interrupt_leaves_the_page(measure, tmp_path):
+    def broken():
+        yield from jobs(("first", 60, work, 1))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts, "PARTS", {"tests": broken})
-    monkeypatch.setattr(page, "_texts", lambda *given: "")
     with pytest.raises(KeyboardInterrupt):
-        plan.run(tmp_path, (), 5, True, "", "command", print)
-    assert (report(tmp_path)[0] / "report.md").exists()
+        measure(broken())
+    assert (report(tmp_path / "out")[0] / "report.md").exists()
 
 
-def test_tests_that_do_not_end_say_what_failed(tmp_path, monkeypatch):
+def test_tests_that_do_not_end_say_what_failed(measure, tmp_path):
     file = tmp_path / "test_some.py"
     file.write_text(
         "import time\ndef test_fails():\n    assert 1 > 2\n"
         "def test_hangs():\n    time.sleep(100)\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rfE",
-        "-c",
-        os.devnull,
-        str(file),
-    ]
-    jobs = [parts.Job("tests", "some", 8, lambda: outside.Command(command, tmp_path))]
-    monkeypatch.setattr(parts, "PARTS", {"tests": lambda asked: jobs})
-    plan.run(tmp_path / "out", (), 5, True, "", "command", print)
-    folder, content = report(tmp_path / "out")
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-c", os.devnull]
+    command += [str(file)]
+    start = functools.partial(outside.Command, command, tmp_path)
+    folder, content, _ = measure([parts.Job("tests", "some", 8, start)], 5)
     assert content["figures"]["tests-some-000"]["code"] is None
     assert "FAILED" in (folder / "report.md").read_text()
     assert "1 failed" in content["missing"]["tests: some"]
@@ -295,48 +283,36 @@ def timed(rounds):
     yield {}
 
 
-def test_a_base_that_is_measured_again_never_loses_what_there_was(
-    tmp_path, monkeypatch
-):
-    variants = [parts.Variant("keras", mode, False) for mode in ("float32", "tf32")]
-    group = parts.Group("time", "bert_base", "some", tuple(variants), 60)
-    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
-
-    def measure(*rounds):
-        left = iter(rounds)
-        start = lambda *given: processes.Process(timed, next(left))  # noqa: E731
-        monkeypatch.setattr(parts, "start", start)
-        plan.run(tmp_path, (), 2, True, "", "command", print)
-        figures = report(tmp_path)[1]["figures"].values()
-        return [len(each["seconds"]) for each in figures]
-
-    assert measure(3, 1) == [3, 1]
-    assert measure(1, 0) == [3, 1]
-    assert measure(3, 3) == [3, 3]
-
-
-def test_figures_of_other_sizes_or_another_place_are_not_mixed(tmp_path, monkeypatch):
-    group = parts.Group(
-        "time", "bert_base", "some", (parts.Variant("keras", "float32", False),), 60
-    )
-    monkeypatch.setattr(parts, "PARTS", {"time": lambda asked: [group]})
-    started = []
-
-    def start(*given):
-        started.append(given)
-        return processes.Process(timed, 3)
-
+@pytest.fixture
+def left(monkeypatch):
+    """How many rounds the processes that are started have, each once."""
+    rounds = []
+    start = lambda *given: processes.Process(timed, rounds.pop(0))  # noqa: E731
     monkeypatch.setattr(parts, "start", start)
+    return rounds
+
+
+def test_a_base_that_is_measured_again_never_loses_what_there_was(measure, left):
+    group = group_of(("keras", "float32", False), ("keras", "tf32", False), limit=60)
+    for rounds, known in (((3, 1), [3, 1]), ((1, 0), [3, 1]), ((3, 3), [3, 3])):
+        left[:] = rounds
+        figures = measure([group])[1]["figures"].values()
+        assert [len(each["seconds"]) for each in figures] == known
+
+
+def test_figures_of_other_sizes_or_another_place_are_not_mixed(
+    measure, left, monkeypatch
+):
+    left[:] = 3, 3
+    group = group_of(("keras", "float32", False), limit=60)
     for sizes in (networks.TINY, networks.TINY, networks.TINY._replace(batch=3)):
         monkeypatch.setattr(parts.Asked, "sizes", sizes)
-        plan.run(tmp_path, (), 2, True, "", "command", print)
-    assert len(started) == 2
-    folder, content = report(tmp_path)
+        folder, content, _ = measure([group])
+    assert left == []
     (name,) = content["figures"]
     file = folder / "cells" / f"{name}.json"
     file.write_text(file.read_text().replace(tf.__version__, "2.0.0"))
-    plan.run(tmp_path, (), 0, True, "", "command", print)
-    assert report(tmp_path)[1]["figures"] == {}
+    assert measure([group], 0)[1]["figures"] == {}
 
 
 def test_a_wrapper_that_leaves_processes_ends_in_time(tmp_path):

@@ -5,10 +5,10 @@ import io
 import json
 import re
 
+import helpers
 import pytest
 
 import tfamp
-from tfamp import errors
 from tfamp.facts import hardware
 from tfamp.measuring import torch_peer, workloads
 from tfamp.measuring.benchmark import cells, runner
@@ -78,12 +78,10 @@ def test_files_are_written_and_complete(measured):
     assert len(stored["rows"]) == 4
 
 
-def make_config(script, **task):
-    config = cells.get_config()
-    config.name = "build"
-    config.update(COUNTS)
+def make_config(script, modes=MODES, **fields):
+    config = helpers.configured(cells, **{"name": "build", **COUNTS, **fields})
     config.tasks.build = cells.get_task(f"{script}:build")
-    config.tasks.build.update({"modes": MODES, "frameworks": ("tfamp",), **task})
+    config.tasks.build.update({"modes": modes, "frameworks": ("tfamp",)})
     return config
 
 
@@ -91,21 +89,18 @@ def test_same_command_measures_only_what_is_missing(measured, script, capsys):
     folder = measured[0]
     damaged = next(folder.glob("cells/*tfamp-mixed*repeat1.json"))
     damaged.write_text("{")
-    config = make_config(script)
-    runner.run(config, folder)
+    runner.run(make_config(script), folder)
     said = [x for x in capsys.readouterr().err.splitlines() if " of 4: " in x]
     again = [line for line in said if "measured before" in line]
     assert len(said) == 4 and len(again) == 3
     script.write_text(script.read_text() + "\n")  # Other code has other figures.
-    config.repeats = 1
-    runner.run(config, folder)
+    runner.run(make_config(script, repeats=1), folder)
     said = capsys.readouterr().err
     assert "1 of 2: " in said and "measured before" not in said
 
 
 def test_failed_cells_are_rows_with_their_reason(script, tmp_path):
-    config = make_config(script, modes=("float32", "mixed_bfloat16"))
-    config.repeats = 1
+    config = make_config(script, repeats=1)
     with config.unlocked():
         config.tasks.build.arguments = {"fail": "mixed_bfloat16"}
     base, mixed = runner.run(config, tmp_path).rows
@@ -115,8 +110,7 @@ def test_failed_cells_are_rows_with_their_reason(script, tmp_path):
 
 
 def test_inference_is_measured_by_predict(script, tmp_path):
-    config = make_config(script)
-    config.job, config.repeats = "inference", 1
+    config = make_config(script, job="inference", repeats=1)
     base, mixed = runner.run(config, tmp_path).rows
     assert base.output_error == 0 and 0 < mixed.output_error < 0.05
     assert base.loss is None and mixed.rate > 0
@@ -125,25 +119,21 @@ def test_inference_is_measured_by_predict(script, tmp_path):
 def test_what_cannot_be_measured_is_refused_before_any_work(measured, script, tmp_path):
     with pytest.raises(ValueError, match="module:function"):
         tfamp.benchmark_model("absent:build", workdir=tmp_path / "a")
-    config = cells.get_config()
-    config.name = "some"
-    task = cells.get_task(workloads.load("configs/cnn/digits.py"))
-    config.tasks.digits, config.torch_python = task, "/bin/false"
-    with pytest.raises(errors.RunError, match="cannot import PyTorch"):
+    config = helpers.configured(cells, name="some", torch_python="/bin/false")
+    config.tasks.digits = cells.get_task(workloads.load("configs/cnn/digits.py"))
+    with pytest.raises(tfamp.RunError, match="cannot import PyTorch"):
         runner.run(config, tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    config = make_config(script)
-    config.steps = 4
-    with pytest.raises(errors.RunError, match="other settings"):
-        runner.run(config, measured[0])
+    with pytest.raises(tfamp.RunError, match="other settings"):
+        runner.run(make_config(script, steps=4), measured[0])
 
 
 def test_a_report_without_figures_is_an_error(script):
     """Here of a process beyond its memory."""
-    config = make_config(script, modes=("float32",))
-    config.repeats, config.memory_limit_mb = 1, 100  # Less than TensorFlow.
+    few = {"modes": ("float32",), "repeats": 1}
+    config = make_config(script, memory_limit_mb=100, **few)  # Less than TensorFlow.
     words = "Every cell of the benchmark failed. The.*the limit is 100 MiB"
-    with pytest.raises(errors.RunError, match=words):
+    with pytest.raises(tfamp.RunError, match=words):
         runner.run(config, None)  # Keeps nothing.
 
 

@@ -63,7 +63,11 @@ def file(tmp_path):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A step holds the programs and what was predicted; others by `held`."""
+    """A step holds the programs and what was predicted, and what `held` has in MiB.
+
+    Of the last option that it has, "first step" of all, and "of the mode" of the
+    mixed mode alone, whatever the limit.
+    """
     held = {}
 
     def call(function, asked, *_, memory=None):
@@ -86,9 +90,13 @@ def stand_in(monkeypatch):
                 "mode"
             ]  # Both modes are measured without the limit.
             return processes.Outcome(None, f"MemoryError: {size}")
-        seconds = len(asked.keywords)
-        figures = {"host_bytes": size, "device_bytes": None, "peak_bytes": size}
-        return processes.Outcome({**figures, "seconds": seconds})
+        size += (asked.keywords == MIXED) * held.get("of the mode", 0) * MIB
+        first = held.get("first step", 0) * MIB
+        figures = {
+            **{"host_bytes": size, "device_bytes": None, "peak_bytes": size + first},
+            **{"workspaces_bytes": first, "seconds": len(asked.keywords)},
+        }
+        return processes.Outcome(figures)
 
     monkeypatch.setattr(processes, "call", call)
     return held
@@ -100,11 +108,10 @@ def option(name, keywords, mebibytes, parts=1):
 
 
 def predicted():
-    mixed = {"mode": "mixed_bfloat16"}
-    again = {**mixed, "remat": ["b"]}
+    again = {**MIXED, "remat": ["b"]}
     return [
         option("float32", {"mode": "float32"}, FLOAT32),
-        option("mixed_bfloat16", mixed, FLOAT32 - 100),
+        option("mixed_bfloat16", MIXED, FLOAT32 - 100),
         option("+ remat", again, FLOAT32 - 200),
         option("+ slots", {**again, "optimizer_state": "8bit"}, FLOAT32 - 300),
     ]
@@ -169,36 +176,16 @@ def test_trials_in_a_folder_are_not_made_again(
     assert sum("(measured before)" in line for line in second) == 4
 
 
-def test_what_a_mode_brings_is_part_of_all_options_in_it(file, monkeypatch, stand_in):
-    own = processes.call
-
-    def call(function, asked, *given, memory=None):
-        done = own(function, asked, *given, memory=memory)
-        if function is training_steps.train and asked.keywords == MIXED:
-            done.value["peak_bytes"] += 150 * MIB
-            done.value["host_bytes"] += 150 * MIB
-        return done
-
-    monkeypatch.setattr(processes, "call", call)
+def test_what_a_mode_brings_is_part_of_all_options_in_it(file, stand_in):
+    stand_in["of the mode"] = 150
     found = tfamp.fit_memory(f"{file}:build", "780MiB", batch_size=64)
     assert found.chosen["option"] == "+ slots"
     sizes = [x["predicted_bytes"] // MIB for x in found.options]
     assert sizes == [900, 950, 850, 750]
 
 
-def test_what_only_a_first_step_holds_is_told_and_not_predicted(
-    file, monkeypatch, stand_in
-):
-    own = processes.call
-
-    def call(function, asked, *given, memory=None):
-        done = own(function, asked, *given, memory=memory)
-        if function is training_steps.train:
-            done.value["peak_bytes"] += 150 * MIB
-            done.value["workspaces_bytes"] = 150 * MIB
-        return done
-
-    monkeypatch.setattr(processes, "call", call)
+def test_what_only_a_first_step_holds_is_told_and_not_predicted(file, stand_in):
+    stand_in["first step"] = 150
     found = tfamp.fit_memory(f"{file}:build", "780MiB", batch_size=64)
     sizes = [x["predicted_bytes"] // MIB for x in found.options]
     assert sizes == [900, 800, 700, 600]
@@ -206,14 +193,18 @@ def test_what_only_a_first_step_holds_is_told_and_not_predicted(
     assert "float32: 150 MiB of the measured only in the first step" in str(found)
 
 
+def predict(file, batch_size):
+    workload = config_dict.ConfigDict({"function": f"{file}:build"})
+    return memory_options.predict(workload, batch_size, "mixed_bfloat16", None)
+
+
 @pytest.mark.parametrize("optimizer", helpers.names_of(["ftrl", "adam"], slow=["ftrl"]))
 def test_what_an_optimizer_refuses_is_left_out(tmp_path, optimizer):
-    made = "keras.optimizers.Ftrl()"
-    if optimizer == "adam":
-        made = "keras.optimizers.Adam(use_ema=True)"
-    (tmp_path / f"{optimizer}.py").write_text(OWN.replace('"adam"', made))
-    workload = config_dict.ConfigDict({"function": f"{tmp_path / optimizer}.py:build"})
-    found = memory_options.predict(workload, 8, "mixed_bfloat16", None)
+    made = {"ftrl": "Ftrl()", "adam": "Adam(use_ema=True)"}[optimizer]
+    (tmp_path / f"{optimizer}.py").write_text(
+        OWN.replace('"adam"', f"keras.optimizers.{made}")
+    )
+    found = predict(tmp_path / f"{optimizer}.py", 8)
     names = [x["option"] for x in found]
     slots = {"+ slots of bfloat16", "+ slots of 8 bits"}
     assert slots & {*names} == (slots if optimizer == "adam" else set())
@@ -223,8 +214,7 @@ def test_what_an_optimizer_refuses_is_left_out(tmp_path, optimizer):
 
 
 def test_options_of_a_model_are_predicted_in_their_order(file):
-    workload = config_dict.ConfigDict({"function": f"{file}:build"})
-    found = memory_options.predict(workload, 1024, "mixed_bfloat16", None)
+    found = predict(file, 1024)
     assert [each["option"] for each in found] == ORDER
     sizes = [each["predicted_bytes"] for each in found]
     assert sizes[1] < 0.75 * sizes[0] and sizes[3] < sizes[2] < sizes[1]
@@ -236,8 +226,7 @@ def test_options_of_a_model_are_predicted_in_their_order(file):
 
 def test_what_frees_nothing_is_left_out_of_the_next_options(tmp_path):
     (tmp_path / "head.py").write_text(HEAD)
-    workload = config_dict.ConfigDict({"function": f"{tmp_path / 'head.py'}:build"})
-    found = memory_options.predict(workload, 1024, "mixed_bfloat16", None)
+    found = predict(tmp_path / "head.py", 1024)
     sizes = {each["option"]: each["predicted_bytes"] for each in found}
     # Logits in bfloat16, and what they are cast to.
     assert sizes["mixed_bfloat16"] > sizes["float32"]

@@ -1,12 +1,10 @@
 """`scripts/benchmark.py` itself, and the benchmark jobs of a training script."""
 
 import json
-import pathlib
 
 import helpers
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
 import keras, numpy as np, tensorflow as tf
 
@@ -31,7 +29,7 @@ COMMANDS = {
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scripts")
     (folder / "my_script.py").write_text(SCRIPT)
-    cases = [(ROOT / "scripts" / s, a, folder) for s, a in COMMANDS.values()]
+    cases = [(helpers.ROOT / "scripts" / s, a, folder) for s, a in COMMANDS.values()]
     results = helpers.run_scripts(cases)
     return folder, dict(zip(COMMANDS, results, strict=True))
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 
+import helpers
 import numpy as np
 import pytest
 
@@ -31,22 +32,23 @@ def torch_interpreter():
         pytest.skip(f"{PYTHON} has no PyTorch ({reason}); set TFAMP_TORCH_PYTHON")
 
 
-def make_images(**model):
-    config = images.get_config()
-    config.data.name, config.data.image_size = "digits", 9  # Pooling drops a row.
-    config.model.update({"blocks": ((8, 8), (16,)), "dense": 32, "dropout": 0.0})
-    config.model.update(model)
-    return config
+def make_images(**fields):
+    sizes = {
+        **{"data__name": "digits", "data__image_size": 9},  # Pooling drops a row.
+        **{"model__blocks": ((8, 8), (16,)), "model__dense": 32, "model__dropout": 0.0},
+    }
+    return helpers.configured(images, **{**sizes, **fields})
 
 
-def make_texts(**model):
-    config = text_classification.get_config()
-    config.model.update(config.tiny.model)
-    # Few words: each occurs often, the first one, transformers' padding, too.
-    config.model.update({"num_layers": 2, "dropout": 0.0, "vocabulary_size": 16})
-    config.model.update(model)
-    config.data.sequence_length = 16
-    return config
+def make_texts(**fields):
+    tiny = text_classification.get_config().tiny.model
+    sizes = {
+        **{f"model__{name}": size for name, size in tiny.items()},
+        # Few words: each occurs often, the first one, transformers' padding, too.
+        **{"model__num_layers": 2, "model__dropout": 0.0, "model__vocabulary_size": 16},
+        "data__sequence_length": 16,
+    }
+    return helpers.configured(text_classification, **{**sizes, **fields})
 
 
 def run_both(config, folder, mode="float32"):
@@ -56,19 +58,24 @@ def run_both(config, folder, mode="float32"):
     ours = measure.measure(task, cell, "train", 3, STEPS - 2, 2)
     file = pathlib.Path(folder, "twin.safetensors")
     exchange.write(str(file), task, cell, 3, STEPS)
-    request = {"exchange": str(file), "mode": mode, "threads": 1}
-    request |= {"steps": STEPS - 2, "warmup": 2}
-    return ours, torch_peer.call(PYTHON, request, 300)
+    request = {"exchange": str(file), "mode": mode, "threads": 1, "steps": STEPS - 2}
+    return ours, torch_peer.call(PYTHON, {**request, "warmup": 2}, 300)
 
 
-ADAMW = {"name": "adamw", "learning_rate": 5e-3, "weight_decay": 0.5, "epsilon": 1e-3}
-ADAMW |= {"clip_global_norm": 0.5, "schedule": "linear", "warmup_fraction": 0.4}
+ADAMW = {
+    **{"name": "adamw", "learning_rate": 5e-3, "weight_decay": 0.5, "epsilon": 1e-3},
+    **{"clip_global_norm": 0.5, "schedule": "linear", "warmup_fraction": 0.4},
+}
 SGD = {"name": "sgd", "learning_rate": 0.05, "weight_decay": 0.5, "nesterov": True}
 CASES = {
     "cnn, adamw": (make_images, {}, ADAMW),
-    "cnn with batch norm, sgd": (make_images, {"batch_norm": True, "dense": 0}, SGD),
+    "cnn with batch norm, sgd": (
+        make_images,
+        {"model__batch_norm": True, "model__dense": 0},
+        SGD,
+    ),
     "bert, adam": (make_texts, {}, {"name": "adam", "learning_rate": 2e-3}),
-    "bert with mean pooling, adamw": (make_texts, {"pooling": "mean"}, ADAMW),
+    "bert with mean pooling, adamw": (make_texts, {"model__pooling": "mean"}, ADAMW),
 }
 
 
@@ -76,8 +83,7 @@ CASES = {
 def test_losses_are_those_of_keras(tmp_path, case):
     make, model, optimizer = CASES[case]
     config = make(**model)
-    config.optimizer.schedule = "constant"
-    config.optimizer.update(optimizer)
+    config.optimizer.update({"schedule": "constant", **optimizer})
     ours, done = run_both(config, tmp_path)
     assert done.failure == ""
     np.testing.assert_allclose(done.value["losses"], ours["losses"], rtol=TOLERANCE)
@@ -97,8 +103,7 @@ def test_bfloat16_is_near_float32_and_tells_what_was_in_force(tmp_path):
 
 
 def test_overflow_skips_the_step_and_lowers_the_scale(tmp_path):
-    config = make_images()
-    config.precision.loss_scale.initial_scale = 2.0**120
+    config = make_images(precision__loss_scale__initial_scale=2.0**120)
     _, done = run_both(config, tmp_path, "mixed_float16")
     assert done.value["skipped_steps"] == STEPS
     assert done.value["loss_scale"] == 2.0 ** (120 - STEPS)
@@ -112,14 +117,12 @@ def test_failure_is_one_line():
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("model.name", "resnet", False),
+        ("model__name", "resnet", False),
         ("task", "segmentation", False),
-        ("optimizer.accumulation_steps", 2, False),
-        ("precision.loss_scale.hysteresis", 2, False),
-        ("precision.loss_scale.growth_interval", 2, True),
+        ("optimizer__accumulation_steps", 2, False),
+        ("precision__loss_scale__hysteresis", 2, False),
+        ("precision__loss_scale__growth_interval", 2, True),
     ],
 )
 def test_configurations_without_a_twin_are_known(path, value, expected):
-    config = make_images()
-    config.update_from_flattened_dict({path: value})
-    assert exchange.has_twin(config) is expected
+    assert exchange.has_twin(make_images(**{path: value})) is expected

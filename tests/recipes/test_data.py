@@ -1,21 +1,13 @@
 import pathlib
-import socket
 import time
 
+import helpers
 import pytest
 import tensorflow as tf
 
 import tfamp
 from tfamp.recipes import data
 from tfamp.runs import base_config
-
-
-@pytest.fixture
-def offline(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise OSError("no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 def test_arrays_of_the_recipes_stay_on_the_host(monkeypatch):
@@ -43,14 +35,15 @@ def test_hold_out_parts_are_disjoint_and_not_empty():
 
 
 def prepare(name, data_dir, manual_dir=""):
-    config = base_config.get_config()
-    config.data.name = name
-    config.data_dir, config.manual_dir = str(data_dir), str(manual_dir)
+    folders = {"data_dir": str(data_dir), "manual_dir": str(manual_dir)}
+    config = helpers.configured(base_config, data__name=name, **folders)
     return data.prepared_builder(config)
 
 
 @pytest.mark.parametrize("manual", ["", "absent"])
-def test_unprepared_data_without_network_are_refused_at_once(tmp_path, offline, manual):
+def test_unprepared_data_without_network_are_refused_at_once(
+    tmp_path, no_network, manual
+):
     start = time.monotonic()
     with pytest.raises(tfamp.DataError, match="images.*--manual_dir.*--data_dir"):
         prepare("mnist", tmp_path, manual and tmp_path / manual)
@@ -58,7 +51,7 @@ def test_unprepared_data_without_network_are_refused_at_once(tmp_path, offline, 
     assert time.monotonic() - start < 100
 
 
-def test_file_with_other_bytes_is_refused(tmp_path, offline, shared_data):
+def test_file_with_other_bytes_is_refused(tmp_path, no_network, shared_data):
     for file in shared_data("mnist").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(b"not the original")

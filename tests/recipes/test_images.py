@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import helpers
 import keras
 import numpy as np
 import pandas
@@ -18,13 +19,12 @@ SHAPE, CLASSES = (32, 32, 3), 10
 NETWORKS = ("cnn", "resnet", "efficientnet")
 
 
-def make_config(network="cnn", **model):
-    """The sizes of a run of seconds."""
+def make_config(**fields):
+    """The sizes of a run of seconds; `__` stands for a dot."""
     config = images.get_config()
-    config.data.name, config.batch_size = "cifar10", 2
-    config.model.update(config.tiny.model)
-    config.model.update({"name": network, **model})
-    return config
+    tiny = {f"model__{name}": size for name, size in config.tiny.model.items()}
+    given = {"data__name": "cifar10", "batch_size": 2, "model__name": "cnn", **tiny}
+    return helpers.configured(images, **{**given, **fields})
 
 
 # ---- Networks ----
@@ -36,7 +36,7 @@ def mixed():
     with tfamp.policy_scope("mixed_bfloat16"):
         return {
             network: classifying.build_network(
-                SHAPE, CLASSES, make_config(network).model
+                SHAPE, CLASSES, make_config(model__name=network).model
             )
             for network in NETWORKS
         }
@@ -62,8 +62,7 @@ def test_body_is_in_16_bits_and_pixels_and_logits_are_not(network, mixed):
 
 
 def test_default_resnet_is_the_resnet_18_of_small_images():
-    config = images.get_config()
-    config.model.name = "resnet"
+    config = helpers.configured(images, model__name="resnet")
     model = classifying.build_network(SHAPE, CLASSES, config.model)
     trainable = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     assert trainable == 11_173_962  # Of https://github.com/kuangliu/pytorch-cifar.
@@ -83,7 +82,7 @@ def test_resnet_learns_in_16_bits():
     labels = rng.integers(0, 2, 32)  # Two classes that differ in brightness.
     pixels = rng.integers(0, 128, (32, 8, 8, 3)) + 100 * labels[:, None, None, None]
     with tfamp.policy_scope("mixed_bfloat16"):
-        settings = make_config("resnet", widths=(4, 8)).model
+        settings = make_config(model__name="resnet", model__widths=(4, 8)).model
         model = classifying.build_network((8, 8, 3), 2, settings)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True), loss)
@@ -111,26 +110,23 @@ def test_efficientnet_computes_what_the_one_of_keras_does(mixed):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.name": "vgg"}, "'efficientnet'.*'vgg'"),
-        ({"model.name": "resnet", "model.widths": (8, 16, 32)}, "one number each"),
-        ({"data.augment": "cutmix"}, "'crop_flip'.*'cutmix'"),
+        ({"model__name": "vgg"}, "'efficientnet'.*'vgg'"),
+        ({"model__name": "resnet", "model__widths": (8, 16, 32)}, "one number each"),
+        ({"data__augment": "cutmix"}, "'crop_flip'.*'cutmix'"),
     ],
     ids=["network", "stages", "augmentation"],
 )
 def test_settings_that_make_no_sense_are_refused_before_data_are_read(changes, message):
-    config = make_config()
-    config.update_from_flattened_dict({"data_dir": "/nowhere", **changes})
-    with pytest.raises(ValueError, match=message):
-        images.create(config)
-    with pytest.raises(ValueError, match=message):
-        images.synthetic(config)
+    config = make_config(data_dir="/nowhere", **changes)
+    for make in (images.create, images.synthetic):
+        with pytest.raises(ValueError, match=message):
+            make(config)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_is_cross_entropy_smoothed_as_configured(smoothing):
-    config = make_config()
-    config.data.name, config.data.image_size = "digits", 8
-    config.label_smoothing = smoothing
+    digits = {"data__name": "digits", "data__image_size": 8}
+    config = make_config(label_smoothing=smoothing, **digits)
     task, made = images.create(config), images.synthetic(config)
     _, labels = next(iter(task.test.batch(6)))
     logits = np.random.default_rng(0).normal(0, 3, (6, 10)).astype("float32")
@@ -150,13 +146,13 @@ def test_loss_is_cross_entropy_smoothed_as_configured(smoothing):
 
 
 def test_images_of_any_set_can_be_timed_where_their_shape_is_given():
-    config = make_config("resnet")
+    config = make_config()
     assert next(iter(images.synthetic(config).batches))[0].shape == (2, *SHAPE)
-    config.data.name = "my_photos"
+    own = {"data__name": "my_photos", "model__name": "resnet"}
     with pytest.raises(ValueError, match=r"config.data.image_shape"):
-        images.synthetic(config)
-    config.data.image_shape, config.data.classes = (8, 12, 3), 5
-    made = images.synthetic(config)
+        images.synthetic(make_config(**own))
+    sizes = {"data__image_shape": (8, 12, 3), "data__classes": 5}
+    made = images.synthetic(make_config(**own, **sizes))
     pixels, labels = next(iter(made.batches))
     assert pixels.shape == (2, 8, 12, 3) and int(np.max(labels)) < 5
     assert made.build_model().output_shape == (None, 5) and made.unit == "images"
@@ -177,16 +173,14 @@ def test_digits_are_the_real_ones_split_the_same_each_time():
 
 
 def test_digits_are_as_they_are_where_no_size_is_set():
-    config = make_config()
-    config.data.name = "digits"
+    config = make_config(data__name="digits")
     train, *_ = images_data.load(config)
     pixels, _ = next(iter(images.synthetic(config).batches))
     assert pixels.shape[1:] == train.element_spec[0].shape == (8, 8, 1)
 
 
 def load_folder(folder):
-    config = make_config()
-    config.data.name, config.manual_dir = "mine", str(folder)
+    config = make_config(data__name="mine", manual_dir=str(folder))
     *parts, names, decode = images_data.load(config)
     train, test = (
         part.map(lambda file, label: (decode(file), label)) for part in parts
@@ -200,21 +194,25 @@ def write(path, value=0, shape=(4, 6, 1)):
     path.write_bytes(tf.io.encode_png(pixels).numpy())
 
 
+def write_classes(folder, counts, first=0, suffix="png"):
+    """Writes images of ten gray levels a class, so many of each class."""
+    for label, (name, count) in enumerate(counts.items()):
+        for number in range(count):
+            path = folder / name / f"{number}.{suffix}"
+            write(path, first + 10 * label + number)
+
+
 def pairs(dataset):
     return sorted((int(image[0, 0, 0]), int(label)) for image, label in dataset)
 
 
 def test_folders_of_splits_and_classes_are_read_whatever_the_name(tmp_path):
     for split, first in (("train", 0), ("test", 100)):
-        for label, name in enumerate(("cat", "dog", "eel")):
-            for number in range(3):
-                value = first + 10 * label + number
-                write(tmp_path / split / name / f"{number}.PNG", value)
+        counts = {"cat": 3, "dog": 3, "eel": 3}
+        write_classes(tmp_path / split, counts, first, "PNG")
     write(tmp_path / "train" / ".hidden" / "1.png")
     (tmp_path / "train" / "notes.txt").write_text("no class")
-    config = make_config()
-    config.data.name = "my_pets"
-    config.manual_dir = str(tmp_path)
+    config = make_config(data__name="my_pets", manual_dir=str(tmp_path))
     task = tasks.from_config(config)
     assert "images (4, 6, 1), 3 classes" in task.description
     found = [*pairs(task.train), *pairs(task.validation), *pairs(task.test)]
@@ -236,13 +234,11 @@ def test_folders_of_splits_and_classes_are_read_whatever_the_name(tmp_path):
 
 
 def test_images_that_are_not_kept_are_decoded_after_their_names_are_shuffled(tmp_path):
-    for label, name in enumerate("ab"):
-        for number in range(10 + 5 * label):
-            write(tmp_path / name / f"{number}.png", 10 * label + number)
-    config = make_config()
-    config.data.name, config.manual_dir = "mine", str(tmp_path)
-    config.data.augment, found = "crop_flip", []
-    for config.data.cache in (True, False):
+    write_classes(tmp_path, {"a": 10, "b": 15})
+    given = {"manual_dir": str(tmp_path), "data__augment": "crop_flip"}
+    found = []
+    for kept in (True, False):
+        config = make_config(data__name="mine", data__cache=kept, **given)
         task = images.create(config)
         epochs = {"batch_size": 4, "seed": 0, "first_epoch": 0, "last_epoch": 2}
         batches = pipeline.training_batches(task.train, **epochs, augment=task.augment)
@@ -254,9 +250,7 @@ def test_images_that_are_not_kept_are_decoded_after_their_names_are_shuffled(tmp
 
 
 def test_fifth_of_each_class_is_held_out_the_same_in_every_run(tmp_path):
-    for label, name in enumerate("ab"):
-        for number in range(10):
-            write(tmp_path / name / f"{number}.png", 10 * label + number)
+    write_classes(tmp_path, {"a": 10, "b": 10})
     write(tmp_path / "a" / "0.png", 0, (4, 6, 3))  # In color if one is.
     train, test, _ = load_folder(tmp_path)
     assert train.element_spec[0].shape == (4, 6, 3)
@@ -279,9 +273,7 @@ def test_fifth_of_each_class_is_held_out_the_same_in_every_run(tmp_path):
     ids=["sizes", "no image", "empty class", "nothing"],
 )
 def test_what_is_wrong_with_a_folder_is_named(tmp_path, spoil, message):
-    for name in "ab":
-        for number in range(3):
-            write(tmp_path / name / f"{number}.png")
+    write_classes(tmp_path, {"a": 3, "b": 3})
     spoil(tmp_path)
     with pytest.raises(tfamp.DataError, match=message):
         load_folder(tmp_path)

@@ -1,8 +1,8 @@
 import json
 import pathlib
 import shutil
-import socket
 
+import helpers
 import keras
 import numpy as np
 import pandas
@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import errors
 from tfamp.recipes import presets
 from tfamp.recipes.tasks import text_classification as classifying
 from tfamp.recipes.texts import encoders
@@ -26,9 +25,8 @@ VOCABULARY = [*encoders.SPECIAL, *"abcdefghijklmno"]
 
 
 def load(preset, length=12):
-    config = presets.get_config()
-    config.model.preset, config.data.sequence_length = str(preset), length
-    return encoders.load(config)
+    fields = {"model__preset": str(preset), "data__sequence_length": length}
+    return encoders.load(helpers.configured(presets, **fields))
 
 
 def encode(tokenizer, texts, length):
@@ -196,9 +194,9 @@ def test_folder_that_would_compute_something_else_is_one_line(
     hf_folder, damage, expected
 ):
     damage(hf_folder)
-    with pytest.raises(errors.DataError, match=expected) as caught:
+    with helpers.one_line(tfamp.DataError, expected) as caught:
         load(hf_folder).build()
-    assert "\n" not in str(caught.value) and str(hf_folder) in str(caught.value)
+    assert str(hf_folder) in str(caught.value)
 
 
 def test_accents_and_case_are_as_the_folder_says(hf_folder):
@@ -289,24 +287,13 @@ def test_activation_of_a_name_is_that_of_its_checkpoint(
     assert (found if found == "gelu" else "tanh form") == activation
 
 
-@pytest.fixture
-def no_network(monkeypatch):
-    def refuse(*_, **__):
-        raise socket.gaierror("no network in tests")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    # No file that was downloaded before.
-    monkeypatch.setenv("KAGGLEHUB_CACHE", "/no/such/tfamp/cache")
-
-
 @pytest.mark.parametrize(
     "preset", ["bert_basic", "bert_tiny_en_uncased", "hf://tfamp/none", "./no/folder"]
 )
 def test_names_that_cannot_be_used_are_one_line(no_network, preset):
     expected = f"{preset}' cannot be loaded: .*Expected a KerasHub name"
-    with pytest.raises(errors.DataError, match=expected) as caught:
+    with helpers.one_line(tfamp.DataError, expected):
         load(preset)
-    assert "\n" not in str(caught.value)
 
 
 # ---- New encoders ----

@@ -1,5 +1,6 @@
 """The U-Net, its scores and loss, and a whole run on a tiny folder of images."""
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -34,24 +35,20 @@ def draw_folder(folder, classes, count=20):
     return str(folder)
 
 
-def make_config(classes=2):
-    config = segmentation.get_config()
-    config.update(
-        {
-            "name": "rectangles",
-            **{"epochs": 6, "batch_size": 4, "eval_batch_size": 4},
-            "optimizer": {"learning_rate": 0.01},
-            "data": {"classes": classes, "crop_size": 8},
-            "model": {"widths": (8, 8)},
-            "precision": {"mode": "mixed_bfloat16"},
-        }
-    )
-    return config
+FIELDS = {
+    **{"name": "rectangles", "epochs": 6, "batch_size": 4, "eval_batch_size": 4},
+    **{"optimizer__learning_rate": 0.01, "data__crop_size": 8},
+    **{"model__widths": (8, 8), "precision__mode": "mixed_bfloat16"},
+}
+
+
+def make_config(classes=2, **fields):
+    given = {**FIELDS, "data__classes": classes, **fields}
+    return helpers.configured(segmentation, **given)
 
 
 def test_run_learns_and_its_scores_are_those_of_scikit_learn(tmp_path):
-    config, run = make_config(), tmp_path / "run"
-    config.data_dir = draw_folder(tmp_path, 2)
+    config, run = make_config(data_dir=draw_folder(tmp_path, 2)), tmp_path / "run"
     result = train_and_evaluate(config, run)
     task = tasks.from_config(config)
     images, masks = (np.stack(part) for part in zip(*task.test, strict=True))
@@ -72,12 +69,10 @@ def test_run_learns_and_its_scores_are_those_of_scikit_learn(tmp_path):
         np.testing.assert_array_equal((mask > 0.5)[sure], (expected > 0.5)[sure])
     # A pixel at 0.5 may fall on either side in batches of another size.
     pair = masks.ravel(), predicted.ravel()
-    expected = metrics.f1_score(*pair)
-    assert 0.6 < result.score == pytest.approx(expected, abs=0.01)
-    expected = metrics.jaccard_score(*pair)
-    assert result.scores["iou"] == pytest.approx(expected, abs=0.01)
-    share = np.mean(masks)
-    assert f"foreground {share:.3f} of the test pixels" in result.description
+    dice, iou = metrics.f1_score(*pair), metrics.jaccard_score(*pair)
+    assert 0.6 < result.score == pytest.approx(dice, abs=0.01)
+    assert result.scores["iou"] == pytest.approx(iou, abs=0.01)
+    assert f"foreground {np.mean(masks):.3f} of the test pixels" in result.description
     assert "14 training, 2 validation, 4 test examples" in result.description
     picture = imread(run / "predictions.png")
     height, width, _ = picture.shape
@@ -85,9 +80,7 @@ def test_run_learns_and_its_scores_are_those_of_scikit_learn(tmp_path):
 
 
 def test_run_of_several_classes_draws_them(tmp_path):
-    config = make_config(4)
-    config.data_dir = draw_folder(tmp_path, 4, 10)
-    task = segmentation.create(config)
+    task = segmentation.create(make_config(4, data_dir=draw_folder(tmp_path, 4, 10)))
     assert "foreground" not in task.description
     assert task.score(task.build_model(), tmp_path) == {}  # The metrics are the scores.
     assert imread(tmp_path / "predictions.png").std() > 0.05
@@ -96,8 +89,7 @@ def test_run_of_several_classes_draws_them(tmp_path):
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
 def test_network_computes_in_16_bits_and_ends_in_float32(mode, classes):
-    config = make_config(classes)
-    config.model.widths = (4, 8, 16)
+    config = make_config(classes, model__widths=(4, 8, 16))
     with tfamp.policy_scope(mode):
         model = segmenting.build_network(classes, config.model)
     pinned = {"rescaling", "logits", "probabilities"}
@@ -116,8 +108,8 @@ def test_network_computes_in_16_bits_and_ends_in_float32(mode, classes):
 
 
 def test_network_has_the_published_layers():
-    config = make_config()
-    config.model.widths, config.model.batch_norm = (64, 128, 256, 512, 1024), False
+    widths = (64, 128, 256, 512, 1024)
+    config = make_config(model__widths=widths, model__batch_norm=False)
     model = segmenting.build_network(2, config.model)
     kinds = [type(layer).__name__ for layer in model.layers]
     # https://arxiv.org/abs/1505.04597: 23 convolutional layers, counting those up.
@@ -163,38 +155,33 @@ def test_crops_are_parts_of_the_image_and_every_place_occurs():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.crop_size": 7}, "multiples of 2. Received: .*crop_size=7.* 16x16"),
-        ({"data.crop_size": 32}, "fit into the images.*16x16"),
+        ({"data__crop_size": 7}, "multiples of 2. Received: .*crop_size=7.* 16x16"),
+        ({"data__crop_size": 32}, "fit into the images.*16x16"),
         (
-            {"model.widths": (4,) * 6, "data.crop_size": None},
+            {"model__widths": (4,) * 6, "data__crop_size": None},
             "5 poolings .* multiples of 32. Received: .* 16x16",
         ),
-        ({"data.classes": 1}, "classes must be in 2..256. Received: 1"),
-        ({"data.augment": "turns"}, "config.data.augment .*'turns'"),
+        ({"data__classes": 1}, "classes must be in 2..256. Received: 1"),
+        ({"data__augment": "turns"}, "config.data.augment .*'turns'"),
     ],
     ids=["crop", "large crop", "poolings", "classes", "augment"],
 )
 def test_settings_that_make_no_sense_are_errors(changes, message, tmp_path):
-    config = make_config()
-    config.data_dir = draw_folder(tmp_path, 2, 2)
-    config.update_from_flattened_dict(changes)
+    given = {**FIELDS, "data_dir": draw_folder(tmp_path, 2, 2), **changes}
     with pytest.raises(ValueError, match=message):
-        segmentation.create(config)
+        segmentation.create(helpers.configured(segmentation, **given))
 
 
 def test_synthetic_batches_are_of_the_size_trained_on():
-    config = make_config(4)
-    made = segmentation.synthetic(config)
+    made = segmentation.synthetic(make_config(4))
     images, masks = next(iter(made.batches))
     assert (images.shape, masks.shape) == ((4, 8, 8, 3), (4, 8, 8, 1))
     assert images.dtype == masks.dtype == tf.uint8 and made.unit == "images"
     assert set(np.unique(masks)) == {0, 1, 2, 3}
-    config.data.crop_size = None
-    with pytest.raises(ValueError, match="size is not known"):
-        segmentation.synthetic(config)
-    config.data.image_size = 9
-    with pytest.raises(ValueError, match="multiples of 2"):
-        segmentation.synthetic(config)
+    for size, words in ((None, "size is not known"), (9, "multiples of 2")):
+        config = make_config(data__crop_size=None, data__image_size=size)
+        with pytest.raises(ValueError, match=words):
+            segmentation.synthetic(config)
 
 
 # ---- Scores and loss, against scikit-learn and float64 ----
@@ -227,17 +214,18 @@ def test_scores_are_those_of_scikit_learn(classes):
     else:
         found, average = probabilities.argmax(-1), "macro"
     pair = truth.ravel(), found.ravel()
-    dice, iou, by_image = segmentation_scores.create(classes)
-    expected = metrics.f1_score(*pair, average=average)
-    assert score(dice, truth, probabilities) == pytest.approx(expected, rel=1e-6)
-    expected = metrics.jaccard_score(*pair, average=average)
-    assert score(iou, truth, probabilities) == pytest.approx(expected, rel=1e-6)
-    expected = [
+    dice, iou = (
+        function(*pair, average=average)
+        for function in (metrics.f1_score, metrics.jaccard_score)
+    )
+    of_images = [
         metrics.f1_score(t.ravel(), f.ravel(), average=average)
         for t, f in zip(truth, found, strict=True)
     ]
-    assert score(by_image, truth, probabilities) == pytest.approx(np.mean(expected))
-    for metric in (dice, iou, by_image):
+    expected = (dice, iou, np.mean(of_images))
+    made = segmentation_scores.create(classes)
+    for metric, right in zip(made, expected, strict=True):
+        assert score(metric, truth, probabilities) == pytest.approx(right, rel=1e-6)
         again = keras.metrics.deserialize(keras.metrics.serialize(metric))
         assert type(again) is type(metric) and again.name == metric.name
         metric.reset_state()

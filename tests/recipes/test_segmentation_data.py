@@ -1,5 +1,6 @@
 """Images and masks: paired, checked, split and resized before anything is trained."""
 
+import helpers
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,14 +12,12 @@ from tfamp.recipes import segmentation, segmentation_data
 SIDE = 12
 
 
-@pytest.fixture
-def config():
-    return segmentation.get_config()
+def load(folder, **fields):
+    """Returns the arrays of the splits: (images, masks) of each.
 
-
-def load(config, folder, manual=""):
-    """Returns the arrays of the splits: (images, masks) of each."""
-    config.data_dir, config.manual_dir = str(folder), manual
+    Read with these fields of the configuration; `__` for a dot.
+    """
+    config = helpers.configured(segmentation, data_dir=str(folder), **fields)
     splits = segmentation_data.load(config)[:2]
     return [tuple(map(np.stack, zip(*split, strict=True))) for split in splits]
 
@@ -53,26 +52,25 @@ def names(examples):
     return [int(image.flat[0]) for image in examples[0]]
 
 
-def test_fifth_is_held_out_the_same_in_every_run(folder, config):
-    train, test = load(config, folder)
+def test_fifth_is_held_out_the_same_in_every_run(folder):
+    train, test = load(folder)
     assert sorted(names(train) + names(test)) == list(range(10))
     assert len(names(test)) == 2 and names(train) != sorted(names(train))
-    again = load(config, folder)
+    again = load(folder)
     assert [names(part) for part in again] == [names(train), names(test)]
     for images, masks in (train, test):
         assert (images.dtype, masks.dtype) == ("uint8", "uint8")
         assert masks.shape[1:] == (SIDE, SIDE, 1) and masks.max() == 1
         assert list(masks.sum(axis=(1, 2, 3)) // SIDE) == names([images])
-    config.limit_examples = 2
-    first = load(config, folder)
+    first = load(folder, limit_examples=2)
     assert [names(part) for part in first] == [names(train)[:2], names(test)]
 
 
-def test_folders_of_splits_are_taken_as_they_are(tmp_path, config):
+def test_folders_of_splits_are_taken_as_they_are(tmp_path):
     for split, numbers in (("train", range(5)), ("test", range(5, 8))):
         for number in numbers:
             write_pair(tmp_path / split, f"{number}")
-    train, test = load(config, tmp_path)
+    train, test = load(tmp_path)
     assert sorted(names(train)) == list(range(5))
     assert sorted(names(test)) == [5, 6, 7]
 
@@ -114,14 +112,14 @@ def palette(*colors, values):
     ids=["0 and 1", "0 and 255", "color", "bit", "palette of 2", "classes", "from 1"]
     + ["palette"],
 )
-def test_mask_becomes_classes(folder, config, classes, first, mask, expected):
-    config.data.classes, config.data.first_class = classes, first
+def test_mask_becomes_classes(folder, classes, first, mask, expected):
     for number in range(10):
         if callable(mask):
             mask(folder / f"masks/{number}.png")
         else:
             write_pair(folder, f"{number}", mask)
-    (_, masks), _ = load(config, folder)
+    fields = {"data__classes": classes, "data__first_class": first}
+    (_, masks), _ = load(folder, **fields)
     np.testing.assert_array_equal(masks[:, 0, :3, 0], [expected] * 8)
 
 
@@ -134,6 +132,7 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:40])
 
 
+COLORS = np.repeat(square(1, 2), 3, -1)
 # What is done to a folder of two classes, and what the error names.
 BAD = {
     "no mask": (
@@ -172,29 +171,23 @@ BAD = {
         lambda f: write(f / "masks/1.png", np.ones((SIDE, SIDE, 4), "uint8")),
         "masks/1.png is not a mask. Received: mode RGBA",
     ),
+    "of 3 classes, values": (lambda f: None, r"255\]. Expected {0, 1, 2}"),
+    "of 3 classes, color": (  # The mean of colors is no class.
+        lambda f: [write_pair(f, name, COLORS) for name in "0123456789"],
+        "not a mask. Received: mode RGB ",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_named(folder, config, case):
+def test_what_is_wrong_is_named(folder, case):
     spoil, message = BAD[case]
     spoil(folder)
     with pytest.raises(errors.DataError, match=message):
-        load(config, folder)
+        load(folder, data__classes=3 if case.startswith("of 3 classes") else 2)
 
 
-def test_masks_of_several_classes_are_numbers(folder, config):
-    config.data.classes = 3
-    with pytest.raises(errors.DataError, match=r"255\]. Expected {0, 1, 2}"):
-        load(config, folder)
-    colors = np.repeat(square(1, 2), 3, -1)  # The mean of colors is no class.
-    for number in range(10):
-        write_pair(folder, f"{number}", colors)
-    with pytest.raises(errors.DataError, match="not a mask. Received: mode RGB"):
-        load(config, folder)
-
-
-def test_pictures_are_turned_as_their_exif_data_say(folder, config):
+def test_pictures_are_turned_as_their_exif_data_say(folder):
     exif = Image.Exif()
     exif[0x0112] = 3  # Upside down.
     pixels = np.zeros((SIDE, SIDE, 3), "uint8")
@@ -202,48 +195,49 @@ def test_pictures_are_turned_as_their_exif_data_say(folder, config):
     for number in range(10):
         remove(folder, f"images/{number}.png")
         write(folder / f"images/{number}.jpg", pixels, exif=exif, quality=95)
-    (images, _), _ = load(config, folder)
+    (images, _), _ = load(folder)
     assert images[0, 0].max() < 20 and images[0, -1].min() > 180
 
 
-def test_folder_must_be_there(config, tmp_path):
-    for folder in ("", tmp_path / "absent"):
-        with pytest.raises(errors.DataError, match=f"--data_dir.*{folder}"):
-            load(config, folder)
+@pytest.mark.parametrize("folder", ["", "/absent"])
+def test_folder_must_be_there(folder):
+    with pytest.raises(errors.DataError, match=f"--data_dir.*{folder}"):
+        load(folder)
 
 
-def test_images_of_several_sizes_are_resized_and_no_classes_mixed(folder, config):
-    config.data.image_size, config.data.classes = 8, 6
+def test_images_of_several_sizes_are_resized_and_no_classes_mixed(folder):
     rng = np.random.default_rng(0)
     for number in range(10):
         side = 24 if number == 6 else SIDE
         mask = rng.choice(np.array([0, 5], "uint8"), (side, side, 1))
         write_pair(folder, f"{number}", mask, side)
         write(folder / f"images/{number}.png", np.repeat(mask * 51, 3, -1))
-    (images, masks), test = load(config, folder)
+    (images, masks), test = load(folder, data__image_size=8, data__classes=6)
     assert (images.shape, test[1].shape) == ((8, 8, 8, 3), (2, 8, 8, 1))
     assert set(np.unique(masks)) == {0, 5}
     assert len(np.unique(images)) > 9 and images.dtype == masks.dtype == "uint8"
 
 
-def test_digits_are_where_their_masks_are(config):
-    config.data.name, config.data.image_size = "digits", 32
-    config.limit_examples = 50
-    (images, masks), test = load(config, "")
+def load_digits(size=32, classes=2):
+    fields = {"data__image_size": size, "data__classes": classes}
+    return load("", data__name="digits", limit_examples=50, **fields)
+
+
+def test_digits_are_where_their_masks_are():
+    (images, masks), test = load_digits()
     assert images.shape == (50, 32, 32, 3) and test[1].shape == (50, 32, 32, 1)
-    np.testing.assert_array_equal(images, load(config, "")[0][0])
+    np.testing.assert_array_equal(images, load_digits()[0][0])
     for image, mask in zip(images, masks, strict=True):
         ink = image[mask[..., 0] == 1].astype(float)
         # Half ink at least, on a patch of the other half of the levels.
         assert 0.02 < mask.mean() < 0.25
         assert abs(ink.mean() - image[mask[..., 0] == 0].mean()) > 40
-    config.data.classes = 11
-    (_, numbered), _ = load(config, "")
+    (_, numbered), _ = load_digits(classes=11)
     np.testing.assert_array_equal(numbered > 0, masks > 0)
     assert set(np.unique(numbered)) == set(range(11))
-    for config.data.image_size, config.data.classes in ((None, 2), (256, 2), (64, 3)):
+    for size, classes in ((None, 2), (256, 2), (64, 3)):
         with pytest.raises(ValueError, match="2 or 11 classes and a side of 8 to 128"):
-            load(config, "")
+            load_digits(size, classes)
 
 
 @pytest.fixture(scope="module")
@@ -273,44 +267,47 @@ def tfds_folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def trimaps(config):
-    config.data.name, config.data.mask_feature = "trimaps", "trimap"
-    config.data.classes, config.data.first_class = 3, 1
-    config.data.image_size = 16
-    return config
+TRIMAPS = {
+    **{"data__name": "trimaps", "data__mask_feature": "trimap"},
+    **{"data__classes": 3, "data__first_class": 1, "data__image_size": 16},
+}
 
 
-def test_tfds_masks_start_at_the_first_class(tfds_folder, trimaps):
-    (images, masks), test = load(trimaps, tfds_folder)
+def test_tfds_masks_start_at_the_first_class(tfds_folder):
+    (images, masks), test = load(tfds_folder, **TRIMAPS)
     assert (images.shape, images.dtype) == ((8, 16, 16, 3), "uint8")
     assert (masks.shape, masks.dtype) == ((8, 16, 16, 1), "uint8")
     assert set(np.unique(masks)) == {0, 1, 2} and len(test[0]) == 12
 
 
-def test_tfds_data_of_other_features_are_errors(tfds_folder, trimaps):
-    for trimaps.data.classes, trimaps.data.first_class in ((2, 1), (3, 2)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="config.data.classes"):
-            load(trimaps, tfds_folder)
-    trimaps.data.mask_feature = "mask"
-    with pytest.raises(errors.DataError, match="mask_feature"):
-        load(trimaps, tfds_folder)
-    trimaps.data.image_size = None
-    with pytest.raises(ValueError, match="image_size"):
-        load(trimaps, tfds_folder)
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"data__classes": 2}, tf.errors.InvalidArgumentError, "config.data.classes"),
+        ({"data__first_class": 2}, tf.errors.InvalidArgumentError, "config.data.cl"),
+        ({"data__mask_feature": "mask"}, errors.DataError, "mask_feature"),
+        ({"data__image_size": None}, ValueError, "image_size"),
+    ],
+)
+def test_tfds_data_of_other_features_are_errors(tfds_folder, changes, error, message):
+    with pytest.raises(error, match=message):
+        load(tfds_folder, **{**TRIMAPS, **changes})
 
 
-def test_original_files_of_a_tfds_data_set_are_read_from_folders(trimaps, tmp_path):
-    trimaps.data.name = "oxford_iiit_pet"
+def test_original_files_of_a_tfds_data_set_are_read_from_folders(tmp_path):
     for split in ("train", "test"):
         for number in range(1, 4):
             mask = np.full((SIDE, SIDE), number, "B")
             write_pair(tmp_path / split, f"{number}", mask)
-    (images, masks), _ = load(trimaps, "", str(tmp_path))
+    pets = {**TRIMAPS, "data__name": "oxford_iiit_pet", "manual_dir": str(tmp_path)}
+    (images, masks), _ = load("", **pets)
     found = {
         (int(x[0, 0, 0]), int(y[0, 0, 0])) for x, y in zip(images, masks, strict=True)
     }
     assert found == {(1, 0), (2, 1), (3, 2)} and images.shape == (3, 16, 16, 3)
-    trimaps.data.name = "no_such_set"
+    nothing = {
+        "data__name": "no_such_set",
+        "manual_dir": str(tmp_path / "train/images"),
+    }
     with pytest.raises(errors.DataError, match="--manual_dir may also have images/NA"):
-        load(trimaps, "", str(tmp_path / "train/images"))
+        load("", **{**pets, **nothing})

@@ -2,6 +2,7 @@
 
 import json
 
+import helpers
 import keras
 import numpy as np
 import pandas
@@ -29,30 +30,18 @@ def make_config(folder):
         date = np.datetime64("2020-01-01") + day
         lines.append(f"{date},{shop},{distance},{sold:.6f}")
     (folder / "sold.csv").write_text("\n".join(lines) + "\n")
-    config = tabular.get_config()
-    config.update(
-        {
-            **{"name": "sold", "epochs": 6, "batch_size": 32, "data_dir": str(folder)},
-            "optimizer": {"learning_rate": 1e-2},
-            "precision": {"mode": "mixed_bfloat16"},
-            "data": {
-                "table_file": "sold.csv",
-                "target_column": "sold",
-                "categorical_columns": ("shop of",),
-                "continuous_columns": ("distance",),
-                "date_column": "day",
-                "time_columns": ("day",),
-                "baseline_columns": ("shop of",),
-                "categories": (("shop of", 5),),
-            },
-            "model": {
-                "dense_layers": (32, 16),
-                "dropout": 0.01,
-                "embedding_dropout": 0.01,
-            },
-        }
-    )
-    return config
+    return helpers.configured(tabular, data_dir=str(folder), **FIELDS)
+
+
+FIELDS = {
+    **{"name": "sold", "epochs": 6, "batch_size": 32, "optimizer__learning_rate": 1e-2},
+    **{"precision__mode": "mixed_bfloat16", "data__table_file": "sold.csv"},
+    **{"data__target_column": "sold", "data__categorical_columns": ("shop of",)},
+    **{"data__continuous_columns": ("distance",), "data__date_column": "day"},
+    **{"data__time_columns": ("day",), "data__baseline_columns": ("shop of",)},
+    **{"data__categories": (("shop of", 5),), "model__dense_layers": (32, 16)},
+    **{"model__dropout": 0.01, "model__embedding_dropout": 0.01},
+}
 
 
 @pytest.fixture
@@ -151,10 +140,9 @@ def test_one_kind_of_columns_is_enough(config, kind):
 )
 def test_setting_without_sense_is_an_error_before_reading(config, settings, message):
     config.update_from_flattened_dict({"data_dir": "/nowhere", **settings})
-    with pytest.raises(ValueError, match=message):
-        tabular.create(config)
-    with pytest.raises(ValueError, match=message):
-        tabular.synthetic(config)
+    for make in (tabular.create, tabular.synthetic):
+        with pytest.raises(ValueError, match=message):
+            make(config)
 
 
 # ---- Whole runs ----

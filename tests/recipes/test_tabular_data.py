@@ -1,18 +1,17 @@
 """Tables read, checked, joined, split by time and encoded."""
 
 import datetime
-import importlib.util
-import pathlib
 
+import helpers
 import made_tables
 import numpy as np
 import pandas as pd
 import pytest
 
 from tfamp import errors
+from tfamp.measuring import workloads
 from tfamp.recipes import tabular, tabular_data, tabular_encoding
 
-ROOT = pathlib.Path(__file__).parents[2]
 HEADER = "day,hour,shop,heat,sold"
 ROWS = [
     f"2020-01-{day:02},{hour},{shop},{day / 2 + hour},{10 * day + hour}"
@@ -22,33 +21,34 @@ ROWS = [
 ]
 
 
-def load_file(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"configs/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
+def load_file(name, data_dir=""):
+    config = workloads.load(helpers.ROOT / f"configs/{name}.py")
+    return helpers.with_fields(config, data_dir=str(data_dir))
+
+
+FIELDS = {
+    **{"validation_fraction": 0.2, "data__table_file": "sold.csv"},
+    **{"data__target_column": "sold", "data__categorical_columns": ("shop", "hour")},
+    **{"data__continuous_columns": ("heat",), "data__date_column": "day"},
+    **{"data__time_columns": ("day", "hour")},
+}
 
 
 @pytest.fixture
-def config(tmp_path):
-    """A configuration of the rows above, which are written to a file."""
+def load(tmp_path):
+    """Returns a function: reads the rows above, or what has replaced them.
+
+    It takes fields of the configuration, without "data" those of the data.
+    """
     write(tmp_path, ROWS)
-    config = tabular.get_config()
-    config.update(
-        {
-            "data_dir": str(tmp_path),
-            "validation_fraction": 0.2,
-            "data": {
-                "table_file": "sold.csv",
-                "target_column": "sold",
-                "categorical_columns": ("shop", "hour"),
-                "continuous_columns": ("heat",),
-                "date_column": "day",
-                "time_columns": ("day", "hour"),
-            },
-        }
-    )
-    return config
+    rest = "validation_fraction", "limit_examples"
+
+    def read(**fields):
+        data = {k if k in rest else f"data__{k}": v for k, v in fields.items()}
+        given = {**FIELDS, **data, "data_dir": str(tmp_path)}
+        return tabular_data.load(helpers.configured(tabular, **given))
+
+    return read
 
 
 def write(folder, rows, header=HEADER, name="sold.csv"):
@@ -63,33 +63,28 @@ def sold(splits):
 # ---- Splits ----
 
 
-def test_split_is_by_time_with_no_time_on_two_sides_and_always_the_same(
-    config, tmp_path
-):
+def test_split_is_by_time_with_no_time_on_two_sides_and_always_the_same(load, tmp_path):
     write(tmp_path, np.random.default_rng(0).permutation(ROWS).tolist())
-    splits = tabular_data.load(config)
+    splits = load()
     train, validation, test = sold(splits)
     assert [*map(len, splits[:3])] == [38, 10, 12]
     # The target grows with the time.
     assert max(train) < min(validation) and max(validation) < min(test)
     assert splits.starts == ("2020-01-07", "2020-01-09")
     assert test == sorted(test) and train != sorted(train)
-    for one, other in zip(splits[:3], tabular_data.load(config)[:3], strict=True):
+    for one, other in zip(splits[:3], load()[:3], strict=True):
         pd.testing.assert_frame_equal(one, other)
-    config.data.split_seed = 1
-    other = sold(tabular_data.load(config))
+    other = sold(load(split_seed=1))
     assert other[0] != train and sorted(other[0]) == sorted(train)
     assert other[2] == test
-    config.validation_fraction, config.limit_examples = 0.0, 7
-    splits = tabular_data.load(config)
+    splits = load(split_seed=1, validation_fraction=0.0, limit_examples=7)
     assert [*map(len, splits[:3])] == [7, 0, 7]
     assert sold(splits)[2] == [90.0, 90, 91, 91, 92, 92, 100]
     assert splits.starts == ("2020-01-09",)
 
 
-def test_without_a_time_the_split_is_drawn(config):
-    config.data.time_columns = ()
-    splits = tabular_data.load(config)
+def test_without_a_time_the_split_is_drawn(load):
+    splits = load(time_columns=())
     assert splits.starts == () and [*map(len, splits[:3])] == [38, 10, 12]
     expected = [float(row.split(",")[4]) for row in ROWS]
     assert sold(splits)[2] != expected[-12:]
@@ -114,15 +109,14 @@ def test_without_a_time_the_split_is_drawn(config):
         ("2020-01-04,1,a,1", "column 'sold' is empty"),
     ],
 )
-def test_bad_row_is_told_and_can_be_skipped(config, tmp_path, row, reason):
+def test_bad_row_is_told_and_can_be_skipped(load, tmp_path, row, reason):
     write(tmp_path, [*ROWS[:9], row, "", *ROWS[9:]])
     with pytest.raises(errors.DataError) as caught:
-        tabular_data.load(config)
+        load()
     message = str(caught.value)
     assert f"1 bad row(s). {tmp_path}/sold.csv, row 11: " in message
     assert reason in message and "on_bad_rows='skip'" in message
-    config.data.on_bad_rows = "skip"
-    splits = tabular_data.load(config)
+    splits = load(on_bad_rows="skip")
     assert sum(map(len, splits[:3])) == len(ROWS)
     assert splits.notes == ("1 bad row(s) skipped",)
 
@@ -141,13 +135,13 @@ def test_bad_row_is_told_and_can_be_skipped(config, tmp_path, row, reason):
     ],
     ids="empty,no row,one time,no column,long row,long rows,no UTF-8,none".split(","),
 )
-def test_unusable_file_is_an_error(config, tmp_path, text, message):
+def test_unusable_file_is_an_error(load, tmp_path, text, message):
     path = tmp_path / "sold.csv"
     path.write_bytes(text.encode() if isinstance(text, str) else text or b"")
     if text is None:
         path.unlink()
     with pytest.raises(errors.DataError, match=message):
-        tabular_data.load(config)
+        load()
 
 
 @pytest.mark.parametrize(
@@ -161,84 +155,97 @@ def test_inputs_have_names_that_layers_and_signatures_can_have(column, name):
 # ---- Parquet, join, rows left out ----
 
 
-def test_parquet_is_read_as_csv_is(config, tmp_path):
+def test_parquet_is_read_as_csv_is(load, tmp_path):
     write(tmp_path, [*ROWS, "2020-01-11,1,,,7"])
-    config.data.fill_missing = "median"
-    config.data.date_parts = ("day_of_week",)
-    from_csv = tabular_data.load(config)
+    fields = {"fill_missing": "median", "date_parts": ("day_of_week",)}
+    from_csv = load(**fields)
     frame = pd.read_csv(tmp_path / "sold.csv")
+    frame["hour"] = frame["hour"].astype("float64")  # As pandas has gaps.
     dates = pd.to_datetime(frame["day"])
     for number, day in enumerate((frame["day"], dates, dates.dt.date)):
-        frame["hour"] = frame["hour"].astype("float64")  # As pandas has gaps.
         name = f"sold{number}.parquet"
         frame.assign(day=day).to_parquet(tmp_path / name)
-        config.data.table_file = name
-        for one, other in zip(tabular_data.load(config)[:3], from_csv[:3], strict=True):
+        found = load(table_file=name, **fields)
+        for one, other in zip(found[:3], from_csv[:3], strict=True):
             pd.testing.assert_frame_equal(one, other)
     frame.assign(sold=-1).to_parquet(tmp_path / "sold4.parquet")
-    config.data.table_file = "sold4.parquet"
     with pytest.raises(errors.DataError, match=r"sold4.parquet, row 1: .* below 0"):
-        tabular_data.load(config)
+        load(table_file="sold4.parquet", **fields)
 
 
-def write_parquet(config, **columns):
-    """Replaces columns of the rows in a Parquet file, which the configuration reads."""
-    frame = pd.read_csv(pathlib.Path(config.data_dir, "sold.csv"))
-    frame.assign(**columns).to_parquet(pathlib.Path(config.data_dir, "sold.parquet"))
-    config.data.table_file = "sold.parquet"
+@pytest.fixture
+def load_parquet(load, tmp_path):
+    """Returns a function as `load`, of a Parquet file with other columns."""
+
+    def read(columns, **fields):
+        frame = pd.read_csv(tmp_path / "sold.csv")
+        frame.assign(**columns).to_parquet(tmp_path / "sold.parquet")
+        return load(table_file="sold.parquet", **fields)
+
+    return read
 
 
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
-def test_parquet_timestamps_keep_their_hours(config, zone):
+def test_parquet_timestamps_keep_their_hours(load_parquet, zone):
     times = pd.date_range("2020-01-01", periods=len(ROWS), freq="7h", tz=zone)
     order = np.random.default_rng(0).permutation(len(ROWS))
-    write_parquet(config, day=times[order], sold=order)
-    config.data.date_parts, config.data.time_columns = ("hour",), ("day",)
-    splits = tabular_data.load(config)
+    columns = {"day": times[order], "sold": order}
+    splits = load_parquet(columns, date_parts=("hour",), time_columns=("day",))
     assert sold(splits)[2] == list(range(48, 60)) and len(splits.train) == 38
     hours = [str(7 * row % 24) for row in range(48, 60)]
     assert splits.test["day_hour"].to_list() == hours
 
 
-def test_parquet_dates_are_integers_or_dates_whatever_the_format(config):
-    days = [int(row[:10].replace("-", "")) for row in ROWS]
-    write_parquet(config, day=pd.Series([None, *days[1:]]))
-    config.data.date_format, config.data.date_parts = "%Y%m%d", ("day",)
-    config.data.on_bad_rows = "skip"
-    splits = tabular_data.load(config)
-    assert splits.notes == ("1 bad row(s) skipped",)
+DAYS = [row[:10] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("days", "date_format", "notes"),
+    [
+        (
+            [None, *(int(day.replace("-", "")) for day in DAYS[1:])],
+            "%Y%m%d",
+            ("1 bad row(s) skipped",),
+        ),
+        ([datetime.date.fromisoformat(day) for day in DAYS], "%d.%m.%Y", ()),
+    ],
+    ids=["integers", "dates"],
+)
+def test_parquet_dates_are_integers_or_dates_whatever_the_format(
+    load_parquet, days, date_format, notes
+):
+    fields = {"date_format": date_format, "date_parts": ("day",)}
+    splits = load_parquet({"day": pd.Series(days)}, on_bad_rows="skip", **fields)
+    assert splits.notes == notes
     assert splits.test["day_day"].to_list() == ["9"] * 6 + ["10"] * 6
-    write_parquet(config, day=[datetime.date.fromisoformat(r[:10]) for r in ROWS])
-    config.data.date_format = "%d.%m.%Y"
-    assert tabular_data.load(config).test["day_day"].to_list() == ["9"] * 6 + ["10"] * 6
 
 
-def test_join_adds_the_columns_of_each_key_which_must_be_there_once(config, tmp_path):
-    write(tmp_path, ["a,north,3.5", "b,,"], "shop,region,area", "shops.csv")
-    config.data.join_file, config.data.join_key = "shops.csv", "shop"
-    config.data.join_columns = ("region", "area")
-    config.data.categorical_columns = ("shop", "region")
-    config.data.continuous_columns = ("heat", "area")
-    config.data.fill_missing = "median"
-    rows = tabular_data.load(config).test
+def test_join_adds_the_columns_of_each_key_which_must_be_there_once(load, tmp_path):
+    asked = {
+        **{"join_file": "shops.csv", "join_key": "shop", "fill_missing": "median"},
+        **{"join_columns": ("region", "area"), "continuous_columns": ("heat", "area")},
+        **{"categorical_columns": ("shop", "region")},
+    }
+
+    def joined(*rows):
+        write(tmp_path, rows, "shop,region,area", "shops.csv")
+        return load(**asked).test
+
+    rows = joined("a,north,3.5", "b,,")
     north = rows["shop"] == "a"
     assert north.sum() == 6 and set(rows["region"][north]) == {"north"}
     assert set(rows["region"][~north]) == {""}
     assert set(rows["area"][north]) == {3.5} and rows["area"][~north].isna().all()
-    write(tmp_path, ["a,n,1", "b,s,2", "a,n,3"], "shop,region,area", "shops.csv")
     with pytest.raises(errors.DataError, match=r"shops.csv has several rows of shop a"):
-        tabular_data.load(config)
-    write(tmp_path, ["a,n,1", "NA,s,2"], "shop,region,area", "shops.csv")
+        joined("a,n,1", "b,s,2", "a,n,3")
     message = r"30 bad .*row 3: .* no row of shops.csv for it"
     with pytest.raises(errors.DataError, match=message):
-        tabular_data.load(config)
+        joined("a,n,1", "NA,s,2")
 
 
-def test_rows_are_left_out_and_counted_and_date_parts_are_categories(config):
+def test_rows_are_left_out_and_counted_and_date_parts_are_categories(load):
     parts = ("year", "month", "week", "day", "day_of_week", "day_of_year", "hour")
-    config.data.date_parts = parts
-    config.data.leave_out = (("shop", "a"), ("hour", "2"))
-    splits = tabular_data.load(config)
+    splits = load(date_parts=parts, leave_out=(("shop", "a"), ("hour", "2")))
     assert splits.notes == (
         "30 rows with shop a left out",
         "10 rows with hour 2 left out",
@@ -249,8 +256,7 @@ def test_rows_are_left_out_and_counted_and_date_parts_are_categories(config):
 
 
 def test_rossmann_files_become_its_features(tmp_path):
-    config = load_file("tabular/rossmann")
-    config.data_dir = made_tables.write_rossmann(tmp_path)
+    config = load_file("tabular/rossmann", made_tables.write_rossmann(tmp_path))
     splits = tabular_data.load(config)
     assert splits.notes[0] == "24 rows with Open 0 left out"
     # Two days of three stores.
@@ -271,8 +277,7 @@ def test_rossmann_files_become_its_features(tmp_path):
 
 
 def test_bike_sharing_knows_nothing_of_the_target(shared_data):
-    config = load_file("tabular/bike_sharing")
-    config.data_dir = str(shared_data("bike_sharing"))
+    config = load_file("tabular/bike_sharing", shared_data("bike_sharing"))
     splits = tabular_data.load(config)
     assert [*map(len, splits[:3])] == [12513, 1390, 3476] and splits.notes == ()
     assert splits.starts == ("2012-06-10", "2012-08-07")
@@ -288,10 +293,8 @@ def make_rows(shop=("b", "a", "", "b"), heat=(1.0, 3.0, np.nan, 8.0)):
 
 @pytest.fixture
 def settings():
-    data = tabular.get_config().data
-    data.categorical_columns, data.continuous_columns = ("shop",), ("heat",)
-    data.target_column = "sold"
-    return data
+    fields = {**FIELDS, "data__categorical_columns": ("shop",)}
+    return helpers.configured(tabular, **fields).data
 
 
 def test_encoder_knows_the_training_rows_only(settings):
@@ -341,8 +344,7 @@ def test_baseline_is_the_mean_of_its_group_or_of_all(settings):
 
 
 def test_diabetes_is_bundled_in_its_units():
-    config = load_file("tabular/diabetes")
-    splits = tabular_data.load(config)
+    splits = tabular_data.load(load_file("tabular/diabetes"))
     assert [*map(len, splits[:3])] == [319, 35, 88]
     ages = np.concatenate([part["age"] for part in splits[:3]])
     assert (ages.min(), ages.max()) == (19, 79)

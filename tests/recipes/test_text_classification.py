@@ -1,41 +1,39 @@
 import json
-import pathlib
 import re
-import runpy
 
+import helpers
 import numpy as np
 import pandas
 import pytest
 import tensorflow as tf
 
 import tfamp
+from tfamp.measuring import workloads
 from tfamp.recipes import text_classification
 from tfamp.runs import base_config, tasks, trained
 from tfamp.training import train_and_evaluate
 
 pytest.importorskip("keras_hub")
 
-ROOT = pathlib.Path(__file__).parents[2]
 WORDS = "good fine nice bad poor sad movie food phone is was very".split()
 
 
-def load_config(name, *args):
+def load_config(name):
     """Returns a configuration of `configs/bert`."""
-    module = runpy.run_path(str(ROOT / "configs" / "bert" / f"{name}.py"))
-    return module["get_config"](*args)
+    return workloads.load(helpers.ROOT / f"configs/bert/{name}.py")
 
 
-def small_config(**data):
+def small_config(folder, **fields):
+    given = {
+        **{"data__sequence_length": 16, "validation_fraction": 0.25},
+        **{"limit_examples": 0, "data_dir": str(folder)},
+    }
     config = base_config.apply_tiny(load_config("csv"))
-    config.limit_examples = 0
-    config.validation_fraction = 0.25
-    config.data.update({"sequence_length": 16, **data})
-    return config
+    return helpers.with_fields(config, **{**given, **fields})
 
 
-def create(config, folder):
-    config.data_dir = str(folder)
-    return tasks.from_config(config)
+def create(folder, **fields):
+    return tasks.from_config(small_config(folder, **fields))
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def batch_of(task, size=8):
 
 def classify(*arguments):
     """What docs/export.md shows: neither tfamp nor Keras is needed."""
-    text = (ROOT / "docs" / "export.md").read_text()
+    text = (helpers.ROOT / "docs" / "export.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
     (code,) = [block for block in blocks if "def classify" in block]
     names = {}
@@ -66,11 +64,8 @@ def classify(*arguments):
 
 
 def test_run_on_an_own_file_serves_text(folder):
-    config = small_config()
-    config.data_dir = str(folder)
-    config.epochs, config.optimizer.learning_rate = 15, 1e-2
-    config.precision.mode = "mixed_bfloat16"
-    run = folder / "run"
+    fields = {"optimizer__learning_rate": 1e-2, "precision__mode": "mixed_bfloat16"}
+    config, run = small_config(folder, epochs=15, **fields), folder / "run"
     result = train_and_evaluate(config, run)
     assert 0.5 <= result.chance < 0.8 and not result.at_chance
     environment = json.loads((run / "environment.json").read_text())
@@ -98,14 +93,16 @@ def test_run_on_an_own_file_serves_text(folder):
         [row["probability"] for row in rows], abs=2e-3
     )
     (folder / "new.csv").write_text("words\ngood\n")
-    with pytest.raises(tfamp.DataError, match="no column 'text'. Found: 'words'"):
-        trained.predict(config, run, folder / "new.csv", folder / "answers.csv")
-    with pytest.raises(ValueError, match=r"end in .csv.*'.*new.xls'"):
-        trained.predict(config, run, "new.xls", folder / "answers.csv")
+    for file, error, words in (
+        (folder / "new.csv", tfamp.DataError, "no column 'text'. Found: 'words'"),
+        ("new.xls", ValueError, r"end in .csv.*'.*new.xls'"),
+    ):
+        with pytest.raises(error, match=words):
+            trained.predict(config, run, file, folder / "answers.csv")
 
 
 def test_datasets_have_fixed_order_dtypes_and_cardinality(folder):
-    task, again = (create(small_config(), folder) for _ in range(2))
+    task, again = (create(folder) for _ in range(2))
     assert [len(part) for part in (task.train, task.validation, task.test)] == [
         *(48, 16, 16)
     ]
@@ -125,21 +122,19 @@ def test_cut_texts_are_counted_and_pairs_keep_their_segments(tmp_path):
     firsts = [f"{WORDS[n % 12]} {WORDS[n // 12]}" for n in range(40)]
     rows = "".join(f"{first},bad movie is,{n % 2}\n" for n, first in enumerate(firsts))
     (tmp_path / "train.csv").write_text("text,other,label\n" + rows)
-    task = create(small_config(second_text_column="other"), tmp_path)
+    task = create(tmp_path, data__second_text_column="other")
     features, _ = batch_of(task)
     segments, mask = features["segment_ids"].numpy(), features["padding_mask"].numpy()
     assert segments.sum(axis=1).tolist() == [4] * 8  # bad movie is [SEP]
     assert (segments <= mask).all() and (segments[:, :4] == 0).all()
-    cut = create(small_config(second_text_column="other", sequence_length=6), tmp_path)
+    cut = create(tmp_path, data__second_text_column="other", data__sequence_length=6)
     assert "40 of 40 texts cut to 6 tokens, padded to 6 tokens" in cut.description
 
 
 @pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_head_is_float32_and_padding_changes_nothing(folder, mode, pooling):
-    config = small_config()
-    config.model.pooling = pooling
-    task = create(config, folder)
+    task = create(folder, model__pooling=pooling)
     with tfamp.policy_scope(mode):
         model = task.build_model()
     compute = mode.removeprefix("mixed_")
@@ -160,8 +155,6 @@ def test_head_is_float32_and_padding_changes_nothing(folder, mode, pooling):
 @pytest.mark.parametrize("name", ["glue/cola", "csv"])
 def test_scores_are_those_of_glue(folder, name):
     metrics = pytest.importorskip("sklearn.metrics")
-    config = small_config()
-    config.data.name = name
     if name == "glue/cola":
         rows = [
             row.split(",") for row in (folder / "train.csv").read_text().split("\n")
@@ -169,8 +162,7 @@ def test_scores_are_those_of_glue(folder, name):
         lines = [f"x\t{row[1] == 'up':d}\t\t{row[0]}\n" for row in rows[1:-1]]
         for file, part in (("train.tsv", lines[:60]), ("dev.tsv", lines[60:])):
             (folder / file).write_text("".join(part))
-        config.manual_dir = str(folder)
-    task = create(config, folder)
+    task = create(folder, data__name=name, manual_dir=str(folder))
     model = task.build_model()
     logits = model.predict(task.test.batch(20), verbose=0)
     middle = np.median(logits[:, 1] - logits[:, 0])
@@ -192,8 +184,8 @@ def test_scores_are_those_of_glue(folder, name):
 
 
 def test_synthetic_batches_are_full_and_need_no_data():
-    config = load_config("docstrings")
-    config.batch_size, config.data.sequence_length = 4, 96  # New positions: 64.
+    sizes = {"batch_size": 4, "data__sequence_length": 96}  # New positions: 64.
+    config = helpers.with_fields(load_config("docstrings"), **sizes)
     made, again = (text_classification.synthetic(config) for _ in range(2))
     features, labels = next(iter(made.batches))
     assert {v.shape for v in features.values()} == {(4, 96)} and labels.shape == (4,)
@@ -212,6 +204,7 @@ def test_synthetic_batches_are_full_and_need_no_data():
     ],
 )
 def test_real_files_are_read_whole(shared_data, name, data, size, expected):
-    task = create(load_config(name), shared_data(data))
+    folder = str(shared_data(data))
+    task = tasks.from_config(helpers.with_fields(load_config(name), data_dir=folder))
     assert sum(map(len, (task.train, task.validation, task.test))) == size
     assert expected in task.description and "bad row" not in task.description

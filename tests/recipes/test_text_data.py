@@ -1,6 +1,6 @@
 import re
-import socket
 
+import helpers
 import pandas
 import pytest
 import tensorflow as tf
@@ -12,16 +12,15 @@ from tfamp.recipes.texts import docstrings, text_data, text_sources
 GOOD = 'id,text,label\n1,"a ""quoted"", text",neg\n2,NA,pos\n3,third,pos\n4,d,neg\n'
 
 
-def csv_config(validation=0.34, **data):
-    config = text_classification.get_config("csv")
-    config.validation_fraction = validation
-    config.data.update({"test_fraction": 0.25, **data})
-    return config
+def load(name, folder="", **fields):
+    """Returns what is read from a folder with these fields of the configuration."""
+    given = {"data_dir": str(folder), **fields}
+    return text_data.load(helpers.configured(text_classification, name, **given))
 
 
-def load(config, data_dir="", manual_dir=""):
-    config.data_dir, config.manual_dir = str(data_dir), manual_dir
-    return text_data.load(config)
+def load_csv(folder, validation=0.34, **data):
+    data = {f"data__{k}": v for k, v in {"test_fraction": 0.25, **data}.items()}
+    return load("csv", folder, validation_fraction=validation, **data)
 
 
 def rows_of(corpus):
@@ -37,7 +36,7 @@ def rows_of(corpus):
 
 def test_csv_reads_quoted_text_into_three_disjoint_splits(tmp_path):
     (tmp_path / "train.csv").write_text(GOOD, encoding="utf-8-sig")
-    corpus = load(csv_config(), tmp_path)
+    corpus = load_csv(tmp_path)
     assert corpus.classes == ("neg", "pos") and corpus.notes == ()
     parts = rows_of(corpus)
     assert list(map(len, parts)) == [1, 2, 1]
@@ -52,9 +51,10 @@ def test_csv_reads_quoted_text_into_three_disjoint_splits(tmp_path):
 def test_tsv_without_header_keeps_quotes_and_odd_line_separators(tmp_path):
     lines = 'say "hi\t1\nodd\x85 one\r inside\t0\n  spaced  \t1\r\nlast\t0\n'
     (tmp_path / "a.txt").write_bytes(lines.encode())
-    config = csv_config(train_file="*.txt", text_column="0", label_column="1")
-    config.data.update({"delimiter": r"\t", "header": False, "quoted": False})
-    texts = {row[0] for part in rows_of(load(config, tmp_path)) for row in part}
+    columns = {"text_column": "0", "label_column": "1", "header": False}
+    form = {"delimiter": r"\t", "quoted": False, "train_file": "*.txt"}
+    parts = rows_of(load_csv(tmp_path, **columns, **form))
+    texts = {row[0] for part in parts for row in part}
     assert texts == {'say "hi', "odd\x85 one\r inside", "spaced", "last"}
 
 
@@ -81,6 +81,8 @@ def test_tsv_without_header_keeps_quotes_and_odd_line_separators(tmp_path):
             r"30 class\(es\) in 30 .*c26, \.\.\. \(30\)\. Expected .* several rows",
         ),
         ("text,label\nsame,x\nSame,y\n", r"1 distinct text\(s\) cannot be split"),
+        (GOOD + "5,caf\xe9,pos\n", "train.csv cannot be read: .*0xe9"),
+        (None, "No file train.csv in .*--data_dir=FOLDER"),
     ],
     ids=[
         "missing column",
@@ -97,69 +99,69 @@ def test_tsv_without_header_keeps_quotes_and_odd_line_separators(tmp_path):
         "one class",
         "a column of ids",
         "one text",
+        "not UTF-8",
+        "no file",
     ],
 )
 def test_csv_errors_name_file_row_and_reason(tmp_path, content, expected):
-    (tmp_path / "train.csv").write_text(content)
-    with pytest.raises(errors.DataError, match=expected) as caught:
-        load(csv_config(), tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_file_that_is_not_utf8_or_not_there_is_named(tmp_path):
-    (tmp_path / "train.csv").write_bytes(GOOD.encode() + b"5,caf\xe9,pos\n")
-    with pytest.raises(errors.DataError, match="train.csv cannot be read: .*0xe9"):
-        load(csv_config(), tmp_path)
-    with pytest.raises(errors.DataError, match="No file x.csv in .*--data_dir=FOLDER"):
-        load(csv_config(train_file="x.csv"), tmp_path)
+    if content is not None:
+        (tmp_path / "train.csv").write_text(content, encoding="latin-1")
+    with helpers.one_line(errors.DataError, expected):
+        load_csv(tmp_path)
 
 
 def test_skipped_rows_are_counted_in_the_notes(tmp_path):
     (tmp_path / "train.csv").write_text(GOOD + "5,,pos\n6,sixth\n7,x,pos\n")
     (tmp_path / "test_a.csv").write_text("text,label\nq,neg\nr,odd\n")
     (tmp_path / "test_b.csv").write_text("text,label\ns,neg\n")
-    config = csv_config(test_file="test_*.csv")
-    with pytest.raises(errors.DataError, match="3 bad row.*test_a.csv, row 3: .*'odd'"):
-        load(config, tmp_path)
-    config.data.on_bad_rows = "skip"
-    corpus = load(config, tmp_path)
+    (tmp_path / "other.csv").write_text("text,label\nr,odd\n")
+    asked = {"test_file": "test_*.csv", "on_bad_rows": "skip"}
+    corpus = load_csv(tmp_path, **asked)
     assert rows_of(corpus)[2] == {("q", "neg"), ("s", "neg")}
     assert len(corpus.train) + len(corpus.validation) == 5
     assert corpus.notes == ("3 bad row(s) skipped",)
-    (tmp_path / "test_a.csv").write_text("text,label\nr,odd\n")
-    config.data.test_file = "test_a.csv"
-    with pytest.raises(errors.DataError, match="test_a.csv has no usable row .*neg, p"):
-        load(config, tmp_path)
+    for changes, error, words in (
+        (
+            {"on_bad_rows": "raise"},
+            errors.DataError,
+            "3 bad row.*test_a.csv, row 3: .*'odd'",
+        ),
+        (
+            {"test_file": "other.csv"},
+            errors.DataError,
+            "other.csv has no usable row .*neg, p",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            load_csv(tmp_path, **{**asked, **changes})
 
 
 def test_texts_in_both_files_are_reported(tmp_path):
-    (tmp_path / "train.csv").write_text(GOOD)
-    (tmp_path / "test.csv").write_text(GOOD)
-    corpus = load(csv_config(test_file="test.csv"), tmp_path)
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_text(GOOD)
+    corpus = load_csv(tmp_path, test_file="test.csv")
     assert corpus.notes == ("4 text(s) are in both the train and the test file",)
 
 
 def test_equal_texts_stay_together_and_splits_depend_on_the_split_seed_alone(tmp_path):
     rows = [f"text {n // 2},{'xyz'[n % 3]}" for n in range(100)] + ["TEXT  7,x"]
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    first, again = (load(csv_config(seed), tmp_path) for seed in (0.2, 0.2))
+    first, again = (load_csv(tmp_path, 0.2) for _ in range(2))
     texts = [{" ".join(t.lower().split()) for t in p.text} for p in first[:3]]
     assert list(map(len, texts)) == [29, 8, 13] and len(set.union(*texts)) == 50
     assert all(a.equals(b) for a, b in zip(first[:3], again[:3], strict=True))
-    other = load(csv_config(0.2, split_seed=1), tmp_path)
+    other = load_csv(tmp_path, 0.2, split_seed=1)
     assert not other.test.equals(first.test)
     assert set(first.train.label[:9]) == {0, 1, 2}  # Shuffled: a limit takes the first.
-    config = csv_config(0.0)
-    config.limit_examples = 5
-    limited = load(config, tmp_path)
+    given = {"validation_fraction": 0.0, "data__test_fraction": 0.25}
+    limited = load("csv", tmp_path, limit_examples=5, **given)
     assert [len(part) for part in limited[:3]] == [5, 0, 5]
 
 
 def test_pairs_keep_their_order_and_count_as_one_text(tmp_path):
     content = "b,a,label\nx,one,p\nx,two,q\none,x,q\nX ,ONE,p\nq,r,p\n"
     (tmp_path / "train.csv").write_text(content)
-    config = csv_config(text_column="a", second_text_column="b")
-    parts = rows_of(load(config, tmp_path))
+    parts = rows_of(load_csv(tmp_path, text_column="a", second_text_column="b"))
     assert {("one", "x", "p"), ("x", "one", "q")} <= set.union(*parts)
     keys = [{(a.lower(), b.lower()) for a, b, _ in part} for part in parts]
     assert sum(map(len, keys)) == len(set.union(*keys)) == 4
@@ -199,13 +201,6 @@ TSV = {  # Header, and a row of texts and the number of the class.
 }
 
 
-def glue_config(name, **data):
-    config = text_classification.get_config(name)
-    config.validation_fraction = 0.25
-    config.data.update(data)
-    return config
-
-
 def write_tsv(folder, name, train="train.tsv", dev="dev.tsv"):
     """Writes a task's files; returns the rows of both splits, with class numbers."""
     header, line = TSV[name]
@@ -221,7 +216,7 @@ def test_files_of_glue_are_read_like_the_set_of_tfds(name, tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
     dev = "dev_matched.tsv" if name == "glue/mnli" else "dev.tsv"
     train, test = write_tsv(tmp_path, name, dev=dev)
-    corpus = load(glue_config(name), manual_dir=str(tmp_path))
+    corpus = load(name, manual_dir=str(tmp_path))
     names = tfds.builder(name, data_dir=tmp_path).info.features["label"].names
     assert corpus.classes == tuple(names)
     expected = [{(*r[:-1], names[r[-1]]) for r in part} for part in (train, test)]
@@ -232,7 +227,7 @@ def test_files_of_glue_are_read_like_the_set_of_tfds(name, tmp_path):
 def test_raw_files_of_mrpc_are_read(tmp_path):
     files = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
     _, test = write_tsv(tmp_path, "glue/mrpc", *files)
-    corpus = load(glue_config("glue/mrpc"), manual_dir=str(tmp_path))
+    corpus = load("glue/mrpc", manual_dir=str(tmp_path))
     names = ("not_equivalent", "equivalent")
     assert rows_of(corpus)[2] == {(*row[:2], names[row[2]]) for row in test}
 
@@ -240,7 +235,7 @@ def test_raw_files_of_mrpc_are_read(tmp_path):
 def test_folder_without_the_files_says_what_was_looked_for(tmp_path):
     expected = "train.tsv and dev.tsv or msr_paraphrase_train.txt and msr_paraphrase_te"
     with pytest.raises(errors.DataError, match=expected):
-        load(glue_config("glue/mrpc"), manual_dir=str(tmp_path))
+        load("glue/mrpc", manual_dir=str(tmp_path))
 
 
 # ---- TFDS ----
@@ -295,7 +290,7 @@ def folder(tmp_path_factory):
 
 def test_validation_split_of_glue_is_the_test_data(folder):
     for name in ("glue/mrpc", "glue/mrpc:2.0.0"):
-        corpus = load(glue_config(name), folder)
+        corpus = load(name, folder, validation_fraction=0.25)
         names = corpus.classes
         assert names == ("not_equivalent", "equivalent")
         assert rows_of(corpus)[2] == {(*r[:2], names[r[2]]) for r in PAIRS[8:]}
@@ -303,8 +298,8 @@ def test_validation_split_of_glue_is_the_test_data(folder):
 
 
 def test_any_set_is_read_by_the_names_of_its_columns(folder):
-    columns = {"text_column": "words", "label_column": "size", "test_fraction": 0.4}
-    corpus = load(glue_config("sizes", **columns), folder)
+    columns = {"data__text_column": "words", "data__label_column": "size"}
+    corpus = load("sizes", folder, **columns, data__test_fraction=0.4)
     assert corpus.classes == ("0", "10", "20")  # The feature has no names.
     assert len(corpus.test) == 4  # Held out: the set has the split "train" only.
     expected = {(f"w {n}", ("0", "10", "20")[n % 3]) for n in range(9)}
@@ -318,32 +313,31 @@ def test_any_set_is_read_by_the_names_of_its_columns(folder):
         ("sizes", {}, "'sizes' in .* has no feature 'text', feature 'label'. Found: "),
         (
             "sizes",
-            {"text_column": "share", "label_column": "size"},
+            {"data__text_column": "share", "data__label_column": "size"},
             "'share' of 'sizes' is not text. Received: .*float32",
         ),
         ("glue/rte", {}, "'glue/rte' in .* has no split 'validation'. Found: .*train"),
         ("one_class", {}, r"one_class has 1 class\(es\) in 3 .*: 7. Expected at le"),
-        ("no_test", {"on_bad_rows": "skip"}, "no_test has no usable row to score"),
+        (
+            "no_test",
+            {"data__on_bad_rows": "skip"},
+            "no_test has no usable row to score",
+        ),
         ("latin_1", {}, "latin_1/1.0.0 train: 'utf-8' codec can't decode"),
         ("vectors", {}, "'label' of 'vectors' is not a class. .*shape=\\(2,\\)"),
         ("no_such_set", {}, "Unknown data set.*'no_such_set'"),
     ],
 )
 def test_unusable_set_is_a_line(folder, name, data, expected):
-    with pytest.raises(errors.DataError, match=expected) as caught:
-        load(glue_config(name, **data), folder)
-    assert "\n" not in str(caught.value)
+    with helpers.one_line(errors.DataError, expected):
+        load(name, folder, **data)
 
 
-def test_unprepared_set_without_a_network_names_manual_dir(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise socket.gaierror("no network in tests")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+def test_unprepared_set_without_a_network_names_manual_dir(tmp_path, no_network):
     with pytest.raises(errors.DataError, match="--manual_dir with the original files"):
-        load(glue_config("glue/sst2"), tmp_path)
+        load("glue/sst2", tmp_path)
     with pytest.raises(ValueError, match="'docstrings', 'csv' or a name in TFDS"):
-        load(glue_config(""), tmp_path)
+        load("", tmp_path)
 
 
 # ---- Docstrings ----
@@ -367,9 +361,8 @@ def test_docstrings_are_prose_in_a_fixed_order(found):
 
 
 def test_docstrings_as_classes_are_balanced_without_names_or_shared_files(found):
-    config = text_classification.get_config()
-    config.data.update({"libraries": ("keras", "sklearn"), "texts_per_library": 300})
-    corpus = load(config)
+    asked = {"data__libraries": ("keras", "sklearn"), "data__texts_per_library": 300}
+    corpus = load("docstrings", **asked)
     assert corpus.classes == ("keras", "sklearn")
     texts = pandas.concat(corpus[:3])
     assert texts.label.value_counts().nunique() == 1

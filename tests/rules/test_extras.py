@@ -2,36 +2,35 @@
 
 import ast
 import configparser
-import pathlib
 import re
-import runpy
 import sys
 
+import helpers
 import keras
 import pytest
 import tensorflow as tf
 
 import tfamp
 from tfamp import extras, training
+from tfamp.measuring import workloads
 from tfamp.recipes import images, segmentation, tabular
 from tfamp.recipes import text_classification as texts
 from tfamp.recipes.tasks import language_model as modeling
 
-ROOT = pathlib.Path(__file__).parents[2]
 # Import name -> name of the package; of others it is the same.
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "huggingface_hub": "tokenizers"}
 
 
 def names_in_setup(extra):
     setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
+    setup.read(helpers.ROOT / "setup.cfg")
     lines = setup["options.extras_require"][extra].split("\n")
     return {re.split(r"[^\w.-]", line)[0].replace("-", "_") for line in lines}
 
 
 def required():
     """Yields the literals that the sources give to `extras.require`."""
-    for path in (ROOT / "tfamp").rglob("*.py"):
+    for path in (helpers.ROOT / "tfamp").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
                 "extras.require"
@@ -55,61 +54,45 @@ def build():
     return model
 
 
-def config_of(name, **data):
-    path = ROOT / f"configs/{name}.py"
-    config = runpy.run_path(str(path))["get_config"]()
-    config.data.update(data)
-    return config
+def of(name, create, *folders, **fields):
+    """Returns what makes something of a file of `configs/`, of data in a folder.
+
+    Args:
+      name: Of the file.
+      create: What a recipe makes of it.
+      *folders: The fields that name the folder.
+      **fields: Others; `__` for a dot.
+    """
+
+    def call(folder):
+        given = {**fields, **dict.fromkeys(folders, str(folder))}
+        config = workloads.load(helpers.ROOT / f"configs/{name}.py")
+        create(helpers.with_fields(config, **given))
+
+    return call
 
 
-def digits(folder):
-    images.create(config_of("cnn/digits"))
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with images, a table and texts."""
+    for file in [f"{name}/{number}.png" for name in "ab" for number in range(5)]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"")
+    (tmp_path / "train.csv").write_text("text,label\n" + "good,1\nbad,0\n" * 9)
+    (tmp_path / "day.parquet").write_bytes(b"")
+    return tmp_path
 
 
-def mnist(folder):
-    images.create(config_of("cnn/mnist"))
-
-
-def folder_of_images(folder):
-    for name in ("a", "b"):
-        (folder / name).mkdir()
-        for number in range(5):
-            (folder / name / f"{number}.png").write_bytes(b"")
-    config = images.get_config()
-    config.data.name, config.manual_dir = "own", str(folder)
-    images.create(config)
-
-
-def photographs(folder):
-    segmentation.create(config_of("unet/digits_on_photographs"))
-
-
-def own_texts(folder):
-    (folder / "train.csv").write_text("text,label\n" + "good,1\nbad,0\n" * 9)
-    config = config_of("bert/csv")
-    config.data_dir = str(folder)
-    texts.create(config)
-
-
-def preset(folder, name=""):
-    config = config_of("bert/docstrings")
-    config.model.preset = name or str(folder)
-    texts.synthetic(config)
-
-
-def downloaded(folder):
-    preset(folder, "hf://some/model")
-
-
-def table(folder):
-    tabular.create(config_of("tabular/diabetes"))
-
-
-def parquet(folder):
-    (folder / "day.parquet").write_bytes(b"")
-    config = config_of("tabular/bike_sharing", table_file="day.parquet")
-    config.data_dir = str(folder)
-    tabular.create(config)
+digits, mnist = of("cnn/digits", images.create), of("cnn/mnist", images.create)
+folder_of_images = of("cnn/digits", images.create, "manual_dir", data__name="own")
+photographs = of("unet/digits_on_photographs", segmentation.create)
+own_texts = of("bert/csv", texts.create, "data_dir")
+preset = of("bert/docstrings", texts.synthetic, "model__preset")
+downloaded = of("bert/docstrings", texts.synthetic, model__preset="hf://some/model")
+table = of("tabular/diabetes", tabular.create)
+parquet = of(
+    "tabular/bike_sharing", tabular.create, "data_dir", data__table_file="day.parquet"
+)
 
 
 def perplexity(folder):
@@ -118,7 +101,8 @@ def perplexity(folder):
 
 def compared(folder):
     x = tf.zeros((4, 2)).numpy()
-    training.compare_modes(build, (x, x[:, :1]), test=(x, x[:, :1]), workdir=folder)
+    parts = {"train": (x, x[:, :1]), "test": (x, x[:, :1])}
+    training.compare_modes(build, workdir=folder / "runs", **parts)
 
 
 def searched(folder):
@@ -162,15 +146,14 @@ CALLS = [
 
 @pytest.mark.parametrize(("package", "extra", "call"), CALLS)
 def test_what_lacks_a_package_names_its_extra(
-    package, extra, call, monkeypatch, tmp_path
+    package, extra, call, monkeypatch, folder
 ):
     for name in [x for x in sys.modules if x.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
     words = rf'{package} is needed here, .*pip install "tfamp\[{extra}\]"'
-    with pytest.raises(ImportError, match=words) as caught:
-        call(tmp_path)
-    assert "\n" not in str(caught.value)
+    with helpers.one_line(ImportError, words):
+        call(folder)
 
 
 def test_each_package_has_a_call_or_is_of_onnx():

@@ -27,3 +27,13 @@ def test_the_original_is_back_whatever_is_removed_first(order):
         left -= 10**i
         assert Owner().value() == left
     assert Owner.value is original
+
+
+def test_what_lies_over_a_hook_stays_and_the_hook_beneath_sleeps(monkeypatch):
+    original, hook = Owner.value, hooks.Hook(Owner, "value", plus(1))
+    theirs = lambda self, beneath=Owner.value: 10 * beneath(self)  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr(Owner, "value", theirs)
+        hook.remove()
+        assert Owner.value is theirs and Owner().value() == 10
+    Owner.value = original

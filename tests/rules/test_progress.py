@@ -5,6 +5,7 @@ import sys
 import time
 import types
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -147,13 +148,10 @@ def test_a_search_has_a_line_for_each_trial(capsys):
 
 
 def test_xla_says_that_it_still_compiles(impatient, caplog):
-    tfamp.enable("float32")
-    try:
+    with helpers.enabled("float32"):
         model = network()
         model.compile("sgd", "mse", jit_compile=True)
         model.fit(X, Y, verbose=0)
-    finally:
-        tfamp.disable()
     said = [record.getMessage() for record in caplog.records]
     still = "... still compiling the training step of model 'net' (0 s)"
     assert still in said and said[-1].startswith("XLA compiled")

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import tfamp
-from tfamp import errors
 from tfamp.facts import hardware
 from tfamp.graph_rewrite.choice import choose_dtype
 
@@ -21,7 +20,7 @@ P100, V100, A100, GTX_1660, TPU = (
 )
 AMD = hardware.DeviceDescription("GPU", "AMD")
 BF16, PLAIN, OFF = cpu("avx512_bf16"), cpu(), cpu("avx512_bf16", onednn=False)
-NO = errors.UnsupportedModeError
+NO = tfamp.UnsupportedModeError
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,7 @@ def test_a_release_without_names_trains_and_exports(first, monkeypatch, tmp_path
         return resolve(name)
 
     monkeypatch.setattr(names.pkgutil, "resolve_name", lacking)
-    try:
-        status = tfamp.enable("mixed_float16", on_unsupported="warn")
+    with helpers.enabled("mixed_float16", on_unsupported="warn") as status:
         missing = patches.missing()
         listed = {each for x in missing.values() for each in x.split(", ")}
         assert listed >= {*GROUPS[first]}
@@ -104,5 +103,3 @@ def test_a_release_without_names_trains_and_exports(first, monkeypatch, tmp_path
         history = model.fit(x, x[:, :1], epochs=2, verbose=0)
         assert np.isfinite(history.history["loss"]).all()
         tfamp.export_float32(model, tmp_path / "model", sample_inputs=x)
-    finally:
-        tfamp.disable()

@@ -13,11 +13,12 @@ def test_train_job_records_the_interval_and_ends_in_a_table_and_a_timeline(
 ):
     create, chance = points.create, 0.9  # At which a few examples tell nothing.
     monkeypatch.setattr(points, "create", lambda x: create(x)._replace(chance=chance))
-    config = points.make_config(precision__mode="mixed_float16", epochs=1)
-    scaling = config.precision.loss_scale
-    scaling.schedule.name = "geometric"
-    scaling.schedule.min_interval, scaling.schedule.initial = 1, 4
-    scaling.initial_scale = 2.0**8  # Nothing overflows soon.
+    scaling = {
+        **{"schedule__name": "geometric", "schedule__min_interval": 1},
+        **{"schedule__initial": 4, "initial_scale": 2.0**8},  # Nothing overflows soon.
+    }
+    scaling = {f"precision__loss_scale__{name}": x for name, x in scaling.items()}
+    config = points.make_config(precision__mode="mixed_float16", epochs=1, **scaling)
     text = jobs.JOBS["train"].run(config, tmp_path, None)
     rows = dict(line.split("  ", 1) for line in text.splitlines())
     assert rows["mode"].strip().startswith("mixed_float16: ")
@@ -44,8 +45,8 @@ def test_train_and_compare_have_folders_of_their_own():
     folders = {job: run_files.default_workdir(config, job).name for job in jobs.JOBS}
     assert folders["compare"].startswith("points-")
     assert folders["train"].startswith("points-train-")
-    config.epochs += 1
-    assert run_files.default_workdir(config, "train").name != folders["train"]
+    other = points.make_config(epochs=5)
+    assert run_files.default_workdir(other, "train").name != folders["train"]
 
 
 def test_check_before_a_deletion_makes_the_model_and_knows_the_columns():

@@ -215,11 +215,10 @@ def test_notes_are_those_of_the_model(compared):
 
 def test_other_modes_in_the_same_folder_have_their_own_table(tmp_path):
     """Without loss scaling, too; the runs that there are serve again."""
-    config = make_config(precision__mode="mixed_float16", epochs=1)
-    before = compare.compare(config, tmp_path)
+    given, said = {"precision__mode": "mixed_float16", "epochs": 1}, []
+    before = compare.compare(make_config(**given), tmp_path)
     assert list(before.by_mode()) == ["float32", "mixed_float16"]
-    config.compare_unscaled = True
-    said = []
+    config = make_config(compare_unscaled=True, **given)
     found = compare.compare(config, tmp_path, report=said.append)
     assert sum("finished before" in line for line in said) == 2
     names = ["float32", "mixed_float16, no loss scaling", "mixed_float16"]
@@ -230,14 +229,12 @@ def test_other_modes_in_the_same_folder_have_their_own_table(tmp_path):
     assert [each.mode for each in found.differences()] == names[1:]
     assert "mixed_float16, no loss scaling minus float32" in found.to_text()
     assert compare.compare(config, tmp_path) == found
-    config.compare_unscaled = False
-    assert compare.compare(config, tmp_path).to_text() == before.to_text()
+    assert compare.compare(make_config(**given), tmp_path).to_text() == before.to_text()
 
 
 def test_float32_may_have_a_batch_size_of_its_own(tmp_path):
-    config = make_config(batch_size=10, epochs=1)
-    config.float32.batch_size = 5
-    config.float32.learning_rate = 0.01
+    own = {"float32__batch_size": 5, "float32__learning_rate": 0.01}
+    config = make_config(batch_size=10, epochs=1, **own)
     found = compare.compare(config, tmp_path)
     assert [run.batch_size for run in found.results] == [5, 10]
     assert "different batch sizes: float32 5, mixed_bfloat16 10" in found.to_text()
@@ -249,23 +246,25 @@ def test_float32_may_have_a_batch_size_of_its_own(tmp_path):
 def test_comparison_that_makes_no_sense_is_refused_before_a_folder_is_made(
     tmp_path, monkeypatch
 ):
-    for settings, message in (
-        ({"compare_unscaled": True}, "'mixed_bfloat16'"),
-        ({"float32__batch_size": 0}, r"config\.float32\.batch_size must be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            compare.compare(make_config(**settings), tmp_path / "run")
-    config = make_config()
-    with config.unlocked():
-        config.float32.epochs = 3
-    with pytest.raises(ValueError, match=r"config\.float32 has epochs"):
-        compare.compare(config, tmp_path / "run")
     tpu = [hardware.DeviceDescription("TPU")]
     monkeypatch.setattr(hardware, "read_devices", lambda: tpu)
-    config = make_config(precision__mode="mixed_float16")
-    with pytest.raises(tfamp.UnsupportedModeError, match="TPUs have no float16"):
-        compare.compare(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    other = make_config()
+    with other.unlocked():
+        other.float32.epochs = 3
+    half = make_config(precision__mode="mixed_float16")
+    for config, error, message in (
+        (make_config(compare_unscaled=True), ValueError, "'mixed_bfloat16'"),
+        (
+            make_config(float32__batch_size=0),
+            ValueError,
+            r"config\.float32\.batch_size must be",
+        ),
+        (other, ValueError, r"config\.float32 has epochs"),
+        (half, tfamp.UnsupportedModeError, "TPUs have no float16"),
+    ):
+        with pytest.raises(error, match=message):
+            compare.compare(config, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_pattern_that_matches_no_layer_is_told_before_float32_is_trained(tmp_path):

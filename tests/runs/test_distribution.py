@@ -26,7 +26,6 @@ from tfamp.runs import compare, distribution, run_files
 from tfamp.runs.callbacks import each_epoch
 from tfamp.training import train_and_evaluate
 
-ROOT = pathlib.Path(__file__).parents[2]
 MODES = ("float32", "mixed_float16")
 # Largest difference between the losses, all below 1, of one replica and of two.
 TOLERANCE = {
@@ -46,32 +45,24 @@ def get_config():
 
 def make_config(strategy, mode="float32", **settings):
     """Returns a run on a hundred points; an evaluation ends with one example alone."""
-    config = points.make_config(strategy=strategy, precision__mode=mode, **settings)
     # Overflows by far, and not at first, where a scale is sought that just fits: what
     # just fits depends on the replicas.
-    scales = {"initial_scale": 2.0**14, "max_scale": 2.0**34, "growth_interval": 3}
-    config.update(
-        {
-            **{"epochs": 3, "eval_batch_size": 19},
-            "optimizer": {
-                "clip_global_norm": 0.1,  # Clips nearly every gradient.
-                "accumulation_steps": 3,  # Of ten batches an epoch.
-            },
-            "precision": {
-                "loss_scale": {
-                    **scales,
-                    "growth_factor": 2.0**10,
-                    "backoff_factor": 2.0**-10,
-                }
-            },
-        }
-    )
-    return config
+    scaling = {
+        **{"initial_scale": 2.0**14, "max_scale": 2.0**34, "growth_interval": 3},
+        **{"growth_factor": 2.0**10, "backoff_factor": 2.0**-10},
+    }
+    given = {
+        **{"strategy": strategy, "precision__mode": mode},
+        **{"epochs": 3, "eval_batch_size": 19},
+        "optimizer__clip_global_norm": 0.1,  # Clips nearly every gradient.
+        "optimizer__accumulation_steps": 3,  # Of ten batches an epoch.
+        **{f"precision__loss_scale__{name}": x for name, x in scaling.items()},
+    }
+    return points.make_config(**{**given, **settings})
 
 
 def train_by_batches(strategy, folder):
-    config = make_config(strategy)
-    config.optimizer.accumulation_steps = 1
+    config = make_config(strategy, optimizer__accumulation_steps=1)
     train_and_evaluate(config, f"{folder}/batches/seed0")
 
 
@@ -92,15 +83,16 @@ def fit_replicas():
     data = points.create(points.make_config()).train.batch(8)
     averaged = each_epoch.ReplicaStatistics(), each_epoch.EpochSeeds(10)
     model.fit(data, validation_data=data, verbose=0, callbacks=[*averaged])
-    seen = strategy.experimental_local_results(normalization.moving_mean.value)
-    validated = [x.numpy().tolist() for x in seen]
+
+    def local(variable):
+        values = strategy.experimental_local_results(variable.value)
+        return [x.numpy().tolist() for x in values]
+
+    validated = local(normalization.moving_mean)
     model.fit(data, verbose=0, callbacks=[each_epoch.ReplicaStatistics()])
     (seed,) = [v for v in model.variables if v.name == "seed_generator_state"]
     states = {"moving": normalization.moving_mean, "seed": seed}
-    found = {
-        name: [x.numpy().tolist() for x in strategy.experimental_local_results(v.value)]
-        for name, v in states.items()
-    }
+    found = {name: local(variable) for name, variable in states.items()}
     return {**found, "validated": validated}
 
 
@@ -121,8 +113,8 @@ def run_in_one_process(folder):
 
 def train_poisoned(strategy, folder):
     """Returns losses that are no number, and the mean of the others."""
-    config = points.make_config(strategy=strategy, precision__mode="mixed_float16")
-    config.epochs = 1
+    fields = {"strategy": strategy, "precision__mode": "mixed_float16"}
+    config = points.make_config(epochs=1, **fields)
     result = train_and_evaluate(config, folder, points.create_poisoned(config))
     return result.nonfinite_losses, result.final_loss
 
@@ -136,7 +128,7 @@ def find_error(function, *arguments):
 
 def run_script(folder, *arguments):
     """Runs the training script as a user does; returns (exit code, standard error)."""
-    script = ROOT / "scripts/train_cnn.py"
+    script = workers.TESTS.parent / "scripts/train_cnn.py"
     given = [f"--config={folder}_config.py", f"--workdir={folder}", *arguments]
     sys.argv = [str(script), *given]
     sys.path.insert(0, str(script.parent))

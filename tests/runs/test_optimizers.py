@@ -15,10 +15,12 @@ EPSILON = tfamp.float_format("float32").epsilon
 CLIPPED = {"clip_global_norm": 1.0}
 
 
-def options(**changes):
+def create(batches=10, scale=None, **fields):
+    """Returns the optimizer of these fields, with a loss scale if one is given."""
     config = base_config.get_config().optimizer
-    config.update(changes)
-    return config
+    config.update(fields)
+    made = optimizers.create(config, batches)
+    return tfamp.LossScaleOptimizer(made, scale) if scale else made
 
 
 @pytest.mark.parametrize(
@@ -57,19 +59,30 @@ def test_schedule_survives_serialization():
     ],
 )
 def test_each_optimizer_has_its_settings(name, given):
-    made = optimizers.create(options(name=name, clip_global_norm=1.0, **given), 10)
+    made = create(name=name, clip_global_norm=1.0, **given)
     expected = {"global_clipnorm": 1.0, "weight_decay": None, **given}
     assert type(made).__name__.lower() == name
     assert {key: getattr(made, key) for key in expected} == expected
 
 
+class BetaNet(keras.Model):
+    """A model in whose paths the words of the rule stand for something else."""
+
+    def __init__(self):
+        super().__init__(name="beta_net")
+        self.words = keras.layers.Embedding(3, 2, name="words")
+        self.dense = keras.layers.Dense(2, name="bias_free")
+        self.norm = keras.layers.LayerNormalization(name="norm")
+
+    def call(self, x):
+        return self.norm(self.dense(self.words(x)))
+
+
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_what_is_neither_bias_nor_normalization_decays(name):
     # With gradients of 0 there is nothing but decay: by learning_rate * 0.1.
-    made = optimizers.create(
-        options(name=name, weight_decay=0.1, learning_rate=0.5), 10
-    )
-    model = named_like_bias()
+    made, model = create(name=name, weight_decay=0.1, learning_rate=0.5), BetaNet()
+    model(np.zeros((1, 1), "int32"))
     variables = model.trainable_variables
     for variable in variables:
         variable.assign(np.ones(variable.shape))
@@ -85,35 +98,19 @@ def test_what_is_neither_bias_nor_normalization_decays(name):
     }
 
 
-def named_like_bias():
-    """A model in whose paths the words of the rule stand for something else."""
-
-    class Net(keras.Model):
-        def __init__(self):
-            super().__init__(name="beta_net")
-            self.words = keras.layers.Embedding(3, 2, name="words")
-            self.dense = keras.layers.Dense(2, name="bias_free")
-            self.norm = keras.layers.LayerNormalization(name="norm")
-
-        def call(self, x):
-            return self.norm(self.dense(self.words(x)))
-
-    model = Net()
-    model(np.zeros((1, 1), "int32"))
-    return model
+plain_and_scaled = pytest.mark.parametrize(
+    "scale", [None, 2.0**8], ids=["plain", "loss scale"]
+)
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])
-def test_gradients_are_clipped_once_unscaled(scaled):
+@plain_and_scaled
+def test_gradients_are_clipped_once_unscaled(scale):
     # SGD with a rate of 1: the update is the clipped gradient, (0.6, 0.8).
-    made = optimizers.create(options(name="sgd", learning_rate=1.0, **CLIPPED), 10)
-    scale = 2.0**15 if scaled else 1.0
-    if scaled:
-        made = tfamp.LossScaleOptimizer(made, scale)
+    made = create(scale=scale, name="sgd", learning_rate=1.0, **CLIPPED)
     variables = [keras.Variable([0.0]), keras.Variable([0.0])]
     made.build(variables)
-    made.scale_loss(tf.constant(1.0))
-    made.apply([tf.constant([3.0 * scale]), tf.constant([4.0 * scale])], variables)
+    scaled = made.scale_loss(tf.constant(1.0))
+    made.apply([tf.reshape(size * scaled, [1]) for size in (3.0, 4.0)], variables)
     np.testing.assert_allclose(
         [float(v[0]) for v in variables], [-0.6, -0.8], rtol=4 * EPSILON
     )
@@ -131,15 +128,13 @@ def test_gradients_are_clipped_once_unscaled(scaled):
     ],
     ids=["none", "windows of 3", "left over"],
 )
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])
+@plain_and_scaled
 def test_learning_rate_follows_updates_and_not_batches(
-    batches, accumulation, expected, scaled
+    batches, accumulation, expected, scale
 ):
-    config = options(name="sgd", learning_rate=1.0, schedule="linear")
-    config.update(warmup_fraction=0.34, accumulation_steps=accumulation)
-    made = optimizers.create(config, batches)
-    if scaled:
-        made = tfamp.LossScaleOptimizer(made, 2.0)
+    fields = {"name": "sgd", "schedule": "linear", "warmup_fraction": 0.34}
+    fields |= {"learning_rate": 1.0, "accumulation_steps": accumulation}
+    made = create(batches, scale, **fields)
     variable = keras.Variable(0.0)
     made.build([variable])
     values = [0.0]
@@ -161,11 +156,11 @@ def summed_rows():
     bias_gradient.EMBEDDING_HOOKS.remove()
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])
-def test_accumulated_batches_train_like_one_large_batch(scaled, summed_rows):
+@plain_and_scaled
+def test_accumulated_batches_train_like_one_large_batch(scale, summed_rows):
     ids = np.random.default_rng(0).integers(0, 20, (16, 8))
     labels = ids[:, 0] % 2
-    large, small = (classifier(scaled, accumulation) for accumulation in (1, 4))
+    large, small = (classifier(scale, accumulation) for accumulation in (1, 4))
     parts = list(zip(np.split(ids, 4), np.split(labels, 4), strict=True))
     expected = [train_on(large, ids, labels) for _ in range(4)]
     means = [np.mean([train_on(small, *part) for part in parts]) for _ in range(4)]
@@ -174,17 +169,19 @@ def test_accumulated_batches_train_like_one_large_batch(scaled, summed_rows):
     np.testing.assert_allclose(means, expected, rtol=64 * EPSILON)
 
 
-def classifier(scaled, accumulation):
+def classifier(scale, accumulation):
     """A model of sparse gradients whose updates are clipped and decay the weights."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     body = [layers.Embedding(20, 4), layers.LayerNormalization(), layers.Flatten()]
     model = keras.Sequential([keras.Input((8,)), *body, layers.Dense(2)])
-    config = options(name="adamw", learning_rate=1e-2, weight_decay=0.1, epsilon=1e-6)
-    config.update(schedule="linear", accumulation_steps=accumulation, **CLIPPED)
-    made = optimizers.create(config, 5 * accumulation)
-    if scaled:
-        made = tfamp.LossScaleOptimizer(made, 2.0**8)
+    fields = {"name": "adamw", "learning_rate": 1e-2, "weight_decay": 0.1, **CLIPPED}
+    fields |= {
+        "epsilon": 1e-6,
+        "schedule": "linear",
+        "accumulation_steps": accumulation,
+    }
+    made = create(5 * accumulation, scale, **fields)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(made, loss, jit_compile=False)
     return model
@@ -198,4 +195,4 @@ def train_on(model, ids, labels):
 
 def test_accumulation_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match="Received: 4, batches: 3"):
-        optimizers.create(options(accumulation_steps=4), 3)
+        create(3, accumulation_steps=4)

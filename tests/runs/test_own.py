@@ -16,7 +16,6 @@ import tensorflow as tf
 import tfamp
 from tfamp import training
 
-ROOT = pathlib.Path(__file__).parents[2]
 TASK = """
 import keras
 import numpy as np
@@ -73,7 +72,7 @@ def ran(tmp_path_factory):
     rows = [",".join(map(str, point)) for point in points]
     (folder / "rows.csv").write_text("\n".join(["a,b,c,d", *rows]))
     (folder / "lacks.csv").write_text("a,b,d\n1,2,4\n")
-    script = ROOT / "scripts/train.py"
+    script = helpers.ROOT / "scripts/train.py"
     asked = {
         "compare": ["--workdir=run"],
         "benchmark": ["--job=train_benchmark", "--tiny"],
@@ -215,7 +214,7 @@ def test_a_name_stands_for_a_packaged_configuration(monkeypatch, capsys):
     (name, config, tiny), (_, sized) = made
     assert (name, tiny) == ("tfamp train", "--tiny")
     file = pathlib.Path(config.removeprefix("--config="))
-    assert file.read_text() == (ROOT / "configs/cnn/digits.py").read_text()
+    assert file.read_text() == (helpers.ROOT / "configs/cnn/digits.py").read_text()
     assert sized.endswith("bert/sst2.py:tiny")
     monkeypatch.setattr(sys, "argv", ["tfamp", "train", "cnn/digitz"])
     with pytest.raises(SystemExit, match=r"'cnn/digitz'.*cnn/digits") as refused:
@@ -230,7 +229,7 @@ def test_a_wheel_holds_the_configurations(tmp_path):
     pytest.importorskip("setuptools")
     source = tmp_path / "source"
     ignored = shutil.ignore_patterns(".git", "tests", "results", "*.egg-info", "runs")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    shutil.copytree(helpers.ROOT, source, symlinks=True, ignore=ignored)
     # In a process of its own: setuptools changes many of Python's globals.
     code = f"import setuptools.build_meta as m; m.build_wheel({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", code], cwd=source, check=True)
@@ -239,7 +238,10 @@ def test_a_wheel_holds_the_configurations(tmp_path):
         files = set(wheel.namelist())
         (entry,) = [x for x in files if x.endswith("entry_points.txt")]
         assert b"tfamp = tfamp.__main__:main" in wheel.read(entry)
-    own = {f"tfamp/{x.relative_to(ROOT)}" for x in (ROOT / "configs").rglob("*.py")}
+    own = {
+        f"tfamp/{x.relative_to(helpers.ROOT)}"
+        for x in (helpers.ROOT / "configs").rglob("*.py")
+    }
     assert own and own <= files and "tfamp/measuring/benchmark/page.html.j2" in files
 
 

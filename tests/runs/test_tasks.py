@@ -3,6 +3,7 @@
 import json
 import sys
 
+import helpers
 import points
 import pytest
 import yaml
@@ -10,58 +11,57 @@ import yaml
 from tfamp.recipes import images
 from tfamp.runs import run_files, tasks
 
-HELPER = """
-from points import create
+# A file's text -> the description and the unit of what is timed.
+OWN = {
+    """
+from points import create as of_points
 
 
-def create_own(config):
-    return create(config)._replace(description="own")
+def create(config):
+    return of_points(config)._replace(description="own")
 
 
 def synthetic(rows):
     raise AssertionError("a function of the user's own, which is not asked")
-"""
+""": ("own", "examples"),
+    """
+import points
+from tfamp.runs import tasks
+
+
+def create(config):
+    raise AssertionError("it reads data")
+
+
+def synthetic(config) -> "tasks.Synthetic":
+    task = points.create(config)
+    return tasks.Synthetic(
+        task.build_model, task.train.batch(8), "made", task.loss, task.metrics, "points"
+    )
+""": ("made", "points"),
+}
 
 
 def test_a_recipe_is_a_function_by_name():
-    config = images.get_config()
+    digits = {"data__name": "digits", "data__image_size": 8}
+    config = helpers.configured(images, **digits)
     assert config.task == "tfamp.recipes.images:create"
-    config.data.name, config.data.image_size = "digits", 8
     assert "digits" in tasks.from_config(config).description
     before = list(sys.path)
     assert tasks.synthetic(config).unit == "images"
     assert sys.path == before  # What stands in this folder hides no library.
 
 
-def test_a_custom_task_is_timed_on_its_data_whatever_stands_beside_it(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize(("text", "expected"), OWN.items(), ids=["data", "batches"])
+def test_a_custom_task_is_timed_on_its_data_or_on_batches_beside_it(
+    text, expected, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "own.py").write_text(HELPER)
-    config = points.make_config(task=f"{tmp_path / 'own.py'}:create_own")
-    found = tasks.synthetic(config)
-    assert (found.description, found.unit) == ("own", "examples")
-    assert next(iter(found.batches))[0].shape == (8, 4)
-
-
-def test_a_task_may_have_batches_without_data_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    text = """
-import points
-from tfamp.runs import tasks
-
-def create(config):
-    raise AssertionError("it reads data")
-
-def synthetic(config) -> "tasks.Synthetic":
-    task = points.create(config)
-    return tasks.Synthetic(
-        task.build_model, task.train.batch(2), "made", task.loss, task.metrics, "points"
-    )
-"""
     (tmp_path / "own.py").write_text(text)
     config = points.make_config(task=f"{tmp_path / 'own.py'}:create")
-    assert tasks.synthetic(config).unit == "points"
+    found = tasks.synthetic(config)
+    assert (found.description, found.unit) == expected
+    assert next(iter(found.batches))[0].shape == (8, 4)
 
 
 @pytest.mark.parametrize("name", ["chess", "image_classification", "no_module:f", ""])

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import pathlib
 import random
 import shutil
 import signal
@@ -25,13 +24,10 @@ from tfamp.runs import run_files, trained
 from tfamp.runs.callbacks import best_weights, each_epoch, progress_lines, recorder
 from tfamp.training import train_and_evaluate
 
-ROOT = pathlib.Path(__file__).parents[2]
-
 
 def make_config(mode="float32", **settings):
-    config = points.make_config(model__dropout=0.3, precision__mode=mode, **settings)
-    config.precision.loss_scale.growth_interval = 7
-    return config
+    fields = {"model__dropout": 0.3, "precision__loss_scale__growth_interval": 7}
+    return points.make_config(precision__mode=mode, **{**fields, **settings})
 
 
 @pytest.fixture
@@ -92,16 +88,13 @@ def test_run_learns_and_writes_its_files(config, whole):
     assert (folder / "model.keras").stat().st_mtime_ns == stamp
 
 
-def test_without_validation_the_last_weights_count_and_train_is_augmented(
-    config, tmp_path
-):
-    seen = []
+def test_without_validation_the_last_weights_count_and_train_is_augmented(tmp_path):
+    config, seen = make_config(epochs=2), []
 
     def note(features, label, seed):
         tf.py_function(lambda s: seen.append(tuple(s.numpy())), [seed], [])
         return features, label
 
-    config.epochs = 2
     task = points.create(config)._replace(validation=None, augment=note)
     result = train_and_evaluate(config, tmp_path / "run", task)
     assert result.best_validation_score is None
@@ -125,14 +118,11 @@ def test_scores_of_the_task_come_first_and_are_of_the_best_model(config, tmp_pat
     assert 0.5 < result.scores["accuracy"] <= 1.0
     (weights,) = seen  # Scored once.
     saved = keras.models.load_model(tmp_path / "run/model.keras").get_weights()
-    for old, new in zip(weights, saved, strict=True):
-        np.testing.assert_array_equal(old, new)
+    tf.nest.map_structure(np.testing.assert_array_equal, weights, saved)
 
 
 @pytest.mark.parametrize("lower", [True, False])
-def test_weights_of_the_best_epoch_count_the_lowest_of_an_error(
-    config, tmp_path, lower
-):
+def test_weights_of_the_best_epoch_count_the_lowest_of_an_error(tmp_path, lower):
     def error(y_true, y_pred):
         return keras.ops.mean(
             keras.losses.sparse_categorical_crossentropy(
@@ -140,7 +130,7 @@ def test_weights_of_the_best_epoch_count_the_lowest_of_an_error(
             )
         )
 
-    config.eval_batch_size = 20
+    config = make_config(eval_batch_size=20)
     task = points.create(config)._replace(
         metrics=lambda: [keras.metrics.MeanMetricWrapper(error, name="error")],
         errors=frozenset({"error"} if lower else ()),
@@ -178,9 +168,8 @@ def test_interrupted_run_goes_on_with_the_same_losses(
     start = f"resumed after epoch {finished}" if finished else "start"
     assert said == [f"{start}: {4 - finished} of 4 epochs, 10 steps each"]
     assert losses(tmp_path) == losses(folder)
-    assert resumed._replace(steps_per_second=0) == result._replace(steps_per_second=0)
+    check_same_run((tmp_path, resumed), (folder, result))
     after = epochs_of(tmp_path)
-    assert [*map(without_times, after)] == [*map(without_times, epochs_of(folder))]
     assert after[:finished] == before
     clock = [row["seconds"] for row in after]
     assert clock == sorted(set(clock))
@@ -191,9 +180,37 @@ def test_interrupted_run_goes_on_with_the_same_losses(
 TIMES = ("seconds", "first_step_seconds", "steps_per_second")
 
 
+def check_same_run(*runs):
+    """Of (folder, result): all but times is the same."""
+    found, expected = (
+        (result._replace(steps_per_second=0), [*map(without_times, epochs_of(folder))])
+        for folder, result in runs
+    )
+    assert found == expected
+
+
 def without_times(row):
     """Values alone: Keras' numbers in paths go on from one model to the next."""
     return [value for name, value in row.items() if name not in TIMES]
+
+
+@pytest.fixture
+def signaled(monkeypatch):
+    """Returns a function: sends a signal at a call of the step; the batches begun."""
+
+    def at(count, number):
+        begun = []
+
+        def on_train_batch_begin(self, batch, logs=None):
+            begun.append(batch)
+            if len(begun) == count:
+                os.kill(os.getpid(), number)
+
+        kind = each_epoch.EpochSeeds
+        monkeypatch.setattr(kind, "on_train_batch_begin", on_train_batch_begin)
+        return begun
+
+    return at
 
 
 @pytest.mark.parametrize(
@@ -201,19 +218,10 @@ def without_times(row):
     [("SIGTERM", "mixed_float16"), ("SIGUSR1", "float32"), ("SIGINT", "float32")],
 )
 def test_a_signal_saves_at_the_step_and_the_run_goes_on_there(
-    whole, tmp_path, monkeypatch, name, mode
+    whole, tmp_path, signaled, name, mode
 ):
     config, (folder, result), said = make_config(mode), whole(mode), []
-    steps = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        steps.append(batch)
-        if len(steps) == 24:
-            os.kill(os.getpid(), getattr(signal, name))
-
-    monkeypatch.setattr(
-        each_epoch.EpochSeeds, "on_train_batch_begin", on_train_batch_begin
-    )
+    batches = signaled(24, getattr(signal, name))
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
         train_and_evaluate(config, tmp_path, report=said.append)
@@ -225,30 +233,18 @@ def test_a_signal_saves_at_the_step_and_the_run_goes_on_there(
     assert f"{name}: saved after step 4 of epoch 3" in said[-1]
     resumed = train_and_evaluate(config, tmp_path, report=said.append)
     assert "resumed after step 4 of epoch 3: 2 of 4 epochs, 10 steps each" in said
-    assert len(steps) == 40
+    assert len(batches) == 40
     assert losses(tmp_path) == losses(folder)
-    assert resumed._replace(steps_per_second=0) == result._replace(steps_per_second=0)
-    assert [*map(without_times, epochs_of(tmp_path))] == [
-        *map(without_times, epochs_of(folder))
-    ]
+    check_same_run((tmp_path, resumed), (folder, result))
 
 
 @pytest.mark.parametrize("mode", ["float32", "mixed_float16"])
 def test_several_steps_in_a_call_are_the_same_training_also_after_a_stop(
-    whole, tmp_path, monkeypatch, mode
+    whole, tmp_path, signaled, mode
 ):
-    config, (folder, result), said = make_config(mode), whole(mode), []
-    config.steps_per_execution = 7  # Of 10: calls of 5.
-    calls = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        calls.append(batch)
-        if len(calls) == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(
-        each_epoch.EpochSeeds, "on_train_batch_begin", on_train_batch_begin
-    )
+    (folder, result), said = whole(mode), []
+    config = make_config(mode, steps_per_execution=7)  # Of 10: calls of 5.
+    batches = signaled(5, signal.SIGTERM)
     with pytest.raises(SystemExit):
         train_and_evaluate(config, tmp_path, report=said.append)
     start = "start: 4 of 4 epochs, 10 steps each, 5 in a call"
@@ -256,13 +252,10 @@ def test_several_steps_in_a_call_are_the_same_training_also_after_a_stop(
     assert "SIGTERM: saved after step 5 of epoch 3" in said[1]
     resumed = train_and_evaluate(config, tmp_path, report=said.append)
     assert "resumed after step 5 of epoch 3" in said[2]
-    assert calls == [0, 5] * 4
+    assert batches == [0, 5] * 4
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["steps_per_execution"] == {"requested": 7, "effective": 5}
-    assert resumed._replace(steps_per_second=0) == result._replace(steps_per_second=0)
-    assert [*map(without_times, epochs_of(tmp_path))] == [
-        *map(without_times, epochs_of(folder))
-    ]
+    check_same_run((tmp_path, resumed), (folder, result))
     rows = run_files.read_metrics(tmp_path, "step")
     assert [row["step"] for row in rows] == [*range(5, 41, 5)]
     means = np.reshape(losses(folder), (8, 5)).mean(1)
@@ -270,30 +263,30 @@ def test_several_steps_in_a_call_are_the_same_training_also_after_a_stop(
 
 
 def test_a_finished_run_goes_on_to_more_epochs(whole, tmp_path):
-    config, (folder, result) = make_config(), whole()
-    config.epochs = 2
-    assert train_and_evaluate(config, tmp_path).score is not None
-    config.epochs, config.eval_batch_size, said = 4, 7, []
+    (folder, result), said = whole(), []
+    assert train_and_evaluate(make_config(epochs=2), tmp_path).score is not None
+    config = make_config(eval_batch_size=7)
     longer = train_and_evaluate(config, tmp_path, report=said.append)
     assert said == ["resumed after epoch 2: 2 of 4 epochs, 10 steps each"]
     trained = [[row["loss"] for row in epochs_of(f)] for f in (tmp_path, folder)]
     assert trained[0] == trained[1]
     assert longer.score == result.score
     models = [keras.models.load_model(f / "model.keras") for f in (folder, tmp_path)]
-    for one, other in zip(*(m.get_weights() for m in models), strict=True):
-        np.testing.assert_array_equal(one, other)
+    weights = [model.get_weights() for model in models]
+    tf.nest.map_structure(np.testing.assert_array_equal, *weights)
     assert train_and_evaluate(config, tmp_path) == longer
     shutil.rmtree(tmp_path / "backup")  # As an earlier version left it.
-    config.epochs = 5
-    with pytest.raises(tfamp.RunError, match="epochs: 4 -> 5.*has a backup"):
-        train_and_evaluate(config, tmp_path)
-    assert (tmp_path / "result.json").exists()
-    config.epochs = 3
-    with pytest.raises(tfamp.RunError, match=r"epochs: 4 -> 3.*more epochs"):
-        train_and_evaluate(config, tmp_path)
-    config.epochs, config.optimizer.schedule = 5, "cosine"
-    with pytest.raises(tfamp.RunError, match="epochs: 4 -> 5; optimizer.schedule"):
-        train_and_evaluate(config, tmp_path)
+    for changes, words in (
+        ({"epochs": 5}, "epochs: 4 -> 5.*has a backup"),
+        ({"epochs": 3}, r"epochs: 4 -> 3.*more epochs"),
+        (
+            {"epochs": 5, "optimizer__schedule": "cosine"},
+            "epochs: 4 -> 5; optimizer.schedule",
+        ),
+    ):
+        with pytest.raises(tfamp.RunError, match=words):
+            train_and_evaluate(make_config(eval_batch_size=7, **changes), tmp_path)
+        assert (tmp_path / "result.json").exists()
 
 
 def test_a_run_killed_after_its_last_epoch_is_scored(config, whole, tmp_path):
@@ -353,9 +346,10 @@ PLACES = {"none": (1, 1), "mirrored": (2, 1), "multi_worker_mirrored": (1, 2)}
 
 def run_digits(folder, strategy, step, name):
     """Runs the digits; returns how the last process, which is stopped, ended."""
-    (folder.parent / "stopped.py").write_text(KILLED)
+    wrapper = folder.parent / "stopped.py"
+    wrapper.write_text(KILLED)
     cpus, processes = PLACES[strategy]
-    script, wrapper = ROOT / "scripts/train_cnn.py", folder.parent / "stopped.py"
+    script = workers.TESTS.parent / "scripts/train_cnn.py"
     fields = {
         "epochs": 3,
         "batch_size": 16,
@@ -443,9 +437,8 @@ def slow(clock, monkeypatch):
         take("on_epoch_end", 1000, callback, callback.on_epoch_end)
 
 
-def test_clock_of_a_run_counts_training_and_validation_alone(config, tmp_path, slow):
-    config.epochs = 2
-    train_and_evaluate(config, tmp_path)
+def test_clock_of_a_run_counts_training_and_validation_alone(tmp_path, slow):
+    train_and_evaluate(make_config(epochs=2), tmp_path)
     first, second = epochs_of(tmp_path)
     assert (first["seconds"], first["first_step_seconds"]) == (15.0, 1.0)
     assert second["seconds"] == 30.0 and "first_step_seconds" not in second
@@ -472,13 +465,14 @@ def test_output_to_a_file_has_a_line_every_10_seconds(clock):
 # ---- Folders and settings ----
 
 
-def test_folder_of_another_run_is_refused_with_the_difference(config, whole):
-    config.batch_size = 5
-    with pytest.raises(tfamp.RunError, match="batch_size: 8 -> 5"):
-        train_and_evaluate(config, whole()[0])
-    config.epochs, config.data_dir = 4, "elsewhere"  # Other data, for all one knows.
-    with pytest.raises(tfamp.RunError, match="data_dir: '' -> 'elsewhere'"):
-        train_and_evaluate(config, whole()[0])
+def test_folder_of_another_run_is_refused_with_the_difference(whole):
+    for changes, words in (
+        ({"batch_size": 5}, "batch_size: 8 -> 5"),
+        # Other data, for all one knows.
+        ({"data_dir": "elsewhere"}, "data_dir: '' -> 'elsewhere'"),
+    ):
+        with pytest.raises(tfamp.RunError, match=words):
+            train_and_evaluate(make_config(**changes), whole()[0])
 
 
 WRONG = {
@@ -506,8 +500,8 @@ def test_rejected_settings_do_not_block_the_corrected_command(tmp_path):
 # ---- Precision ----
 
 
-def test_finite_guard_counts_without_scaling(config, whole, tmp_path):
-    config.precision.finite_guard = True
+def test_finite_guard_counts_without_scaling(whole, tmp_path):
+    config = make_config(precision__finite_guard=True)
     guarded = train_and_evaluate(config, tmp_path / "guarded")
     assert (guarded.loss_scale, guarded.skipped_steps) == (1.0, 0)
     folder, plain = whole()
@@ -521,10 +515,10 @@ def test_finite_guard_counts_without_scaling(config, whole, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*training steps of this epoch were skipped")
 def test_run_whose_loss_scale_is_exhausted_stops_with_the_reason(tmp_path):
-    config = make_config("mixed_float16", epochs=12)
-    config.precision.loss_scale.dynamic = False
-    config.precision.loss_scale.initial_scale = 2.0**60  # Overflows in every step.
-    config.precision.loss_scale.max_scale = 2.0**60
+    # Overflows in every step.
+    fields = {"dynamic": False, "initial_scale": 2.0**60, "max_scale": 2.0**60}
+    fields = {f"precision__loss_scale__{k}": v for k, v in fields.items()}
+    config = make_config("mixed_float16", epochs=12, **fields)
     says = pytest.warns(UserWarning, match="lower its `initial_scale`")
     with says, pytest.raises(tfamp.LossScaleExhaustedError, match="dense"):
         train_and_evaluate(config, tmp_path)
@@ -584,8 +578,9 @@ def test_graph_rewrite_reports_what_it_converted(tmp_path, mode):
 
 
 def test_overrides_and_kernel_switches_are_of_the_run_and_recorded(tmp_path):
-    config = make_config("mixed_bfloat16", epochs=1, precision__cudnn_autotune=False)
-    config.precision.overrides = (("sequential.*/dense.*", "float32"),)
+    fields = {"precision__overrides": (("sequential.*/dense.*", "float32"),)}
+    fields |= {"precision__cudnn_autotune": False, "epochs": 1}
+    config = make_config("mixed_bfloat16", **fields)
     before = os.environ.get("TF_CUDNN_USE_AUTOTUNE")
     train_and_evaluate(config, tmp_path)
     assert os.environ.get("TF_CUDNN_USE_AUTOTUNE") == before

@@ -1,6 +1,5 @@
 """Private or patched names of Keras that tfamp touches; fails when Keras moves them."""
 
-import functools
 import inspect
 import pathlib
 import re
@@ -49,67 +48,27 @@ def test_compile_is_defined_once_for_all_models():
         assert kind.compile is trainer.compile
 
 
-def test_hook_transforms_by_position_keyword_and_default(hooked):
+@pytest.mark.parametrize(
+    ("given", "named", "transformed", "made"),
+    [
+        (("adam", "mse"), {}, ["Adam"], "SGD"),
+        ((), {"optimizer": "adam", "loss": "mse"}, ["Adam"], "SGD"),
+        ((), {"loss": "mse"}, ["RMSprop"], "SGD"),
+        ((None, "mse"), {}, [], None),
+        (("adam", "mse"), {"auto_scale_loss": False}, [], "Adam"),
+    ],
+)
+def test_hook_transforms_the_optimizer_that_keras_would_scale(
+    hooked, given, named, transformed, made
+):
+    """By position, keyword and default; Keras adds no scaling of its own behind it."""
     model = tiny_model()
-    model.compile("adam", "mse")
-    model.compile(optimizer="adam", loss="mse")
-    model.compile(loss="mse")
-    assert [type(o).__name__ for _, o in hooked] == ["Adam", "Adam", "RMSprop"]
-    assert all(m is model for m, _ in hooked)
-    assert float(model.optimizer.learning_rate) == 0.5
-    assert model.get_compile_config()["optimizer"]["class_name"] == "SGD"
-
-
-def test_hook_leaves_no_optimizer_and_no_auto_scaling_alone(hooked):
-    model = tiny_model()
-    model.compile(None, "mse")
-    model.compile("adam", "mse", auto_scale_loss=False)
-    assert hooked == []
-    assert type(model.optimizer).__name__ == "Adam"
-
-
-def test_keras_adds_no_scaling_of_its_own_behind_the_hook(hooked):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="half")
     model.dtype_policy = keras.dtype_policies.get("mixed_float16")
-    model.compile("adam", "mse")
-    assert type(model.optimizer) is keras.optimizers.SGD
-
-
-def test_loading_under_the_hook_still_compiles(hooked, tmp_path):
-    model = tiny_model()
-    model.compile("adam", "mse")
-    model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
-    model.save(tmp_path / "model.keras")
-    assert keras.models.load_model(tmp_path / "model.keras").compiled
-
-
-def test_removing_the_hook_restores_keras_own_function():
-    own = patches.trainer_class().compile
-    hook = compiling.hook_compile(lambda model, optimizer: optimizer, nothing)
-    assert patches.trainer_class().compile is not own
-    hook.remove()
-    hook.remove()
-    assert patches.trainer_class().compile is own
-
-
-def test_method_put_over_the_hook_stays_when_the_hook_goes(monkeypatch):
-    calls, own = [], patches.trainer_class().compile
-    mine = compiling.hook_compile(
-        lambda model, given: calls.append(1) or given, nothing
-    )
-    trainer, hook = patches.trainer_class(), patches.trainer_class().compile
-
-    @functools.wraps(hook)
-    def theirs(*args, **kwargs):
-        return hook(*args, **kwargs)
-
-    monkeypatch.setattr(trainer, "compile", theirs)
-    mine.remove()
-    assert trainer.compile is theirs
-    tiny_model().compile("adam", "mse")
-    assert calls == []  # The hook beneath is asleep.
-    monkeypatch.undo()
-    trainer.compile = own
+    model.compile(*given, **named)
+    assert [type(o).__name__ for m, o in hooked if m is model] == transformed
+    assert (model.optimizer and type(model.optimizer).__name__) == made
+    saved = model.get_compile_config()["optimizer"]
+    assert (saved and saved["class_name"]) == made
 
 
 def test_compile_that_hides_its_arguments_is_refused(monkeypatch):
@@ -144,19 +103,18 @@ def test_traced_functions_have_these_names_and_can_be_cloned():
     assert all(vars(model)[name] is not None for name in names)
     traced = tf.function(lambda x: x + 1)
     assert traced._clone(None) is not traced and traced._clone(None)(1) == 2
-
-
-def test_a_compiled_models_configuration_is_held_as_objects():
-    model = tiny_model()
-    model.compile("sgd", "mse")
+    # What it was compiled with is held as objects.
     assert model._compile_config.config["optimizer"] is model.optimizer
 
 
-def test_accumulation_names_exist():
+def test_names_of_optimizers_that_are_read_or_replaced_exist():
     # keras_patches/replicas.py does what `_backend_apply_gradients` does.
     optimizer = keras.optimizers.SGD(use_ema=True, gradient_accumulation_steps=2)
     assert callable(optimizer._backend_reset_gradient_accumulators)
     assert optimizer._iterations.dtype == "int64"
+    assert isinstance(optimizer._learning_rate, keras.Variable)
+    assert type(optimizer).__module__.startswith("keras.")
+    assert optimizer._distribution_strategy is tf.distribute.get_strategy()
     weight = keras.Variable([1.0])
     optimizer.build([weight])
     (accumulator,) = optimizer._accumulated_gradients
@@ -166,6 +124,7 @@ def test_accumulation_names_exist():
     parameters = {
         "_backend_apply_gradients": ["grads", "trainable_variables"],
         "_clip_gradients": ["grads"],
+        "_all_reduce_sum_gradients": ["grads_and_vars"],
         "_apply_weight_decay": ["variables"],
         "_backend_update_step": ["grads", "trainable_variables", "learning_rate"],
         "_update_model_variables_moving_average": ["trainable_variables"],
@@ -202,16 +161,6 @@ def test_replicas_keep_moving_statistics_apart():
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
     assert [w.aggregation for w in layer.non_trainable_weights] == ["none", "none"]
-
-
-def test_names_of_optimizers_that_are_read_or_replaced_exist():
-    inner = keras.optimizers.SGD(0.1)
-    assert isinstance(inner._learning_rate, keras.Variable)
-    assert type(inner).__module__.startswith("keras.")
-    assert list(inspect.signature(inner._all_reduce_sum_gradients).parameters) == [
-        "grads_and_vars"
-    ]
-    assert inner._distribution_strategy is tf.distribute.get_strategy()
 
 
 def test_gradient_reduction_is_off_only_inside_and_only_here():
@@ -302,6 +251,7 @@ def test_layers_and_optimizers_call_the_functions_that_are_replaced(monkeypatch)
     keras.layers.Embedding(2, 2)(np.ones((2, 2)))
     keras.layers.MultiHeadAttention(1, 2)(*[np.ones((1, 2, 2))] * 2)
     assert set(called) == {patch.name for patch in OF_KERNELS}
+    assert keras.optimizers.SGD.apply is keras.Optimizer.apply  # As AdamW's, above.
 
 
 def test_keras_has_no_flash_attention():
@@ -357,44 +307,38 @@ def test_a_place_that_a_release_lacks_is_left_out_and_told_of(monkeypatch):
     assert "layer normalization (keras.src.ops:layer_norm" in status.versions
 
 
+class Look(keras.layers.Layer):
+    """Notes what a function returns when the layer is called."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.seen = function, []
+
+    def call(self, x):
+        self.seen.append(self.function())
+        return x
+
+
 def test_call_context_tells_whether_layers_train():
-    seen = []
-
-    class Look(keras.layers.Layer):
-        def call(self, x):
-            seen.append(install.trains())
-            return x
-
-    look = Look()
+    look = Look(install.trains)
     for training in (True, False, None):
         look(np.ones(1), training=training)
-    assert seen == [True, False, False]
+    assert look.seen == [True, False, False]
     assert not install.trains()
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_steps_of_evaluate_and_predict_are_traced_under_these_names(steps):
     """And an export is not: layers cannot tell otherwise."""
-    seen = []
-
-    class Look(keras.layers.Layer):
-        def call(self, x):
-            seen.append(install._in_step_of_a_model())
-            return x
-
-    model = keras.Sequential([keras.Input((2,)), Look()])
+    look = Look(install._in_step_of_a_model)
+    model = keras.Sequential([keras.Input((2,)), look])
     model.compile("sgd", "mse", steps_per_execution=steps)
     tf.function(lambda x: model(x)).get_concrete_function(np.ones((2, 2)))
-    assert not any(seen)
+    assert not any(look.seen)
     for run in (lambda x: model.evaluate(x, x, 1, 0), lambda x: model.predict(x, 1, 0)):
-        seen.clear()
+        look.seen.clear()
         run(np.ones((4, 2)))
-        assert seen and all(seen)
-
-
-def test_every_optimizer_applies_by_the_method_that_is_replaced():
-    for kind in (keras.optimizers.SGD, keras.optimizers.AdamW):
-        assert kind.apply is keras.Optimizer.apply
+        assert look.seen and all(look.seen)
 
 
 # ---- The reasons: when one fails, what it is a reason for may go ----
@@ -659,19 +603,14 @@ def test_keras_compiles_the_rest_of_an_epoch(tmp_path):
     assert done.stdout.strip() == "4"
 
 
-def test_every_patch_says_where_it_is_filed_and_when_it_may_go():
-    for upstream in patches.UPSTREAM:
-        assert upstream.startswith(("https://github.com/", "not filed; symptom"))
-        assert "; remove w" in upstream
-        for test in re.findall(r"test_\w+", upstream):
-            assert test in globals()
-
-
-def test_the_page_on_the_design_has_every_patch():
+def test_every_patch_says_where_it_is_filed_and_is_on_the_page_on_the_design():
+    """And when it may go."""
     root = pathlib.Path(__file__).parents[2]
     page = (root / "docs/maintainers/design.md").read_text()
     for key, listed in patches.UPSTREAM.items():
+        assert key.startswith(("https://github.com/", "not filed; symptom"))
         thread, _, reason = key.rpartition("; remove when ")
+        assert {*re.findall(r"test_\w+", reason)} <= {*globals()} and thread
         assert thread.removeprefix("not filed; symptom: ").split()[0] in page
         assert re.sub(r"(test_\w+)", r"`\1`", reason) in page
         for patch in listed:
