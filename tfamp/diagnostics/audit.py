@@ -79,11 +79,10 @@ class AuditReport(NamedTuple):
             items.append(f"**{share}: {each.what}.** {each.evidence}. -> {each.advice}")
         if self.verdict:
             items.append(self.verdict)
-        whole = {"break_long_words": False, "break_on_hyphens": False}
-        lines = [
-            textwrap.fill(f"- {item}", 88, subsequent_indent="  ", **whole)
-            for item in items
-        ]
+        wrapper = textwrap.TextWrapper(
+            88, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        lines = [wrapper.fill(f"- {item}") for item in items]
         lines += [
             "- If results are wrong, `tfamp.compare_precision` shows in which layer "
             "errors begin.",
@@ -161,11 +160,21 @@ def _audit(model, batch_size, inputs, description, jit_compile, rewrite):
         raise ValueError(str(error).replace("`sample_inputs`", "`inputs`")) from error
     if rewrite is None and not simulated:
         rewrite = graph_rewrite.requested_dtype()
+    without_xla = training_step.without_xla(model, description)
+    if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
+        jit_compile = model.jit_compile
+    elif jit_compile is None:  # As Keras decides.
+        jit_compile = not (description.kind == "CPU" or without_xla or rewrite)
+    eager = bool(model.compiled and model.run_eagerly)
+    scaling = keras.optimizers.LossScaleOptimizer
     step = rules.TrainingStep(
         description,
         layers,
         size,
-        **_execution(model, description, simulated, jit_compile, rewrite),
+        jit_compile=bool(jit_compile) and not eager,
+        allows_xla=not without_xla,
+        runs_eagerly=eager,
+        scales_loss=isinstance(model.optimizer, scaling) if model.compiled else None,
         rewrite=rewrite,
         tensor_float_32=policy.read().tensor_float_32,
         sums_biases=bool(bias_gradient.HOOKS.in_force()),
@@ -181,12 +190,16 @@ def _audit(model, batch_size, inputs, description, jit_compile, rewrite):
         "Recomputed in the backward pass": [
             x.path for x in flat if recomputed.describe(x)
         ],
-        "Kept in float32 by tfamp": _kept_in_float32(step),
+        "Kept in float32 by tfamp": [
+            f"{x.path} ({percent(share)}: {x.planned})"
+            for x in layers
+            if x.is_kept and step.is_fast
+            if (share := step.share([x])) >= rules.LARGE_OUTPUT
+        ],
     }
     notes += [f"{what}: {errors.examples(x)}" for what, x in named.items() if x]
     if step.jit_compile:
         notes.append(_of_sizes(model))
-    without_xla = training_step.without_xla(model, description)
     if without_xla and description.kind == "GPU":
         notes.append(f"Keras turns XLA off for {errors.examples(without_xla)}.")
     more, counted, cost = _launches(model, specs, step, notes)
@@ -221,8 +234,7 @@ def _nothing_found(step, cost):
             '`tfamp.audit(model, device="h100")` looks at another device.'
         )
     timed = '`tfamp.benchmark_model("my_script:build")` measures it.'
-    known = cost and cost.arithmetic is not None
-    if known and cost.launches > cost.arithmetic + (cost.memory or 0):
+    if cost and cost.is_launch_bound:
         return (
             "Nothing found. But launches take longer than what they compute: 16 bits "
             "save memory, and hardly time; a larger batch has as many launches, and "
@@ -258,33 +270,6 @@ def _launches(model, specs, step, notes):
     cost = launch_rules.cost(step, counted)
     gathers = bool(compiled.HOOKS.in_force())
     return launch_rules.findings(step, counted, cost, gathers, refused), counted, cost
-
-
-def _kept_in_float32(step):
-    """Returns the large layers that tfamp's plan keeps in float32, and why."""
-    return [
-        f"{x.path} ({percent(share)}: {x.planned})"
-        for x in step.layers
-        if x.is_kept and step.is_fast
-        if (share := step.share([x])) >= rules.LARGE_OUTPUT
-    ]
-
-
-def _execution(model, device, simulated, jit_compile, rewrite):
-    """Returns the fields of a `TrainingStep` that tell how a model runs its steps."""
-    allows_xla = not training_step.without_xla(model, device)
-    if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
-        jit_compile = model.jit_compile
-    elif jit_compile is None:  # As Keras decides.
-        jit_compile = device.kind != "CPU" and allows_xla and rewrite is None
-    eager = bool(model.compiled and model.run_eagerly)
-    scaling = keras.optimizers.LossScaleOptimizer
-    return {
-        "jit_compile": bool(jit_compile) and not eager,
-        "allows_xla": allows_xla,
-        "runs_eagerly": eager,
-        "scales_loss": isinstance(model.optimizer, scaling) if model.compiled else None,
-    }
 
 
 def _of_sizes(model):

@@ -18,14 +18,13 @@ from tfamp.inspect import model_inputs, quantized, slow_layers, structure, trace
 from tfamp.precision import overrides, plan
 
 _KINDS = keras.layers
-_DEPTHWISE = slow_layers.DEPTHWISE
 _TRANSPOSED = (_KINDS.Conv1DTranspose, _KINDS.Conv2DTranspose, _KINDS.Conv3DTranspose)
 _CONVOLUTIONS = (
     _KINDS.Conv1D,
     _KINDS.Conv2D,
     _KINDS.Conv3D,
     *_TRANSPOSED,
-    *_DEPTHWISE,
+    *slow_layers.DEPTHWISE,
 )
 _IMAGE_CHANNELS = 4  # An input of no more channels is taken to be an image.
 
@@ -54,20 +53,13 @@ class LayerFacts(NamedTuple):
     activation: str = ""
     output_dtype: str = ""  # Of an output of the model that comes from it.
     planned: str = ""  # Why tfamp chose its dtype; "" where the user did.
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether a rule of tfamp's plan keeps the layer in float32."""
-        return _is_by_rule(self.compute_dtype, self.planned)
+    is_kept: bool = False  # Whether a rule of tfamp's plan keeps it in float32.
 
 
 def _is_kept(layer):
-    return layer is not None and _is_by_rule(layer.compute_dtype, _planned(layer))
-
-
-def _is_by_rule(compute_dtype, reason):
-    by_mode = not reason or reason.startswith(plan.BY_MODE)
-    return compute_dtype == "float32" and not by_mode
+    reason = _planned(layer)
+    by_rule = reason != "" and not reason.startswith(plan.BY_MODE)
+    return by_rule and layer.compute_dtype == "float32"
 
 
 def _planned(layer):
@@ -113,10 +105,16 @@ def _trace(model, specs):
     """
     calls, outputs = collections.defaultdict(list), {}
     makers = {}  # Of tensors: inner layers come before those around them.
-
-    def note(layer, inputs, results, _):
+    input_specs = keras.tree.map_structure(str, specs)
+    advice = (
+        f"cannot be traced with inputs {input_specs}. Pass `inputs`, a batch in the "
+        "model's structure"
+    )
+    with model_inputs.explained(model, advice):
+        graph, traced = traces.trace(model, (specs,), {"training": True})
+    for layer, inputs, results, _ in traced:
         if isinstance(layer, keras.Model):
-            return
+            continue
         for tensor in results:
             makers.setdefault(tensor.ref(), layer)
         shapes = [x.shape for x in (*inputs, *results[:1])]
@@ -127,17 +125,9 @@ def _trace(model, specs):
                 math.prod(x.shape)
                 for x in cast
                 if not _is_kept(layer)
-                and not _is_kept(makers.get(x.op.inputs[0].ref()))
+                and not _is_kept(makers.get(x.op.inputs[0].ref(), layer))
             )
             calls[id(layer)].append((shapes[:-1], shapes[-1], elements))
-
-    input_specs = keras.tree.map_structure(str, specs)
-    advice = (
-        f"cannot be traced with inputs {input_specs}. Pass `inputs`, a batch in the "
-        "model's structure"
-    )
-    with model_inputs.explained(model, advice):
-        graph = traces.trace(model, (specs,), {"training": True}, note)
     for tensor in (x for x in graph.outputs if x.dtype.is_floating):
         source = tensor  # A model may end in a cast, or an operation, of its own.
         while source.ref() not in makers and source.op.type in ("Cast", "Identity"):
@@ -183,12 +173,13 @@ def _facts(place, calls, output_dtype) -> LayerFacts:
         casts=0 if inner else sum(elements for _, _, elements in calls),
         has_bias=any(w is getattr(layer, "bias", None) for w in own) and not fused,
         data_format=getattr(layer, "data_format", None) or "",
-        depthwise=isinstance(layer, _DEPTHWISE),
+        depthwise=isinstance(layer, slow_layers.DEPTHWISE),
         is_batch_norm=isinstance(layer, _KINDS.BatchNormalization),
         slow=slow_layers.ratio_of(layer),
         activation="softmax" if isinstance(layer, _KINDS.Softmax) else activation,
         output_dtype=output_dtype,
         planned=_planned(layer),
+        is_kept=_is_kept(layer),
     )
 
 
@@ -247,5 +238,5 @@ def _of_convolution(layer, source, result):
     return (
         rows * kernels,
         rows,
-        () if isinstance(layer, _DEPTHWISE) else sizes,
+        () if isinstance(layer, slow_layers.DEPTHWISE) else sizes,
     )

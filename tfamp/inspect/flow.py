@@ -61,13 +61,6 @@ class Flow(NamedTuple):
     mixed: list[str]
 
 
-class _Call(NamedTuple):
-    layer: keras.layers.Layer
-    inputs: list[tf.Tensor]
-    outputs: list[tf.Tensor]
-    operations: range
-
-
 def read_flow(
     model: keras.Model,
     args: tuple,
@@ -83,8 +76,7 @@ def read_flow(
       computes: Whether a layer computes, and does not only pass on.
       takes: Whether it matters to a layer that values are exact.
     """
-    calls: list[_Call] = []
-    graph = traces.trace(model, args, kwargs, lambda *call: calls.append(_Call(*call)))
+    graph, calls = traces.trace(model, args, kwargs)
     calls = [x for x in calls if any(y.graph is graph for y in (*x.inputs, *x.outputs))]
     returned: dict[Any, list] = {}
     for call in calls:

@@ -90,10 +90,10 @@ class Loops:
                 self.after[op] = (*loops, op.get_attr("frame_name"))
             elif op.type == "Exit":
                 self.after[op] = loops[:-1]
-        self.lengths = {
-            loops[-1:]: op.inputs[0]
+        self.conditions = {
+            loops[-1]: op.inputs[0]
             for op, loops in self.inside.items()
-            if op.type == "LoopCond"
+            if op.type == "LoopCond" and loops
         }
 
     def turns(self, op: tf.Operation) -> int:
@@ -101,11 +101,8 @@ class Loops:
         return math.prod(self._length(loop) for loop in self.inside[op])
 
     def _length(self, loop):
-        length = self.lengths.get((loop,), 1)
-        if not isinstance(length, int):
-            self.lengths[(loop,)] = 1  # Of a loop that waits for itself.
-            self.lengths[(loop,)] = length = self._least(length) or 1
-        return length
+        condition = self.conditions.get(loop)
+        return (condition is not None and self._least(condition)) or 1
 
     def _least(self, condition):
         """Returns the least bound of a counter that a condition compares; else None."""

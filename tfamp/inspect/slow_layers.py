@@ -37,14 +37,15 @@ DEPTHWISE = (
     *(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D),
     *(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D),
 )
-_RECURRENT = (keras.layers.GRU, keras.layers.SimpleRNN)
 # results/layers: 2 cores of an AMD EPYC with AVX512_BF16, TensorFlow 2.21 with oneDNN.
 SLOW = (
     SlowLayer("depthwise convolutions with strides", DEPTHWISE, _strided, "4 to 19"),
     SlowLayer("those with kernels above 3", DEPTHWISE, _wide, "1.8 to 2.0"),
     SlowLayer(
         "GRU and SimpleRNN of up to 64 units",
-        *(_RECURRENT, lambda layer: layer.units <= 64, "1.0 to 1.3"),
+        (keras.layers.GRU, keras.layers.SimpleRNN),
+        lambda layer: layer.units <= 64,
+        "1.0 to 1.3",
     ),
 )
 

@@ -5,7 +5,7 @@ import contextvars
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -15,9 +15,25 @@ from tfamp.facts import graph_context
 from tfamp.inspect import structure
 
 
+class Call(NamedTuple):
+    """A call of a layer in a trace.
+
+    Attributes:
+      layer: The layer or model.
+      inputs, outputs: Its tensors.
+      operations: Indices of its operations among the graph's, which has those of layers
+        in it, too.
+    """
+
+    layer: keras.layers.Layer
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+    operations: range
+
+
 def trace(
-    model: keras.Model, args: tuple, kwargs: dict[str, Any], note: Callable
-) -> tf.Graph:
+    model: keras.Model, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tf.Graph, list[Call]]:
     """Traces a model, and watches its layers' calls; executes and changes nothing.
 
     A model that is not built is built by it.
@@ -25,29 +41,26 @@ def trace(
     Args:
       model: A model.
       args, kwargs: What it is called with: tensors, or `tf.TensorSpec`s.
-      note: Function of (layer, its inputs, its outputs, its operations); it is called
-        after each call of a layer or model, of inner ones first. Inputs and outputs are
-        lists of tensors. Its operations are a range of indices among the graph's, which
-        has those of layers in it, too.
 
     Returns:
-      The graph.
+      The graph, and the calls, of inner layers first; also those in the graphs of loops
+      and branches.
     """
     args, kwargs = keras.tree.map_structure(_spec, (args, kwargs))
-    layers: list = []
+    layers, calls = [], []
     graph: Any = None
     # Layers that a trace makes are watched in a second one.
     while len(layers) < len(now := structure.layers(model)):
-        layers = now
+        layers, calls = now, []
         with unchanged(layers):
             for layer in layers:
-                watch(layer, functools.partial(_noted, layer, note))
+                watch(layer, functools.partial(_noted, layer, calls))
                 if not layer.built:
                     object.__setattr__(layer, "build", _lifted(layer.build))
             forward = tf.function(lambda *a, **k: model(*a, **k), autograph=False)
             with looking():
                 graph = forward.get_concrete_function(*args, **kwargs).graph
-    return graph
+    return graph, calls
 
 
 _is_tracing = contextvars.ContextVar("is_tracing", default=False)
@@ -84,13 +97,13 @@ def watch(owner: keras.Operation, replacing: Callable[[Callable], Callable]) -> 
     object.__setattr__(owner, name, replacing(original))
 
 
-def _noted(layer, note, original):
+def _noted(layer, calls, original):
     def call(*args, **kwargs):
         graph = tf.compat.v1.get_default_graph()
         began = graph.version  # How many operations it has.
         returned = original(*args, **kwargs)
-        taken = _tensors((args, kwargs))
-        note(layer, taken, _tensors(returned), range(began, graph.version))
+        taken, made = _tensors((args, kwargs)), _tensors(returned)
+        calls.append(Call(layer, taken, made, range(began, graph.version)))
         return returned
 
     return call

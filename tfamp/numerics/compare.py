@@ -103,9 +103,8 @@ def compare(
     batches.check_shapes("inputs", model, inputs)
     batches.check_rows(model, inputs, targets if loss is None else None)
     inputs = keras.tree.map_structure(as_float32, inputs)
-    objective = None
-    if targets is not None or loss is not None:
-        objective = objective_of(model, inputs, targets, loss)
+    has_loss = targets is not None or loss is not None
+    objective = objective_of(model, inputs, targets, loss) if has_loss else None
     scale = _scale_of(model) if loss_scale is None else loss_scale
     planned: Any = contextlib.nullcontext()
     if chosen:

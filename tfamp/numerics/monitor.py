@@ -3,7 +3,6 @@
 import json
 import pathlib
 import re
-from typing import Any
 
 import keras
 import numpy as np
@@ -87,9 +86,6 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._folder = None if log_dir is None else pathlib.Path(log_dir)
         if self._folder and self._folder.is_file():
             raise ValueError(f"`log_dir` must be a folder. Received: file {log_dir!r}.")
-        # Each with its path and its format.
-        self._layers: list[tuple[keras.layers.Layer, str, str]] = []
-        self._function: Any = None
         self.rows: tuple[statistics.LayerNumerics, ...] = ()
         self.recommended_loss_scale: float | None = None
         self.fits: bool | None = None
@@ -99,7 +95,8 @@ class NumericsMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Discards the results of an earlier `fit`."""
         self._largest, self._warned, self._seen = 0.0, False, 0
-        self._layers, self._failed, self._watching = [], False, False
+        self._layers = []  # Each with its path and its format.
+        self._failed, self._watching = False, False
         self._plain = self._function = None
 
     def on_train_end(self, logs=None):
@@ -109,12 +106,12 @@ class NumericsMonitor(keras.callbacks.Callback):
         if not self._layers:
             logging.warning("NumericsMonitor: no monitored layer computes in 16 bits.")
         elif self.verbose and self.rows:
-            scale = ""
-            if self.recommended_loss_scale:
-                scale = (
-                    f"loss scale: {float(self._scale.numpy()):g}; "
-                    f"{self.recommended_loss_scale:g} would keep the largest finite"
-                )
+            scale = (
+                f"loss scale: {float(self._scale.numpy()):g}; "
+                f"{self.recommended_loss_scale:g} would keep the largest finite"
+                if self.recommended_loss_scale
+                else ""
+            )
             text = monitored.describe(self._lost(), self.max_lost, scale)
             print(f"NumericsMonitor, step {self._last}: {text}")
 
@@ -203,8 +200,7 @@ class NumericsMonitor(keras.callbacks.Callback):
     def _measure(self, data):
         model = self.model
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        scale = getattr(model.optimizer, "dynamic_scale", None)
-        scale = tf.constant(1.0) if scale is None else tf.convert_to_tensor(scale)
+        scale = tf.convert_to_tensor(getattr(model.optimizer, "dynamic_scale", 1.0))
         with _unsynchronized(model), assigned.float32(model), tf.GradientTape() as tape:
             recorder = calls.Recorder(model, tape)
             with recorder.installed(collect_losses=True):

@@ -171,22 +171,21 @@ class _Search:
         with assigned.float32(model):
             self._exact = self._step(None if self._scale is None else 1.0)
             self._exact(*batches[0])
-        self._layers: list[results.LayerSensitivity] = []
 
     def run(self):
         """Returns (choices, sensitivities, the best on held-out batches, complete)."""
         zero = None if self._scale is None else 0.0
         one = 1.0 if self._timed else None
         choices = [results.Choice("all float32", tuple(self._units), 0.0, zero, one)]
-        complete = True
+        layers, complete = [], True
         try:
             if self.wide != "float32":
                 choices = [self._choose(self._units)]
             choices.append(self._choose(()))
             if choices[-1].error > self._tolerance:
                 for row in self._rows:
-                    self._layers.append(self._alone(row))
-                choices += self._narrowed(sorted(self._layers, key=_rank))
+                    layers.append(self._alone(row))
+                choices += self._narrowed(sorted(layers, key=_rank))
         except _TimeIsOverError:
             complete = False
         within = [x for x in choices if x.error <= self._tolerance]
@@ -197,7 +196,7 @@ class _Search:
             "on held-out batches", self._overrides(best.kept), self._held_out
         )
         held_out = results.Choice("held out", best.kept, *measurement)
-        return choices, self._layers, held_out, complete
+        return choices, layers, held_out, complete
 
     def _alone(self, row):
         label = f"only {row.path} in {self._mode.name}"

@@ -177,7 +177,7 @@ def describe(
             if record.overflow is not None
         )
         or "none",
-        formats_meet=errors.examples(again.lines()) or "none seen",
+        formats_meet=errors.examples(sorted(again.LINES)) or "none seen",
         versions=_describe_versions(devices),
     )
 
