@@ -696,17 +696,11 @@ def test_run_writes_predictions_that_score_what_it_says(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-<<<<<<< HEAD
-        ({"max_query_length": 13}, "below sequence_length - 3. Received: max_query"),
-        ({"sequence_length": 24}, "Received: 24, positions: 16"),
-=======
         (
             {"data__max_query_length": 13},
             "below sequence_length - 3. Received: max_query",
         ),
         ({"data__sequence_length": 24}, "Received: 24, positions: 16"),
-        ({"data__on_bad_rows": "drop"}, "'raise' or 'skip'. Received: 'drop'"),
->>>>>>> h7
     ],
     ids=["question", "positions"],
 )
