@@ -35,7 +35,7 @@ from tfamp.loss_scaling.growth_schedules import (
 )
 from tfamp.loss_scaling.load_model import load_model
 from tfamp.loss_scaling.monitor import LossScaleMonitor
-from tfamp.loss_scaling.optimizer import LossScaleOptimizer, wrap_optimizer
+from tfamp.loss_scaling.wrapping import LossScaleOptimizer, wrap_optimizer
 from tfamp.numerics.compare import compare_precision
 from tfamp.numerics.monitor import NumericsMonitor
 from tfamp.numerics.results import PrecisionComparison, PrecisionSearch
@@ -60,6 +60,6 @@ from tfamp.precision.overrides import OverrideError
 from tfamp.precision.policy import policy_scope
 from tfamp.resume.backup import BackupAndRestore
 from tfamp.serving.export import export, export_float32
-from tfamp.storage.account import MemoryReport, memory
 from tfamp.storage.low_bit import low_bit
+from tfamp.storage.step_memory import MemoryReport, memory
 from tfamp.updates import schedules  # Registers what models of the scripts name.

@@ -130,7 +130,7 @@ def compiled(name, depth, xla):
     model.compile(optimizer, loss, metrics=metrics, jit_compile=xla)
     if hasattr(model.optimizer, "retried_steps"):
         # As after the first steps: on the stand-in, no scale that is sought would fit.
-        model.optimizer.retried_steps, model.optimizer.looks = 16, 3
+        model.optimizer.retried_steps, model.optimizer.diagnoses = 16, 3
     return model, x, y
 
 

@@ -197,17 +197,17 @@ def test_launches_are_reported_where_they_are_the_step(
         assert [x.rule for x in rows] == ([] if jit_compile else expected)
 
 
-def advice(gathers=False, refused=(), **fields):
+def advice(clusters=False, refused=(), **fields):
     """Returns what is advised of a step with launches."""
     step = rules.TrainingStep(H100, (), 64, **fields)
     found = launches.Launches({"forward": 1, "backward": 1, "update": 1}, 0, 0, 0, 1)
     cost = launch_rules.cost(step, found)
-    (row,) = launch_rules.findings(step, found, cost, gathers, refused)
+    (row,) = launch_rules.findings(step, found, cost, clusters, refused)
     return [x for x in ("jit_compile", "tfamp.enable", "batch") if x in row.advice]
 
 
 def test_advice_is_what_is_left_to_do():
     assert advice() == ["jit_compile", "tfamp.enable", "batch"]
-    assert advice(gathers=True) == ["jit_compile", "batch"]
-    assert advice(gathers=True, refused=["CTCLoss"]) == ["batch"]
+    assert advice(clusters=True) == ["jit_compile", "batch"]
+    assert advice(clusters=True, refused=["CTCLoss"]) == ["batch"]
     assert advice(allows_xla=False) == ["tfamp.enable", "batch"]

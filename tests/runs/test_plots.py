@@ -14,7 +14,7 @@ from tfamp.measuring import rehearsal
 from tfamp.numerics import plots as numerics_plots
 from tfamp.recipes import figures
 from tfamp.runs import plots
-from tfamp.storage import account
+from tfamp.storage import step_memory
 
 # Step, loss scale, growth interval, steps skipped so far.
 POINTS = [
@@ -179,13 +179,13 @@ FIGURES = {
     "errors": lambda: numerics_plots.errors(
         ["x", "y"], {what: [0.1, 0.2] for what in "abc"}, "a"
     ),
-    "memory": lambda: account.MemoryReport("a", 8, *range(1, 7), {"x": 5}).figure(),
+    "memory": lambda: step_memory.MemoryReport("a", 8, *range(1, 7), {"x": 5}).figure(),
     "rehearsal": lambda: rehearsal.Rehearsal(
         *("a", "b", 8, 2),
         tuple(
             {
                 **{"mode": mode, "how": "measured", "losses": [2.0, 1.0]},
-                **{"memory": dict.fromkeys(account.KINDS, 1)},
+                **{"memory": dict.fromkeys(step_memory.KINDS, 1)},
                 **{"formats": {"float32": 0.5, "bfloat16": 0.5}},
             }
             for mode in MODES

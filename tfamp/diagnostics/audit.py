@@ -268,8 +268,8 @@ def _launches(model, specs, step, notes):
         return [], None, None
     notes += assumed
     cost = launch_rules.cost(step, counted)
-    gathers = bool(compiled.HOOKS.in_force())
-    return launch_rules.findings(step, counted, cost, gathers, refused), counted, cost
+    clusters = bool(compiled.HOOKS.in_force())
+    return launch_rules.findings(step, counted, cost, clusters, refused), counted, cost
 
 
 def _of_sizes(model):

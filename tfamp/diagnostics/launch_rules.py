@@ -81,7 +81,7 @@ def findings(
     step: TrainingStep,
     launches: Launches,
     costs: StepCost,
-    gathers: bool,
+    clusters: bool,
     refused: list,
 ) -> list[Finding]:
     """Returns what follows from the launches of a step, or keeps XLA from joining them.
@@ -89,7 +89,7 @@ def findings(
     Args:
       step: The step.
       launches, costs: Its launches, and what they cost.
-      gathers: Whether `enable` has updates and small operators compiled.
+      clusters: Whether `enable` has updates and small operators compiled.
       refused: Kinds of operators that XLA does not compile.
     """
     if step.jit_compile and refused:
@@ -105,7 +105,7 @@ def findings(
     advice = ["a larger batch has as many launches, and more work in each"]
     if step.allows_xla and not refused:
         advice.insert(0, "compile(jit_compile=True): XLA makes one program of the step")
-    if not gathers:
+    if not clusters:
         advice.insert(
             0,
             "tfamp.enable(), in a mode but float32 or with fused_kernels=True, makes "

@@ -1,4 +1,7 @@
-"""The table of precision modes. A mode has one spelling and no alias."""
+"""The table of precision modes. A mode has one spelling and no alias.
+
+`hardware.choose_mode` chooses one for "auto".
+"""
 
 import re
 from collections.abc import Sequence

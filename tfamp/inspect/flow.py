@@ -9,7 +9,8 @@ Forwards from the floating inputs, each tensor is one of three:
 | computed | behind a matrix product, convolution, embedding, loop or call |
 | neither | weights, constants, integers and what is computed from these alone |
 
-What moves tensors is raw if one of them is; what computes, if none is computed.
+The result of an operation that only moves numbers is raw if any input is raw. That of
+any other operation is raw if an input is raw and none is computed.
 """
 
 from collections.abc import Callable
@@ -39,8 +40,9 @@ class Flow(NamedTuple):
       computing: Layers that compute outputs.
       passing: Layers, without others in them, that pass outputs on.
       exact: Layers that take raw values, for which it matters that they are exact.
-      raw: Layers that compute with raw values: all that they take, or, if they hold
-        others, some. Those that only multiply them are not among these.
+      raw: Layers that compute with raw values. A layer without others in it takes raw
+        values alone; one that holds others takes some. Layers whose only operation on
+        raw values is a product are not among these.
       between: Layers, and models with a custom `call`, that pass raw values on to
         those, or to operations in models of a graph.
       rounded: Layers to which exact values matter, and that take what was rounded to

@@ -53,20 +53,20 @@ _NODE = re.compile(r"{{node ([^}]+)}}")
 
 
 def hooked(
-    train: Callable[[Callable], Callable], gathers: Callable[[], bool]
+    train: Callable[[Callable], Callable], clusters: Callable[[], bool]
 ) -> dict[str, Callable]:
     """Returns {name of a method: function of the original that makes its replacement}.
 
     Args:
       train: Such a function for `make_train_function`; what it gets is replaced.
-      gathers: Whether small operators become programs now, where sizes are known.
+      clusters: Whether small operators become programs now, where sizes are known.
     """
-    makes = {f"make_{name}": _hook(name, gathers) for name in _KINDS}
+    makes = {f"make_{name}": _hook(name, clusters) for name in _KINDS}
     inner = makes["make_train_function"]
     return {**makes, "make_train_function": lambda original: train(inner(original))}
 
 
-def _hook(name, gathers):
+def _hook(name, clusters):
     @hooks.around
     def make_function(original, model, *args, **kwargs):
         before = getattr(model, name)
@@ -81,8 +81,10 @@ def _hook(name, gathers):
                 plain = getattr(model, name)
             finally:
                 model.jit_compile = True
-        if model.jit_compile or gathers():
-            setattr(model, name, Steps(model, _KINDS[name], function, plain, gathers()))
+        if model.jit_compile or clusters():
+            setattr(
+                model, name, Steps(model, _KINDS[name], function, plain, clusters())
+            )
         return getattr(model, name)
 
     return make_function
@@ -103,7 +105,7 @@ class Steps:
       compiled: Keras' function that XLA compiles.
       plain: Keras' function of the same step without XLA; `compiled` itself, where
         only its small operators are compiled.
-      gathers: Whether these become programs, where sizes are known.
+      clusters: Whether these become programs, where sizes are known.
     """
 
     def __init__(
@@ -112,9 +114,9 @@ class Steps:
         kind: str,
         compiled: Callable,
         plain: Callable,
-        gathers: bool,
+        clusters: bool,
     ):
-        self._model, self._kind, self._gathers = model, kind, gathers
+        self._model, self._kind, self._clusters = model, kind, clusters
         self._compiled, self._plain, self._refused = compiled, plain, False
         self._rows: set[int] = set()  # Numbers of rows that XLA compiles.
         self._last: int | None = None
@@ -140,7 +142,7 @@ class Steps:
         count, spec, outputs = self._model.steps_per_execution, data.element_spec, []
         if self._compiled is self._plain and _is_known(spec):
             return self._plain(data)
-        loops = count > 1 and not self._gathers
+        loops = count > 1 and not self._clusters
         if loops and any(graph_spec == spec for _, graph_spec, _ in self._graphs):
             return self._compiled(data)  # Keras' loop: half the host's time.
         for batch in itertools.islice(data, count):
@@ -162,10 +164,10 @@ class Steps:
         """
 
         def run(function):
-            if graph_context.is_for_a_rest() and not self._gathers:
+            if graph_context.is_for_a_rest() and not self._clusters:
                 return function(iter([batch]))  # Its size needs no copies to the host.
             exact = tf.nest.map_structure(tf.type_spec_from_value, batch)
-            if self._gathers and self._first is None:
+            if self._clusters and self._first is None:
                 self._first = exact
             graph = self._graph(function, exact if exact == self._first else spec)
             return call(graph, batch) if call else graph(batch)

@@ -31,7 +31,7 @@ _LEAST = 2  # Launches that a program must save to be worth its own.
 _now = threading.local()  # Its `graph` is that of the step which is traced.
 
 
-def gathers(x: tf.Tensor) -> bool:
+def is_clustering(x: tf.Tensor) -> bool:
     """Whether small operators of a tensor that are traced now become programs."""
     in_step = tf.compat.v1.get_default_graph() is getattr(_now, "graph", None)
     return in_step and x.shape.is_fully_defined()
@@ -47,7 +47,7 @@ def of_step(original, model, *args, **kwargs):
     first = len(graph.get_operations())
     with hooks.replaced([(_now, "graph", graph)]):
         outputs = step(*args, **kwargs)
-    return gather(graph.get_operations()[first:], outputs)
+    return cluster(graph.get_operations()[first:], outputs)
 
 
 def _applies(args):
@@ -63,7 +63,7 @@ def _applies(args):
     )
 
 
-def gather(operations: Sequence[tf.Operation], outputs: Any) -> Any:
+def cluster(operations: Sequence[tf.Operation], outputs: Any) -> Any:
     """Puts the small ones of these operators into programs.
 
     Args:
@@ -171,13 +171,13 @@ class _Order:
 
 
 class _Hooks(hooks.HookGroup):
-    def gather(self) -> bool:
+    def is_active(self) -> bool:
         """Whether steps that are traced now have programs, if sizes are known."""
         return bool(self._hooks) and graph_context.one_device() == "GPU"
 
     def add(self, kind: type) -> None:
         """Hooks the steps of a model's class, where they are others than Keras'."""
-        for patch in self.patches if self.gather() else ():
+        for patch in self.patches if self.is_active() else ():
             self.add_to(kind, patch.name, of_step, patch)
 
 

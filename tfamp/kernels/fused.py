@@ -117,7 +117,7 @@ def _apply(forward: Callable, backward: Callable, shape, x, *weights) -> tf.Tens
 
 def _here(compiled, x):
     """Returns a compiled function; its operators, where they become programs anyway."""
-    return compiled.python_function if clusters.gathers(x) else compiled
+    return compiled.python_function if clusters.is_clustering(x) else compiled
 
 
 def _padded(rows, x):
@@ -212,9 +212,9 @@ def dropout(
       rate: Share to drop, in (0, 1).
       seed: int32 or int64 [2].
       noise_shape: That of the decisions, which is broadcast to that of x; None: its
-        own. Another one only where operators become programs (`clusters.gathers`).
+        own. Another one only where `clusters.is_clustering`.
     """
-    if clusters.gathers(x):
+    if clusters.is_clustering(x):
         return _drawn_again(x, rate, seed, noise_shape or x.shape)
     seed = tf.cast(seed, tf.int32)
     kernel = _compiled_dropout(round(rate * 2**_DRAWN_BITS), x.dtype)

@@ -44,7 +44,7 @@ def _dropout(inputs, rate, noise_shape=None, seed=None):
     if not 2**-16 <= rate <= 1 - 2**-16 or not _applies(inputs):
         return NotImplemented
     if noise_shape is not None:
-        if not clusters.gathers(inputs) or len(noise_shape) != inputs.shape.rank:
+        if not clusters.is_clustering(inputs) or len(noise_shape) != inputs.shape.rank:
             return NotImplemented
         pairs = zip(noise_shape, inputs.shape, strict=True)
         noise_shape = [size if dim is None else dim for dim, size in pairs]

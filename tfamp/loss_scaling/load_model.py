@@ -10,7 +10,7 @@ import h5py
 import keras
 
 from tfamp.keras_patches import compiling
-from tfamp.loss_scaling import optimizer, rule
+from tfamp.loss_scaling import rule, wrapping
 
 # Members of a `.keras` archive, and the group in its weights (Keras 3.15).
 _WEIGHTS, _OPTIMIZER_GROUP = "model.weights.h5", "optimizer/vars"
@@ -76,9 +76,9 @@ def load_model(
         if isinstance(original, keras.optimizers.LossScaleOptimizer):
             return _with_settings(original, settings)
         # Ours takes every layout; where none is wanted, it goes again.
-        if loss_scale == "auto" and not optimizer.needs_loss_scale(model):
+        if loss_scale == "auto" and not wrapping.needs_loss_scale(model):
             return original
-        return optimizer.wrap_optimizer(original, **settings)
+        return wrapping.wrap_optimizer(original, **settings)
 
     custom_objects = {"Policy": keras.DTypePolicy, **(custom_objects or {})}
     has_slots = _has_slots(path)
@@ -98,7 +98,7 @@ def load_model(
             "`get_compile_config` and `compile_from_config`, or load with "
             "`compile=False`, compile, and call `model.load_weights` with this file."
         )
-    if loss_scale is False and isinstance(loaded, optimizer.LossScaleOptimizer):
+    if loss_scale is False and isinstance(loaded, wrapping.LossScaleOptimizer):
         _unwrap(model)
     return model
 
@@ -126,13 +126,13 @@ def _check_file(path):
 
 def _with_settings(original, settings):
     """Returns our optimizer in place of a loss-scaled one, ours or stock Keras'."""
-    if isinstance(original, optimizer.LossScaleOptimizer):
+    if isinstance(original, wrapping.LossScaleOptimizer):
         saved = vars(original.config)
     else:
         steps = original.dynamic_growth_steps
         saved = {"initial_scale": original.initial_scale, "growth_interval": steps}
     keywords = {"name": original.name, **saved, **settings}
-    return optimizer.LossScaleOptimizer(original.inner_optimizer, **keywords)
+    return wrapping.LossScaleOptimizer(original.inner_optimizer, **keywords)
 
 
 def _has_slots(path):

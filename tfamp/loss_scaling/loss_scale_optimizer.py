@@ -72,7 +72,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     _restore_on_build = None
     _scale_was_read = False
-    retried_steps = retried_until_healed = looks = 0  # For `retried_steps`.
+    retried_steps = retried_until_healed = diagnoses = 0  # For `retried_steps`.
     overflow_counts: Any = None  # A monitor's, in steps that are traced from then on.
 
     def __init__(
@@ -272,7 +272,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             update=lambda grads: inner.apply_gradients(  # Users override it.
                 zip(unscale(grads), variables, strict=True)
             ),
-            skip=count_overflows,
+            record_skip=count_overflows,
             settle=settle or self.settle,
         )
         jit = self.config.jit_compile

@@ -36,7 +36,7 @@ from tfamp.updates import saved_values
 _MOST = 16  # Retries of a run, and after each healing.
 _LOWER, _HIGHER, _NEXT = 2.0**-4, 2.0, 2.0**-1
 _SETTLED = 16  # Updates after which a scale that was sought is left to its rule.
-_LOOKS = 3  # Steps in vain whose loss is looked into.
+_MOST_DIAGNOSES = 3  # Of steps that nothing can be healed for.
 _STUCK = 8  # Steps that are skipped in a row, where a scale does not help.
 
 Heal = Callable[[Any], bool]  # Of a batch: whether layers were healed.
@@ -49,22 +49,22 @@ class RetriedSteps:
       model: The model.
       function: Its training function, which is called from then on.
       heal: What looks into a step that fits at no scale.
-      begins: Number of next steps of which one that does not fit is as a first one,
-        whatever was updated before.
+      as_first: For this many further steps, an overflow is treated as one in the first
+        step, whatever was updated before.
     """
 
     def __init__(
-        self, model: keras.Model, function: Callable, heal: Heal, begins: int = 0
+        self, model: keras.Model, function: Callable, heal: Heal, as_first: int = 0
     ):
         self._model, self._function, self._heal = model, function, heal
-        self._begins, self._saved, self._without = begins, None, ()
+        self._as_first, self._saved, self._without = as_first, None, ()
         self._graph = tf.function(
             lambda batch: function(iter([batch])), autograph=False
         )
 
     def __call__(self, data: Iterator) -> Any:
         """Takes the next steps, as the function of Keras that this stands for."""
-        if not self._begins and not _searches(self._model):
+        if not self._as_first and not _searches(self._model):
             if self._model.train_function is self:
                 self._model.train_function = self._function
             return self._function(data)
@@ -95,17 +95,17 @@ class RetriedSteps:
             replicas, or of `train_on_batch`.
         """
         optimizer, self._saved = self._model.optimizer, None
-        is_first = self._begins > 0 or not train_steps.updates(optimizer)
-        self._begins = max(self._begins - 1, 0)
+        is_first = self._as_first > 0 or not train_steps.updates(optimizer)
+        self._as_first = max(self._as_first - 1, 0)
         self._without = () if is_first else _gated(optimizer)
         first = float(optimizer.usable_scale())
         before = optimizer.retried_steps
         outputs, fits = self._attempt(batch, spec)
         if fits:
             return outputs
-        self._begins = 0
+        self._as_first = 0
         if not optimizer.skipped_loss.was_finite():
-            return self._look(batch, spec, outputs)
+            return self._diagnose(batch, spec, outputs)
         # A static scale is the only one that can be tried.
         lowest = optimizer.config.min_scale if optimizer.config.dynamic else first
         lower = _LOWER if is_first else _NEXT
@@ -117,7 +117,7 @@ class RetriedSteps:
             if scale < first:
                 outputs, _ = self._attempt(batch, spec, first)
             # At any scale, as where infinity goes through a tanh: its gradient is NaN.
-            return self._look(batch, spec, outputs) if scale <= lowest else outputs
+            return self._diagnose(batch, spec, outputs) if scale <= lowest else outputs
         while scale * _HIGHER < failed and _has_tries(optimizer):
             outputs, fits = self._attempt(batch, spec, scale * _HIGHER)
             if not fits:
@@ -132,12 +132,12 @@ class RetriedSteps:
             )
         return outputs
 
-    def _look(self, batch, spec, outputs):
+    def _diagnose(self, batch, spec, outputs):
         """Has layers healed and takes a step again, if that is what it needs."""
         optimizer, strategy = self._model.optimizer, self._model.distribute_strategy
-        if optimizer.looks >= _LOOKS:
+        if optimizer.diagnoses >= _MOST_DIAGNOSES:
             return outputs
-        optimizer.looks += 1
+        optimizer.diagnoses += 1
         several = getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)()
         if several or not self._heal(_whole(batch, strategy)):
             return outputs
@@ -147,13 +147,16 @@ class RetriedSteps:
         optimizer.retried_steps += 1
         optimizer.retried_until_healed = optimizer.retried_steps
         self._model.make_train_function()  # It was forgotten.
-        again = RetriedSteps(self._model, _plain(self._model), self._heal, begins=1)
-        optimizer.looks = 0
+        again = RetriedSteps(self._model, _plain(self._model), self._heal, as_first=1)
+        optimizer.diagnoses = 0
         self._model.train_function = again
         return again.take(batch, spec)
 
     def _attempt(self, batch, spec, scale=None):
-        """Takes a step, again if with a scale; returns what it does, and if it fits."""
+        """Takes one step; with a scale, undoes the last one and sets that scale first.
+
+        Returns what the step returns, and whether it fits: whether it was not skipped.
+        """
         optimizer = self._model.optimizer
         if scale is not None:
             self._saved.restore()
@@ -231,7 +234,9 @@ def _searches(model):
     if not isinstance(optimizer, LossScaleOptimizer) or not optimizer.config.dynamic:
         return False
     most = _SETTLED - 1 if optimizer.retried_steps else 0
-    return optimizer.looks < _LOOKS and train_steps.updates(optimizer) <= most
+    return (
+        optimizer.diagnoses < _MOST_DIAGNOSES and train_steps.updates(optimizer) <= most
+    )
 
 
 def _has_tries(optimizer):
@@ -266,12 +271,15 @@ def watch(model: keras.Model, heal: Heal, skips_most: bool = False) -> None:
     function, optimizer = model.train_function, model.optimizer
     if function is None or isinstance(function, RetriedSteps):
         return
-    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.looks >= _LOOKS:
+    if (
+        not isinstance(optimizer, LossScaleOptimizer)
+        or optimizer.diagnoses >= _MOST_DIAGNOSES
+    ):
         return
     if model.run_eagerly and train_steps.HOOKS.scales(model):
         return  # Nobody knows what such a step writes.
     in_a_row = int(optimizer.consecutive_skipped_steps.numpy())
     is_stuck = skips_most or in_a_row >= _STUCK
     if is_stuck or _searches(model):
-        begins = _SETTLED * is_stuck
-        model.train_function = RetriedSteps(model, function, heal, begins)
+        as_first = _SETTLED * is_stuck
+        model.train_function = RetriedSteps(model, function, heal, as_first)

@@ -10,7 +10,7 @@ then, and moves that scale. Left alone are
 |---|---|
 | a step that reads a scale, as `scale_loss` does | it scales by itself |
 | a gradient that a tape around it records | it is scaled by that tape's own |
-| a gradient by no variable; Jacobians | of size 1 rather than a mean's, it overflows |
+| a gradient by no variable; Jacobians | no mean over a batch: scaled, it overflows |
 """
 
 import contextlib
@@ -130,7 +130,9 @@ def mark_read(optimizer: Any) -> bool:
 
 
 def settled_by(optimizer: Any) -> Callable[[Any], None] | None:
-    """Returns what moves the scale, if an optimizer gets true gradients; else None.
+    """Returns what updates the loss scale, if the running step has unscaled gradients.
+
+    Else None: then `apply` unscales them.
 
     Args:
       optimizer: The `LossScaleOptimizer` that applies.
@@ -266,7 +268,9 @@ def _apply(original, optimizer, grads, trainable_variables=None):
     gated = gate.GatedUpdate(
         check=check(grads, lambda: 1.0),
         update=lambda grads: original(optimizer, grads, variables),
-        skip=lambda grads, finite: step.optimizer.skipped_loss.record(loss, finite),
+        record_skip=lambda grads, finite: step.optimizer.skipped_loss.record(
+            loss, finite
+        ),
         settle=step.optimizer.settle,
     )
     with suspended():

@@ -10,7 +10,7 @@ import keras
 from tfamp.inspect import structure
 from tfamp.measuring import training_steps
 from tfamp.precision import overrides
-from tfamp.storage import account
+from tfamp.storage import step_memory
 
 # What an option must free to be kept in the next ones, of all that float32 holds: each
 # brings programs of its own.
@@ -115,7 +115,7 @@ def _predicted(workload, *given):
     option = make(*given)
     variant = training_steps.variant(workload, *arguments(option))
     with training_steps.built(variant, 1) as setup:
-        held, own = account.measured(setup.model, next(iter(setup.batches)))
+        held, own = step_memory.predicted(setup.model, next(iter(setup.batches)))
         option["predicted_bytes"] = held.total
         return option, _blocks(setup.model, own)
 

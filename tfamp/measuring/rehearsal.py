@@ -14,7 +14,7 @@ from tfamp.facts import modes as precision_modes
 from tfamp.measuring import process_memory, processes, training_steps, workloads
 from tfamp.numerics import compare, search
 from tfamp.runs import plots
-from tfamp.storage import account
+from tfamp.storage import step_memory
 
 MEASURED, EMULATED, COMPUTED = "measured", "emulated", "computed"
 _MODES = ("mixed_bfloat16", "mixed_float16", "float8")
@@ -279,8 +279,8 @@ def _train(setup, steps):
 
 
 def _hold(model, batch):
-    held = account.memory(model, batch)
-    return {"memory": {kind: getattr(held, kind) for kind in account.KINDS}}
+    held = step_memory.memory(model, batch)
+    return {"memory": {kind: getattr(held, kind) for kind in step_memory.KINDS}}
 
 
 def _multiply(model, x, device):

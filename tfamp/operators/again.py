@@ -132,10 +132,10 @@ def alone(function: Callable, *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def functions_around(operators: bool = True) -> int:
-    """Returns how many functions have a second try, up to the user's code.
+def retryable_callers(operators: bool = True) -> int:
+    """Counts the functions of TensorFlow on the stack that can be tried again.
 
-    None in a second try.
+    Up to the user's code; 0 during a second try.
 
     Args:
       operators: Whether those that add an operator to a graph count.

@@ -6,8 +6,8 @@ that knows no gradient by 16 bits (TensorFlow's of `ResizeBicubic`) is asked in 
 The same holds for a gradient of the user's own (`tf.custom_gradient`), and for one that
 is handed to a tape: the function or loop below takes no other format.
 
-A model's outputs are returned in float32, as copies: a gradient by one of these is that
-by what the model computed its other outputs from, too.
+A model's outputs are returned as copies in float32. A gradient by such a copy includes
+what went from its 16-bit original to other outputs of the model.
 """
 
 import functools
@@ -153,6 +153,7 @@ def _whole(by_copy, by_original):
     whole = tf.cast(by_original, "float32")
     if by_copy is None:
         return whole
-    # The original's has the copy's in it, rounded: the rest is what went elsewhere.
+    # The gradient by the original contains the copy's, rounded to 16 bits. Without that
+    # it is the gradient by what went elsewhere, to which the copy's is added unrounded.
     rest = whole - tf.cast(tf.cast(by_copy, by_original.dtype), "float32")
     return by_copy + tf.where(tf.math.is_finite(rest), rest, tf.zeros_like(rest))

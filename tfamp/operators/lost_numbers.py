@@ -39,7 +39,7 @@ class NumberError(TypeError):
 def _constant(original, value, dtype=None, shape=None, name="Const"):
     """For what makes a constant of a number, or of a list or array of numbers."""
     low = getattr(dtype, "name", "")
-    if low in _LIMITS and _is_lost(value, low) and again.functions_around():
+    if low in _LIMITS and _is_lost(value, low) and again.retryable_callers():
         raise NumberError(value, low)
     return original(value, dtype, shape, name)
 

@@ -68,7 +68,7 @@ def _dispatch(original, op, args, kwargs):
     arguments = [*again.leaves([*args, *kwargs.values()])]
     # `x + 1e-12` tries float32 by itself, and then fails.
     number = lost_numbers.behind(error) or lost_numbers.among(arguments)
-    is_outer = again.functions_around() < 2
+    is_outer = again.retryable_callers() < 2
     if op is tf.convert_to_tensor and not again.meet(arguments):
         if number and is_outer:
             again.note(str(number), "convert_to_tensor")
@@ -116,7 +116,7 @@ def _of_float32(original, *args, **kwargs):
 def _tf_tensor(original, tensor, dtype=None, name=None):
     """For what a tensor is converted by: `variable.assign(x)` computes nothing."""
     if dtype is not None and again.differ(tensor.dtype.name, dtype.name):
-        if not again.functions_around():
+        if not again.retryable_callers():
             return tf.cast(tensor, dtype)
     return original(tensor, dtype, name)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfamp.facts import formats
 from tfamp.keras_patches import hooks
-from tfamp.operators import again, lost_numbers, missing
+from tfamp.operators import again, kernel_registry, lost_numbers
 
 _MIXED = re.compile(r"cannot compute \w+ as input .* a (\w+) tensor but is a (\w+) ")
 _LOW = {tf.as_dtype(name).as_datatype_enum for name in formats.LOW}
@@ -26,7 +26,8 @@ def apply_op_helper(original, /, op_type_name, name=None, **keywords):
     low = {key: x for key, each in keywords.items() if (x := _low_format(each))}
     if not low:
         # What is drawn has no input, and the format that is asked for.
-        if keywords.get("dtype") in _LOW and missing.is_not_by_xla(op_type_name):
+        is_low = keywords.get("dtype") in _LOW
+        if is_low and kernel_registry.is_not_by_xla(op_type_name):
             keywords["dtype"] = tf.float32.as_datatype_enum
         return original(op_type_name, name, **keywords)
     try:
@@ -35,7 +36,7 @@ def apply_op_helper(original, /, op_type_name, name=None, **keywords):
         return original(op_type_name, name, **keywords)
     except (TypeError, ValueError) as error:
         low_formats = again.low_formats(keywords.values())
-        if not low_formats or lost_numbers.behind(error) or again.functions_around():
+        if not low_formats or lost_numbers.behind(error) or again.retryable_callers():
             raise
     wide = {key: again.wide(value) for key, value in keywords.items()}
     result = original(op_type_name, name, **wide)
@@ -51,7 +52,7 @@ def _low_format(value):
 def _lacks_kernel(operator, low):
     low_formats = set(low.values())
     is_one = len(low_formats) == 1
-    return is_one and missing.lacks_kernel(operator, tuple(low), *low_formats)
+    return is_one and kernel_registry.lacks_kernel(operator, tuple(low), *low_formats)
 
 
 @hooks.around
@@ -64,7 +65,7 @@ def fast_path(original, *arguments):
         if not _fails_in(operator, inputs, error):
             raise
         failure = error
-    if again.functions_around(operators=False):
+    if again.retryable_callers(operators=False):
         raise OperatorError(failure.message) from None
     result = original(context, operator, name, *map(again.wide, inputs))
     again.note(again.reason(inputs), operator)
@@ -81,10 +82,10 @@ def slow_path(original, op_name, num_outputs, inputs, attrs, ctx, name=None):
         if not _fails_in(operator, inputs, error):
             raise
         failure = error
-    if again.functions_around():
+    if again.retryable_callers():
         raise OperatorError(failure.message) from None
     values = [*map(again.wide, inputs)]
-    types = missing.types_of_inputs(operator).values()
+    types = kernel_registry.types_of_inputs(operator).values()
     pairs = [
         (key, tf.float32.as_datatype_enum if key in types and x in _LOW else x)
         for key, x in zip(attrs[::2], attrs[1::2], strict=True)
@@ -100,6 +101,6 @@ def _fails_in(operator, inputs, error):
     message = getattr(error, "message", "")
     if not again.low_formats(inputs) or not isinstance(message, str) or not message:
         return False  # No failure of a kernel.
-    named = zip(missing.types_of_inputs(operator), inputs, strict=False)
+    named = zip(kernel_registry.types_of_inputs(operator), inputs, strict=False)
     low = {key: x for key, each in named if (x := _low_format(each))}
     return _lacks_kernel(operator, low) or _MIXED.search(message)

@@ -72,9 +72,10 @@ def keep(model: keras.Model, planned: plan.Plan, takes_over: bool) -> None:
     Args:
       model: The model.
       planned: The plan.
-      takes_over: Whether layers that have their plan from another model get this one,
-        and the model forgets what it has traced, if anything changes. Else those of
-        models in this one alone: who calls a part of a model, or another view of its
+      takes_over: True (`compile`, `set_precision`): layers that have their plan from
+        another model get this one, and the model forgets its traces if anything
+        changes. False (a first call): only layers without a plan, or with that of a
+        model in this one, get it, so calling a part of a model, or another view of its
         layers, changes nothing of it.
     """
     layers = {id(layer): layer for layer in structure.layers(model)}

@@ -26,7 +26,7 @@ from tfamp.graph_rewrite import first_step, switch
 from tfamp.inspect import model_inputs, quantized, structure, traces
 from tfamp.keras_patches import compiling, hooks, patches, xla_steps
 from tfamp.kernels import clusters
-from tfamp.loss_scaling import optimizer, train_steps
+from tfamp.loss_scaling import train_steps, wrapping
 from tfamp.operators import promotion, reductions
 from tfamp.precision import (
     assigned,
@@ -55,7 +55,7 @@ def install(settings: Settings) -> None:
     remove()
     _enabled = _Enabled(settings)
     make = hooks.around(_enabled.make_train_function)
-    makes = xla_steps.hooked(make, clusters.HOOKS.gather)
+    makes = xla_steps.hooked(make, clusters.HOOKS.is_active)
     if settings.is_mixed or settings.remat:
         makes |= dict.fromkeys(("__call__", "data_layer"), hooks.around(_enabled.call))
     group = hooks.HookGroup(**makes)
@@ -76,7 +76,7 @@ def remove() -> None:
 
 
 def has_its_plan(model: keras.Model) -> bool:
-    """Whether nothing that `enable` asks of a model is still to come."""
+    """Whether a model has its plan, or `enable` is not in force."""
     record = records.of(model)
     is_planned = record.precision_is_set or record.enabled.planned is not None
     return _enabled is None or is_planned
@@ -136,9 +136,9 @@ class _Enabled:
         late = low and not structure.is_built(model)
         now, config = records.of(model).enabled, self.settings.scaling
         now.scales_loss = now.compiled > 0
-        if config is False or not (late or optimizer.needs_loss_scale(model)):
+        if config is False or not (late or wrapping.needs_loss_scale(model)):
             return unscaled
-        return optimizer.wrap_optimizer(unscaled, config=config)
+        return wrapping.wrap_optimizer(unscaled, config=config)
 
     def make_train_function(self, original, model, *args, **kwargs):
         is_new = model.train_function is None
@@ -156,7 +156,7 @@ class _Enabled:
         original(model, *args, **kwargs)
         if self.settings.scaling is not False:
             heal = functools.partial(healed.heal, model, assigns=self._options.heal)
-            optimizer.watch_steps(model, heal)
+            wrapping.watch_steps(model, heal)
         if not hasattr(model.train_function, "then_function"):
             look = first_step.look(model, is_new)
             if builds or look is not None:
@@ -177,7 +177,7 @@ class _Enabled:
         if self._options.weights != "float32" and model.optimizer:
             low_bit.store_weights(model)
         if self.settings.scaling is not False:
-            optimizer.warn_about_unscaled_optimizers(model)
+            wrapping.warn_about_unscaled_optimizers(model)
 
     # ---- Calls ----
 
@@ -185,7 +185,7 @@ class _Enabled:
         if traces.is_tracing():
             return original(layer, *args, **kwargs)
         if not records.of(layer).enabled.was_called:
-            with self._meet(layer):
+            with self._prepare_first_call(layer):
                 return self.call(original, layer, *args, **kwargs)
         if isinstance(layer, keras.layers.Embedding) and not self._is_stateless():
             rules.check_ids(layer, *args)
@@ -212,8 +212,8 @@ class _Enabled:
         return inside or any(isinstance(x, keras.KerasTensor) for x in flat)
 
     @_NOT_CONVERTED
-    def _meet(self, layer):
-        """Gives a layer what its first call needs; scopes what is for that alone."""
+    def _prepare_first_call(self, layer):
+        """Applies first-call rules for good; scopes an override for this call alone."""
         now, held = records.of(layer).enabled, structure.policy(layer)
         now.was_called = True
         is_other = held.name != self._policy

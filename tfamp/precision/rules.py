@@ -1,7 +1,8 @@
 """The table of rules: which layers a 16-bit mode leaves in float32, and why.
 
 `BY_KIND` are rules that read a layer alone; `traced` has those that read a trace of the
-model. `plan.Plan` asks them, and nothing else decides what computes in what.
+model. Between them and overrides, healed layers and what a layer keeps, `plan.Plan` has
+the order.
 
 | rule | matches | when |
 |---|---|---|
@@ -189,8 +190,9 @@ class Traced(NamedTuple):
         pass through it. Layers in it stay with it.
       routes: The same of layers that compute with raw values, or pass them on; not of
         layers in them.
-      sources: {id of a normalization: the layers, no normalizations, that return what
-        it takes}; itself, if that is float32 whatever they compute in.
+      sources: {id of a normalization: the layers, no normalizations, whose results it
+        takes}. The normalization itself is among them if its input is float32 whatever
+        those compute in.
       rounded: Names of layers of raw values that get what 16 bits have rounded.
       mixed: Names of operations, of no layer, of raw values and computed ones.
     """
@@ -259,7 +261,8 @@ def latest(model: keras.Model) -> Traced:
 def traced_by(model: keras.Model, inputs: Any = None) -> Traced:
     """Returns `traced` of a model by a batch, or by what it records of its inputs.
 
-    Where it records too little, as it was traced last, under `enable` say.
+    If the model records too little of its inputs, the last trace of it is used, for
+    example that of its first call.
 
     Args:
       model: A built model.

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfamp.loss_scaling import optimizer
+from tfamp.loss_scaling import wrapping
 from tfamp.runs import pipeline, tasks
 from tfamp.updates import schedules
 
@@ -85,8 +85,8 @@ def compile_model(
       steps_per_execution: As in Keras' `compile`; the benchmarks time single steps.
     """
     model_optimizer = create(config.optimizer, total_batches)
-    if config.precision.finite_guard and not optimizer.needs_loss_scale(model):
-        model_optimizer = optimizer.wrap_optimizer(
+    if config.precision.finite_guard and not wrapping.needs_loss_scale(model):
+        model_optimizer = wrapping.wrap_optimizer(
             model_optimizer, initial_scale=1.0, dynamic=False
         )
     jit = "auto" if config.jit_compile is None else config.jit_compile

@@ -21,7 +21,7 @@ from ml_collections import config_dict
 from tfamp import checks, extras, progress
 from tfamp.facts import modes as precision_modes
 from tfamp.loss_scaling import monitor as loss_scale_monitor
-from tfamp.loss_scaling import optimizer
+from tfamp.loss_scaling import wrapping
 from tfamp.precision import control, settings
 from tfamp.resume import backup
 from tfamp.runs import compare, results, run_files, verdict
@@ -224,7 +224,7 @@ def _fit(model, folder, epochs, train, validation, verbose):
     saved = backup.BackupAndRestore(folder / "backup")
     saved.also = recorder.Recorder(folder / "metrics.jsonl")
     fit_callbacks = [saved.also]
-    if isinstance(model.optimizer, optimizer.LossScaleOptimizer):
+    if isinstance(model.optimizer, wrapping.LossScaleOptimizer):
         fit_callbacks.insert(0, loss_scale_monitor.LossScaleMonitor())
     epoch, _ = saved.find(saved.folder)
     run_files.keep_metrics(folder, epoch, saved.state.get("step", 0))

@@ -15,7 +15,7 @@ from tfamp import progress
 from tfamp.facts import modes, switches
 from tfamp.graph_rewrite import switch as graph_rewrite
 from tfamp.loss_scaling import monitor as loss_scale_monitor
-from tfamp.loss_scaling import optimizer
+from tfamp.loss_scaling import wrapping
 from tfamp.numerics import monitor
 from tfamp.precision import control
 from tfamp.resume import backup
@@ -235,7 +235,7 @@ class _Run:
             each_epoch.EpochSeeds(self.steps),
             each_epoch.ReplicaStatistics(),
         ]
-        if isinstance(model_optimizer, optimizer.LossScaleOptimizer):
+        if isinstance(model_optimizer, wrapping.LossScaleOptimizer):
             fit_callbacks.append(loss_scale_monitor.LossScaleMonitor(every=every))
         if watched := self.config.precision.numerics:
             folder = self.folder / "numerics"

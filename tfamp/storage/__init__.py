@@ -1,1 +1,1 @@
-"""What a training step stores, and in how few bytes: remat, low bits, the account."""
+"""What a training step stores, and in how few bytes."""

@@ -136,14 +136,14 @@ class GatedUpdate(NamedTuple):
       check: Function of the scaled gradients: are they finite? Bool [].
       update: Function of them that assigns to the trained variables and those of the
         inner optimizer alone.
-      skip: Function of them, and of what `check` said: what a step that is skipped
-        notes; any other notes nothing.
+      record_skip: Function of them, and of what `check` said: records a step that is
+        skipped, and does nothing for one that is not.
       settle: Function of what `check` said, afterwards.
     """
 
     check: Callable[[Sequence], Any]
     update: Callable[[Sequence], Any]
-    skip: Callable[[Sequence, Any], Any]
+    record_skip: Callable[[Sequence, Any], Any]
     settle: Callable[[Any], Any]
 
 
@@ -190,7 +190,9 @@ def take(
             def apply(grads):
                 compiled.call(step.update, grads, variables)
 
-        replicas.branch(finite, apply, lambda grads: step.skip(grads, False), grads)
+        replicas.branch(
+            finite, apply, lambda grads: step.record_skip(grads, False), grads
+        )
         step.settle(finite)
 
 
@@ -198,7 +200,7 @@ def _masked(step, grads, variables, optimizer):
     finite = step.check(grads)
     with keras_optimizers.masked_assignments(optimizer, variables, finite):
         step.update(grads)
-    step.skip(grads, finite)
+    step.record_skip(grads, finite)
     step.settle(finite)
 
 
@@ -209,7 +211,7 @@ def _gate_windows(step, grads, variables, optimizer):
         step.update(grads)
 
     def after(grads):
-        step.skip(grads, finite)
+        step.record_skip(grads, finite)
         step.settle(finite)
 
     compiled.call(after, grads, variables)
@@ -217,7 +219,7 @@ def _gate_windows(step, grads, variables, optimizer):
 
 def _gate_replicas(step, grads, variables, optimizer, summed):
     def skip(grads):
-        step.skip(grads, False)
+        step.record_skip(grads, False)
 
     if replicas.accumulates(optimizer):
         if summed:  # What each replica adds to its accumulators is summed again.

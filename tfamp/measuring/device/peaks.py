@@ -7,7 +7,7 @@ from ml_collections import config_dict
 from tfamp.facts import switches
 from tfamp.measuring import process_memory, workloads
 from tfamp.runs import trainer
-from tfamp.storage import account
+from tfamp.storage import step_memory
 
 _STEPS = 4
 
@@ -27,7 +27,7 @@ def measure(plain: dict[str, Any], environment: dict[str, str]) -> dict[str, Any
     with trainer.enabled(config.precision):
         workload = workloads.from_config(config, _STEPS)
         batch = next(iter(workload.batches))
-        computed = account.memory(workload.model, batch)
+        computed = step_memory.memory(workload.model, batch)
         del batch
         steps = {"steps_per_epoch": 1, "shuffle": False, "verbose": 0}
         workload.model.fit(workload.batches, **steps)

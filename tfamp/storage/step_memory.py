@@ -167,10 +167,10 @@ def memory(model: keras.Model, batch: Any, *, verbose: int = 1) -> MemoryReport:
       https://github.com/tensorflow/tensorflow/tree/master/tensorflow/core/kernels
     """
     with progress.Progress(verbose, "computing the memory of a step"):
-        return measured(model, batch)[0]
+        return predicted(model, batch)[0]
 
 
-def measured(
+def predicted(
     model: keras.Model, batch: Any
 ) -> tuple[MemoryReport, dict[keras.layers.Layer, int]]:
     """Returns what `memory` returns, and the activations of each layer itself.
