@@ -165,6 +165,7 @@ def _read_files(data, data_dir, pattern, columns):
     """Returns columns of a file or a pattern of files, and `_ROW`."""
     columns = [*dict.fromkeys(columns)]
     if data.name == "diabetes":
+        extras.require("pandas")  # scikit-learn makes the frame by it.
         datasets = extras.require("sklearn.datasets")
         # In the units they were measured in. Efron, Hastie, Johnstone and Tibshirani,
         # "Least Angle Regression", 2004,
