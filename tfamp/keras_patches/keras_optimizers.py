@@ -98,12 +98,12 @@ def pairs(optimizer, grads: Sequence, variables: Sequence | None) -> tuple[list,
     grads = [None if grad is None else as_tensor(grad) for grad in grads]
     if not grads:
         return [], []
-    # None of an optimizer that is not built.
     variables = list(variables or optimizer._trainable_variables)
     if len(grads) != len(variables):
         raise ValueError(
-            "There must be one gradient (or None) for each of `trainable_variables`. "
-            f"Received: {len(grads)} gradients and {len(variables)} variables."
+            "There must be one gradient (or None) for each variable; an optimizer that "
+            "is not built needs `trainable_variables`. Received: "
+            f"{len(grads)} gradients and {len(variables)} variables."
         )
     if not optimizer.built:
         with keras.name_scope(optimizer.name):
