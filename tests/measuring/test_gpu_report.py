@@ -11,8 +11,9 @@ import time
 import pytest
 import tensorflow as tf
 
+from tfamp import progress
 from tfamp.measuring import processes
-from tfamp.measuring.device import networks, outside, page, parts, plan, profiles
+from tfamp.measuring.device import networks, outside, page, parts, plan, steps
 
 FLAGS = "--tiny", "--minutes=5", "--parts=numerics,float8,rewrite"
 
@@ -147,18 +148,16 @@ def test_what_there_is_no_time_for_is_named(tmp_path, monkeypatch):
     assert content["missing"] == {"tests: late": "no time left"}
 
 
-def fails():
-    return {"code": 3, "text": "1 failed"}
-
-
 def test_what_a_command_could_not_do_is_tried_again(tmp_path, monkeypatch):
-    jobs = (("some", 60, fails, ()),)
-    monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
+    command = [sys.executable, "-c", "print('1 failed'); raise SystemExit(3)"]
+    jobs = [parts.Job("tests", "some", 60, lambda: outside.Command(command, tmp_path))]
+    monkeypatch.setattr(parts, "PARTS", {"tests": lambda asked: jobs})
     for _ in range(2):
         said = []
         plan.run(tmp_path, ("tests",), 1, True, "", "command", said.append)
         assert any("exit code 3" in line for line in said)
-    assert report(tmp_path)[1]["figures"]["tests-some-000"]["text"] == "1 failed"
+    figures = report(tmp_path)[1]["figures"]["tests-some-000"]
+    assert (figures["code"], figures["text"]) == (3, "1 failed")
 
 
 def test_a_python_that_is_none_is_an_error(tmp_path):
@@ -168,13 +167,13 @@ def test_a_python_that_is_none_is_an_error(tmp_path):
 
 
 def test_silence_is_broken(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "_SILENCE", 1)
+    monkeypatch.setattr(progress, "SILENCE", 1)
     jobs = (("hangs", 4, hang, ()),)
     monkeypatch.setattr(parts, "PARTS", {"tests": of_jobs(*jobs)})
     monkeypatch.setattr(page, "_texts", lambda *given: "")
     said = []
     plan.run(tmp_path, (), 2, True, "", "command", said.append)
-    assert any(" s: tests: hangs" in line for line in said)
+    assert any("... still measuring (" in line for line in said)
 
 
 # ---- What is timed ----
@@ -343,8 +342,8 @@ def test_a_wrapper_that_leaves_processes_ends_in_time(tmp_path):
     script = tmp_path / "slow.sh"
     script.write_text("sleep 60 &\nsleep 60\n")
     begun = time.monotonic()
-    with outside.TorchSteps(f"bash {script}", ()) as steps:
-        assert "ended after 1 s" in steps.result(1).failure
+    with outside.TorchSteps(f"bash {script}", ()) as process:
+        assert "ended after 1 s" in process.result(1).failure
     assert time.monotonic() - begun < 20
 
 
@@ -367,7 +366,7 @@ def test_a_profile_tells_kernels_and_waiting(tmp_path):
     derived = plane.lines.add(name="XLA Ops", timestamp_ns=1000)
     derived.events.add(metadata_id=1, offset_ps=0, duration_ps=10**9)
     (tmp_path / "host.xplane.pb").write_bytes(space.SerializeToString())
-    found = profiles.read(tmp_path, 2)
+    found = steps.read_profile(tmp_path, 2)
     assert found["busy"] == pytest.approx(0.025 / 2)
     assert found["launches"] == 1.5
     assert found["kernels"] == [
@@ -377,4 +376,4 @@ def test_a_profile_tells_kernels_and_waiting(tmp_path):
 
 
 def test_a_profile_without_a_gpu_is_none(tmp_path):
-    assert profiles.read(tmp_path, 1) is None
+    assert steps.read_profile(tmp_path, 1) is None
