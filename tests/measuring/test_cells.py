@@ -84,11 +84,7 @@ def test_the_base_is_tf32_where_the_device_has_it(device, base, monkeypatch):
     config.time_to_accuracy.digits = cells.get_accuracy(config.tasks.digits.config)
     modes = [mode for _, mode, seed in accuracy.plan(config) if seed == 0]
     assert set(modes) >= {"float32", base}
-    planned = cells.plan(
-        benchmark_jobs._benchmark(
-            config.tasks.digits.config, benchmark_jobs.Settings("train")
-        )
-    )
+    planned = cells.plan(benchmark_jobs._benchmark(config.tasks.digits.config, "train"))
     assert {cell.mode for cell in planned} >= {"float32", base}
 
 

@@ -25,10 +25,7 @@ def make_texts():
 
 def plan(config, **fields):
     return [
-        cell[2:]
-        for cell in benchmark_jobs.plan(
-            config, benchmark_jobs.Settings("train", **fields)
-        )
+        cell[2:] for cell in benchmark_jobs.plan(config, {"job": "train", **fields})
     ]
 
 
@@ -79,11 +76,11 @@ def test_model_that_no_cell_could_build_is_refused_before_any_work():
 def test_folder_does_not_depend_on_what_no_cell_uses():
     one, other = make_config(), make_config()
     other.epochs, other.data_dir = 7, "/elsewhere"
-    few = benchmark_jobs.Settings("train")
-    many = few._replace(batch_sizes=(8,), modes=("tf32",), repeats=5)
+    few = {"job": "train"}
+    many = {**few, "batch_sizes": (8,), "modes": ("tf32",), "repeats": 5}
     assert benchmark_jobs.identity(one, few) == benchmark_jobs.identity(other, many)
     assert benchmark_jobs.identity(one, few) != benchmark_jobs.identity(
-        one, few._replace(steps=7)
+        one, {**few, "steps": 7}
     )
 
 
@@ -99,9 +96,7 @@ def figures(seconds, **changes):
 
 
 def test_tables_are_laid_out_as_the_published_ones():
-    settings = benchmark_jobs.Settings(
-        "train", modes=("float32", "tf32", "mixed_bfloat16")
-    )
+    settings = {"job": "train", "modes": ("float32", "tf32", "mixed_bfloat16")}
     measured = {
         cells.Cell("tiny", "tfamp", mode, size): dict.fromkeys(range(3), each)
         for mode, size, each in (
@@ -110,7 +105,7 @@ def test_tables_are_laid_out_as_the_published_ones():
             ("mixed_bfloat16", 16, figures([0.1] * 9 + [0.2], examples=16)),
         )
     }
-    config = benchmark_jobs._benchmark(make_config(), settings)
+    config = benchmark_jobs._benchmark(make_config(), **settings)
     base, tf32, mixed = benchmark_jobs.published(
         report.make(config, measured, {}, (), MACHINE, ())
     )
