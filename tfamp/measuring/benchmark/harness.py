@@ -56,7 +56,7 @@ class Harness:
 
         def work():
             if torch:
-                return self._torch(plain, cell, seed, *counts)
+                return self._torch(cells.config_of(task, cell, seed), cell, *counts)
             job = self.config.job
             return self._call(measure.measure, plain, cell, job, seed, *counts)
 
@@ -78,11 +78,11 @@ class Harness:
             preload=(measure.__name__, accuracy.__name__, *self.preload),
         )
 
-    def _torch(self, plain, cell, seed, steps, warmup):
+    def _torch(self, config, cell, steps, warmup):
         """The twin in PyTorch, after Keras has written its weights and batches."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "exchange.safetensors")
-            arguments = str(file), plain, cell, seed, warmup + steps
+            arguments = str(file), config.to_dict(), warmup + steps
             written = self._call(exchange.write, *arguments)
             if written.failure:
                 return written
