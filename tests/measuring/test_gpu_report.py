@@ -347,6 +347,15 @@ def test_a_wrapper_that_leaves_processes_ends_in_time(tmp_path):
     assert time.monotonic() - begun < 20
 
 
+def test_figures_of_another_python_come_one_by_one(tmp_path):
+    script = tmp_path / "some.sh"
+    script.write_text("""echo 'FIGURES {"a": 1}'; read x; echo 'FIGURES {}'; read x""")
+    with outside.TorchSteps(f"bash {script}", ()) as process:
+        for expected in ({"a": 1}, {}, None):
+            assert process.result(20) == (expected, "")
+            process.proceed()
+
+
 def test_a_profile_tells_kernels_and_waiting(tmp_path):
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
