@@ -28,12 +28,11 @@ def make_config(**fields):
     return helpers.configured(images, **given)
 
 
-def search(threshold, allowed=4096, start=8, announced=None):
+def search(threshold, allowed=4096, start=8):
     """Returns the bracket for sizes that fit up to a threshold, and what was tried."""
-    tried, announced = [], [] if announced is None else announced
+    tried = []
 
-    def fits(size, left):
-        announced.append(len(tried) + left)
+    def fits(size):
         tried.append(size)
         return size <= threshold
 
@@ -76,14 +75,10 @@ def test_search_brackets_the_threshold_in_few_trials(threshold, allowed, start):
 
 @pytest.mark.parametrize(("allowed", "start"), [(8, 8), (96, 96), (800, 8), (4096, 8)])
 def test_no_more_trials_are_made_than_are_announced(allowed, start):
-    counts, first = [], set()
-    for threshold in range(0, allowed + 8, 8):
-        announced = []
-        _, tried = search(threshold, allowed, start, announced)
-        counts.append(len(tried))
-        first.add(announced[0])
-        assert min(announced) >= len(tried)
-    assert max(counts) <= max(first) <= max(counts) + 2
+    thresholds = range(0, allowed + 8, 8)
+    counts = [len(search(each, allowed, start)[1]) for each in thresholds]
+    most = batch_size.most_trials(allowed // 8, start // 8 - 1)
+    assert max(counts) <= most <= max(counts) + 2
 
 
 # ---- Trials ----

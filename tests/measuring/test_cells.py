@@ -88,11 +88,7 @@ def test_the_base_is_tf32_where_the_device_has_it(device, base, host_of):
     config.time_to_accuracy.digits = cells.get_accuracy(config.tasks.digits.config)
     modes = [mode for _, mode, seed in accuracy.plan(config) if seed == 0]
     assert set(modes) >= {"float32", base}
-    planned = cells.plan(
-        benchmark_jobs._benchmark(
-            config.tasks.digits.config, benchmark_jobs.Settings("train")
-        )
-    )
+    planned = cells.plan(benchmark_jobs._benchmark(config.tasks.digits.config, "train"))
     assert {cell.mode for cell in planned} >= {"float32", base}
 
 
@@ -195,7 +191,7 @@ def test_a_function_that_no_process_could_import_is_refused(function, tmp_path):
         ("return keras.Sequential([keras.layers.Dense(1)])", {}, "Sequential, compile"),
         ("return keras.Sequential([]), DATA", {}, "compiled: False"),
         ("return None", {}, "NoneType"),
-        ("return None", {"batch_size": 2}, "no argument batch_size"),
+        ("return None", {"batch_size": 2}, "unexpected keyword argument 'batch_size'"),
     ],
 )
 def test_what_a_function_returns_is_checked(code, arguments, message, tmp_path):

@@ -12,8 +12,9 @@ import time
 import pytest
 import tensorflow as tf
 
+from tfamp import progress
 from tfamp.measuring import processes
-from tfamp.measuring.device import networks, outside, parts, plan, profiles
+from tfamp.measuring.device import networks, outside, parts, plan, steps
 
 FLAGS = "--tiny", "--minutes=5", "--parts=numerics,float8,rewrite"
 
@@ -123,10 +124,6 @@ def work(value):
         yield {"name": f"{value} {number}"}
 
 
-def fails():
-    return {"code": 3, "text": "1 failed"}
-
-
 def jobs(*rows):
     """Returns jobs from rows of a name, the limit, a function and its arguments."""
     return [
@@ -159,7 +156,7 @@ def measure(tmp_path, monkeypatch):
 def test_a_process_that_hangs_or_dies_ends_alone_and_silence_is_broken(
     measure, monkeypatch
 ):
-    monkeypatch.setattr(plan, "_SILENCE", 1)
+    monkeypatch.setattr(progress, "SILENCE", 1)
     rows = ("hangs", 4, hang), ("dies", 60, die), ("works", 60, work, 1)
     folder, content, said = measure(jobs(*rows))
     assert [*content["figures"]] == [
@@ -170,7 +167,7 @@ def test_a_process_that_hangs_or_dies_ends_alone_and_silence_is_broken(
     assert "ended after" in missing["own: hangs"]
     assert "SIGKILL" in missing["own: dies"]
     assert "## Not measured" in (folder / "report.md").read_text()
-    assert any(" s: own: hangs" in line for line in said)
+    assert any("... still measuring (" in line for line in said)
 
 
 def test_what_there_is_no_time_for_is_named(measure):
@@ -178,11 +175,14 @@ def test_what_there_is_no_time_for_is_named(measure):
     assert content["missing"] == {"own: late": "no time left"}
 
 
-def test_what_a_command_could_not_do_is_tried_again(measure):
+def test_what_a_command_could_not_do_is_tried_again(measure, tmp_path):
+    command = [sys.executable, "-c", "print('1 failed'); raise SystemExit(3)"]
+    job = parts.Job("own", "some", 60, lambda: outside.Command(command, tmp_path))
     for _ in range(2):
-        _, content, said = measure(jobs(("some", 60, fails)))
+        _, content, said = measure([job])
         assert any("exit code 3" in line for line in said)
-        assert content["figures"]["own-some-000"]["text"] == "1 failed"
+        figures = content["figures"]["own-some-000"]
+        assert (figures["code"], figures["text"]) == (3, "1 failed")
 
 
 # ---- What is timed ----
@@ -319,9 +319,18 @@ def test_a_wrapper_that_leaves_processes_ends_in_time(tmp_path):
     script = tmp_path / "slow.sh"
     script.write_text("sleep 60 &\nsleep 60\n")
     begun = time.monotonic()
-    with outside.TorchSteps(f"bash {script}", ()) as steps:
-        assert "ended after 1 s" in steps.result(1).failure
+    with outside.TorchSteps(f"bash {script}", ()) as process:
+        assert "ended after 1 s" in process.result(1).failure
     assert time.monotonic() - begun < 20
+
+
+def test_figures_of_another_python_come_one_by_one(tmp_path):
+    script = tmp_path / "some.sh"
+    script.write_text("""echo 'FIGURES {"a": 1}'; read x; echo 'FIGURES {}'; read x""")
+    with outside.TorchSteps(f"bash {script}", ()) as process:
+        for expected in ({"a": 1}, {}, None):
+            assert process.result(20) == (expected, "")
+            process.proceed()
 
 
 def test_a_profile_tells_kernels_and_waiting(tmp_path):
@@ -343,7 +352,7 @@ def test_a_profile_tells_kernels_and_waiting(tmp_path):
     derived = plane.lines.add(name="XLA Ops", timestamp_ns=1000)
     derived.events.add(metadata_id=1, offset_ps=0, duration_ps=10**9)
     (tmp_path / "host.xplane.pb").write_bytes(space.SerializeToString())
-    found = profiles.read(tmp_path, 2)
+    found = steps.read_profile(tmp_path, 2)
     assert found["busy"] == pytest.approx(0.025 / 2)
     assert found["launches"] == 1.5
     assert found["kernels"] == [
@@ -353,4 +362,4 @@ def test_a_profile_tells_kernels_and_waiting(tmp_path):
 
 
 def test_a_profile_without_a_gpu_is_none(tmp_path):
-    assert profiles.read(tmp_path, 1) is None
+    assert steps.read_profile(tmp_path, 1) is None

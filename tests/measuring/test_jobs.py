@@ -26,10 +26,7 @@ def make_texts():
 
 def plan(config, **fields):
     return [
-        cell[2:]
-        for cell in benchmark_jobs.plan(
-            config, benchmark_jobs.Settings("train", **fields)
-        )
+        cell[2:] for cell in benchmark_jobs.plan(config, {"job": "train", **fields})
     ]
 
 
@@ -72,11 +69,11 @@ def test_settings_that_make_no_sense_are_refused(fields, message):
 
 def test_folder_does_not_depend_on_what_no_cell_uses():
     one, other = make_config(), make_config(epochs=7, data_dir="/elsewhere")
-    few = benchmark_jobs.Settings("train")
-    many = few._replace(batch_sizes=(8,), modes=("tf32",), repeats=5)
+    few = {"job": "train"}
+    many = {**few, "batch_sizes": (8,), "modes": ("tf32",), "repeats": 5}
     assert benchmark_jobs.identity(one, few) == benchmark_jobs.identity(other, many)
     assert benchmark_jobs.identity(one, few) != benchmark_jobs.identity(
-        one, few._replace(steps=7)
+        one, {**few, "steps": 7}
     )
 
 
@@ -94,9 +91,7 @@ def figures(seconds, **changes):
 
 
 def test_tables_are_laid_out_as_the_published_ones():
-    settings = benchmark_jobs.Settings(
-        "train", modes=("float32", "tf32", "mixed_bfloat16")
-    )
+    settings = {"job": "train", "modes": ("float32", "tf32", "mixed_bfloat16")}
     measured = {
         cells.Cell("tiny", "tfamp", mode, size): dict.fromkeys(range(3), each)
         for mode, size, each in (
@@ -105,7 +100,7 @@ def test_tables_are_laid_out_as_the_published_ones():
             ("mixed_bfloat16", 16, figures([0.1] * 9 + [0.2], examples=16)),
         )
     }
-    config = benchmark_jobs._benchmark(make_config(), settings)
+    config = benchmark_jobs._benchmark(make_config(), **settings)
     base, tf32, mixed = benchmark_jobs.published(
         report.make(config, measured, {}, (), MACHINE, ())
     )

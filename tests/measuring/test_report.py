@@ -209,9 +209,9 @@ def test_markdown_and_json_have_each_cell_and_no_speed_up_without_its_error(made
 # ---- Time to accuracy ----
 
 
-def run(reached, failed=""):
-    points = ((1.0, 0.5), (2.0, 0.9))
-    return accuracy.Run(points, reached, 0.9, failed)
+def run(reached):
+    points = [(1.0, 0.5), (reached or 9.0, 0.9 if reached else 0.8)]
+    return {"points": points, "lower": False, "test_score": 0.9}
 
 
 TIMES = {
@@ -224,7 +224,8 @@ def test_time_to_accuracy_is_compared_by_seed_if_half_of_them_reach_it():
     base, mixed = accuracy.summarize("net", TIMES, 0.9)
     assert base.ratio is None and base.seconds == 6.0
     assert mixed.ratio == (2.0, 2.0, 2.0, 3) and mixed.reached == 3
-    runs = {**TIMES, "mixed_bfloat16": {0: run(2.0), 1: run(None), 2: run(None, "x")}}
+    few = {0: run(2.0), 1: run(None), 2: {"failed": "x"}}
+    runs = {**TIMES, "mixed_bfloat16": few}
     _, mixed = accuracy.summarize("net", runs, 0.9)
     assert mixed.ratio is None and mixed.reached == 1 and mixed.failed == "x"
 
@@ -243,7 +244,7 @@ def test_target_is_reached_by_the_first_score_that_is_as_good(
 ):
     points = [[float(i), score] for i, score in enumerate(scores, 1)]
     found = {"points": points, "lower": lower, "test_score": 0.5}
-    assert accuracy.read(found, target).reached == reached
+    assert accuracy.reached(found, target) == reached
 
 
 # ---- The page ----

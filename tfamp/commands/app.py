@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
-from tfamp import errors, functions
+from tfamp import errors, functions, progress
 from tfamp.commands import fields
 from tfamp.runs import default_config
 
@@ -97,17 +98,15 @@ def _check_of_config(argument):
 
 def _is_light(file):
     """Whether a configuration imports nothing that may need TensorFlow."""
+    names = []
     for node in ast.walk(ast.parse(pathlib.Path(file).read_bytes())):
-        names = [each.name for each in getattr(node, "names", ())]
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{name}" for name in names]
-        elif not isinstance(node, ast.Import):
-            continue
-        for name in names:
-            known = name.split(".")[0] in sys.stdlib_module_names
-            if not known and not _LIGHT.match(name):
-                return False
-    return True
+        if isinstance(node, ast.Import):
+            names += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{each.name}" for each in node.names]
+    standard = sys.stdlib_module_names
+    others = [name for name in names if name.split(".")[0] not in standard]
+    return all(map(_LIGHT.match, others))
 
 
 def _import_tensorflow():
@@ -116,23 +115,16 @@ def _import_tensorflow():
     import tfamp.public  # noqa: F401
 
 
-def show_in_help(*modules: str) -> None:
-    """Has the script's --help list the flags of modules; else --helpfull alone does.
-
-    Args:
-      *modules: Names of modules that define flags.
-    """
-    for module in modules:
-        for flag in flags.FLAGS.get_flags_for_module(module):
-            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-
-
 def run(main: Callable[[], None]) -> None:
     """Parses the flags, runs the command, and exits with 1 and one line on an error.
 
     Args:
       main: Function of the command line.
     """
+    for module in (__name__, "tfamp.commands.command_flags"):
+        for flag in flags.FLAGS.get_flags_for_module(module):
+            # In --help; else --helpfull alone had it.
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
@@ -141,20 +133,15 @@ def _parse(argv):
     with _one_line_errors(*_MISTYPED):
         try:
             arguments = flags.FLAGS(argv)
-            _check_values()
+            config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+            if isinstance(config, config_dict.ConfigDict):
+                default_config.check_values(config)  # Without TensorFlow.
             return arguments
         except flags.UnrecognizedFlagError as error:
             name = error.flagname
             if not name.startswith("config.") or flags.FLAGS["config"].value:
                 raise
             raise ValueError(f"--{name} also needs --config=FILE.") from error
-
-
-def _check_values():
-    """Raises where a value breaks a rule that needs no TensorFlow."""
-    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
-    if isinstance(config, config_dict.ConfigDict):
-        default_config.check_values(config)
 
 
 @contextlib.contextmanager
@@ -172,7 +159,7 @@ def _one_line_errors(*more):
         line = "" if verbose or _VERBOSE.intersection(sys.argv) else _told(error, more)
         if not line:
             raise
-        say(f"error: {line} (--verbosity=1 shows the traceback)")
+        progress.say(f"error: {line} (--verbosity=1 shows the traceback)")
         sys.exit(1)
 
 
@@ -234,7 +221,7 @@ def _prepare_tensorflow():
 
 def _stop(number, _=None):
     """Ends the command; a signal in a training step is `BackupAndRestore`'s."""
-    say(
+    progress.say(
         f"{signal.Signals(number).name}: stopped; the same command goes on from what "
         "is saved, or starts again if nothing is"
     )
@@ -246,6 +233,9 @@ def _is_of_interest(record):
     return "triggered tf.function retracing" not in record.getMessage()
 
 
-def say(line: str) -> None:
-    """Prints progress on standard error."""
-    sys.stderr.write(f"{line}\n")
+def typed() -> str:
+    """Returns the command line, for a report."""
+    script = sys.argv[0]  # Or `tfamp benchmark`.
+    if os.path.isfile(script):
+        script = f"python {os.path.relpath(script)}"
+    return f"{script} {shlex.join(sys.argv[1:])}".rstrip()

@@ -1,13 +1,12 @@
 """The command line of the benchmark."""
 
-import os
 import pathlib
-import shlex
 import sys
 
 from absl import flags
 from ml_collections import config_flags
 
+from tfamp import progress
 from tfamp.commands import app
 from tfamp.measuring.benchmark import cells, runner
 from tfamp.runs import run_files
@@ -25,8 +24,6 @@ def run_flags() -> None:
         )
     if values.workload:
         _measure_own(config, values.workload)
-    elif not config.tasks and not config.time_to_accuracy:
-        raise ValueError("Nothing to measure: pass --workload=module:function.")
     if values.tiny:
         config = cells.apply_tiny(config)
         flag_values = config_flags.get_override_values(flags.FLAGS["config"])
@@ -40,14 +37,10 @@ def run_flags() -> None:
     )
     if values.overwrite:
         run_files.delete_run(folder)
-    app.say(f"working directory: {folder}")
-    script = sys.argv[0]  # Or `tfamp benchmark`.
-    if os.path.isfile(script):
-        script = f"python {os.path.relpath(script)}"
-    command = f"{script} {shlex.join(sys.argv[1:])}".rstrip()
-    report = runner.run(config, folder, command=command)
+    progress.say(f"working directory: {folder}")
+    report = runner.run(config, folder, command=app.typed())
     sys.stdout.write(report.to_markdown())
-    app.say(f"open {folder / 'report.html'} in a browser")
+    progress.say(f"open {folder / 'report.html'} in a browser")
 
 
 def _measure_own(config, workload):

@@ -6,9 +6,10 @@ configuration; tables in the layout of NVIDIA's DeepLearningExamples.
 
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from tfamp import tables
-from tfamp.commands.benchmark_flags import Settings
 from tfamp.measuring.benchmark import cell_modes, cells, report, runner, statistics
 from tfamp.runs import base_config, compare, run_files
 
@@ -19,8 +20,18 @@ _UNUSED = (
 )
 
 
-def _benchmark(config, settings):
-    """The configuration of the benchmark that a job is."""
+def _benchmark(
+    config, job, modes=(), jit=(), batch_sizes=(), sequence_lengths=(), **counts
+):
+    """The configuration of the benchmark that a job is.
+
+    Args:
+      config: The configuration of the model.
+      job: "train" or "inference".
+      modes, jit, batch_sizes, sequence_lengths: Whose combinations are measured; empty:
+        the configuration's.
+      **counts: steps, warmup and repeats.
+    """
     config = base_config.settle_rewrite(config)
     defaults = base_config.get_config()
     with config.unlocked():
@@ -29,58 +40,57 @@ def _benchmark(config, settings):
     mixed, _ = compare.mixed_mode(precision.mode, precision.graph_rewrite)
     if precision.graph_rewrite:
         mixed = mixed.replace("mixed", "rewrite")
-    jit = {None: "auto", True: "on", False: "off"}[config.jit_compile]
-    if settings.sequence_lengths and not own:
+    own_jit = {None: "auto", True: "on", False: "off"}[config.jit_compile]
+    if sequence_lengths and not own:
         raise ValueError(
             "Only texts have a sequence length. Received: sequence lengths "
-            f"{settings.sequence_lengths} for config.task={config.task!r}."
+            f"{sequence_lengths} for config.task={config.task!r}."
         )
     benchmark, task = cells.get_config(), cells.get_task(config)
     task.update(
         {
-            "modes": settings.modes or (*cell_modes.plain_modes(), mixed),
-            "jit": settings.jit or (jit,),
+            "modes": modes or (*cell_modes.plain_modes(), mixed),
+            "jit": jit or (own_jit,),
             "frameworks": ("tfamp",),
-            "batch_sizes": settings.batch_sizes,
-            "sequence_lengths": settings.sequence_lengths or ((own,) if own else ()),
+            "batch_sizes": batch_sizes,
+            "sequence_lengths": sequence_lengths or ((own,) if own else ()),
         }
     )
     benchmark.update(
         {
-            "name": f"{config.name}-{settings.job}-benchmark",
-            "job": settings.job,
+            "name": f"{config.name}-{job}-benchmark",
+            "job": job,
             "seed": config.seed,
-            "steps": settings.steps,
-            "warmup": settings.warmup,
-            "repeats": settings.repeats,
             "tasks": {config.name: task},
+            **counts,
         }
     )
     return benchmark
 
 
-def identity(config, settings: Settings):
+def identity(config, settings: Mapping[str, Any]):
     """Returns the configuration of a job's folder: what its cells share.
 
     Args:
       config: The configuration of the model.
-      settings: What to measure; more cells and more repeats go on from those there are.
+      settings: Keywords of `_benchmark`. More cells and more repeats go on from those
+        there are.
     """
-    return cells.identity(_benchmark(config, settings))
+    return cells.identity(_benchmark(config, **settings))
 
 
-def plan(config, settings: Settings) -> list[cells.Cell]:
+def plan(config, settings: Mapping[str, Any]) -> list[cells.Cell]:
     """Returns the cells.
 
     Args:
       config: The configuration of the model.
-      settings: What to measure.
+      settings: As of `identity`.
 
     Raises:
       DataError: If the preset is missing or malformed.
       ValueError: If a setting is invalid, or a mode is unknown.
     """
-    benchmark = _benchmark(config, settings)
+    benchmark = _benchmark(config, **settings)
     planned = cells.plan(benchmark)
     runner.check(benchmark, planned)
     return planned
@@ -89,14 +99,14 @@ def plan(config, settings: Settings) -> list[cells.Cell]:
 def run(
     config,
     workdir: str | os.PathLike,
-    settings: Settings,
+    settings: Mapping[str, Any],
 ) -> str:
     """Measures every cell and writes `report.md`, `report.html` and `benchmark.json`.
 
     Args:
       config: The configuration; its data are not used.
       workdir: The benchmark's folder.
-      settings: What to measure.
+      settings: As of `identity`.
 
     Returns:
       The text of `report.md`.
@@ -105,7 +115,7 @@ def run(
       DataError, ValueError: As `runner.run`.
       RunError: As there.
     """
-    benchmark_report = runner.run(_benchmark(config, settings), workdir)
+    benchmark_report = runner.run(_benchmark(config, **settings), workdir)
     table = tables.of_dicts(published(benchmark_report))
     text = f"{benchmark_report.to_markdown()}\n## In NVIDIA's layout\n\n{table}\n"
     run_files.write_text(pathlib.Path(workdir, "report.md"), text)

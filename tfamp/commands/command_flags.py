@@ -4,11 +4,12 @@ Nothing here imports TensorFlow: help, and the error of a mistyped flag, are qui
 """
 
 import pathlib
+from typing import Any
 
 from absl import flags
 
 from tfamp import functions
-from tfamp.commands import app, benchmark_flags
+from tfamp.commands import app
 from tfamp.facts import devices
 from tfamp.measuring import device
 from tfamp.runs import run_files
@@ -16,6 +17,23 @@ from tfamp.runs import run_files
 # What goes with --find_batch_size.
 OF_SEARCH = "memory_limit_mb", "max_batch_size", "effective_batch"
 _JOBS = "compare", "train", "evaluate", "predict", "export"  # Of `jobs`.
+# Value of --job -> job of a benchmark.
+TIMED = {"train_benchmark": "train", "inference_benchmark": "inference"}
+_TINY = {"steps": 2, "warmup": 1, "repeats": 1}
+_PREFIX = "benchmark_"
+# What a job measures: cells are all combinations. Empty: as the text says.
+_LISTS = {
+    "batch_sizes": "Batch sizes; default: the configuration's, with float32's if set.",
+    "sequence_lengths": "Sequence lengths; default: the configuration's.",
+    "modes": "Modes; default: float32, TF32 if supported, the configuration's.",
+    "jit": "XLA: auto, on, off; default: as the configuration says.",
+}
+_COUNTS = {
+    "steps": (20, "Timed steps per process; whole windows if gradients accumulate."),
+    "warmup": (5, "Untimed steps before the timed ones, including the first."),
+    "repeats": (3, "Processes per cell, interleaved."),
+}
+_OF_TIMED = tuple(_PREFIX + name for name in (*_LISTS, *_COUNTS))
 
 
 def train(default_config: str | None) -> None:
@@ -33,7 +51,7 @@ def train(default_config: str | None) -> None:
     flags.DEFINE_enum(
         "job",
         "compare",
-        [*_JOBS, *benchmark_flags.JOBS],
+        [*_JOBS, *TIMED],
         "compare: train in float32 and the mixed mode; train: in one mode; evaluate, "
         "predict and export: use the model that a run in --workdir has trained; "
         "train_benchmark and inference_benchmark: time steps on synthetic data.",
@@ -57,21 +75,23 @@ def train(default_config: str | None) -> None:
         "overflow in 16 bits; written to the folder `numerics` of each run.",
         lower_bound=1,
     )
-    benchmark_flags.define()
+    for name, text in _LISTS.items():
+        flags.DEFINE_list(_PREFIX + name, [], text)
+    for name, (default, text) in _COUNTS.items():
+        flags.DEFINE_integer(_PREFIX + name, default, text, lower_bound=1)
     _define_search()
     app.define_config(default_config, _check_training)
-    app.show_in_help(__name__, app.__name__, benchmark_flags.__name__)
 
 
 def _check_training(has_config):
     """Raises ValueError where flags do not belong to the job, or one is missing."""
     values = flags.FLAGS
     name = "" if values.find_batch_size else values.job
-    timed, on_runs = benchmark_flags.JOBS, ("evaluate", "predict", "export")
+    on_runs = "evaluate", "predict", "export"
     for wanted, owner, others in (
         (not name, "--find_batch_size", OF_SEARCH),
         (name, "a command without --find_batch_size", ("job",)),
-        (name in timed, f"--job={' and --job='.join(timed)}", benchmark_flags.FLAGS),
+        (name in TIMED, f"--job={' and --job='.join(TIMED)}", _OF_TIMED),
         (name == "compare", "--job=compare", ("seeds",)),
         (name == "predict", "--job=predict", ("input",)),
         (name in ("predict", "export"), "--job=predict and --job=export", ("output",)),
@@ -127,6 +147,33 @@ def _define_search():
     )
 
 
+def benchmark_settings(job: str, tiny: bool = False) -> dict[str, Any]:
+    """Returns what the flags ask for, with the job: as of `benchmark_jobs`.
+
+    Args:
+      job: Value of --job.
+      tiny: Whether a run of seconds is wanted; numbers that were given still count.
+
+    Raises:
+      ValueError: If a flag makes no sense.
+    """
+    job_flags = {name.removeprefix(_PREFIX): flags.FLAGS[name] for name in _OF_TIMED}
+    values: dict[str, Any] = {name: flag.value for name, flag in job_flags.items()}
+    if tiny:
+        values |= {k: v for k, v in _TINY.items() if not job_flags[k].present}
+    for name in ("modes", "jit"):
+        values[name] = tuple(values[name])
+    for name in ("batch_sizes", "sequence_lengths"):
+        try:
+            values[name] = tuple(map(int, values[name]))
+        except ValueError as error:
+            raise ValueError(
+                f"--{_PREFIX}{name} must be integers separated by commas. Received: "
+                f"{','.join(values[name])!r}."
+            ) from error
+    return {"job": TIMED[job], **values}
+
+
 def benchmark(default_config: str) -> None:
     """Defines the flags of the benchmark.
 
@@ -152,7 +199,6 @@ def benchmark(default_config: str) -> None:
     flags.DEFINE_bool("tiny", False, "Run for a few seconds, as a check.")
     flags.DEFINE_bool("overwrite", False, "Delete the contents of the folder first.")
     app.define_config(default_config, _check_workload)
-    app.show_in_help(__name__, app.__name__)
 
 
 def _check_workload(_):
@@ -168,7 +214,6 @@ def doctor() -> None:
     )
     flags.DEFINE_string("output", "", "File for the report: .json, else Markdown.")
     app.define_config(None)
-    app.show_in_help(__name__, app.__name__)
 
 
 def gpu_report() -> None:
@@ -189,4 +234,3 @@ def gpu_report() -> None:
     flags.DEFINE_string(
         "torch_python", "", "Command of a Python with PyTorch; default: this Python."
     )
-    app.show_in_help(__name__, app.__name__)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tfamp import progress
-from tfamp.commands import app, benchmark_jobs
+from tfamp.commands import benchmark_jobs
 from tfamp.measuring import batch_size, training_steps
 from tfamp.runs import (
     compare,
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 
 def _compare(config, workdir, seeds):
-    compared = compare.compare(config, workdir, seeds, report=app.say)
+    compared = compare.compare(config, workdir, seeds, report=progress.say)
     exported = workdir / compared.export["path"]
     written = [workdir / "report.md", workdir / plots.COMPARISON]
     return (
@@ -52,7 +52,7 @@ def _check_comparison(config, seeds):
 
 
 def _train(config, workdir, _):
-    result = trainer.train_and_evaluate(config, workdir, report=app.say)
+    result = trainer.train_and_evaluate(config, workdir, report=progress.say)
     if distribution.is_chief(distribution.create(config)):
         plots.write_timeline(workdir, config.name, result.mode, result.seed)
     rows = {
@@ -109,11 +109,6 @@ def _evaluate(config, folder, options):
 
 
 def _predict(config, folder, options):
-    if not options.input:
-        raise ValueError(
-            "--job=predict needs rows to predict. Received: no --input. "
-            "Expected: --input=FILE."
-        )
     suffix = pathlib.Path(options.input).suffix
     target = pathlib.Path(options.output or folder / f"predicted{suffix}")
     with progress.Progress(what="predicting"):

@@ -7,7 +7,8 @@ import tensorflow as tf
 from absl import flags
 from ml_collections import config_flags
 
-from tfamp.commands import app, benchmark_flags, command_flags, jobs
+from tfamp import progress
+from tfamp.commands import command_flags, jobs
 from tfamp.measuring import batch_size, process_memory
 from tfamp.runs import base_config, distribution, run_files, tasks
 
@@ -37,7 +38,7 @@ def run_flags() -> None:
             if distribution.is_chief(strategy):
                 run_files.delete_run(workdir)
         distribution.wait(strategy)
-    app.say(f"working directory: {workdir}")
+    progress.say(f"working directory: {workdir}")
     text = job.run(config, workdir, options)
     if distribution.is_chief(strategy):
         print(text)
@@ -96,8 +97,8 @@ def _find_job(values):
     name = values.job
     if values.find_batch_size:
         return jobs.SEARCH, _search_settings(values.tiny)
-    if name in benchmark_flags.JOBS:
-        return jobs.TIMED, benchmark_flags.settings(name, values.tiny)
+    if name in command_flags.TIMED:
+        return jobs.TIMED, command_flags.benchmark_settings(name, values.tiny)
     return (
         (jobs.ON_RUNS[name], values)
         if name in jobs.ON_RUNS

@@ -4,7 +4,6 @@ Each trial is a separate process that takes training steps: it may run out of me
 be ended by Linux or crash, and nothing of that reaches the process that asks.
 """
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -127,47 +126,41 @@ def find_batch_size(
     """
     workload = workloads.named(workload)
     bounds = {"effective_batch": effective_batch, "max_batch_size": max_batch_size}
-    with contextlib.ExitStack() as scope:
-        lines = scope.enter_context(progress.Progress(verbose, at_most=True))
+    with progress.Progress(verbose, at_most=True) as lines:
         tried = plan(workload, limit, modes=modes, steps=steps, **bounds)
-        shared, saved_trials = scope.enter_context(
-            training_steps.folder_of(workload, steps, workdir)
-        )
         memory, words = process_memory.limits(limit)
-        step_trials = training_steps.StepTrials(
-            shared, saved_trials, steps, memory, lines
-        )
-        sizes, figures = [], {}
-        for mode in tried:
-            size, figures = _search_mode(step_trials, mode, sizes, **bounds)
-            sizes.append(size)
-        batch_sizes = BatchSizes(
-            name=shared.name,
-            unit=figures["unit"],
-            limit=words,
-            sizes=tuple(sizes),
-            notes=_notes(step_trials, figures, bool(modes), effective_batch),
-        )
-        folder = saved_trials.folder
-        run_files.write_text(folder / "report.md", batch_sizes.to_markdown())
-        run_files.write_json(folder / "batch_sizes.json", batch_sizes.to_dict())
+        with training_steps.opened(workload, steps, workdir, lines, memory) as trials:
+            sizes, figures = [], {}
+            for mode in tried:
+                size, figures = _search_mode(trials, mode, sizes, **bounds)
+                sizes.append(size)
+            batch_sizes = BatchSizes(
+                name=trials.workload.name,
+                unit=figures["unit"],
+                limit=words,
+                sizes=tuple(sizes),
+                notes=_notes(trials, figures, bool(modes), effective_batch),
+            )
+            folder = trials.saved_trials.folder
+            run_files.write_text(folder / "report.md", batch_sizes.to_markdown())
+            run_files.write_json(folder / "batch_sizes.json", batch_sizes.to_dict())
     return batch_sizes
 
 
-def _notes(step_trials, figures, modes_given, effective_batch):
+def _notes(trials, figures, modes_given, effective_batch):
     """Returns lines on the model, the mode, the rule of the search and the machine."""
-    machine = step_trials.saved_trials.machine
+    machine = trials.saved_trials.machine
     rule = (
         f"divisors of {effective_batch}, bisected"
         if effective_batch
         else f"multiples of {_MULTIPLE} (Tensor Cores), doubled, then bisected to "
         f"{_MULTIPLE} or {TOLERANCE:.0%}"
     )
-    chosen = "" if modes_given else training_steps.mixed_mode(step_trials.workload)[1]
+    chosen = "" if modes_given else training_steps.mixed_mode(trials.workload)[1]
     return (
         figures["description"],
         *filter(None, [chosen]),
-        f"a batch fits if a separate process takes {step_trials.steps} training steps "
+        f"a batch fits if a separate process takes {trials.steps} training steps "
         f"of `fit` within the limit; {rule}; a run also holds its data set, so leave a "
         "margin",
         f"{machine.device}; TensorFlow {machine.facts['tensorflow']}",
@@ -202,16 +195,13 @@ def plan(
 
 
 def search(
-    fits: Callable[[int, int], bool],
-    sizes: Sequence[int],
-    start: int,
-    tolerance: float,
+    fits: Callable[[int], bool], sizes: Sequence[int], start: int, tolerance: float
 ) -> tuple[int, int | None]:
     """Searches for the largest batch size that fits: doubles its place, then bisects.
 
     Args:
-      fits: Function of a batch size, and of how many trials are left at most with this
-        one; returns whether it fits. That of a larger one implies a smaller one's.
+      fits: Function of a batch size; returns whether it fits. That of a larger one
+        implies a smaller one's.
       sizes: Those that may be tried, ascending.
       start: Place of the first that is tried; of the last one if there are fewer.
       tolerance: Share of a size by which the next larger one need not be distinguished.
@@ -222,8 +212,7 @@ def search(
     """
     low, high, place = -1, len(sizes), min(start, len(sizes) - 1)
     while high - low > 1:
-        left = _most_left(low, high, place, len(sizes))
-        low, high = (place, high) if fits(sizes[place], left) else (low, place)
+        low, high = (place, high) if fits(sizes[place]) else (low, place)
         if high == len(sizes):
             place = min(2 * place + 1, high - 1)
             continue
@@ -233,47 +222,48 @@ def search(
     return sizes[low] if low >= 0 else 0, sizes[high] if high < len(sizes) else None
 
 
-def _most_left(low, high, place, count):
-    """Returns how many trials a search takes at most from here on."""
-    if high < count:
-        untried = (high - low - 1).bit_length()
-        wide = int((high - low) / (TOLERANCE * max(1, low + 1))).bit_length()
-        return untried if low < 0 else min(untried, wide + 1)
+def most_trials(count: int, start: int) -> int:
+    """Returns how many trials a search takes at most.
+
+    Args:
+      count: How many sizes there are.
+      start: As of `search`.
+    """
+    place = min(start, count - 1)
     # Nothing but the largest fails, which leaves the most to bisect; or the first does.
     doubled = ((count - 1) // (place + 1)).bit_length()
     bisected = min(((count - 1) // 2).bit_length(), _BISECTED)
-    return 1 + max(doubled + bisected, place.bit_length() if low < 0 else 0)
+    return 1 + max(doubled + bisected, place.bit_length())
 
 
-def _search_mode(step_trials, mode, rows, effective_batch, max_batch_size):
+def _search_mode(trials, mode, rows, effective_batch, max_batch_size):
     """Searches for one mode; the size that another mode was found is a good start.
 
     Returns:
       (an item of `BatchSizes.sizes`, the figures of its trial).
     """
-    optimizer = step_trials.workload.get("optimizer")
+    optimizer = trials.workload.get("optimizer")
     own_accumulation = optimizer.accumulation_steps if optimizer else 1
     tried: dict[int, dict[str, Any]] = {}
-    lines = step_trials.lines
-    lines.number = 0  # How many another mode will have is not known.
     if effective_batch:
         sizes = [n for n in range(1, effective_batch + 1) if effective_batch % n == 0]
-        way = sizes, len(sizes), 0.0
+        way = len(sizes), 0.0
     else:
         sizes = range(_MULTIPLE, max_batch_size + 1, _MULTIPLE)
         start = max((each["batch_size"] for each in rows), default=_MULTIPLE)
-        way = sizes, start // _MULTIPLE - 1, TOLERANCE
+        way = start // _MULTIPLE - 1, TOLERANCE
+    # How many another mode will have is not known.
+    trials.lines.number, trials.lines.total = 0, most_trials(len(sizes), way[0])
 
     def accumulation(size):
         return effective_batch // size if effective_batch else own_accumulation
 
-    def fits(size, left):
-        lines.total = len(tried) + left
+    def fits(size):
         label = f"{mode}, batch {size}"
-        tried[size] = step_trials.take({"mode": mode}, size, accumulation(size), label)
+        tried[size] = trials.take({"mode": mode}, size, accumulation(size), label)
         return not tried[size]["reason"]
 
-    largest, failing = search(fits, *way)
+    largest, failing = search(fits, sizes, *way)
     if not largest:
         raise errors.RunError(
             f"Even the smallest batch size tried, {failing}, does not fit in {mode}. "

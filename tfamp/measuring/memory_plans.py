@@ -1,6 +1,5 @@
 """Finds what makes a model's training fit into memory, at the least cost."""
 
-import contextlib
 import json
 import math
 import os
@@ -136,20 +135,13 @@ def fit_memory(
     checks.check_count("steps", steps)
     memory, words = process_memory.limits(limit)
     mixed, _ = training_steps.mixed_mode(workload)
-    with contextlib.ExitStack() as scope:
-        lines = scope.enter_context(progress.Progress(verbose, at_most=True))
+    with progress.Progress(verbose, at_most=True) as lines:
         training_steps.check(workload, ("float32", mixed))
-        shared, saved_trials = scope.enter_context(
-            training_steps.folder_of(workload, steps, workdir)
-        )
-        step_trials = training_steps.StepTrials(
-            shared, saved_trials, steps, memory, lines
-        )
-        plans = _Plans(step_trials, size, mixed)
-        plans.make()
-    return MemoryPlan(
-        shared.name, words, tuple(plans.options), plans.chosen, tuple(plans.notes())
-    )
+        with training_steps.opened(workload, steps, workdir, lines, memory) as trials:
+            plans = _Plans(trials, size, mixed)
+            plans.make()
+    name, options = trials.workload.name, tuple(plans.options)
+    return MemoryPlan(name, words, options, plans.chosen, tuple(plans.notes()))
 
 
 class _Plans:
@@ -160,8 +152,8 @@ class _Plans:
       chosen: The one that fits; None if none does.
     """
 
-    def __init__(self, step_trials, size, mixed):
-        self.trials, self.size, self.mixed = step_trials, size, mixed
+    def __init__(self, trials, size, mixed):
+        self.trials, self.size, self.mixed = trials, size, mixed
         self.free, _ = process_memory.limits(None)
         gpu = any(device.kind == "GPU" for device in hardware.read_devices())
         host, device = self.trials.memory

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -53,6 +53,7 @@ _SIGNS = (
     r"Failed to allocate \d+ bytes.*",
     r"(CUDNN|CUBLAS)_STATUS_ALLOC_FAILED.*",
 )
+_starting = threading.Lock()  # Of processes, one after the other.
 # What a crash prints below its reason.
 _FRAME = re.compile(r"\s*($|@|\*\*\*|PC:)")
 
@@ -63,12 +64,10 @@ class Outcome(NamedTuple):
     Attributes:
       value: What the function returned; None where it failed.
       failure: Why it failed, in a line; "" if it did not.
-      before: Whether it was not called now, and a file had the value; see `trials`.
     """
 
     value: Any
     failure: str = ""
-    before: bool = False
 
     @property
     def lack(self) -> str:
@@ -140,8 +139,14 @@ class Process:
             target=_serve,
             args=(other, self._words, memory, environment, function, arguments),
         )
-        with _without_main():
-            self._process.start()
+        with _starting:
+            # Without it `multiprocessing` would run the user's script again.
+            before = sys.modules["__main__"]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            try:
+                self._process.start()
+            finally:
+                sys.modules["__main__"] = before
         other.close()
 
     def __enter__(self):
@@ -176,21 +181,6 @@ class Process:
         """Has it go on to its next result."""
         with contextlib.suppress(OSError):  # It has ended: `result` says why.
             self._pipe.send(None)
-
-
-_starting = threading.Lock()
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Has `multiprocessing` not run the user's script again in the new process."""
-    with _starting:
-        before = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = before
 
 
 def one_gpu(environment: Mapping[str, str]) -> dict[str, str]:

@@ -187,12 +187,12 @@ def rehearse(
     rows = []
     with (
         progress.Progress(verbose) as lines,
-        training_steps.folder_of(workload, steps, workdir) as (shared, saved_trials),
+        training_steps.opened(workload, steps, workdir, lines) as trials,
     ):
         lines.total = len(names)
         for mode in names:
-            arguments = shared, mode, size, steps, seconds, target
-            done = _take(saved_trials, lines, arguments, bool(rows))
+            arguments = trials.workload, mode, size, steps, seconds, target
+            done = _take(trials.saved_trials, lines, arguments, bool(rows))
             rows.append({**_support(mode, target), **done.value})
             lines.result(_result(rows[-1]))
     notes = (
@@ -202,7 +202,8 @@ def rehearse(
         f"memory of a step: by `tfamp.memory` for {size} examples; a device's programs "
         "and libraries come on top.",
     )
-    return Rehearsal(shared.name, target.label, size, steps, tuple(rows), notes)
+    name = trials.workload.name
+    return Rehearsal(name, target.label, size, steps, tuple(rows), notes)
 
 
 def _support(mode, device):

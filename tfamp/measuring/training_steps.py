@@ -110,21 +110,6 @@ def check(workload: config_dict.ConfigDict, modes: Sequence[str]) -> None:
 # ---- Trials ----
 
 
-@contextlib.contextmanager
-def folder_of(
-    workload: config_dict.ConfigDict, steps: int, workdir: str | os.PathLike | None
-) -> Iterator[tuple[config_dict.ConfigDict, trials.Trials]]:
-    """Opens the folder of a workload's trials; yields its `identity`, and the trials.
-
-    Args:
-      workload, steps: As of `identity`.
-      workdir: The folder; None: nothing is kept.
-    """
-    shared = identity(workload, steps)
-    with run_files.benchmark_folder(shared, workdir) as folder:
-        yield shared, trials.Trials(folder, shared.get("function", ""))
-
-
 class StepTrials(NamedTuple):
     """Trials of one workload's training steps.
 
@@ -204,6 +189,28 @@ class StepTrials(NamedTuple):
             if most and (held := figures[f"{kind}_bytes"] or 0) > most:
                 return process_memory.over(held, most)
         return ""
+
+
+@contextlib.contextmanager
+def opened(
+    workload: config_dict.ConfigDict,
+    steps: int,
+    workdir: str | os.PathLike | None,
+    lines: progress.Progress,
+    memory: process_memory.Memory = process_memory.NO_LIMIT,
+) -> Iterator[StepTrials]:
+    """Opens the folder of a workload's trials.
+
+    Args:
+      workload, steps: As of `identity`.
+      workdir: The folder; None: nothing is kept.
+      lines, memory: Of the `StepTrials`.
+    """
+    shared = identity(workload, steps)
+    with run_files.benchmark_folder(shared, workdir) as folder:
+        function = trials.fingerprint(shared.get("function", ""))
+        saved = trials.Trials(folder, function=function)
+        yield StepTrials(shared, saved, steps, memory, lines)
 
 
 def scaling(model: keras.Model, steps: int) -> dict[str, Any]:

@@ -30,19 +30,16 @@ class Trials:
 
     Args:
       folder: The job's folder, with `cells/`.
-      function: Name of the user's function that all of them measure, "" for a
-        configuration; None: each trial says its own.
+      **held: What their figures hold for besides the machine.
 
     Attributes:
       folder: The job's folder.
       machine: The machine that they are made on.
     """
 
-    def __init__(self, folder: pathlib.Path, function: str | None = None):
+    def __init__(self, folder: pathlib.Path, **held: Any):
         self.folder, self.machine = folder, doctor.describe()
-        self._held = place(self.machine)
-        if function is not None:
-            self._held["function"] = fingerprint(function)
+        self._held = place(self.machine) | held
 
     def take(
         self,
@@ -69,7 +66,7 @@ class Trials:
         before = figures is not None and usable(figures)
         with lines.part(label, "measured before" * before):
             if before:
-                return processes.Outcome(figures, before=True)
+                return processes.Outcome(figures)
             outcome = work()
         if not outcome.failure:
             self.write(name, outcome.value, **held)
@@ -124,8 +121,7 @@ def fingerprint(function: str) -> str:
       function: As `functions.name_of` returns it, or "".
     """
     module = function.rpartition(":")[0]
-    if not module:
-        return ""
-    spec = None if module.endswith(".py") else importlib.util.find_spec(module)
+    named = module and not module.endswith(".py")
+    spec = importlib.util.find_spec(module) if named else None
     file = pathlib.Path(spec.origin or "" if spec else module)
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""

@@ -19,22 +19,6 @@ _MARGIN = 1e-6  # A score is a float32; it may miss the target by its rounding.
 _SHARE = 0.5  # Of the seeds; a ratio of fewer says more of luck than of the mode.
 
 
-class Run(NamedTuple):
-    """One run.
-
-    Attributes:
-      points: (seconds, validation score) after each epoch.
-      reached: Seconds to the target; None if it was missed.
-      test_score: Of the selected weights.
-      failed: Why there is nothing; "" if there is.
-    """
-
-    points: tuple[tuple[float, float], ...] = ()
-    reached: float | None = None
-    test_score: float | None = None
-    failed: str = ""
-
-
 class Row(NamedTuple):
     """A mode's runs over all seeds.
 
@@ -57,7 +41,7 @@ class Row(NamedTuple):
     seconds: float | None
     ratio: statistics.Estimate | None
     test_score: float | None
-    points: dict[int, tuple[tuple[float, float], ...]]
+    points: dict[int, list[tuple[float, float]]]
     failed: str = ""
     base: str = ""
 
@@ -86,11 +70,16 @@ def plan(config) -> dict[tuple[str, str, int], config_dict.ConfigDict]:
 
 
 def train(plain: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Makes one run in this process; returns its score over time.
+    """Makes one run in this process.
 
     Args:
       plain: The run's configuration as dicts.
       folder: The run's folder.
+
+    Returns:
+      Plain data: points, (seconds, validation score) after each epoch; metric, the
+      score's name; lower, whether less of it is better; test_score, of the selected
+      weights.
     """
     result = trainer.train_and_evaluate(config_dict.ConfigDict(plain), folder)
     rows = run_files.read_metrics(pathlib.Path(folder), "epoch")
@@ -103,25 +92,24 @@ def train(plain: Mapping[str, Any], folder: str) -> dict[str, Any]:
     }
 
 
-def read(figures: Mapping[str, Any], target: float) -> Run:
-    """Returns a run, and when it reached the target.
+def reached(figures: Mapping[str, Any], target: float) -> float | None:
+    """Returns the seconds until a run reached the target; None if it did not.
 
     Args:
       figures: From `train`.
       target: The score to reach.
     """
     sign = -1 if figures["lower"] else 1
-    points = tuple((seconds, score) for seconds, score in figures["points"])
-    reached = (
+    found = (
         seconds
-        for seconds, score in points
+        for seconds, score in figures["points"]
         if score is not None and sign * (score - target) >= -_MARGIN * target
     )
-    return Run(points, next(reached, None), figures["test_score"])
+    return next(found, None)
 
 
 def summarize(
-    task: str, runs: Mapping[str, Mapping[int, Run]], target: float
+    task: str, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], target: float
 ) -> list[Row]:
     """Returns a row for each mode.
 
@@ -131,30 +119,36 @@ def summarize(
 
     Args:
       task: Name of the task.
-      runs: {mode: {seed: run}}.
+      runs: {mode: {seed: figures of `train`}}, or {"failed": why there are none}.
       target: The score to reach.
 
     References:
       Coleman et al., "DAWNBench: An End-to-End Deep Learning Benchmark and
       Competition", NIPS ML Systems Workshop, 2017.
     """
-    times = {
-        mode: {seed: run.reached for seed, run in own.items() if run.reached}
+    made = {
+        mode: {seed: run for seed, run in own.items() if "failed" not in run}
         for mode, own in runs.items()
+    }
+    times = {
+        mode: {s: t for s, run in own.items() if (t := reached(run, target))}
+        for mode, own in made.items()
     }
     rows, base = [], next((mode for mode in cell_modes.BASES if times.get(mode)), "")
     for mode, own in runs.items():
         ratio = statistics.ratio(times[mode], times.get(base, {}))
         enough = ratio is not None and ratio.repeats >= _SHARE * len(own)
-        scores = [run.test_score for run in own.values() if run.test_score is not None]
+        scores = [run["test_score"] for run in made[mode].values()]
+        scores = [score for score in scores if score is not None]  # Not finite.
+        failed = (run["failed"] for run in own.values() if "failed" in run)
         rows.append(
             Row(
                 *(task, mode, target, len(own), len(times[mode])),
                 seconds=numbers.median(times[mode].values()) if times[mode] else None,
                 ratio=ratio if enough and mode != base else None,
                 test_score=numbers.fmean(scores) if scores else None,
-                points={seed: run.points for seed, run in own.items()},
-                failed=next((run.failed for run in own.values() if run.failed), ""),
+                points={seed: run["points"] for seed, run in made[mode].items()},
+                failed=next(failed, ""),
                 base=base,
             )
         )

@@ -56,7 +56,7 @@ class Harness:
 
         def work():
             if torch:
-                return self._torch(plain, cell, seed, *counts)
+                return self._torch(cells.config_of(task, cell, seed), cell, *counts)
             job = self.config.job
             return self._call(measure.measure, plain, cell, job, seed, *counts)
 
@@ -78,11 +78,11 @@ class Harness:
             preload=(measure.__name__, accuracy.__name__, *self.preload),
         )
 
-    def _torch(self, plain, cell, seed, steps, warmup):
+    def _torch(self, config, cell, steps, warmup):
         """The twin in PyTorch, after Keras has written its weights and batches."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "exchange.safetensors")
-            arguments = str(file), plain, cell, seed, warmup + steps
+            arguments = str(file), config.to_dict(), warmup + steps
             written = self._call(exchange.write, *arguments)
             if written.failure:
                 return written
@@ -99,7 +99,7 @@ class Harness:
     def train(self, runs) -> list[accuracy.Row]:
         """Makes the runs up to an accuracy that there are not; returns their rows."""
         targets = self.config.time_to_accuracy
-        by_task: dict[str, dict[str, dict[int, accuracy.Run]]] = {}
+        by_task: dict[str, dict[str, dict[int, Any]]] = {}
         for (task, mode, seed), config in runs.items():
             folder = self.folder / "accuracy" / task / mode / f"seed{seed}"
 
@@ -113,10 +113,7 @@ class Harness:
             name = f"accuracy-{task}-{mode}-seed{seed}"
             label = f"{task}: {mode}, time to accuracy, seed {seed}"
             figures, why = self._take(name, label, work)
-            target = targets[task].target
-            run = (
-                accuracy.read(figures, target) if figures else accuracy.Run(failed=why)
-            )
+            run = figures or {"failed": why}
             by_task.setdefault(task, {}).setdefault(mode, {})[seed] = run
         return [
             row

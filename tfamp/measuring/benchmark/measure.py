@@ -1,9 +1,8 @@
 """Measures one cell, in the process that was started for it."""
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -51,7 +50,7 @@ def measure(
         unit, description, parameters.
     """
     task, before = config_dict.ConfigDict(plain), process_memory.peak_host()
-    with _in_force(task, cell, seed) as note:
+    with _in_force(task, cell, seed):
         keras.utils.set_random_seed(seed)
         count = warmup + steps
         workload = _workload(task, cell, job, seed, count)
@@ -64,7 +63,7 @@ def measure(
             model.fit(workload.batches, steps_per_epoch=every, shuffle=False, **quiet)
         else:
             model.predict(workload.batches, steps=count, **quiet)
-        remark, tf32 = note(), policy.read().tensor_float_32
+        note, tf32 = _note(cell), policy.read().tensor_float_32
     return {
         **_figures(watch, window, warmup),
         "examples": workload.examples * window,
@@ -73,7 +72,7 @@ def measure(
         "device_bytes": process_memory.peak_device(),
         "xla": bool(model.jit_compile),
         "tensor_float_32": tf32,
-        "note": remark,
+        "note": note,
         "unit": workload.unit,
         "description": workload.description,
         "parameters": model.count_params(),
@@ -94,30 +93,27 @@ def _figures(watch, window, warmup):
     }
 
 
-@contextlib.contextmanager
-def _in_force(task, cell, seed) -> Iterator[Any]:
-    """The cell's precision; yields a function that describes it after the steps."""
+def _in_force(task, cell, seed):
+    """Returns the scope of the cell's precision."""
     mode, rewrite = cell_modes.VARIANTS[cell.mode]
     if cell.framework == "keras":
-        with policy.policy_scope(mode):
-            yield lambda: "plain Keras: its policy set by hand, its own loss scaling"
-        return
+        return policy.policy_scope(mode)
     if task.config is not None:
-        scope = trainer.enabled(cells.config_of(task, cell, seed).precision)
-    else:
-        keywords = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
-        # In every mode, so that what differs is precision.
-        scope = control.enabled(mode, fused_kernels=True, **keywords)
+        return trainer.enabled(cells.config_of(task, cell, seed).precision)
+    keywords = {"graph_rewrite": bool(rewrite), "sum_embedding_gradients": True}
+    # In every mode, so that what differs is precision.
+    return control.enabled(mode, fused_kernels=True, **keywords)
 
-    def note():
-        status = control.status()
-        kernels = status.fused_kernels
-        fused = "" if kernels == "off" else f"fused kernels: {kernels}"
-        parts = [status.reason, status.graph_rewrite if rewrite else "", fused]
-        return "; ".join(filter(None, parts))
 
-    with scope:
-        yield note
+def _note(cell):
+    """What is in force, after the steps."""
+    if cell.framework == "keras":
+        return "plain Keras: its policy set by hand, its own loss scaling"
+    status, (_, rewrite) = control.status(), cell_modes.VARIANTS[cell.mode]
+    kernels = status.fused_kernels
+    fused = "" if kernels == "off" else f"fused kernels: {kernels}"
+    parts = status.reason, status.graph_rewrite if rewrite else "", fused
+    return "; ".join(filter(None, parts))
 
 
 def _workload(task, cell, job, seed, steps) -> workloads.Workload:

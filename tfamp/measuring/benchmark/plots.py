@@ -20,7 +20,9 @@ def draw(report: Any) -> dict[str, str]:
       report: A `report.Report`.
     """
     matplotlib = extras.require("matplotlib")
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 8}):
+    style = {"svg.fonttype": "none", "font.size": 8}
+    style |= {"axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context(style):
         figures = {
             f"Speed-up over {report.base}, with its 95 % interval": _intervals(
                 report, "speed_up", 1.0, "x"
@@ -43,10 +45,7 @@ def _svg(figure):
 def _figure(height):
     figure = extras.require("matplotlib.figure")
     fig = figure.Figure(figsize=(_WIDTH, height), layout="constrained")
-    axes = fig.subplots()
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return fig, axes
+    return fig, fig.subplots()
 
 
 def _label(report, row):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tfamp import checks, errors, extras, progress
-from tfamp.facts import hardware
 from tfamp.measuring import processes, torch_peer, workloads
 from tfamp.measuring.benchmark import accuracy, cells, harness, report
 from tfamp.runs import run_files
@@ -109,44 +108,38 @@ def run(
     for package in ("jinja2", "matplotlib", "scipy"):
         extras.require(package)  # Of the report: before anything is measured.
     with progress.Progress(verbose) as lines:
-        return _run(config, workdir, lines, command)
-
-
-def _run(config, workdir, lines, command):
-    planned = cells.plan(config)
-    runs = accuracy.plan(config)
-    versions, no_torch = _find_torch(config, planned)
-    if no_torch:
-        lines.say(f"without PyTorch: {no_torch}")
-        planned = [cell for cell in planned if cell.framework != "torch"]
-    check(config, planned)
-    with run_files.benchmark_folder(cells.identity(config), workdir) as folder:
-        every = harness.Harness(config, folder, versions, lines)
-        lines.total = config.repeats * len(planned) + len(runs)
-        machine = every.trials.machine
-        own_versions = {
-            name: machine.facts[name]
-            for name in ("Python", "tfamp", "tensorflow", "keras")
-        }
-        result = report.make(
-            config,
-            *every.measure(planned),
-            every.train(runs),
-            {
-                "date": datetime.date.today().isoformat(),
-                "command": command,
-                "commit": commit(),
-                "machine": machine.device,
-                "platform": platform.platform(),
-                "cpu_cores": processes.cores(),
-                "process_environment": _gpu_environment(),
-                "versions": {**own_versions, **versions},
-            },
-            [f"without PyTorch: {no_torch}"] if no_torch else [],
-        )
-        result.write(folder)
-        result.check(workdir and folder)
+        planned = cells.plan(config)
+        runs = accuracy.plan(config)
+        versions, no_torch = _find_torch(config, planned)
+        notes = [f"without PyTorch: {no_torch}"] if no_torch else []
+        if no_torch:
+            lines.say(notes[0])
+            planned = [cell for cell in planned if cell.framework != "torch"]
+        check(config, planned)
+        with run_files.benchmark_folder(cells.identity(config), workdir) as folder:
+            every = harness.Harness(config, folder, versions, lines)
+            lines.total = config.repeats * len(planned) + len(runs)
+            measured, failures = every.measure(planned)
+            times = every.train(runs)
+            machine = _machine(every.trials.machine, versions, command)
+            result = report.make(config, measured, failures, times, machine, notes)
+            result.write(folder)
+            result.check(workdir and folder)
     return result
+
+
+def _machine(machine, versions, command):
+    """Returns date, command, commit, device and versions, for the report."""
+    own = ("Python", "tfamp", "tensorflow", "keras")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": command,
+        "commit": commit(),
+        "machine": machine.device,
+        "platform": platform.platform(),
+        "cpu_cores": processes.cores(),
+        "versions": {**{name: machine.facts[name] for name in own}, **versions},
+    }
 
 
 def commit() -> str:
@@ -163,14 +156,6 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
-
-
-def _gpu_environment():
-    """What the cells' processes have in their environment; "" without a GPU."""
-    if all(device.kind != "GPU" for device in hardware.read_devices()):
-        return ""
-    environment = processes.one_gpu(os.environ)
-    return " ".join(f"{name}={value}" for name, value in environment.items())
 
 
 def _find_torch(config, planned):
@@ -195,11 +180,9 @@ def check(config, planned) -> None:
       config: The configuration of the benchmark.
       planned: Its cells.
     """
-    first: dict[Any, Any] = {}
-    for cell in planned:
-        task = config.tasks[cell.task]
-        if task.config is not None:
-            cell_config = cells.config_of(task, cell, config.seed)
-            first.setdefault((cell.task, cell.sequence_length), cell_config)
-    if first:
-        workloads.check(first.values())
+    ours = [cell for cell in planned if config.tasks[cell.task].config is not None]
+    if one_of_each := {(cell.task, cell.sequence_length): cell for cell in ours}:
+        workloads.check(
+            cells.config_of(config.tasks[cell.task], cell, config.seed)
+            for cell in one_of_each.values()
+        )

@@ -1,11 +1,11 @@
 """What else has code of its own on a GPU: float8 and the graph rewrite."""
 
-import time
 from typing import Any
 
 import keras
 import numpy as np
 
+from tfamp.measuring.benchmark import measure
 from tfamp.precision import control
 
 layers = keras.layers
@@ -31,17 +31,13 @@ def train(mode: str, keywords: dict[str, Any], xla: bool, tiny: bool) -> dict[st
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, jit_compile=xla)
         x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
-        starts, ends = [], []
-        watch = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: starts.append(time.perf_counter()),
-            on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()),
-        )
-        fit = {"epochs": 20, "verbose": 0, "callbacks": [watch]}
-        losses = model.fit(x, x[:, :10].argmax(1), rows, **fit).history["loss"]
+        watch = measure.Stopwatch()
+        fit = {"epochs": 20, "verbose": 0, "callbacks": [watch]}  # Of one step.
+        model.fit(x, x[:, :10].argmax(1), rows, **fit)
         status = control.status()
         rewritten = keywords.get("graph_rewrite")
         return {
-            "losses": list(map(float, losses)),
-            "seconds": [end - start for start, end in zip(starts, ends, strict=True)],
+            "losses": watch.losses,
+            "seconds": watch.seconds,
             "in_force": status.graph_rewrite if rewritten else status.reason,
         }

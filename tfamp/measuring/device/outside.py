@@ -33,24 +33,24 @@ class Command:
     Args:
       command: Its words.
       folder: Where it runs.
+      output: Where its standard output goes; None: to the lines that are kept.
     """
 
-    def __init__(self, command: Sequence[str], folder: pathlib.Path):
+    def __init__(
+        self, command: Sequence[str], folder: pathlib.Path, output: int | None = None
+    ):
         self._done = False
         self._words = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(
             command,
             cwd=folder,
             stdin=subprocess.PIPE,
-            stdout=self._output(),
+            stdout=output or self._words,
             stderr=self._words,
             text=True,
             env=processes.outside(),
             start_new_session=True,
         )
-
-    def _output(self):
-        return self._words
 
     def __enter__(self):
         return self
@@ -82,9 +82,9 @@ class Command:
         """
         if self._done:
             return processes.Outcome(None)
-        failure = ""
         try:
             code = self._process.wait(max(0, timeout))
+            failure = f"exit code {code}" if code else ""
         except subprocess.TimeoutExpired:
             self._send(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -109,12 +109,10 @@ class TorchSteps(Command):
 
     def __init__(self, python: str, arguments: Sequence[str]):
         words = shlex.split(python) or [sys.executable]
-        super().__init__([*words, str(_TORCH), *arguments], _TORCH.parent)
+        command = [*words, str(_TORCH), *arguments]
+        super().__init__(command, _TORCH.parent, subprocess.PIPE)
         self._figures: queue.Queue = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-
-    def _output(self):
-        return subprocess.PIPE
 
     def proceed(self) -> None:
         """Has it go on to its next figures."""
@@ -129,7 +127,7 @@ class TorchSteps(Command):
         except queue.Empty:
             self.stop()
             return processes.Outcome(None, _ended(timeout))
-        if figures or self._process.wait() == 0:
+        if figures is not None or self._process.wait() == 0:
             return processes.Outcome(figures)
         why = processes.reason(self._process.returncode, self._last(_LAST_LINES))
         return processes.Outcome(None, why)

@@ -2,14 +2,12 @@
 
 import collections
 import datetime
-import json
-import pathlib
 import statistics
 
-from tfamp import extras, tables
+from tfamp import tables
 from tfamp.measuring import trials
 from tfamp.measuring.device import parts
-from tfamp.runs import run_files
+from tfamp.runs import plots, run_files
 
 _GIB, _MIB = 2**30, 2**20
 _TINY = "Small models, as a check: no figure here describes the device."
@@ -19,7 +17,6 @@ _REASON = 300  # Characters.
 
 
 def write(
-    folder: pathlib.Path,
     device_trials: trials.Trials,
     options: parts.Asked,
     took: dict[str, float],
@@ -29,13 +26,13 @@ def write(
     """Writes `report.md`, `report.json` and `steps.png`.
 
     Args:
-      folder: Of the device, with `cells/`.
-      device_trials: The figures, those that hold here.
+      device_trials: Those in the device's folder.
       options: What the last call was asked for.
       took: Label of what it has run -> seconds.
       failures: Label -> why it is missing.
       command: The last call's.
     """
+    folder = device_trials.folder
     figures = {
         name: trial
         for name in sorted(file.stem for file in (folder / "cells").glob("*.json"))
@@ -56,16 +53,18 @@ def write(
         "seconds": took,
         "missing": failures,
     }
-    run_files.write_text(folder / "report.json", json.dumps(content) + "\n")
+    run_files.write_json(folder / "report.json", content, indent=None)
+    commits = ", ".join(filter(None, content["commits"])) or "not of a checkout"
     lines = [
         f"# What {device_trials.machine.device} shows",
-        _head(content),
+        f"{content['date']}; commit: {commits}; `{command}`",
         *([_TINY] * options.tiny),
         _table([{"fact": k, "value": v} for k, v in facts.items()]),
     ]
     for title, text in _sections(options, figures, took, failures).items():
         lines += [f"## {title}", text] if text.strip() else []
-    if _draw(folder / "steps.png", figures):
+    if (models := _milliseconds(figures)) and plots.can_draw():
+        plots.write(folder / "steps.png", _draw, models)
         lines.insert(2 + options.tiny, "![steps](steps.png)")
     run_files.write_text(folder / "report.md", "\n\n".join(lines) + "\n")
 
@@ -74,14 +73,14 @@ def _sections(options, figures, took, failures):
     """Returns title -> text of each."""
     missing = [{"what": x, "why": shortened(why)} for x, why in failures.items()]
     return {
-        "Parts": _parts(options, figures, took),
+        "Parts": _table(_parts(options, figures, took)),
         "Steps": _steps(figures),
         "Where a step's time goes": _profiles(figures),
-        "Numerics": _numerics(figures),
-        "Memory": _memory(figures),
+        "Numerics": _table(_numerics(figures)),
+        "Memory": _table(_memory(figures)),
         "Tests": _texts(figures, "tests"),
-        "Accuracy": _accuracy(figures),
-        "float8 and the graph rewrite": _features(figures),
+        "Accuracy": _table(_accuracy(figures)),
+        "float8 and the graph rewrite": _table(_features(figures)),
         "What fits into memory": _texts(figures, "fit_memory"),
         "Not measured": _table(missing),
     }
@@ -96,12 +95,8 @@ def shortened(why: str) -> str:
     return why if len(why) <= _REASON else f"... {why[-_REASON:]}"
 
 
-def _head(content):
-    commits = ", ".join(filter(None, content["commits"])) or "not of a checkout"
-    return f"{content['date']}; commit: {commits}; `{content['command']}`"
-
-
 def _table(rows):
+    rows = [*rows]
     return tables.of_dicts(rows) if rows else ""
 
 
@@ -111,33 +106,29 @@ def _of(figures, *prefixes):
 
 def _parts(options, figures, took):
     """How far the parts are; what there was before took no time in the last call."""
-    rows = []
     for part in options.parts:
         own = [s for label, s in took.items() if label.startswith(f"{part}: ")]
-        rows.append(
-            {
-                "part": part,
-                "figures": str(len(_of(figures, part))),
-                "processes and groups of this call": str(len(own)),
-                "seconds, the longest": f"{max(own, default=0):.0f}",
-            }
-        )
-    return _table(rows)
+        yield {
+            "part": part,
+            "figures": str(len(_of(figures, part))),
+            "processes and groups of this call": str(len(own)),
+            "seconds, the longest": f"{max(own, default=0):.0f}",
+        }
 
 
 def _timed(figures):
-    """Yields model, group, variant and figures of what was timed."""
+    """Yields model, variant and figures of what was timed."""
     order = "time", "compiled", "stock_xla"
     names = (name.split("-") for name in _of(figures, *order))
     # A group's base comes first.
     key = lambda x: (order.index(x[0]), *x[1:3], x[3] != "keras", x)  # noqa: E731
     for words in sorted(names, key=key):
-        _, model, group, side, mode, compiled = words
+        _, model, _, side, mode, compiled = words
         each = figures["-".join(words)]
         how = {"compiled": {"torch": ", compiled"}.get(side, ", XLA"), "plain": ""}
         label = {"keras": "stock Keras", "torch": "PyTorch"}.get(side, side)
         if each["seconds"]:
-            yield model, group, f"{label} {mode}{how[compiled]}", each
+            yield model, f"{label} {mode}{how[compiled]}", each
 
 
 def _ratio(each):
@@ -149,7 +140,7 @@ def _ratio(each):
 
 def _steps(figures):
     rows = []
-    for model, _, label, each in _timed(figures):
+    for model, label, each in _timed(figures):
         seconds = [1000 * x for some in each["seconds"] for x in some]
         peak, seen = each["device_bytes"], each.get("profile")
         median = statistics.median(seconds)
@@ -184,7 +175,7 @@ def _steps(figures):
 
 def _profiles(figures):
     texts = []
-    for model, _, label, each in _timed(figures):
+    for model, label, each in _timed(figures):
         if seen := each.get("profile"):
             rows = [
                 {"kernel": name, "ms a step": f"{ms:.2f}", "times": f"{times:.0f}"}
@@ -196,25 +187,20 @@ def _profiles(figures):
 
 
 def _numerics(figures):
-    rows = []
     for each in _of(figures, "numerics").values():
         failed = each.get("failed")
         error, most = each.get("error"), each.get("expected")
-        rows.append(
-            {
-                "layer": each["name"],
-                "mode": each["mode"] + ", XLA" * each["xla"],
-                "error": failed or f"{error:.2e}",
-                "of": each.get("of", ""),
-                "expected at most": "" if failed else f"{most:.2e}",
-                "": "" if not failed and error <= most else "**more**",
-            }
-        )
-    return _table(rows)
+        yield {
+            "layer": each["name"],
+            "mode": each["mode"] + ", XLA" * each["xla"],
+            "error": failed or f"{error:.2e}",
+            "of": each.get("of", ""),
+            "expected at most": "" if failed else f"{most:.2e}",
+            "": "" if not failed and error <= most else "**more**",
+        }
 
 
 def _memory(figures):
-    rows = []
     for name, each in _of(figures, "memory").items():
         _, recipe, mode, xla, *what, _ = name.split("-")
         computed, later = each["computed"]["total"], each["later_bytes"]
@@ -224,16 +210,13 @@ def _memory(figures):
             "peak": each["device_bytes"],
             "with workspaces": each["computed"]["bound"],
         }
-        rows.append(
-            {
-                "recipe": recipe.replace(".", "/"),
-                "mode": f"{mode}{', XLA' * (xla == 'xla')}",
-                "with": " ".join(what).replace("_", " "),
-                **{k: f"{v / _MIB:,.0f}" if v else "-" for k, v in sizes.items()},
-                "ratio": f"{computed / later:.2f}" if later else "-",
-            }
-        )
-    return _table(rows)
+        yield {
+            "recipe": recipe.replace(".", "/"),
+            "mode": f"{mode}{', XLA' * (xla == 'xla')}",
+            "with": " ".join(what).replace("_", " "),
+            **{k: f"{v / _MIB:,.0f}" if v else "-" for k, v in sizes.items()},
+            "ratio": f"{computed / later:.2f}" if later else "-",
+        }
 
 
 def _accuracy(figures):
@@ -241,33 +224,25 @@ def _accuracy(figures):
     for name, each in _of(figures, "accuracy").items():
         _, recipe, mode, *_ = name.split("-")
         scores[recipe.replace(".", "/"), mode].append(each["test_score"])
-    return _table(
-        [
-            {
-                "recipe": recipe,
-                "mode": mode,
-                "test score": f"{statistics.mean(some):.4f}",
-                "deviation": f"{statistics.stdev(some):.4f}" if some[1:] else "-",
-                "seeds": str(len(some)),
-            }
-            for (recipe, mode), some in scores.items()
-        ]
-    )
+    for (recipe, mode), some in scores.items():
+        yield {
+            "recipe": recipe,
+            "mode": mode,
+            "test score": f"{statistics.mean(some):.4f}",
+            "deviation": f"{statistics.stdev(some):.4f}" if some[1:] else "-",
+            "seeds": str(len(some)),
+        }
 
 
 def _features(figures):
-    return _table(
-        [
-            {
-                "what": name.rpartition("-")[0],
-                "first loss": f"{each['losses'][0]:.4f}",
-                "last loss": f"{each['losses'][-1]:.4f}",
-                "ms": f"{1000 * statistics.median(each['seconds'][2:]):.1f}",
-                "in force": each["in_force"],
-            }
-            for name, each in _of(figures, "float8", "rewrite").items()
-        ]
-    )
+    for name, each in _of(figures, "float8", "rewrite").items():
+        yield {
+            "what": name.rpartition("-")[0],
+            "first loss": f"{each['losses'][0]:.4f}",
+            "last loss": f"{each['losses'][-1]:.4f}",
+            "ms": f"{1000 * statistics.median(each['seconds'][2:]):.1f}",
+            "in force": each["in_force"],
+        }
 
 
 def _texts(figures, part):
@@ -279,20 +254,18 @@ def _texts(figures, part):
     return "\n\n".join(texts)
 
 
-def _draw(file, figures):
-    """Draws the milliseconds of a step; returns whether there are any."""
-    try:
-        Figure = extras.require("matplotlib.figure").Figure
-    except ImportError:
-        return False
+def _milliseconds(figures):
+    """Returns model -> {variant: milliseconds of a step}."""
     models = collections.defaultdict(dict)
-    for model, _, label, each in _timed(figures):
+    for model, label, each in _timed(figures):
         models[model][label] = 1000 * statistics.median(sum(each["seconds"], []))
-    if not models:
-        return False
-    count = sum(map(len, models.values()))
-    picture = Figure(figsize=(9, 1.5 + 0.3 * count), layout="constrained")
+    return models
+
+
+def _draw(models):
     shapes = [len(each) for each in models.values()]
+    size = 9, 1.5 + 0.3 * sum(shapes)
+    picture = plots.empty_figure("ms of a training step", size)
     drawn = picture.subplots(len(models), 1, squeeze=False, height_ratios=shapes)
     for axes, name in zip(drawn[:, 0], models, strict=True):
         bars = axes.barh([*models[name]], [*models[name].values()], color="steelblue")
@@ -300,6 +273,4 @@ def _draw(file, figures):
         axes.invert_yaxis()
         axes.margins(x=0.12)
         axes.set_title(name)
-    drawn[-1, 0].set_xlabel("ms of a training step")
-    picture.savefig(file, dpi=120)
-    return True
+    return picture

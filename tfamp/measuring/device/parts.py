@@ -67,11 +67,6 @@ class Asked(NamedTuple):
     memory: int | None = None
 
     @property
-    def small(self) -> bool:
-        """Whether the GPU has less memory than full batches are for."""
-        return self.memory is not None and self.memory < _SMALL
-
-    @property
     def together(self) -> int | None:
         """How many processes whose steps are timed the GPU has room for."""
         return self.memory and max(1, self.memory // HELD)
@@ -81,7 +76,8 @@ class Asked(NamedTuple):
         """Sizes of the models that are timed, which the memory has room for."""
         if self.tiny:
             return networks.TINY
-        return networks.Sizes(batch=8, images=32) if self.small else networks.Sizes()
+        small = self.memory is not None and self.memory < _SMALL
+        return networks.Sizes(batch=8, images=32) if small else networks.Sizes()
 
     @property
     def mixed(self) -> tuple[str, ...]:
@@ -317,5 +313,5 @@ def _config(options, recipe, mode, seed):
 def _job(part, name, limit, function, *arguments):
     modules = steps, numerics, peaks, accuracy
     preload = (*(module.__name__ for module in modules), "keras_hub")
-    process = functools.partial(processes.Process, function, *arguments)
-    return Job(part, name, limit, functools.partial(process, preload=preload))
+    start = functools.partial(processes.Process, function, *arguments, preload=preload)
+    return Job(part, name, limit, start)

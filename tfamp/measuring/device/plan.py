@@ -15,21 +15,20 @@ import pathlib
 import re
 import shlex
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from tfamp import progress
 from tfamp.facts import hardware, names
 from tfamp.measuring import processes, trials
 from tfamp.measuring.benchmark import cell_modes, runner
-from tfamp.measuring.device import check_parts, page, parts
+from tfamp.measuring.device import page, parts
 from tfamp.measuring.device.parts import Asked, Group, Job, Variant
 
 # Of the seconds left to a group: a variant that needs more is left out.
 _PREPARES = 0.6
 _LEAST = 15  # Seconds; with less left nothing is begun.
-_SILENCE = 15  # Seconds, until a line says what is running.
 _HELD = 6 * 2**30  # Bytes of a GPU that a process may hold beside others.
 
 
@@ -54,9 +53,8 @@ def run(
       The device's folder, with `report.md`, `report.json` and `steps.png`.
 
     Raises:
-      ValueError: If there is no such part, or no such Python.
+      ValueError: If there is no such Python.
     """
-    check_parts(asked_parts)
     words = shlex.split(torch_python)
     if words and not shutil.which(words[0]):
         raise ValueError(
@@ -75,16 +73,13 @@ def run(
     )
     label = hardware.device_label(hardware.read_devices())
     name = re.sub(r"\W+", "-", f"{label} tiny" if tiny else label).strip("-").lower()
-    plan = _Plan(folder / name, options, say)
-
-    def write():
-        page.write(plan.folder, plan.trials, options, plan.took, plan.failures, command)
-
-    try:
-        plan.run(write)
-    finally:
-        write()
-        say(f"open {plan.folder / 'report.md'}")
+    with progress.Progress(what="measuring", seconds=60 * minutes, say=say) as lines:
+        plan = _Plan(folder / name, options, command, lines)
+        try:
+            plan.run()
+        finally:
+            plan.write()
+            lines.say(f"open {plan.folder / 'report.md'}")
     return plan.folder
 
 
@@ -101,10 +96,10 @@ def _device_memory():
 class _Plan:
     """One call; see `run`."""
 
-    def __init__(self, folder, options: Asked, say):
-        self.folder, self.options, self._print = folder, options, say
+    def __init__(self, folder, options: Asked, command, lines):
+        self.folder, self.options, self.command = folder, options, command
         (folder / "cells").mkdir(parents=True, exist_ok=True)
-        self.trials = trials.Trials(folder)
+        self.trials, self.lines = trials.Trials(folder), lines
         self._stamp = {
             "date": datetime.date.today().isoformat(),
             "commit": runner.commit(),
@@ -112,63 +107,46 @@ class _Plan:
         self.end = time.monotonic() + 60 * options.minutes
         self.failures: dict[str, str] = {}
         self.took: dict[str, float] = {}
-        self._running: dict[str, float] = {}
         self._alive: set[Any] = set()
-        self._said = time.monotonic()
 
     @property
     def left(self) -> float:
         """Seconds that are left."""
         return self.end - time.monotonic()
 
-    def run(self, write):
+    def run(self):
         """Measures the parts in order; the page is written after each of them."""
-        ended = threading.Event()
-        speaker = threading.Thread(target=self._speak, args=(ended,), daemon=True)
-        speaker.start()
         jobs: list[Job] = []
-        try:
-            for part in filter(self.options.parts.__contains__, parts.PARTS):
-                for each in parts.PARTS[part](self.options):
-                    if isinstance(each, Job):
-                        jobs.append(each)
-                    else:
-                        self._timed(each, jobs)
-                        jobs = []
-                        write()
-            self._side_by_side(jobs)
-        finally:
-            ended.set()
-            speaker.join()
+        for part in filter(self.options.parts.__contains__, parts.PARTS):
+            for each in parts.PARTS[part](self.options):
+                if isinstance(each, Job):
+                    jobs.append(each)
+                else:
+                    self._timed(each, jobs)
+                    jobs = []
+                    self.write()
+        self._side_by_side(jobs)
+
+    def write(self):
+        """Writes the page of what there is."""
+        page.write(self.trials, self.options, self.took, self.failures, self.command)
 
     def keep(self, name, figures):
         """Writes figures, with the day and the commit that they are of."""
         self.trials.write(name, figures | self._stamp)
 
-    def say(self, line):
-        """Prints a line, and when it was."""
-        self._said = time.monotonic()
-        self._print(f"[{max(0, self.left) / 60:4.1f} min left] {line}")
-
-    def _speak(self, ended):
-        while not ended.wait(1):
-            if time.monotonic() - self._said >= _SILENCE and self._running:
-                labels, since = zip(*list(self._running.items()), strict=True)
-                spent = time.monotonic() - min(since)
-                self.say(f"{spent:.0f} s: {', '.join(labels)}"[:200])
-
     @contextlib.contextmanager
     def _runs(self, label):
-        self._running[label] = time.monotonic()
-        self.say(label)
+        begun = time.monotonic()
         try:
-            yield
+            with self.lines.part(label):
+                yield
         finally:
-            self.took[label] = time.monotonic() - self._running.pop(label)
+            self.took[label] = time.monotonic() - begun
 
     def _fails(self, label, why):
         self.failures[label] = why
-        self.say(f"  {label}: {page.shortened(why)}")
+        self.lines.say(f"  {label}: {page.shortened(why)}")
 
     def _side_by_side(self, jobs, held=0):
         """Runs jobs, as many beside each other as there is room for.
@@ -250,10 +228,8 @@ class _Plan:
                 outcome = process.result(end - time.monotonic())
                 if outcome.value is not None:
                     self.keep(f"{name}-{number:03d}", outcome.value)
-                if outcome.failure:
+                if outcome.failure:  # It is tried again by the next call.
                     return self._fails(label, outcome.lack or outcome.failure)
-                if (outcome.value or {}).get("code"):  # It is tried again.
-                    return self._fails(label, f"exit code {outcome.value['code']}")
                 if outcome.value is None:  # The end of a generator.
                     break
                 process.proceed()
@@ -273,15 +249,8 @@ class _Turns:
         ready = time.monotonic() + _PREPARES * (self.end - time.monotonic())
         for each in self.running:
             self._next(each, ready)
-            if each in self.figures:
-                first = self.figures[each]["first_step_seconds"]
-                self.plan.say(f"  {self._label(each)}: first step {first:.1f} s")
-        for _ in range(parts.ROUNDS):
+        for _ in range(parts.ROUNDS + 1):  # The last is a profile.
             for each in [*self.figures]:
-                self.running[each].proceed()
-                self._next(each, self.end)
-        for each in [*self.figures]:
-            if each.side != "torch":
                 self.running[each].proceed()
                 self._next(each, self.end)
 
@@ -301,8 +270,8 @@ class _Turns:
             held["seconds"].append(figures.pop("seconds"))
             if variant == self.group.variants[0]:
                 self.base.append(held["seconds"][-1])
-        held |= figures | {"base_seconds": self.base}
-        held["sizes"] = self.plan.options.sizes._asdict()
+        sizes = self.plan.options.sizes._asdict()
+        held |= figures | {"base_seconds": self.base, "sizes": sizes}
         # The base is measured again, beside others: never in place of more.
         if _rounds(held) >= _rounds(self.plan.read(self.group, variant)):
             self.plan.keep(figure_name(self.group, variant), held)

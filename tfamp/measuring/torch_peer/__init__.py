@@ -31,10 +31,7 @@ def call(python: str, request: dict[str, Any], timeout: float) -> processes.Outc
     Returns:
       An `Outcome` with figures as `measure.measure` returns them.
     """
-    try:
-        return _run([python, str(_CELL)], json.dumps(request), timeout)
-    except subprocess.TimeoutExpired:
-        return processes.Outcome(None, f"ended after {timeout:.0f} s without a result")
+    return _run([python, str(_CELL)], json.dumps(request), timeout)
 
 
 def versions(python: str) -> tuple[dict[str, str], str]:
@@ -46,25 +43,25 @@ def versions(python: str) -> tuple[dict[str, str], str]:
     Returns:
       Their versions by name, and why there are none, in a line; "" if there are.
     """
-    try:
-        done = _run([python, "-P", "-c", _PROBE], "", _PROBE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {}, f"{python}: {error}"
+    done = _run([python, "-P", "-c", _PROBE], "", _PROBE_SECONDS)
     return done.value or {}, done.failure
 
 
 def _run(command, text, timeout) -> processes.Outcome:
     """Returns what a command writes in its last line, as JSON."""
-    done = subprocess.run(
-        command,
-        input=text,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        env=processes.outside(),
-        timeout=timeout,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env=processes.outside(),
+            timeout=timeout,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return processes.Outcome(None, f"{error}")
     if done.returncode:
         return processes.Outcome(None, processes.reason(done.returncode, done.stderr))
     return processes.Outcome(json.loads(done.stdout.splitlines()[-1]))

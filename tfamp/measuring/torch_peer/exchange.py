@@ -77,28 +77,18 @@ def has_twin(config) -> bool:
     )
 
 
-def write(
-    file: str, plain: Mapping[str, Any], cell: Any, seed: int, steps: int
-) -> dict[str, Any]:
+def write(file: str, plain: Mapping[str, Any], steps: int) -> None:
     """Writes what the twin needs; the weights are those that tfamp's cells start from.
 
     Args:
       file: The file.
-      plain: The cell's task as dicts.
-      cell: The cell.
-      seed: Of weights and batches.
+      plain: The cell's training configuration as dicts.
       steps: How many batches, and learning rates.
-
-    Returns:
-      Nothing to keep: {}.
     """
     safetensors = extras.require("safetensors.numpy")
-    config = config_dict.ConfigDict(plain["config"])
-    config.seed, config.batch_size = seed, cell.batch_size
-    if cell.sequence_length:
-        config.data.sequence_length = cell.sequence_length
+    config = config_dict.ConfigDict(plain)
     source = tasks.synthetic(config)
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(config.seed)
     with policy.policy_scope("float32"):
         model = source.build_model()
     weights = dict(map(to_torch, model.weights))
@@ -112,12 +102,11 @@ def write(
         "loss_scale": {theirs: scaling[ours] for ours, theirs in _SCALER.items()}
         if scaling.enabled
         else None,
-        "seed": seed,
+        "seed": config.seed,
     }
     arrays = {f"weights/{name}": value for name, value in weights.items()} | batches
     contiguous = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
     safetensors.save_file(contiguous, file, {"request": json.dumps(described)})
-    return {}
 
 
 def _batches(source, steps):

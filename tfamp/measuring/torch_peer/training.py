@@ -1,6 +1,5 @@
 """Training in PyTorch as Keras means it; a part of `cell`, imports no tfamp."""
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -119,10 +118,10 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=scaled, **(loss_scale or {})
         )
-        dtype = MODES[mode]
-        self.autocast = contextlib.nullcontext
-        if dtype is not None:
-            self.autocast = functools.partial(torch.autocast, device.type, dtype)
+        low = MODES[mode]
+        self.autocast = functools.partial(
+            torch.autocast, device.type, low, enabled=low is not None
+        )
         self.scale = self.scaler.get_scale()
         self.steps = self.skipped = 0
 
