@@ -1,16 +1,20 @@
 """What the tests share: the process' globals, and small models of the peers' rules."""
 
 import contextlib
+import importlib.util
 import math
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import workers
+from tensorflow.python.distribute import mirrored_strategy
 
 import tfamp
 from tfamp.facts import hardware
@@ -144,6 +148,56 @@ def as_if_on_a_gpu(mode, **keywords):
         enabled(mode, **keywords) as status,
     ):
         yield status
+
+
+# ---- What many tests do ----
+
+LOW = {"mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
+in_both = pytest.mark.parametrize("mode", LOW)
+
+
+def assert_equal(found: Iterable, expected: Iterable, **tolerances: float) -> None:
+    """Asserts that arrays are equal: bit for bit, or to `rtol` and `atol`."""
+    check = np.testing.assert_allclose if tolerances else np.testing.assert_array_equal
+    for one, other in zip(found, expected, strict=True):
+        check(one, other, err_msg=getattr(one, "path", ""), **tolerances)
+
+
+def value_and_gradient(function: Callable, **keywords: Any) -> Callable:
+    """Returns a function of tensors: what the given one returns, and its gradients."""
+
+    def run(*inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            y = function(*inputs)
+        gradients = tape.gradient(y, inputs, **keywords)
+        return y, gradients if len(inputs) > 1 else gradients[0]
+
+    return run
+
+
+def policies(model: keras.Model) -> dict[str, str]:
+    """Returns {path: policy} of a model and its layers."""
+    return {row.path: row.policy for row in tfamp.describe_layers(model)}
+
+
+COMPILED = {"auto_scale_loss", "jit_compile", "metrics", "run_eagerly"}
+COMPILED |= {"steps_per_execution"}
+
+
+def fit(model: keras.Model, x, y=None, optimizer="sgd", loss="mse", **keywords):
+    """Compiles and trains a model in silence; returns the losses of its epochs."""
+    compiled = {name: keywords.pop(name) for name in COMPILED & {*keywords}}
+    model.compile(optimizer, loss, **compiled)
+    return model.fit(x, y, **{"verbose": 0, **keywords}).history["loss"]
+
+
+@contextlib.contextmanager
+def unmerged_replicas() -> Iterator[None]:
+    """Scopes the path of XLA on GPUs, whose collectives a CPU runs in a plain graph."""
+    owner = mirrored_strategy.MirroredExtended
+    with mock.patch.object(owner, "_use_merge_call", lambda self: False):
+        yield
 
 
 # ---- `-m device` ----
@@ -356,6 +410,14 @@ class LossScaleModel:
 
 
 # ---- Scripts ----
+
+
+def load_module(path: pathlib.Path) -> Any:
+    """Returns the module of a file, wherever it is."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_scripts(

@@ -3,6 +3,7 @@
 Each is made in the dtype policy in force; those of `FIXED` fix dtypes of their own.
 """
 
+import contextlib
 from typing import Any
 
 import keras
@@ -89,12 +90,32 @@ class OwnClass(keras.Model):
         return {"units": self.units, "name": self.name}
 
 
+class OwnStep(keras.Sequential):
+    """Trains by a step of its own, on the mean of the squares."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.cast(self(x, training=True), "float32") - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
 class TracedLayer(L.Layer):
     """Its `call` is a function of TensorFlow's that keeps what it traced."""
 
     @tf.function(reduce_retracing=True)
     def call(self, x):
         return keras.ops.matmul(x, keras.ops.ones((4, 2), x.dtype))
+
+
+class OnHost(L.Layer):
+    """What XLA does not compile."""
+
+    def call(self, x):
+        made = tf.numpy_function(lambda x: x, [x], x.dtype)
+        return x + tf.stop_gradient(tf.ensure_shape(made, x.shape))
 
 
 class Traced(keras.Model):
@@ -274,6 +295,22 @@ def states(model):
     """Variables of a model, with the states of recurrent layers."""
     held = (getattr(each, "states", None) or () for each in model._flatten_layers())
     return [*model.weights, *keras.tree.flatten(list(held))]
+
+
+@contextlib.contextmanager
+def unchanged(model):
+    """Asserts that what is within leaves a model as it was, attributes included."""
+    parts = [model, *model._flatten_layers()]
+    variables = [np.array(each) for each in model.variables]
+    before = [dict(vars(each)) for each in parts]
+    losses = [float(each) for each in model.losses]
+    yield
+    for each, old in zip(parts, before, strict=True):
+        assert vars(each).keys() == old.keys()
+        assert [name for name in old if vars(each)[name] is not old[name]] == []
+    for variable, old in zip(model.variables, variables, strict=True):
+        np.testing.assert_array_equal(variable, old)
+    assert [float(each) for each in model.losses] == losses
 
 
 def described(model):

@@ -89,6 +89,22 @@ def run(
     return [each.result for each in done]
 
 
+def run_python(*arguments, cwd=None, **environ: str | None) -> Any:
+    """Runs a new Python, which must end well; None takes a variable away."""
+    given = os.environ | {"PYTHONPATH": str(TESTS.parent)} | environ
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env={name: value for name, value in given.items() if value is not None},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def cluster(workers: int) -> list[dict[str, str]]:
     """Returns the environment of each worker, with its place in a new cluster."""
     common = {"CUDA_VISIBLE_DEVICES": "-1"}

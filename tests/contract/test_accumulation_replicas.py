@@ -4,10 +4,16 @@ With loss scaling and without. In fresh processes, as in test_optimizer_replicas
 """
 
 import functools
-import itertools
+import warnings
 
+import helpers
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 import workers
+
+import tfamp
 
 NAN = float("nan")
 WINDOW = 3
@@ -20,21 +26,20 @@ INNER = {
     "averages": lambda o, k: o.SGD(
         0.1, use_ema=True, ema_momentum=0.5, gradient_accumulation_steps=k
     ),
-    "several": lambda o, k: o.MultiOptimizer(
+}
+SCALED = {**INNER}
+if hasattr(keras.optimizers, "MultiOptimizer"):
+    # Where nothing is accumulated, Keras clips before the sum; loss scaling after it.
+    SCALED["several"] = lambda o, k: o.MultiOptimizer(
         o.OptimizerMap(
             o.SGD(0.1, clipnorm=0.5),
             {".*second": o.Adam(0.1, gradient_accumulation_steps=k)},
         )
-    ),
-}
-# Where nothing is accumulated, Keras clips before the sum; loss scaling after it.
-SCALED_ONLY = {"several"}
+    )
 
 
 @functools.cache  # Two strategies in one process collide in their collectives.
 def _strategy(replicas):
-    import tensorflow as tf
-
     if replicas == 1:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -46,11 +51,6 @@ def _start(strategy, inner, scaled):
     The gradients of all replicas together are those of one device. The step takes the
     number of the micro-batch, and the replica that gets NaN.
     """
-    import keras
-    import tensorflow as tf
-
-    import tfamp
-
     with strategy.scope():
         values = {"first": [1.0, 2.0], "second": [[3.0], [4.0]]}
         weights = [keras.Variable(value, name=name) for name, value in values.items()]
@@ -102,8 +102,6 @@ def _report(strategy, made, weights):
 
 def _train(strategy, inner, scaled, bad=None):
     """Two windows and a part of one; with a bad micro-batch between them or without."""
-    import tensorflow as tf
-
     made, weights, step = _start(strategy, inner, scaled)
     for number in range(2 * WINDOW + 2):
         if number == 1 and bad is not None:
@@ -112,28 +110,17 @@ def _train(strategy, inner, scaled, bad=None):
     return _report(strategy, made, weights)
 
 
-def _kinds(scaled):
-    import keras
-
-    left_out = set() if scaled else SCALED_ONLY
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        left_out |= {"several"}
-    return {name: made for name, made in INNER.items() if name not in left_out}
-
-
 def every_optimizer():
-    import tfamp
+    def on_one_and_on_two(*given):
+        return [_train(_strategy(count), *given) for count in (1, 2)]
 
-    found = {}
-    for scaled in (False, True):
-        if not scaled:
-            tfamp.enable("float32")
-        for name, inner in _kinds(scaled).items():
-            bad = 1 if scaled else None
-            runs = [_train(_strategy(count), inner, scaled, bad) for count in (1, 2)]
-            found[f"{name}, scaled: {scaled}"] = runs
-        tfamp.disable()
-    return found
+    with helpers.enabled("float32"):
+        plain = {x: on_one_and_on_two(INNER[x], False) for x in INNER}
+    scaled = {x: on_one_and_on_two(SCALED[x], True, 1) for x in SCALED}
+    return {
+        **{f"{name}, scaled: False": runs for name, runs in plain.items()},
+        **{f"{name}, scaled: True": runs for name, runs in scaled.items()},
+    }
 
 
 @pytest.mark.issue("keras#19308")
@@ -153,15 +140,8 @@ def test_windows_of_two_replicas_are_those_of_one_device(two_replicas):
 
 
 def without_merging():
-    """The path of XLA on GPUs, whose collectives a CPU runs in a plain graph."""
-    from tensorflow.python.distribute import mirrored_strategy
-
-    merging = mirrored_strategy.MirroredExtended._use_merge_call
-    mirrored_strategy.MirroredExtended._use_merge_call = lambda self: False
-    try:
+    with helpers.unmerged_replicas():
         return _train(_strategy(2), INNER["Adam"], True, 1)
-    finally:
-        mirrored_strategy.MirroredExtended._use_merge_call = merging
 
 
 def test_replicas_that_run_on_their_own_accumulate_alike(two_replicas):
@@ -171,11 +151,6 @@ def test_replicas_that_run_on_their_own_accumulate_alike(two_replicas):
 
 def summed_before():
     """`skip_gradients_aggregation`: what is added was summed by the caller."""
-    import keras
-    import tensorflow as tf
-
-    import tfamp
-
     with _strategy(2).scope():
         weight = keras.Variable([1.0])
         inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
@@ -198,9 +173,6 @@ def test_sums_of_the_caller_are_not_summed_again(two_replicas):
 
 def collectives():
     """Sizes of what is summed: at the top of a step, and in branches."""
-    import tensorflow as tf
-
-    import tfamp
 
     def sizes(scaled):
         _, _, step = _start(_strategy(2), INNER["Adam"], scaled)
@@ -215,11 +187,8 @@ def collectives():
             filter(None, inside)
         )
 
-    tfamp.enable("float32")
-    try:
+    with helpers.enabled("float32"):
         return [sizes(scaled) for scaled in (False, True)]
-    finally:
-        tfamp.disable()
 
 
 @pytest.mark.issue("keras#19308", "keras#17429")
@@ -234,11 +203,6 @@ MODES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def _model(mode, replicas):
-    import keras
-    import tensorflow as tf
-
-    import tfamp
-
     tfamp.enable(mode, on_unsupported="warn")
     with _strategy(replicas).scope():
         layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
@@ -253,8 +217,6 @@ def _model(mode, replicas):
 
 
 def _fit(model, epochs):
-    import numpy as np
-
     x = np.random.default_rng(0).normal(size=(20, 6)).astype("float32")
     y = 2 * x[:, :1] - x[:, 1:2]
     # Five micro-batches: an epoch ends within a window.
@@ -264,13 +226,6 @@ def _fit(model, epochs):
 
 def fits(folder):
     """Of each mode: weights at first, of one device, of two replicas, saved between."""
-    import warnings
-
-    import keras
-    import tensorflow as tf
-
-    import tfamp
-
     warnings.simplefilter("ignore")  # bfloat16 is slow here.
     found = {}
     for mode in MODES:
@@ -304,8 +259,6 @@ def fits(folder):
 
 
 def _flat(weights):
-    import numpy as np
-
     return np.concatenate([np.ravel(w) for w in weights])
 
 
@@ -314,10 +267,6 @@ def _flat(weights):
 def test_fit_accumulates_alike_and_its_state_is_saved_within_a_window(
     mode, two_replicas
 ):
-    import numpy as np
-
-    import tfamp
-
     first, alone, rest = two_replicas["fits"][mode]
     moved = np.linalg.norm(_flat(alone) - _flat(first))
     assert moved > 0.05
@@ -330,15 +279,10 @@ def test_fit_accumulates_alike_and_its_state_is_saved_within_a_window(
 
 
 def on_two_workers():
-    import tensorflow as tf
-
-    import tfamp
-
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    tfamp.enable("float32")
-    found = [_train(strategy, INNER["clipped AdamW"], False)]
-    tfamp.disable()
-    return [*found, _train(strategy, INNER["clipped AdamW"], True, 1)]
+    with helpers.enabled("float32"):
+        plain = _train(strategy, INNER["clipped AdamW"], False)
+    return [plain, _train(strategy, INNER["clipped AdamW"], True, 1)]
 
 
 @pytest.mark.issue("keras#19308")
@@ -350,8 +294,9 @@ def test_windows_of_two_workers_are_those_of_one_device(two_replicas):
         expected = two_replicas["every_optimizer"][name][1]
         assert found.keys() == expected.keys()
         for [mine], theirs in zip(found["weights"], expected["weights"], strict=True):
-            for a, b in itertools.product([mine], theirs):
-                assert a == [pytest.approx(x, rel=1e-5) for x in b]
+            assert [mine] * 2 == [
+                [pytest.approx(x, rel=1e-5) for x in b] for b in theirs
+            ]
         for key in found.keys() - {"weights", "averages"}:
             assert found[key] == expected[key]
 

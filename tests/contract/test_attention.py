@@ -35,6 +35,7 @@ CASES = {
     "bias of keys": {"bias": drawn(2, 1, 1, KEYS), "is_causal": True},
     "bias of all heads, mask": {"bias": drawn(LENGTH, KEYS), "mask": PADDED},
     "scale": {"scale": 0.5},
+    "under XLA": {"mask": PADDED, "is_causal": True, "jit": True},
 }
 
 
@@ -73,22 +74,15 @@ def used(function, *given):
 
 @pytest.mark.issue("keras#19418", "keras-hub#1265", "keras-hub#2046")
 @pytest.mark.parametrize(
-    "case", helpers.names_of(CASES, device=["plain", "padding, causal"])
+    "case", helpers.names_of(CASES, device=["plain", "padding, causal", "under XLA"])
 )
 def test_outputs_and_gradients_are_keras(case):
-    given, options = inputs(), CASES[case]
+    given, options = inputs(), {**CASES[case]}
+    jit = options.pop("jit", False)
     expected = attended(given, **options)
     with helpers.enabled_without_tf32("mixed_bfloat16"):
-        agree(attended(given, **options), expected)
+        agree(attended(given, jit, **options), expected)
         assert used(lambda *x: keras.ops.dot_product_attention(*x, **options), *given)
-
-
-@pytest.mark.device
-def test_xla_computes_the_same():
-    given, options = inputs(), CASES["padding, causal"]
-    expected = attended(given, **options)
-    with helpers.enabled_without_tf32("mixed_bfloat16"):
-        agree(attended(given, jit=True, **options), expected)
 
 
 def test_grouped_heads_are_repeated():

@@ -3,7 +3,7 @@
 import os
 import random
 import signal
-import threading
+from concurrent import futures
 
 import helpers
 import keras
@@ -89,10 +89,18 @@ def train(data, *callbacks, make=build, **settings):
     return last, weights
 
 
+def killed(folder, step, *callbacks, data="arrays", save_freq=1, **settings):
+    """The same, killed in a step, with a backup; returns what it noted until then."""
+    stop = Stop(step, kill)
+    with pytest.raises(Killed):
+        backup = tfamp.BackupAndRestore(folder, save_freq=save_freq)
+        train(data, *callbacks, backup, stop, **settings)
+    return stop
+
+
 def assert_same(found, expected):
     assert found[0] == expected[0]
-    for one, other in zip(found[1], expected[1], strict=True):
-        np.testing.assert_array_equal(one, other)
+    helpers.assert_equal(found[1], expected[1])
 
 
 @pytest.mark.issue("keras#16252", "tensorflow#40342", "keras-hub#204", "keras#22010")
@@ -101,21 +109,16 @@ def assert_same(found, expected):
     "data", helpers.names_of(DATA, slow=["unknown size", "endless", "PyDataset"])
 )
 def test_a_fit_that_was_killed_ends_as_one_that_was_not(data, tmp_path):
-    tfamp.enable("mixed_float16" if data == "arrays" else "float32")
-    try:
+    with helpers.enabled("mixed_float16" if data == "arrays" else "float32"):
         whole = train(data, seen := Stop())
         # Within an epoch, and at its end.
         for stop in (19, 12) if data == "arrays" else (19,):
-            folder, stopped = tmp_path / str(stop), Stop(stop, kill)
-            with pytest.raises(Killed):
-                train(data, tfamp.BackupAndRestore(folder, save_freq=1), stopped)
-            again = Stop()
+            folder, again = tmp_path / str(stop), Stop()
+            stopped = killed(folder, stop, data=data)
             found = train(data, again, tfamp.BackupAndRestore(folder, save_freq=1))
             assert_same(found, whole)
             assert not list(folder.iterdir())
             assert stopped.losses + again.losses == seen.losses
-    finally:
-        tfamp.disable()
 
 
 @pytest.mark.parametrize(
@@ -135,26 +138,18 @@ def test_what_is_stored_in_fewer_bits_is_restored(settings, tmp_path):
         model.compile(keras.optimizers.Adam(0.01), loss)
         return model
 
-    tfamp.enable("mixed_bfloat16", on_unsupported="warn", **settings)
-    try:
+    with helpers.enabled("mixed_bfloat16", on_unsupported="warn", **settings):
         whole = train("arrays", make=make)
-        stopped = tfamp.BackupAndRestore(tmp_path, save_freq=1), Stop(19, kill)
-        with pytest.raises(Killed):
-            train("arrays", *stopped, make=make)
+        killed(tmp_path, 19, make=make)
         backup = tfamp.BackupAndRestore(tmp_path, save_freq=1)
         assert_same(train("arrays", backup, make=make), whole)
-    finally:
-        tfamp.disable()
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_saved_every_few_steps_and_with_several_in_one_call(size, tmp_path):
     make = lambda: build(steps_per_execution=size)  # noqa: E731
     whole = train("arrays", make=make)
-    stopped = Stop(19 // size, kill)
-    with pytest.raises(Killed):
-        backup = tfamp.BackupAndRestore(tmp_path, save_freq=4)
-        train("arrays", backup, stopped, make=make)
+    killed(tmp_path, 19 // size, save_freq=4, make=make)
     assert len(list(tmp_path.iterdir())) == 2
     again = Stop()
     backup = tfamp.BackupAndRestore(tmp_path, save_freq=4)
@@ -192,14 +187,10 @@ def test_a_model_with_optimizers_and_a_step_of_its_own(tmp_path):
             self.mean.update_state(loss)
             return {"loss": self.mean.result()}
 
-    def make():
-        model = Two()
-        model.compile()
-        return model
-
     def run(*callbacks):
         keras.utils.set_random_seed(0)
-        model = make()
+        model = Two()
+        model.compile()
         model.fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=list(callbacks))
         kept = [*model.variables, *model.one.variables, *model.other.variables]
         return [np.asarray(v) for v in kept]
@@ -207,8 +198,7 @@ def test_a_model_with_optimizers_and_a_step_of_its_own(tmp_path):
     whole = run()
     with pytest.raises(Killed):
         run(tfamp.BackupAndRestore(tmp_path, save_freq=1), Stop(17, kill))
-    for one, other in zip(run(tfamp.BackupAndRestore(tmp_path)), whole, strict=True):
-        np.testing.assert_array_equal(one, other)
+    helpers.assert_equal(run(tfamp.BackupAndRestore(tmp_path)), whole)
 
 
 @pytest.mark.issue("keras#22010")
@@ -218,9 +208,7 @@ def test_a_scheduler_of_the_learning_rate_is_obeyed(tmp_path):
 
     whole = train("arrays", rate())
     for stop in (24, 30):  # Where an epoch begins, and within one.
-        with pytest.raises(Killed):
-            backup = tfamp.BackupAndRestore(tmp_path, save_freq=5)
-            train("arrays", rate(), backup, Stop(stop + 1, kill))
+        killed(tmp_path, stop + 1, rate(), save_freq=5)
         found = train("arrays", rate(), tfamp.BackupAndRestore(tmp_path))
         assert_same(found, whole)
 
@@ -245,14 +233,10 @@ def test_two_threads_go_on_each_with_its_own(tmp_path):
         with pytest.raises(Killed):
             fit(folder, [Stop(stop, kill)])[0]()
     runs = [fit(folder, []) for folder in folders]
-    threads = [threading.Thread(target=run) for run, _ in runs]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda each: each[0](), runs))
     for _, model in runs:
-        for one, other in zip(model.variables, expected.variables, strict=True):
-            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+        helpers.assert_equal(model.variables, expected.variables)
 
 
 def test_a_fit_that_fails_where_an_epoch_begins_leaves_the_next_alone(tmp_path):
@@ -260,8 +244,7 @@ def test_a_fit_that_fails_where_an_epoch_begins_leaves_the_next_alone(tmp_path):
         def on_epoch_begin(self, epoch, logs=None):
             raise Killed
 
-    with pytest.raises(Killed):
-        train("arrays", tfamp.BackupAndRestore(tmp_path, save_freq=1), Stop(5, kill))
+    killed(tmp_path, 5)
     with pytest.raises(Killed):
         train("arrays", tfamp.BackupAndRestore(tmp_path), Fails())
     model, seen = build(), Stop()
@@ -295,9 +278,7 @@ def test_a_model_that_is_not_built_goes_on(tmp_path):
 
     plain = {"validation_data": None}
     whole = train("arrays", make=make, **plain)
-    with pytest.raises(Killed):
-        backup = tfamp.BackupAndRestore(tmp_path, save_freq=1)
-        train("arrays", backup, Stop(15, kill), make=make, **plain)
+    killed(tmp_path, 15, make=make, **plain)
     found = train("arrays", tfamp.BackupAndRestore(tmp_path), make=make, **plain)
     assert_same(found, whole)
 
@@ -380,8 +361,7 @@ def test_kill_and_the_signals_of_schedulers_at_20_steps(script, tmp_path):
 
 
 def test_a_backup_of_another_model_is_refused_and_kept(tmp_path):
-    with pytest.raises(Killed):
-        train("arrays", tfamp.BackupAndRestore(tmp_path, save_freq=1), Stop(5, kill))
+    killed(tmp_path, 5)
 
     def wider():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
@@ -396,8 +376,7 @@ def test_a_backup_of_another_model_is_refused_and_kept(tmp_path):
 
 def test_a_damaged_file_is_passed_over_and_a_foreign_one_refused(tmp_path, caplog):
     whole = train("arrays")
-    with pytest.raises(Killed):
-        train("arrays", tfamp.BackupAndRestore(tmp_path, save_freq=1), Stop(9, kill))
+    killed(tmp_path, 9)
     _, last = sorted(tmp_path.iterdir())
     last.write_bytes(last.read_bytes()[:-200])
     assert_same(train("arrays", tfamp.BackupAndRestore(tmp_path)), whole)
@@ -411,8 +390,7 @@ def test_a_damaged_file_is_passed_over_and_a_foreign_one_refused(tmp_path, caplo
 def test_backups_go_to_any_file_system_that_tensorflow_knows():
     folder = "ram://backups/run"  # As gs://, in this process' memory.
     whole = train("arrays")
-    with pytest.raises(Killed):
-        train("arrays", tfamp.BackupAndRestore(folder, save_freq=1), Stop(9, kill))
+    killed(folder, 9)
     assert len(tf.io.gfile.listdir(folder)) == 2
     assert_same(train("arrays", tfamp.BackupAndRestore(folder)), whole)
     assert not tf.io.gfile.listdir(folder)

@@ -4,10 +4,10 @@ The files in tests/data/ were written by `tests/data/make_golden.py`, whose docs
 tells what they hold.
 """
 
-import importlib.util
 import json
 import pathlib
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -22,17 +22,7 @@ KINDS = list(GOLDEN)
 TOLERANCE = 8 * float(np.finfo("float16").eps)
 
 
-def load_golden_module():
-    spec = importlib.util.spec_from_file_location(
-        "make_golden", DATA / "make_golden.py"
-    )
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-golden = load_golden_module()
+golden = helpers.load_module(DATA / "make_golden.py")
 
 
 def check_state(optimizer, kind):
@@ -229,42 +219,31 @@ def test_legacy_file_keeps_the_moments_that_stock_keras_drops(tmp_path):
 # ---- tf.train.Checkpoint ----
 
 
-def restore(kind, model, optimizer):
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    return checkpoint.read(str(DATA / f"{kind}.checkpoint"))
+def itself(optimizer):
+    return optimizer
 
 
-def built(kind):
-    with tfamp.policy_scope("mixed_float16"):
-        model = golden.build(kind)
-    model.optimizer.build(model.trainable_variables)
-    return model
+# Whose checkpoint, who restores it, and into what of his; whether all is found.
+RESTORED = [
+    ("tfamp", "tfamp", itself, True),
+    # The counters that stock Keras does not have keep their first values.
+    *(("stock", "tfamp", itself, False), ("auto", "tfamp", itself, False)),
+    ("bare", "tfamp", lambda ours: ours.inner_optimizer, False),
+    ("tfamp", "bare", lambda bare: tf.train.Checkpoint(inner_optimizer=bare), True),
+]
 
 
 @pytest.mark.issue("keras#15709")
-@pytest.mark.parametrize("kind", ["tfamp", "stock", "auto"])
-def test_checkpoint_of_ours_and_of_stock_keras_restores_into_ours(kind):
-    model = built("tfamp")
-    status = restore(kind, model, model.optimizer)
-    if kind == "tfamp":
+@pytest.mark.parametrize(("kind", "into", "part", "whole"), RESTORED)
+def test_checkpoints_restore_into_ours_and_ours_into_a_bare_one(
+    kind, into, part, whole
+):
+    with tfamp.policy_scope("mixed_float16"):
+        model = golden.build(into)
+    model.optimizer.build(model.trainable_variables)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=part(model.optimizer))
+    status = checkpoint.read(str(DATA / f"{kind}.checkpoint")).expect_partial()
+    if whole:
         status.assert_existing_objects_matched()
-    else:  # The counters that stock Keras does not have keep their first values.
-        status.expect_partial()
     check_state(model.optimizer, kind)
     check_goes_on(model, kind)
-
-
-def test_checkpoint_of_a_bare_optimizer_restores_into_the_inner_one():
-    model = built("tfamp")
-    inner = model.optimizer.inner_optimizer
-    restore("bare", model, inner).expect_partial()
-    check_state(model.optimizer, "bare")
-    check_goes_on(model, "bare")
-
-
-def test_checkpoint_of_ours_restores_into_a_bare_optimizer():
-    model = built("bare")
-    holder = tf.train.Checkpoint(inner_optimizer=model.optimizer)
-    restore("tfamp", model, holder).assert_existing_objects_matched().expect_partial()
-    check_state(model.optimizer, "tfamp")
-    check_goes_on(model, "tfamp")

@@ -1,30 +1,17 @@
 """The `tfamp` command: what it prints is its own, as far as the user does not ask."""
 
 import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
+import workers
 
-ROOT = pathlib.Path(__file__).parents[2]
 DRIVER = "/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"
 NOISE = "oneDNN custom operations", "cudart_stub", "cuInit"
 
 
-def run(*arguments, **environment):
-    """Runs Python from another folder, without the level that tests set."""
-    given = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**given, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+def run(*arguments, level=None):
+    """Runs Python, without the level that tests set."""
+    return workers.run_python(*arguments, TF_CPP_MIN_LOG_LEVEL=level)
 
 
 @pytest.mark.skipif(any(map(os.path.exists, DRIVER)), reason="has NVIDIA's driver")
@@ -37,12 +24,12 @@ def test_without_a_gpu_the_command_writes_nothing_to_stderr():
 @pytest.mark.training
 @pytest.mark.skipif(any(map(os.path.exists, DRIVER)), reason="has NVIDIA's driver")
 def test_a_level_that_hides_more_adds_no_lines():
-    assert run("-m", "tfamp", "status", TF_CPP_MIN_LOG_LEVEL="3").stderr == ""
+    assert run("-m", "tfamp", "status", level="3").stderr == ""
 
 
 @pytest.mark.training
 def test_the_users_level_counts():
-    done = run("-m", "tfamp", "status", TF_CPP_MIN_LOG_LEVEL="0")
+    done = run("-m", "tfamp", "status", level="0")
     assert any(words in done.stderr for words in NOISE)
 
 

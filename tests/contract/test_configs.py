@@ -1,10 +1,11 @@
 """Every file in configs/ loads, locks, and trains under the one `tiny` override."""
 
 import functools
-import importlib.util
+import importlib
 import itertools
 import pathlib
 
+import helpers
 import made_tables
 import numpy as np
 import pytest
@@ -32,13 +33,6 @@ SHARED = {  # Folders of the data sets that every host can have.
 }
 SLOW = ("cifar10_efficientnet", "mnist")
 WORDS = "a the film phone was is very not good bad fine poor in it and of".split()
-
-
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ---- Stand-ins for data that no host has without a download ----
@@ -205,7 +199,7 @@ def stored(tmp_path_factory):
 
 @pytest.mark.parametrize(("path", "args"), CONFIGS)
 def test_config_loads_locks_and_has_the_shared_fields(path, args):
-    module = load(path)
+    module = helpers.load_module(path)
     config = module.get_config(*args).lock()
     size = args or (("base",) if path.stem in ("mrpc", "squad", "sst2") else ())
     assert config.name.removeprefix("bert-") == "_".join((path.stem, *size))
@@ -237,7 +231,7 @@ def test_config_loads_locks_and_has_the_shared_fields(path, args):
     ],
 )
 def test_config_trains_under_the_tiny_override(path, stored, shared_data, tmp_path):
-    config = base_config.apply_tiny(load(path).get_config())
+    config = base_config.apply_tiny(helpers.load_module(path).get_config())
     if path.stem in STAND_INS:
         config.data_dir = str(stored(STAND_INS[path.stem]))
     elif path.stem == "mnist":
@@ -261,7 +255,7 @@ def test_config_trains_under_the_tiny_override(path, stored, shared_data, tmp_pa
     ],
 )
 def test_recipe_as_published_starts_from_weights_and_selects_nothing(path, args):
-    config = load(path).get_config(*args)
+    config = helpers.load_module(path).get_config(*args)
     size = config.name.rsplit("_", 1)[1]
     assert config.model.preset == f"bert_{size}_en_uncased"
     assert config.validation_fraction == 0
@@ -269,7 +263,7 @@ def test_recipe_as_published_starts_from_weights_and_selects_nothing(path, args)
     assert (optimizer.name, optimizer.schedule) == ("adamw", "linear")
     assert (optimizer.warmup_fraction, optimizer.weight_decay) == (0.1, 0.01)
     assert (optimizer.clip_global_norm, optimizer.epsilon) == (1.0, 1e-6)
-    assert "https://" in load(path).__doc__
+    assert "https://" in helpers.load_module(path).__doc__
     # Of a new encoder: the same shapes, as https://arxiv.org/abs/1810.04805 has them.
     model = config.model
     sizes = {"base": (12, 12, 768, 3072), "large": (24, 16, 1024, 4096)}[size]
@@ -281,7 +275,7 @@ def test_recipe_as_published_starts_from_weights_and_selects_nothing(path, args)
 
 
 def test_tiny_leaves_its_argument_alone():
-    config = load(ROOT / "configs/cnn/digits.py").get_config()
+    config = helpers.load_module(ROOT / "configs/cnn/digits.py").get_config()
     before = config.to_json()
     small = base_config.apply_tiny(config)
     assert config.to_json() == before

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import helpers
 import keras
 import models
 import numpy as np
@@ -277,8 +278,7 @@ def test_16_bit_variables_are_widened_exactly_but_not_under_a_built_optimizer():
     model = models.OwnClass()
     keras.config.set_dtype_policy(F32)
     x = models.batch(model)
-    model.compile("adam", "mse")
-    model.fit(x, Y, verbose=0)
+    helpers.fit(model, x, Y, "adam")
     before, weights = models.described(model), [np.float32(w) for w in model.weights]
     with pytest.raises(tfamp.ConversionError, match="new optimizer first"):
         tfamp.set_precision(model, BF16)
@@ -386,12 +386,6 @@ def built():
     names = "functional", "shared", "normalized"
     found = {name: models.MODELS[name]() for name in names}
     return {name: tfamp.set_precision(model, F16) for name, model in found.items()}
-
-
-def quantized():
-    model = models.OwnClass()
-    model.body.dtype_policy = "int8_from_float32"
-    return model
 
 
 WRONG = tfamp.OverrideError

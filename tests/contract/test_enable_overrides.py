@@ -139,7 +139,7 @@ def test_a_model_trains_with_its_own_modes(build):
     model = trained(build)
     assert dtypes(model) == ["float16", "float32"]
     assert isinstance(model.optimizer, tfamp.LossScaleOptimizer)
-    enable({"(net/)?head": F32})
+    enable({"head": F32})  # Its name is a pattern in a model of any kind.
     model = trained(build)
     assert dtypes(model) == ["bfloat16", "float32"]
     assert not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -249,16 +249,6 @@ def test_layers_that_set_precision_builds_are_built_once():
     model = built_in_name()
     tfamp.set_precision(model, BF16)
     assert model(X).dtype == "float32" and len(model.weights) == 4
-
-
-@pytest.mark.parametrize("build", [functional, subclassed, built_in_name, late])
-def test_a_layers_name_is_a_pattern_in_a_model_of_any_kind(build):
-    enable({"head": F32})
-    model = build()
-    model.compile("sgd", "mse")
-    fit(model)
-    rows = [x.policy for x in tfamp.describe_layers(model) if x.path.endswith("head")]
-    assert rows == ["float32"]
 
 
 # ---- Patterns that match nothing ----

@@ -5,8 +5,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 from typing import Any
 
 import keras
@@ -14,6 +12,7 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
+import workers
 from keras import layers as L
 from tensorflow.core.protobuf import saved_model_pb2
 
@@ -123,15 +122,6 @@ def words():
     return keras.Model(text, L.Embedding(4, 2)(lookup(text)))
 
 
-def texts():
-    lookup = L.TextVectorization(vocabulary=["a", "b"])
-    return keras.Sequential([keras.Input((), dtype="string"), lookup])
-
-
-def ids_of_64_bits():
-    return keras.Sequential([keras.Input((3,), dtype="int64"), L.Embedding(5, 2)])
-
-
 def ids_of_a_nested_model():
     inner = keras.Sequential([L.Embedding(300, 2), L.Flatten()])
     model = keras.Sequential([inner, L.Activation("linear")])
@@ -171,13 +161,18 @@ SIGNATURES = {
         [("output_0", "float32", (None, 1, 2))],
     ),
     "strings of a sequential model": (
-        texts,
+        lambda: keras.Sequential(
+            [
+                keras.Input((), dtype="string"),
+                L.TextVectorization(vocabulary=["a", "b"]),
+            ]
+        ),
         np.array(["a b", "b c"], dtype=object),
         [("inputs", "string", (None,))],
         [("output_0", "int64", (None, None))],
     ),
     "64 bits": (
-        ids_of_64_bits,
+        lambda: keras.Sequential([keras.Input((3,), dtype="int64"), L.Embedding(5, 2)]),
         None,
         [("inputs", "int64", (None, 3))],
         [("output_0", "float32", (None, 3, 2))],
@@ -264,8 +259,7 @@ def test_saved_model_needs_neither_tfamp_nor_keras(target):
     models.give_weights(model, twin)
     x = models.batch(model)
     np.save(target.parent / "x.npy", x)
-    command = [sys.executable, "-c", _SERVE]
-    subprocess.run(command, cwd=target.parent, check=True, timeout=300)
+    workers.run_python("-c", _SERVE, cwd=target.parent)
     assert_close({"output_0": np.load(target.parent / "y.npy")}, twin(x))
 
 
@@ -280,12 +274,6 @@ class FixedCast(L.Layer):
 class OtherInGraph(L.Layer):
     def call(self, x):
         return x if tf.executing_eagerly() else x + 1.0
-
-
-def quantized():
-    model = keras.Sequential([keras.Input((4,)), L.Dense(2, name="body")])
-    model.layers[0].dtype_policy = "int8_from_float32"
-    return model
 
 
 def sparse():

@@ -87,8 +87,7 @@ def test_a_run_of_lora_that_stopped_resumes_exactly(name, base, tmp_path):
 
     whole = fit(3, tmp_path / "whole", 0)
     fit(1, tmp_path / "parts", 0)
-    for expected, found in zip(whole, fit(3, tmp_path / "parts", 1), strict=True):
-        np.testing.assert_array_equal(expected, found)
+    helpers.assert_equal(fit(3, tmp_path / "parts", 1), whole)
 
 
 @pytest.mark.slow
@@ -138,8 +137,7 @@ class TestFloat8:
         weights = [w.copy() for w in model.get_weights()]
         with pytest.raises(tfamp.UnsupportedModeError, match="run_eagerly=False"):
             model.fit(np.ones((8, 256)), np.ones((8, 1)), verbose=0)
-        for old, new in zip(weights, model.get_weights(), strict=True):
-            assert np.array_equal(old, new)
+        helpers.assert_equal(model.get_weights(), weights)
 
     def test_a_model_that_runs_eagerly_is_not_converted(self):
         model = self.model()

@@ -7,6 +7,7 @@ import sys
 
 import helpers
 import keras
+import models
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -349,13 +350,9 @@ def made():
 
 
 def test_a_batch_without_targets_is_one_of_a_step_of_ones_own():
-    class Reconstructs(keras.Sequential):
+    class Reconstructs(models.OwnStep):
         def train_step(self, x):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - x) ** 2)
-            variables = self.trainable_variables
-            self.optimizer.apply(tape.gradient(loss, variables), variables)
-            return {"loss": loss}
+            return super().train_step((x, x))
 
     model = Reconstructs([keras.Input((2,)), keras.layers.Dense(2)])
     model.compile("sgd")

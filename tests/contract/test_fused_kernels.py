@@ -171,30 +171,38 @@ def test_a_loop_of_ones_own_uses_them_where_layers_train():
         assert used() == TRAINING - {"adam"}
 
 
+def with_and_without(function):
+    """What a function returns in bfloat16 without the kernels, and with them."""
+    found = []
+    for fused in (False, True):
+        with helpers.enabled("mixed_bfloat16", fused_kernels=fused):
+            found.append(function())
+    return found
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_training_goes_as_without_them(optimizer):
     """Without dropout, whose numbers differ: to bfloat16's rounding."""
-    losses = {}
-    for fused in (False, True):
-        with helpers.enabled("mixed_bfloat16", fused_kernels=fused):
-            keras.utils.set_random_seed(0)
-            model = build(rate=0.0)
-            model.compile(optimizer, "mse", run_eagerly=False)
-            model.optimizer.learning_rate = 0.01
-            history = model.fit(X, Y, epochs=10, verbose=0, shuffle=False)
-            losses[fused] = history.history["loss"]
-    assert losses[True][-1] < 0.3 * losses[True][0]
-    np.testing.assert_allclose(losses[True], losses[False], rtol=0.02)
+
+    def losses():
+        keras.utils.set_random_seed(0)
+        made = keras.optimizers.get(optimizer)
+        made.learning_rate = 0.01
+        few = {"run_eagerly": False, "epochs": 10, "shuffle": False}
+        return helpers.fit(build(rate=0.0), X, Y, made, **few)
+
+    plain, fused = with_and_without(losses)
+    assert fused[-1] < 0.3 * fused[0]
+    np.testing.assert_allclose(fused, plain, rtol=0.02)
 
 
 def test_layers_after_dropout_draw_the_same_seeds():
-    states = []
-    for fused in (False, True):
-        with helpers.enabled("mixed_bfloat16", fused_kernels=fused):
-            model = compiled()
-            model.fit(X, Y, verbose=0)
-            states.append([v.numpy() for v in model.variables if "seed" in v.path])
-    np.testing.assert_array_equal(states[0], states[1])
+    def states():
+        model = compiled()
+        model.fit(X, Y, verbose=0)
+        return [v.numpy() for v in model.variables if "seed" in v.path]
+
+    np.testing.assert_array_equal(*with_and_without(states))
 
 
 @pytest.mark.parametrize("mode", ["mixed_float16", "mixed_bfloat16"])
@@ -213,8 +221,7 @@ def test_a_skipped_step_still_changes_nothing(mode):
         before = [np.array(v) for v in written]
         model.fit(np.full_like(X, np.nan), Y, batch_size=32, verbose=0)
         assert int(scaled.skipped_steps.numpy()) >= 1
-    for variable, old in zip(written, before, strict=True):
-        np.testing.assert_array_equal(variable, old)
+    helpers.assert_equal(written, before)
 
 
 class FrozenAdam(keras.optimizers.Adam):
@@ -229,20 +236,18 @@ def test_a_subclass_of_adam_keeps_its_own_assignments():
         model = compiled(FrozenAdam(0.1))
         before = model.get_weights()
         model.fit(X, Y, verbose=0)
-    for old, new in zip(before[:4], model.get_weights()[:4], strict=True):
-        np.testing.assert_array_equal(old, new)
+    helpers.assert_equal(model.get_weights()[:4], before[:4])
 
 
 def trained(layer, shape=(4, 6, 8)):
-    """A layer's output in training, in bfloat16, with and without the kernels."""
+    """A layer's output in training, in bfloat16, without the kernels and with them."""
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
-    outputs = []
-    for fused in (False, True):
-        with helpers.enabled("mixed_bfloat16", fused_kernels=fused):
-            built = layer()
-            function = tf.function(lambda x, built=built: built(x, training=True))
-            outputs.append(np.asarray(function(x), "float32"))
-    return outputs
+
+    def output():
+        built = layer()
+        return np.asarray(tf.function(lambda: built(x, training=True))(), "float32")
+
+    return with_and_without(output)
 
 
 NORMALIZATIONS = {
@@ -274,18 +279,13 @@ def test_dropouts_noise_shape_shares_decisions(noise_shape):
 def test_products_of_complex_numbers_keep_their_gradients():
     x = tf.complex(*np.random.default_rng(0).normal(size=(2, 2, 3, 4)))
     kernel = tf.complex(*np.random.default_rng(1).normal(size=(2, 4, 5)))
-
-    def gradients():
-        with tf.GradientTape() as tape:
-            tape.watch([x, kernel])
-            loss = tf.reduce_sum(tf.abs(tf.matmul(x, kernel)) ** 2)
-        return tape.gradient(loss, [x, kernel])
-
-    expected = gradients()
+    run = helpers.value_and_gradient(
+        lambda x, kernel: tf.reduce_sum(tf.abs(tf.matmul(x, kernel)) ** 2)
+    )
+    _, expected = run(x, kernel)
     with helpers.enabled("mixed_bfloat16"):
-        found = gradients()
-    for got, want in zip(found, expected, strict=True):
-        np.testing.assert_allclose(got, want)
+        _, found = run(x, kernel)
+    helpers.assert_equal(found, expected, rtol=1e-7)
 
 
 def test_every_step_drops_other_elements():

@@ -14,16 +14,13 @@ folders are digests of the settings, so that the same commands find them.
 """
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
+import workers
 
-ROOT = pathlib.Path(__file__).parents[2]
-GOLDEN = ROOT / "tests/golden"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TINY = "train cnn/digits --tiny"
 # What a figure holds for besides the machine: the user's function, PyTorch's versions.
 OF_THE_TRIAL = {"function", "peers"}
@@ -45,16 +42,7 @@ tfamp.benchmark_model("own:build", ("float32",), **given, workdir="fresh")
 
 
 def run(folder, *arguments):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+    done = workers.run_python(*arguments, cwd=folder)
     return done.stdout + done.stderr
 
 

@@ -146,8 +146,7 @@ def test_float32_is_used_where_there_is_a_gpu(installed, monkeypatch):
 
 def test_saved_model_holds_the_plain_addition(installed, tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
-    model.fit(np.ones((4, 2)), np.ones((4, 3)), verbose=0)
+    helpers.fit(model, np.ones((4, 2)), np.ones((4, 3)))
     model.export(tmp_path / "exported", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "exported")
     definition = loaded.signatures["serving_default"].graph.as_graph_def()
@@ -186,8 +185,15 @@ def test_rows_count_as_their_sum_on_request(name, scaled):
     np.testing.assert_allclose(found, dense, rtol=1e-6)
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["graph", "XLA"])
-@pytest.mark.parametrize("mode", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("mode", "jit"),
+    [
+        *(("float32", False), ("mixed_bfloat16", True), ("mixed_float16", False)),
+        *helpers.whole_runs(
+            [("float32", True), ("mixed_bfloat16", False), ("mixed_float16", True)]
+        ),
+    ],
+)
 def test_models_move_as_with_a_one_hot_product(mode, jit):
     """A dense layer over one-hot vectors has the gradient of an embedding, dense."""
     ids = np.array([[1, 1, 1, 2], [0, 1, 2, 2]])
@@ -199,8 +205,7 @@ def test_models_move_as_with_a_one_hot_product(mode, jit):
         model.build(inputs.shape)
         model.layers[0].set_weights([start])
         adam = keras.optimizers.Adam(0.05, global_clipnorm=0.1)
-        model.compile(adam, "mse", jit_compile=jit)
-        model.fit(inputs, np.ones((2, 4)), epochs=4, verbose=0)
+        helpers.fit(model, inputs, np.ones((2, 4)), adam, jit_compile=jit, epochs=4)
         return model.layers[0].get_weights()[0]
 
     with helpers.enabled(mode, sum_embedding_gradients=True):
@@ -219,13 +224,9 @@ def test_a_mode_leaves_the_optimizer_as_it_is():
         with helpers.enabled(mode, **keywords):
             stack = keras.layers.Embedding(3, 4), keras.layers.GlobalAveragePooling1D()
             model = keras.Sequential([keras.Input((4,), dtype="int32"), *stack])
-            model.compile(keras.optimizers.Adam(0.05), "mse")
-            model.fit(ids, np.ones((2, 4)), verbose=0)
-            return np.array(
-                getattr(
-                    model.optimizer, "inner_optimizer", model.optimizer
-                )._velocities[0]
-            )
+            adam = keras.optimizers.Adam(0.05)
+            helpers.fit(model, ids, np.ones((2, 4)), adam)
+            return np.array(adam._velocities[0])
 
     stock = velocities("float32")
     summed = velocities("float32", sum_embedding_gradients=True)

@@ -2,13 +2,11 @@
 
 import ast
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+import workers
 
 import tfamp
 
@@ -66,13 +64,7 @@ print("RESULT" + json.dumps({
 
 
 def test_import_does_no_work():
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", _PROBE]
-    run = subprocess.run(
-        command, capture_output=True, text=True, env=environ, timeout=300
-    )
-    assert run.returncode == 0, run.stderr
-    printed, _, result = run.stdout.partition("RESULT")
+    printed, _, result = workers.run_python("-c", _PROBE).stdout.partition("RESULT")
     found = json.loads(result)
     assert printed == ""
     assert found["after"] == found["before"]
@@ -88,12 +80,9 @@ def test_import_does_no_work():
 def test_a_folder_of_the_same_name_does_not_hide_an_installed_tfamp(tmp_path):
     """A checkout beside the user's script, say."""
     (tmp_path / "tfamp" / "docs").mkdir(parents=True)
-    environ = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", "import tfamp; print(tfamp.__version__)"]
-    run = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
-    )
-    assert run.stdout.strip() == tfamp.__version__, run.stderr
+    code = "import tfamp; print(tfamp.__version__)"
+    run = workers.run_python("-c", code, cwd=tmp_path, PYTHONPATH=None)
+    assert run.stdout.strip() == tfamp.__version__
 
 
 def test_public_names_are_listed_sorted_and_in_the_reference():

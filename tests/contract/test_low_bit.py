@@ -76,11 +76,6 @@ def bytes_of(variables):
     return sum(n.shape.num_elements() * n.dtype.size for n in found)
 
 
-def assert_equal(some, others):
-    for a, b in zip(some, others, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 # ---- Training ----
 
 
@@ -160,24 +155,26 @@ def test_files_hold_float32_and_training_goes_on_exactly(trained):
     x, y = digits()
     loaded = keras.models.load_model(folder / "model.keras")
     assert type(loaded.optimizer) is keras.optimizers.AdamW
-    assert_equal([*loaded.variables, *loaded.optimizer.variables], before)
+    helpers.assert_equal([*loaded.variables, *loaded.optimizer.variables], before)
     with helpers.enabled("mixed_bfloat16", **asked):
         again = keras.models.load_model(folder / "model.keras")
         again.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False)
     variables = [*model.variables, *model.optimizer.variables]
-    assert_equal(held(variables), held([*again.variables, *again.optimizer.variables]))
+    helpers.assert_equal(
+        held(variables), held([*again.variables, *again.optimizer.variables])
+    )
     plain = compiled()
     plain.optimizer.build(plain.trainable_variables)
     checkpoint = tf.train.Checkpoint(model=plain, optimizer=plain.optimizer)
     checkpoint.read(str(folder / "ckpt"))
-    assert_equal([*plain.variables, *plain.optimizer.variables], before)
+    helpers.assert_equal([*plain.variables, *plain.optimizer.variables], before)
 
 
 def test_a_model_with_weights_of_bfloat16_is_compiled_again():
     model, losses = fitted("mixed_bfloat16", epochs=1, weights="bfloat16")
     with helpers.enabled("mixed_bfloat16", weights="bfloat16"):
-        model.compile(keras.optimizers.Adam(1e-3), model.loss)
-        again = model.fit(*digits(), batch_size=64, verbose=0).history["loss"]
+        data = *digits(), keras.optimizers.Adam(1e-3), model.loss
+        again = helpers.fit(model, *data, batch_size=64)
     assert is_stored(model.layers[0].kernel) and again[-1] < losses[-1]
 
 
@@ -234,7 +231,7 @@ def test_a_skipped_step_leaves_codes_and_scales_alone(jit):
     x, y = digits()
     model.train_on_batch(np.full_like(x[:64], np.inf), y[:64])
     assert int(model.optimizer.skipped_steps.numpy()) >= 1
-    assert_equal(held(variables), before)
+    helpers.assert_equal(held(variables), before)
     model.train_on_batch(x[:64], y[:64])
     assert any((a != b).any() for a, b in zip(held(variables), before, strict=True))
 
@@ -279,29 +276,32 @@ def test_replicas_hold_the_same_codes():
 # ---- Asked, told, and refused ----
 
 
-@pytest.mark.parametrize("state, stored", [("8bit", "u8["), ("bfloat16", "bf16[")])
-def test_xla_sees_no_dynamic_shape(state, stored):
-    """With one it inlines all calls; a step with dropout takes six times as long."""
+def low_bit_of_a_layer(state):
+    """Returns a built optimizer, and its weights."""
     layer = L.Dense(256)
     layer.build((None, 64))
     optimizer = tfamp.low_bit(keras.optimizers.AdamW(), state)
     optimizer.build(layer.trainable_variables)
+    return optimizer, layer.trainable_variables
+
+
+@pytest.mark.parametrize("state, stored", [("8bit", "u8["), ("bfloat16", "bf16[")])
+def test_xla_sees_no_dynamic_shape(state, stored):
+    """With one it inlines all calls; a step with dropout takes six times as long."""
+    optimizer, weights = low_bit_of_a_layer(state)
 
     @tf.function(jit_compile=True)
     def step(*gradients):
         optimizer.apply(gradients)
 
-    gradients = [tf.ones(v.shape) for v in layer.trainable_variables]
+    gradients = [tf.ones(v.shape) for v in weights]
     program = step.experimental_get_compiler_ir(*gradients)(stage="hlo")
     assert stored in program and "dimension-size" not in program
 
 
 @pytest.mark.parametrize("state", ["8bit", "bfloat16"])
 def test_a_shape_that_a_graph_does_not_know_is_checked_when_it_runs(state):
-    layer = L.Dense(256)
-    layer.build((None, 64))
-    optimizer = tfamp.low_bit(keras.optimizers.AdamW(), state)
-    optimizer.build(layer.trainable_variables)
+    optimizer, _ = low_bit_of_a_layer(state)
     slot = next(filter(is_stored, optimizer.variables))
 
     @tf.function(input_signature=[tf.TensorSpec((None, None))])

@@ -12,11 +12,18 @@ import ml_dtypes
 import models
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfamp
 
 L = keras.layers
+
+
+def compared(fault, mode="mixed_float16", **given):
+    """Compares a chain with a fault in the two formats, with a loss."""
+    model = faults.functional(fault)
+    inputs, targets = faults.batch(model)
+    given = {"targets": targets, "loss": "mse", **given}
+    return tfamp.compare_precision(model, inputs, mode, **given)
 
 
 def case(kind, mode, fault):
@@ -75,12 +82,13 @@ def test_a_planted_fault_is_found_and_cured(kind, mode, fault):
 
 
 LARGE = {"functional", "subclassed", "tokens"}
-SOUND = helpers.names_of(models.MODELS, quick=models.MODELS.keys() - LARGE)
+SOUND = [(name, mode) for mode in helpers.LOW for name in models.MODELS]
+QUICK = [each for each in SOUND[: len(models.MODELS)] if each[0] not in LARGE]
 
 
-@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("name", SOUND)
-def test_any_sound_model_is_compared_and_left_as_it_was(name, mode):
+@pytest.mark.parametrize("case", helpers.names_of(SOUND, quick=QUICK))
+def test_any_sound_model_is_compared_and_left_as_it_was(case):
+    name, mode = case
     model = models.MODELS[name]()
     inputs = models.batch(model)
     before = models.described(model)
@@ -156,11 +164,7 @@ def test_counts_of_values_that_are_lost():
     "mode", helpers.names_of(["mixed_bfloat16", "mixed_float16"], ["mixed_float16"])
 )
 def test_it_can_be_compiled_by_xla(mode):
-    model = faults.functional(faults.Variance)
-    inputs, targets = faults.batch(model)
-    found = tfamp.compare_precision(
-        model, inputs, mode, targets=targets, loss="mse", jit_compile=True
-    )
+    found = compared(faults.Variance, mode, jit_compile=True)
     assert "compiled by XLA" in str(found)
     assert max(found.rows, key=lambda row: row.local_error).path == "fault"
 
@@ -190,11 +194,7 @@ def test_a_loss_that_goes_past_a_sigmoid():
 
 
 def test_reports():
-    model = faults.functional(faults.Variance)
-    inputs, targets = faults.batch(model)
-    found = tfamp.compare_precision(
-        model, inputs, "mixed_float16", targets=targets, loss="mse"
-    )
+    found = compared(faults.Variance)
     verdict = "mixed_float16: diverges first in fault, which makes an error of "
     assert found.to_text().startswith(verdict) and "search_precision" in found.verdict
     assert found.first_diverging.path == "fault" and found.first_overflow is None
@@ -213,10 +213,7 @@ def test_reports():
     ids=lambda x: getattr(x, "__name__", None),
 )
 def test_a_comparison_begins_with_one_sentence(fault, loss_scale, verdict):
-    model = faults.functional(fault)
-    inputs, targets = faults.batch(model)
-    given = {"targets": targets, "loss": "mse", "loss_scale": loss_scale}
-    found = tfamp.compare_precision(model, inputs, "mixed_float16", **given)
+    found = compared(fault, loss_scale=loss_scale)
     assert str(found).splitlines()[0] == found.verdict
     assert found.verdict.startswith(f"mixed_float16: {verdict}")
     assert "fault" in found.verdict
@@ -233,10 +230,8 @@ def test_weights_may_be_regularized(disabled):
     found = tfamp.search_precision(model, batches, "mixed_bfloat16", verbose=0)
     assert found.overrides == {}
     tfamp.enable("mixed_bfloat16")
-    low = keras.models.clone_model(model)
-    low.compile("sgd", "mse")
     monitor = tfamp.NumericsMonitor(every=1, verbose=0)
-    low.fit(x, x[:, :1], verbose=0, callbacks=[monitor])
+    helpers.fit(keras.models.clone_model(model), x, x[:, :1], callbacks=[monitor])
 
 
 @pytest.fixture
@@ -453,19 +448,12 @@ def test_the_monitor_tells_what_is_lost_and_changes_nothing(compiled, tmp_path):
     assert 0.5 < lost.updates_lost <= 1.0  # Updates of 1e-8 on weights of 0.1.
 
 
-def test_the_recommended_scale_holds_what_was_lost(tmp_path):
-    monitor, texts, _ = monitored(tmp_path)
-    assert texts
-    scale = {"dynamic": False, "initial_scale": monitor.recommended_loss_scale}
-    again = tfamp.NumericsMonitor(every=4, log_dir=None)
-    trained("mixed_float16", [again], loss_scale=scale)
-    assert max(row.gradients_lost for row in again.rows) < 0.01
-    assert again.fits
-
-
-def test_a_monitor_says_at_the_end_what_was_lost(tmp_path, capsys, monkeypatch):
+def test_a_monitor_says_at_the_end_what_was_lost_and_by_what_scale_it_is_held(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    monitor, *_ = monitored(None)
+    monitor, texts, _ = monitored(None)
+    assert texts
     said = capsys.readouterr().out.splitlines()
     (head,) = [line for line in said if line.startswith("NumericsMonitor, step 4: ")]
     assert "of 4 layers lose outputs, or more than 5% of their gradients:" in head
@@ -477,6 +465,11 @@ def test_a_monitor_says_at_the_end_what_was_lost(tmp_path, capsys, monkeypatch):
     assert str(row).startswith("small/logits in float16: outputs kept, weights ")
     assert "% of its updates would be rounded away if weights were" in str(row)
     assert [*tmp_path.iterdir()] == []  # Nothing is written by default.
+    scale = {"dynamic": False, "initial_scale": monitor.recommended_loss_scale}
+    again = tfamp.NumericsMonitor(every=4, log_dir=None)
+    trained("mixed_float16", [again], loss_scale=scale)
+    assert max(row.gradients_lost for row in again.rows) < 0.01
+    assert again.fits
 
 
 def test_a_monitor_watches_the_layers_it_is_asked_for(tmp_path):
@@ -505,32 +498,13 @@ def test_a_monitor_with_loss_scaling_has_nothing_to_warn_of(capsys):
     assert not any(row.gradients_lost for row in monitor.rows)
 
 
-class OwnStep(keras.Model):
-    """Has a training step of its own, and no weights before the first one."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = L.Dense(3, name="head")
-
-    def call(self, x):
-        return self.head(x)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((tf.cast(self(x), "float32") - y) ** 2)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
 def test_a_monitor_beside_a_training_step_of_the_users_own():
+    """And no weights before the first one."""
     monitor = tfamp.NumericsMonitor(every=2, log_dir=None)
-    keywords = {"x": np.ones((32, 4)), "y": np.ones((32, 3)), "verbose": 0}
     with tfamp.policy_scope("mixed_float16"):
-        model = OwnStep()
-    model.compile("sgd", "mse", auto_scale_loss=False)
-    model.fit(**keywords, batch_size=8, callbacks=[monitor])
+        model = models.OwnStep([L.Dense(3, name="head")])
+    given = {"batch_size": 8, "callbacks": [monitor], "auto_scale_loss": False}
+    helpers.fit(model, np.ones((32, 4)), np.ones((32, 3)), **given)
     assert [row.path for row in monitor.rows] == [f"{model.name}/head"]
     assert "train_step" not in vars(model)
 

@@ -18,8 +18,17 @@ import tfamp
 
 pytestmark = pytest.mark.usefixtures("disabled")
 
-MIXED = ["mixed_bfloat16", "mixed_float16"]
-in_both = pytest.mark.parametrize("mode", MIXED)
+in_both, policies = helpers.in_both, helpers.policies
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+
+
+class Layers(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.body, self.head = L.Dense(4, name="body"), L.Dense(1, name="head")
+
+    def call(self, x):
+        return self.head(self.body(x))
 
 
 # ---- One table ----
@@ -53,11 +62,6 @@ def nested():
     return keras.Model(x, L.Dense(2, name="head")(inner(x)))
 
 
-def sequential():
-    body = [L.Dense(4, "relu", name="body"), L.Dense(2, name="head")]
-    return keras.Sequential([keras.Input((4,)), *body], name="stack")
-
-
 def kerashub():
     hub = pytest.importorskip("keras_hub")
     backbone = hub.models.BertBackbone(
@@ -76,7 +80,7 @@ KINDS = {
     "functional": models.functional,
     "convolutional": convolutional,
     "subclassed": lambda: Layers(name="model"),
-    "sequential": sequential,
+    "sequential": models.sequential,
     "nested": nested,
     "shared": models.shared,
     "wrappers": wrappers,
@@ -137,10 +141,6 @@ def _without_numbers(rows):
 # ---- Who calls a part, or another view, changes nothing of a model ----
 
 
-def policies(model):
-    return {row.path: row.policy for row in tfamp.describe_layers(model)}
-
-
 def autoencoder():
     x = keras.Input((3,))
     code = L.Dense(4, name="code")(x)
@@ -151,8 +151,7 @@ def autoencoder():
 def test_parts_and_views_that_are_called_change_nothing(mode):
     tfamp.enable(mode)
     whole, code = autoencoder()
-    whole.compile("sgd", "mse")
-    whole.fit(X, X, verbose=0)
+    helpers.fit(whole, X, X)
     before = policies(whole)
     assert (before["code"], before["out"]) == (mode, "float32")
     expected = whole.predict(X, verbose=0)
@@ -173,8 +172,7 @@ def test_a_part_that_was_called_first_is_planned_with_the_whole(mode):
     part.predict(X, verbose=0)
     assert policies(part)["part/b"] == "float32"  # It computes outputs of that alone.
     whole = keras.Sequential([part, L.Dense(1, name="head")], name="whole")
-    whole.compile("sgd", "mse")
-    whole.fit(X, Y, verbose=0)
+    helpers.fit(whole, X, Y)
     found = policies(whole)
     assert (found["whole/part/b"], found["whole/head"]) == (mode, "float32")
     assert found == {
@@ -187,12 +185,10 @@ def test_a_new_head_is_an_output_when_it_is_compiled_again(mode):
     tfamp.enable(mode)
     stack = [keras.Input((3,)), L.Dense(4, name="body"), L.Dense(3, name="old")]
     model = keras.Sequential(stack, name="m")
-    model.compile("sgd", "mse")
-    model.fit(X, X, verbose=0)
+    helpers.fit(model, X, X)
     model.pop()
     model.add(L.Dense(1, name="new"))
-    model.compile("sgd", "mse")
-    model.fit(X, Y, verbose=0)
+    helpers.fit(model, X, Y)
     found = policies(model)
     assert (found["m/body"], found["m/new"]) == (mode, "float32")
     model.add(L.Dense(1, name="last"))
@@ -223,8 +219,7 @@ def test_a_dtype_of_its_own_is_kept_and_the_time_of_making_is_none(mode):
     tfamp.enable(mode)
     body = [BuildsItself(name="own"), L.Dense(1, name="head")]
     model = keras.Sequential([keras.Input((3,)), *body], name="m")
-    model.compile("sgd", "mse")
-    model.fit(X, Y, verbose=0)
+    helpers.fit(model, X, Y)
     expected = policies(model)
     assert (expected["m/own/wide"], expected["m/own/low"]) == ("float32", mode)
     tfamp.set_precision(model, mode)
@@ -353,29 +348,16 @@ def test_autograph_leaves_the_plan_of_a_model_alone(mode, caplog):
 # ---- Monitors and overrides ----
 
 
-class Layers(keras.Model):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.body, self.head = L.Dense(4, name="body"), L.Dense(1, name="head")
-
-    def call(self, x):
-        return self.head(self.body(x))
-
-
-X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_a_monitor_leaves_the_overrides_of_a_model_that_fit_builds(late):
-    pattern, expected = ("m/head", MIXED[0]) if late else ("m/body", "float32")
-    tfamp.enable("mixed_bfloat16", overrides={pattern: expected})
+    mode = "mixed_bfloat16"
+    pattern, expected = ("m/head", mode) if late else ("m/body", "float32")
+    tfamp.enable(mode, overrides={pattern: expected})
     for callbacks in ([], [tfamp.NumericsMonitor(log_dir=None)]):
         model = Layers(name="m")
-        model.compile("sgd", "mse")
-        model.fit(X, Y, batch_size=2, verbose=0, callbacks=callbacks)
-        policies = {row.path: row.policy for row in tfamp.describe_layers(model)}
-        assert policies[pattern] == expected
-    low = {path for path, policy in policies.items() if policy == MIXED[0]}
+        helpers.fit(model, X, Y, batch_size=2, callbacks=callbacks)
+        assert policies(model)[pattern] == expected
+    low = {path for path, policy in policies(model).items() if policy == mode}
     assert {row.path for row in callbacks[0].rows} == low - {"m"}
 
 
@@ -490,18 +472,15 @@ def test_threads_that_call_a_model_first_keep_what_the_others_set():
 @in_both
 def test_two_models_are_fitted_in_threads(mode):
     def fitted(model):
-        model.compile("sgd", "mse")
-        return model.fit(X, Y, epochs=3, verbose=0).history["loss"]
+        return helpers.fit(model, X, Y, epochs=3)
 
     def run(each):
         keras.utils.set_random_seed(0)
-        tfamp.enable(mode)
-        pair = [Layers(name="a"), Layers(name="b")]
-        for model in pair:
-            model(X)
-        found = list(each(fitted, pair))
-        tfamp.disable()
-        return found
+        with helpers.enabled(mode):
+            pair = [Layers(name=name) for name in "ab"]
+            for model in pair:
+                model(X)
+            return list(each(fitted, pair))
 
     with futures.ThreadPoolExecutor(2) as pool:
         apart = run(pool.map)
@@ -510,27 +489,21 @@ def test_two_models_are_fitted_in_threads(mode):
 
 def test_enable_from_two_threads_leaves_one_compile():
     before = helpers.read_globals()
-    start, errors = threading.Barrier(3), []
+    start = threading.Barrier(3)
 
     def switch(mode):
         start.wait()
-        try:
-            for _ in range(20):
-                tfamp.enable(mode)
-                tfamp.disable()
-        except Exception as error:
-            errors.append(error)
+        for _ in range(20):
+            tfamp.enable(mode)
+            tfamp.disable()
 
-    threads = [threading.Thread(target=switch, args=(m,)) for m in (*MIXED, "float32")]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with futures.ThreadPoolExecutor(3) as pool:
+        errors = [*pool.map(switch, (*helpers.LOW, "float32"))]
     tfamp.disable()
     after = helpers.read_globals()
     keras.config.set_dtype_policy("float32")  # That of this thread.
     tf.config.experimental.enable_tensor_float_32_execution(before.tensor_float_32)
-    assert errors == [] and after.methods == before.methods
+    assert errors == [None] * 3 and after.methods == before.methods
 
 
 # ---- TF32 ----
@@ -630,7 +603,7 @@ def test_what_a_folder_lacks_is_said(monkeypatch, tmp_path):
         import warnings
 
         warnings.warn("Skipping variable loading for optimizer 'adam'", stacklevel=1)
-        return sequential()
+        return models.sequential()
 
     monkeypatch.setattr(keras.models, "load_model", loads)
     with pytest.warns(UserWarning, match="Skipping variable loading"):

@@ -10,8 +10,8 @@ import tfamp
 
 pytestmark = pytest.mark.usefixtures("disabled")
 
-LOW = {"mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
-in_both = pytest.mark.parametrize("mode", LOW)
+LOW, in_both = helpers.LOW, helpers.in_both
+value_and_gradient = helpers.value_and_gradient
 X = tf.random.stateless_normal((4, 16), (1, 2))
 layers = keras.layers
 
@@ -85,16 +85,6 @@ ALONE = {
 }
 
 
-def value_and_gradient(function):
-    def run(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = function(x)
-        return y, tape.gradient(y, x)
-
-    return run
-
-
 @in_both
 @pytest.mark.parametrize("how", ["eager", "graph"])
 @pytest.mark.parametrize("name", ALONE)
@@ -119,10 +109,9 @@ def test_a_lambda_of_such_operators_trains_and_each_is_told_once(mode, caplog):
     spectrum = layers.Lambda(lambda x: tf.abs(tf.signal.rfft(x)))
     model = keras.Sequential([keras.Input((16,)), layers.Dense(16), spectrum])
     model.add(layers.Dense(1))
-    model.compile(keras.optimizers.SGD(1e-4), "mse")
     with caplog.at_level("WARNING"):
-        fitted = model.fit(X, X[:, :1], epochs=2, verbose=0)
-    assert np.isfinite(fitted.history["loss"]).all()
+        losses = helpers.fit(model, X, X[:, :1], keras.optimizers.SGD(1e-4), epochs=2)
+    assert np.isfinite(losses).all()
     said = tfamp.status().formats_meet
     assert f"no {LOW[mode].name} in rfft" in said and said.count(" in rfft") == 1
 
@@ -146,8 +135,8 @@ def test_a_range_of_16_bits_trains_under_xla(name, mode):
         keras.utils.set_random_seed(0)
         body = [layers.Dense(16), layers.Lambda(COUNTED[name]), layers.Dense(1)]
         model = keras.Sequential([keras.Input((16,)), *body])
-        model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
-        return model.fit(X, X[:, :1], epochs=4, verbose=0).history["loss"]
+        given = {"jit_compile": True, "epochs": 4}
+        return helpers.fit(model, X, X[:, :1], keras.optimizers.SGD(0.01), **given)
 
     expected = losses()
     tfamp.enable(mode, on_unsupported="warn")
@@ -155,13 +144,8 @@ def test_a_range_of_16_bits_trains_under_xla(name, mode):
 
 
 def twice_pooled(pool, shape):
-    def penalty(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = pool(tf.reshape(x, shape), 2, 2, "SAME") ** 2
-        return tape.gradient(y, x)
-
-    return penalty
+    run = value_and_gradient(lambda x: pool(tf.reshape(x, shape), 2, 2, "SAME") ** 2)
+    return lambda x: run(x)[1]
 
 
 def bounded(x):
@@ -211,27 +195,26 @@ def test_an_assertion_of_values_meets_two_formats(how, mode):
 
 
 @pytest.mark.parametrize("how", ["eager", "graph"])
-def test_an_assertion_of_a_format_still_asserts(how):
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: tf.debugging.assert_type(x, tf.float32), "float32"),
+        (tf.linalg.inv, "must be square|must be equal, but are 4 and 16"),
+    ],
+    ids=["an assertion of a format", "an operator that fails in float32, too"],
+)
+def test_what_is_to_fail_says_so_itself(function, says, how):
     tfamp.enable("mixed_bfloat16", on_unsupported="warn")
-    low = tf.cast(X, "bfloat16")
-    with pytest.raises(TypeError, match="float32"):
-        helpers.RUNNERS[how](lambda x: tf.debugging.assert_type(x, tf.float32))(low)
-
-
-@pytest.mark.parametrize("how", ["eager", "graph"])
-def test_an_operator_that_fails_in_float32_too_says_so_itself(how):
-    tfamp.enable("mixed_bfloat16", on_unsupported="warn")
-    low = tf.cast(X, "bfloat16")
-    kinds = ValueError, tf.errors.InvalidArgumentError
-    with pytest.raises(kinds, match="must be square|must be equal, but are 4 and 16"):
-        helpers.RUNNERS[how](tf.linalg.inv)(low)
+    kinds = TypeError, ValueError, tf.errors.InvalidArgumentError
+    with pytest.raises(kinds, match=says):
+        helpers.RUNNERS[how](function)(tf.cast(X, "bfloat16"))
 
 
 # ---- Functions that make masks for their inputs' format ----
 
 
 @in_both
-@pytest.mark.parametrize("how", helpers.RUNNERS)
+@pytest.mark.parametrize("how", ["eager", "graph"])  # XLA has no sampler.
 @pytest.mark.parametrize("name", ["sampled_softmax_loss", "nce_loss"])
 def test_a_sampled_loss_is_finite_where_a_label_is_sampled(name, how, mode):
     def loss(x):
@@ -239,8 +222,6 @@ def test_a_sampled_loss_is_finite_where_a_label_is_sampled(name, how, mode):
         function = getattr(tf.nn, name)
         return function(kernel, bias, tf.cast(labels, "int64"), x[:, :4], 4, 4)
 
-    if how == "xla":
-        pytest.skip("XLA has no sampler")
     tfamp.enable(mode, on_unsupported="warn")
     run = value_and_gradient(loss)
     found, gradient = helpers.RUNNERS[how](run)(tf.cast(X, LOW[mode]))
@@ -461,10 +442,8 @@ def test_a_cell_that_meets_float32_trains(mode, keywords):
     def losses():
         keras.utils.set_random_seed(0)
         body = [keras.Input((4, 4)), layers.RNN(Cell()), layers.Dense(1)]
-        model = keras.Sequential(body)
-        model.compile(keras.optimizers.SGD(0.1), "mse", **keywords)
-        x = tf.reshape(X, (4, 4, 4))
-        return model.fit(x, X[:, :1], epochs=4, verbose=0).history["loss"]
+        data = tf.reshape(X, (4, 4, 4)), X[:, :1], keras.optimizers.SGD(0.1)
+        return helpers.fit(keras.Sequential(body), *data, epochs=4, **keywords)
 
     expected = losses()
     tfamp.enable(mode, on_unsupported="warn")
@@ -644,14 +623,19 @@ class Strict(layers.Layer):
         return x
 
 
+def strict():
+    return Strict(name="strict")
+
+
 @in_both
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Strict(name="strict"),
+        strict,
         lambda: layers.Lambda(Strict().call, name="strict"),
+        lambda: keras.Sequential([keras.Input((4,)), layers.Dense(4), strict()]),
     ],
-    ids=["layer", "Lambda"],
+    ids=["layer", "Lambda", "in a model"],
 )
 def test_an_error_about_16_bits_names_the_override(make, mode):
     tfamp.enable(mode, on_unsupported="warn")

@@ -118,13 +118,11 @@ def check(inner, settings, runner, pack=dense):
         assert tuple(v.numpy() for v in state) == model.step(finite)
         found = read(weights, made.inner_optimizer)
         if not finite:
-            for old, new in zip(before, found, strict=True):
-                np.testing.assert_array_equal(old, new)
+            helpers.assert_equal(found, before)
             continue
         step_alone(*map(tf.constant, unscaled))
         # XLA orders sums otherwise than Keras' kernels.
-        for ours, theirs in zip(found, read(expected, alone), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        helpers.assert_equal(found, read(expected, alone), rtol=1e-4, atol=1e-5)
         assert int(made.iterations) == int(alone.iterations)
     assert int(made.skipped_steps) == sum(kind in "-n" for kind in STEPS)
 

@@ -6,26 +6,25 @@ starts, and have a time limit, so that a deadlock fails.
 
 import functools
 
+import helpers
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 import workers
+
+import tfamp
 
 NAN = float("nan")
 
 
 @functools.cache  # Two strategies in one process collide in their collectives.
 def _mirrored():
-    import tensorflow as tf
-
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def _step_with_a_nan_on(bad_replica, strategy, inner=None, jit=False):
     """Applies [2, 2] on each replica, NaN on one; returns weights, scale and counts."""
-    import keras
-    import tensorflow as tf
-
-    import tfamp
-
     with strategy.scope():
         weight = keras.Variable([1.0, 2.0])
         optimizer = inner(keras.optimizers) if inner else keras.optimizers.SGD(1.0)
@@ -66,27 +65,33 @@ def _skip_then_apply(bad_replica, strategy, inner=None):
 
 
 def nan_on_each_replica():
-    strategy = _mirrored()
-    return [_skip_then_apply(bad, strategy) for bad in (0, 1)]
+    """Also with replicas that run on their own, and an optimizer of several."""
+    merged = [_skip_then_apply(bad, _mirrored()) for bad in (0, 1)]
+    with helpers.unmerged_replicas():
+        return merged, [
+            _skip_then_apply(bad, _mirrored(), inner)
+            for inner in (None, [*INNER.values()][-1])
+            for bad in (0, 1)
+        ]
 
 
 @pytest.mark.issue("keras#18666")
 def test_nan_on_one_replica_skips_the_step_on_all(two_replicas):
     """Stock Keras writes NaN into both when replica 1 is the bad one."""
-    reports = two_replicas["nan_on_each_replica"]
-    assert len(reports) == 2
-    for skipped, applied in reports:
+    merged, unmerged = two_replicas["nan_on_each_replica"]
+    assert (len(merged), len(unmerged)) == (2, 4)
+    for skipped, applied in merged + unmerged:
         assert skipped["weights"] == [[1.0, 2.0]] * 2
         assert set(skipped["scales"]) == {1.0}
         assert (skipped["skipped"], skipped["iterations"]) == (1, 0)
+        assert applied["weights"][0] == applied["weights"][1] != [1.0, 2.0]
+        assert (applied["skipped"], applied["iterations"]) == (1, 1)
+    for _, applied in merged + unmerged[:2]:
         # Scale 1, gradients [2, 2] summed over two replicas, learning rate 1.
         assert applied["weights"] == [[-3.0, -2.0]] * 2
-        assert (applied["skipped"], applied["iterations"]) == (1, 1)
 
 
 def nan_on_one_worker():
-    import tensorflow as tf
-
     return _skip_then_apply(1, tf.distribute.MultiWorkerMirroredStrategy())
 
 
@@ -100,12 +105,6 @@ def test_nan_on_one_worker_skips_the_step_on_all():
 
 
 def train_on_another_device_and_on_one_replica():
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    import tfamp
-
     x = np.ones((32, 4), "float32")
 
     def model(jit_compile):
@@ -129,11 +128,6 @@ def test_other_devices_and_single_replicas_under_xla_train(two_replicas):
 
 
 def every_refusal():
-    import keras
-    import tensorflow as tf
-
-    import tfamp
-
     strategy = _mirrored()
     errors = {}
 
@@ -181,27 +175,15 @@ INNER = {
     "ema": lambda o: o.SGD(0.1, use_ema=True, ema_momentum=0.5),
     "nadam": lambda o: o.Nadam(0.1),
     "lamb": lambda o: o.Lamb(0.1),
-    "multi": lambda o: o.MultiOptimizer(
-        o.OptimizerMap(o.SGD(0.1), {".*_1": o.Adam(0.1)})
-    ),
 }
-
-
-def _inner():
-    import keras
-
-    # MultiOptimizer is of Keras 3.15.
-    multi = hasattr(keras.optimizers, "MultiOptimizer")
-    return {name: made for name, made in INNER.items() if name != "multi" or multi}
+if hasattr(keras.optimizers, "MultiOptimizer"):  # Of Keras 3.15.
+    INNER["multi"] = lambda o: o.MultiOptimizer(
+        o.OptimizerMap(o.SGD(0.1), {".*_1": o.Adam(0.1)})
+    )
 
 
 def _train(strategy, inner, bad_step):
     """Returns the weights after four steps, an overflow before one of them."""
-    import keras
-    import tensorflow as tf
-
-    import tfamp
-
     with strategy.scope():
         weight = keras.Variable([1.0, 2.0])
         made, scale = inner(keras.optimizers), 1.0
@@ -230,13 +212,13 @@ def trajectories_over_two_replicas():
     strategy = _mirrored()
     return {
         name: [_train(strategy, inner, bad_step) for bad_step in (None, 2)]
-        for name, inner in _inner().items()
+        for name, inner in INNER.items()
     }
 
 
 def test_every_kind_of_optimizer_takes_the_steps_it_takes_alone(two_replicas):
     weights = two_replicas["trajectories_over_two_replicas"]
-    assert list(weights) == list(_inner())
+    assert list(weights) == list(INNER)
     for alone, scaled in weights.values():
         assert scaled == pytest.approx(alone, rel=1e-6)
         assert scaled != [1.0, 2.0]
@@ -249,11 +231,6 @@ def train_with_the_recipe():
 
 def _recipe(strategy, reduce_in_float16, bad_replica):
     """As in docs/custom_loops.md: scale, accumulate, reduce, unscale, clip, apply."""
-    import keras
-    import tensorflow as tf
-
-    import tfamp
-
     with strategy.scope():
         weight = keras.Variable([1.0, 2.0])
         inner = keras.optimizers.SGD(1.0, global_clipnorm=1.0)
@@ -293,43 +270,8 @@ def test_recipe_for_custom_loops(two_replicas):
             assert weights == pytest.approx([1.0 - 0.6, 2.0 - 0.8], rel=1e-6)
 
 
-def nan_on_each_replica_without_merging():
-    """The path of XLA on GPUs, whose collectives a CPU runs in a plain graph."""
-    from tensorflow.python.distribute import mirrored_strategy
-
-    strategy = _mirrored()
-    merging = mirrored_strategy.MirroredExtended._use_merge_call
-    mirrored_strategy.MirroredExtended._use_merge_call = lambda self: False
-    try:
-        return [
-            _skip_then_apply(bad, strategy, inner)
-            for bad in (0, 1)
-            for inner in (None, [*_inner().values()][-1])
-        ]
-    finally:
-        mirrored_strategy.MirroredExtended._use_merge_call = merging
-
-
-def test_replicas_that_run_on_their_own_take_one_decision(two_replicas):
-    reports = two_replicas["nan_on_each_replica_without_merging"]
-    assert len(reports) == 4
-    for skipped, applied in reports:
-        assert skipped["weights"] == [[1.0, 2.0]] * 2
-        assert set(skipped["scales"]) == {1.0}
-        assert (skipped["skipped"], skipped["iterations"]) == (1, 0)
-        assert applied["weights"][0] == applied["weights"][1] != [1.0, 2.0]
-        assert (applied["skipped"], applied["iterations"]) == (1, 1)
-    assert reports[0][1]["weights"] == [[-3.0, -2.0]] * 2
-
-
 def embeddings_of_one_replica_and_of_two():
     """Adam's velocity of a float32 embedding after one batch under `enable`."""
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    import tfamp
-
     ids = np.array([[1, 1, 1, 2], [1, 2, 2, 3], [0, 1, 2, 2], [3, 1, 0, 0]])
     start = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
 
@@ -344,14 +286,11 @@ def embeddings_of_one_replica_and_of_two():
         return keras.ops.convert_to_numpy(model.optimizer._velocities[0]).tolist()
 
     asked = {"fused_kernels": False, "sum_embedding_gradients": True}
-    tfamp.enable("mixed_bfloat16", **asked)
-    try:
+    with helpers.enabled("mixed_bfloat16", **asked):
         return [
             [velocity(strategy, clip) for clip in (None, 1e6)]
             for strategy in (tf.distribute.get_strategy(), _mirrored())
         ]
-    finally:
-        tfamp.disable()
 
 
 def test_rows_of_an_index_are_summed_over_replicas_before_they_are_squared(
@@ -371,7 +310,6 @@ def everything_on_two_replicas():
         every_refusal,
         trajectories_over_two_replicas,
         train_with_the_recipe,
-        nan_on_each_replica_without_merging,
         embeddings_of_one_replica_and_of_two,
     )
     return {function.__name__: function() for function in functions}

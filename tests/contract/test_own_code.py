@@ -4,6 +4,7 @@ A script does what it does in float32: it runs, and its last loss is float32's.
 """
 
 import functools
+import itertools
 
 import helpers
 import keras
@@ -22,7 +23,9 @@ IDS = RNG.integers(0, 32, (32, 12))
 layers = keras.layers
 
 
-def last(model, *data, epochs=4, **keywords):
+def last(model, *data, loss=None, rate=0.01, epochs=4, **keywords):
+    """Compiles and trains a model; returns its last loss."""
+    model.compile(keras.optimizers.Adam(rate), loss)
     fitted = model.fit(*data, epochs=epochs, verbose=0, shuffle=False, **keywords)
     # Of a `train_step` that returns "loss" alone, Keras reports its own metric: 0.
     (key,) = {"last", "loss"} & {*fitted.history}
@@ -70,7 +73,6 @@ class Vae(keras.Model):
 def vae():
     model = Vae()
     model(X)
-    model.compile(keras.optimizers.Adam(0.01))
     return last(model, X, epochs=16)
 
 
@@ -94,9 +96,7 @@ class Quantizer(layers.Layer):
 def quantized():
     inputs = keras.Input((16,))
     x = Quantizer()(layers.Dense(4)(inputs))
-    model = keras.Model(inputs, layers.Dense(16)(x))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return last(model, X, X)
+    return last(keras.Model(inputs, layers.Dense(16)(x)), X, X, loss="mse")
 
 
 class Diffusion(keras.Model):
@@ -139,9 +139,7 @@ class Diffusion(keras.Model):
 
 
 def diffusion():
-    model = Diffusion()
-    model.compile(keras.optimizers.Adam(0.01))
-    return last(model, X)
+    return last(Diffusion(), X)
 
 
 class Wgan(keras.Model):
@@ -153,7 +151,7 @@ class Wgan(keras.Model):
         self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(16)])
         self.built = True
 
-    def compile(self):
+    def compile(self, *_):
         super().compile()
         self.of_critic = keras.optimizers.Adam(0.005)
         self.of_generator = keras.optimizers.Adam(0.005)
@@ -186,9 +184,7 @@ class Wgan(keras.Model):
 
 
 def wgan():
-    model = Wgan()
-    model.compile()
-    return last(model, X)
+    return last(Wgan(), X)
 
 
 # ---- Contrastive learning ----
@@ -228,9 +224,7 @@ class Queue(keras.Model):
 
 
 def contrastive():
-    model = Queue()
-    model.compile(keras.optimizers.Adam(0.005))
-    return last(model, X)
+    return last(Queue(), X, rate=0.005)
 
 
 # ---- Transformers from scratch ----
@@ -264,26 +258,10 @@ def transformer():
     x = layers.LayerNormalization(epsilon=1e-6)(x + Attention(16)(x))
     model = keras.Model(inputs, layers.Dense(32)(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss)
-    return last(model, IDS, np.roll(IDS, -1, 1))
+    return last(model, IDS, np.roll(IDS, -1, 1), loss=loss)
 
 
-class MaskOfInputs(layers.Layer):
-    """A mask in the format of the layer, and -1e9, which float16 has no number for."""
-
-    def call(self, x):
-        mask = 1.0 - tf.cast(x > 0, x.dtype)
-        return tf.nn.softmax(x + mask * -1e9) * x
-
-
-def masked():
-    body = [layers.Dense(8), MaskOfInputs(), layers.Dense(1)]
-    model = keras.Sequential([keras.Input((16,)), *body])
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return last(model, X, Y)
-
-
-# ---- Graphs, fields, tables ----
+# ---- Graphs, fields, factors ----
 
 
 class Graph(layers.Layer):
@@ -305,8 +283,7 @@ class Graph(layers.Layer):
 
 def graph():
     model = keras.Sequential([keras.Input((16,)), Graph(), layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return last(model, X, Y, batch_size=64, epochs=8)
+    return last(model, X, Y, loss="mse", batch_size=64, epochs=8)
 
 
 class Field(keras.Model):
@@ -340,25 +317,7 @@ class Field(keras.Model):
 
 
 def field():
-    model = Field()
-    model.compile(keras.optimizers.Adam(0.01))
-    return last(model, X, np.abs(X[:, :3]) / 3)
-
-
-YEARS = (1990 + np.arange(64)[:, None]).astype("float32")
-
-
-def table():
-    """Years beside prices, which layers move before they are normalized."""
-    year, price = keras.Input((1,)), keras.Input((1,))
-    both = layers.Reshape((2,))(layers.Concatenate()([year, price]))
-    scale = layers.Normalization()
-    scale.adapt(np.hstack([YEARS, YEARS * 100]))
-    x = layers.Dense(8, "relu")(scale(layers.Lambda(lambda x: x[:, 0:2])(both)))
-    model = keras.Model([year, price], layers.Dense(1)(x))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    target = (YEARS - 2021) / 18
-    return last(model, [YEARS, YEARS * 100], target, epochs=10)
+    return last(Field(), X, np.abs(X[:, :3]) / 3)
 
 
 class Lora(layers.Layer):
@@ -376,8 +335,7 @@ def lora():
     frozen = layers.Dense(8)
     frozen.trainable = False
     model = keras.Sequential([keras.Input((16,)), Lora(frozen), layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return last(model, X, Y)
+    return last(model, X, Y, loss="mse")
 
 
 class Ctc(layers.Layer):
@@ -395,7 +353,6 @@ def ctc():
     labels = keras.Input((3,), dtype="int32")
     scores = layers.Dense(6)(layers.Dense(16, "relu")(sound))
     model = keras.Model([sound, labels], Ctc()(labels, scores))
-    model.compile(keras.optimizers.Adam(0.01))
     x = np.repeat(X[:, None], 10, 1)
     return last(model, [x, np.random.default_rng(1).integers(1, 6, (64, 3))], epochs=3)
 
@@ -451,7 +408,7 @@ def policy():
 
 
 GENERATIVE = [vae, quantized, diffusion, wgan]
-OTHERS = [contrastive, transformer, masked, graph, field, table, lora, ctc]
+OTHERS = [contrastive, transformer, graph, field, lora, ctc]
 SCRIPTS = [*GENERATIVE, *OTHERS, critics, policy]
 
 
@@ -462,7 +419,7 @@ def run(script, mode):
         return script()
 
 
-@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+@helpers.in_both
 @pytest.mark.parametrize("script", helpers.names_of(SCRIPTS, quick=[vae, transformer]))
 def test_the_last_loss_is_that_of_float32(script, mode):
     wanted, found = run(script, "float32"), run(script, mode)
@@ -485,27 +442,17 @@ class Holder(keras.Model):
         return {"last": loss}
 
 
-@pytest.mark.parametrize("mode", ["mixed_bfloat16", "mixed_float16"])
+@helpers.in_both
 def test_a_model_that_a_train_step_calls_predicts_alike_once_loaded(mode, tmp_path):
     tfamp.enable(mode)
     inputs = keras.Input((16,))
     decoder = keras.Model(inputs, layers.Dense(3)(layers.Dense(8)(inputs)))
-    holder = Holder(decoder)
-    holder.compile("sgd")
-    last(holder, X)
+    last(Holder(decoder), X)
     assert decoder.layers[-1].compute_dtype == "float32"
     wanted = decoder.predict(X, verbose=0)
     decoder.save(tmp_path / "decoder.keras")
     loaded = keras.models.load_model(tmp_path / "decoder.keras")
     np.testing.assert_array_equal(loaded.predict(X, verbose=0), wanted)
-
-
-def test_losses_that_layers_add_in_16_bits_are_summed():
-    with helpers.enabled("mixed_bfloat16"):
-        body = [layers.Dense(4, activity_regularizer="l2"), layers.Dense(1)]
-        model = keras.Sequential([keras.Input((16,)), *body])
-        model.compile("sgd", "mse")
-        assert np.isfinite(last(model, X, Y))
 
 
 class OwnPositions(keras.Model):
@@ -522,13 +469,13 @@ class OwnPositions(keras.Model):
 def test_a_model_that_was_called_is_exported_without_sample_inputs(tmp_path):
     tfamp.enable("mixed_bfloat16")
     model = OwnPositions()
-    model.compile("sgd", "mse")
-    last(model, X, Y)
+    helpers.fit(model, X, Y)
     tfamp.export(model, tmp_path / "model", "float32")
     served = tf.saved_model.load(str(tmp_path / "model"))
     assert served.serve(X).dtype == "float32"
 
 
+YEARS = (1990 + np.arange(64)[:, None]).astype("float32")
 MOVING = {
     "Reshape": lambda x: layers.Reshape((2, 2))(x),
     "Flatten": lambda x: layers.Flatten()(layers.Reshape((2, 2))(x)),
@@ -555,8 +502,11 @@ MOVING = {
 }
 
 
-@pytest.mark.parametrize("name", MOVING)
-def test_raw_values_are_exact_through_what_only_moves_them(name):
+@pytest.mark.issue("keras#19332")
+@pytest.mark.parametrize(
+    ("name", "mode"), [*zip(MOVING, itertools.cycle(helpers.LOW), strict=False)]
+)
+def test_raw_values_are_exact_through_what_only_moves_them(name, mode):
     def run(mode):
         with helpers.enabled(mode):
             inputs = keras.Input((4,), batch_size=64)
@@ -564,29 +514,4 @@ def test_raw_values_are_exact_through_what_only_moves_them(name):
             model = keras.Model(inputs, scale(MOVING[name](inputs)))
             return model.predict(YEARS + np.arange(4) / 4, batch_size=64, verbose=0)
 
-    np.testing.assert_array_equal(run("mixed_bfloat16"), run("float32"))
-
-
-class Rounding(layers.Layer):
-    """Fails in 16 bits, whatever becomes of its operators."""
-
-    def call(self, x):
-        if x.dtype != "float32":
-            raise TypeError(f"float32 wanted, not {x.dtype}")
-        return x
-
-
-def test_overrides_help_a_layer_whose_first_call_fails_without():
-    def build():
-        body = [layers.Dense(4), Rounding(name="sampling_1"), layers.Dense(1)]
-        return keras.Sequential([keras.Input((16,)), *body])
-
-    tfamp.enable("mixed_bfloat16")
-    with pytest.raises(TypeError, match="float32 wanted"):
-        build()
-    tfamp.enable("mixed_bfloat16", overrides={".*sampling.*": "float32"})
-    model = build()
-    model.compile("sgd", "mse")
-    model.fit(X, Y, verbose=0)
-    assert model.layers[1].compute_dtype == "float32"
-    assert model.layers[0].compute_dtype == "bfloat16"
+    np.testing.assert_array_equal(run(mode), run("float32"))

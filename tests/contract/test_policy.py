@@ -112,8 +112,7 @@ def test_a_scope_of_enable_ends_as_if_it_had_not_been():
     def fitted():
         layers = [keras.layers.Dense(4), keras.layers.Dense(1, name="head")]
         model = keras.Sequential(layers)
-        model.compile("sgd", "mse")
-        model.fit(x, y, verbose=0)
+        helpers.fit(model, x, y)
         return model
 
     before = helpers.read_globals()

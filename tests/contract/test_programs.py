@@ -44,6 +44,15 @@ def check_same(found, expected, rtol=2e-5):
         np.testing.assert_allclose(found[2][name], values, rtol=rtol)
 
 
+def on_both(optimizer, *given, **keywords):
+    """Of Keras on a CPU, and as if on a GPU: what `trained` returns."""
+    expected = trained(optimizer(), *given, **keywords)
+    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
+        found = trained(optimizer(), *given, **keywords)
+        assert "the last update" not in tfamp.status().fused_kernels
+    return found, expected
+
+
 def embedding():
     inputs = keras.Input((4,), dtype="int32")
     x = L.GlobalAveragePooling1D()(L.Embedding(5, 8)(inputs))
@@ -92,12 +101,8 @@ OTHERS = sorted(OPTIMIZERS.keys() - {"AdamW", "SGD", "Adafactor", "accumulation"
     ),
 )
 def test_every_stock_optimizer_trains_as_keras_has_it(build, name):
-    x = IDS if build is embedding else X
-    expected = trained(OPTIMIZERS[name](), build, x)
-    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
-        found = trained(OPTIMIZERS[name](), build, x)
-        assert "the last update" not in tfamp.status().fused_kernels
-    check_same(found, expected, 2e-4 if name == "Muon" else 2e-5)
+    both = on_both(OPTIMIZERS[name], build, IDS if build is embedding else X)
+    check_same(*both, 2e-4 if name == "Muon" else 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +118,8 @@ def test_a_scaled_update_is_the_same_and_a_skipped_one_changes_nothing(name, bui
     def scaled():
         return tfamp.LossScaleOptimizer(OPTIMIZERS[name](), initial_scale=2.0**10)
 
-    expected = trained(scaled(), build, x, y, steps=8)
-    told = warnings.catch_warnings(action="ignore")  # Of the infinite batch.
-    with told, helpers.as_if_on_a_gpu("float32", fused_kernels=True):
-        found = trained(scaled(), build, x, y, steps=8)
+    with warnings.catch_warnings(action="ignore"):  # Of the infinite batch.
+        found, expected = on_both(scaled, build, x, y, steps=8)
     check_same(found, expected)
     assert 3.0 in found[1]  # Steps that were skipped.
 
@@ -215,9 +218,7 @@ def open_sizes():
 
 
 def test_sizes_that_only_values_tell_are_left_to_tensorflow():
-    expected = trained(OPT.SGD(0.05), open_sizes)
-    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
-        found = trained(OPT.SGD(0.05), open_sizes)
+    found, expected = on_both(lambda: OPT.SGD(0.05), open_sizes)
     # One element of a thousand is dropped, others than Keras drops.
     np.testing.assert_allclose(found[2]["loss"], expected[2]["loss"], rtol=0.05)
 
@@ -227,10 +228,7 @@ def test_sizes_that_only_values_tell_are_left_to_tensorflow():
     helpers.names_of([adversarial, convolutions, attention], [adversarial, attention]),
 )
 def test_a_step_of_programs_computes_what_its_operators_did(build):
-    expected = trained(OPT.SGD(0.05, momentum=0.9), build)
-    with helpers.as_if_on_a_gpu("float32", fused_kernels=True):
-        found = trained(OPT.SGD(0.05, momentum=0.9), build)
-    check_same(found, expected, 1e-4)
+    check_same(*on_both(lambda: OPT.SGD(0.05, momentum=0.9), build), 1e-4)
 
 
 @pytest.mark.device

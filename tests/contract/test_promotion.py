@@ -13,8 +13,7 @@ import tfamp
 
 pytestmark = pytest.mark.usefixtures("disabled")
 
-LOW = {"mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
-in_both = pytest.mark.parametrize("mode", LOW)
+LOW, in_both = helpers.LOW, helpers.in_both
 WIDE = tf.constant(np.random.default_rng(1).uniform(0.1, 1.1, (4, 4)), tf.float32)
 NARROW = tf.constant(np.random.default_rng(0).uniform(0.1, 1.1, (4, 4)), tf.float32)
 ROWS = tf.constant([0, 2])
@@ -76,15 +75,8 @@ def test_operators_compute_in_float32(name, how, mode):
     """Values and gradients are float32's of the same numbers, each in its format."""
     if how != "eager" and name in EAGER_MADE:
         pytest.skip("makes a variable")
-    function, low = OPERATORS[name], tf.cast(NARROW, LOW[mode])
-
-    def run(h, f):
-        with tf.GradientTape() as tape:
-            tape.watch([h, f])
-            y = function(h, f)
-        zero = tf.UnconnectedGradients.ZERO
-        return y, tape.gradient(y, [h, f], unconnected_gradients=zero)
-
+    low, zero = tf.cast(NARROW, LOW[mode]), tf.UnconnectedGradients.ZERO
+    run = helpers.value_and_gradient(OPERATORS[name], unconnected_gradients=zero)
     expected, slopes = run(tf.cast(low, "float32"), WIDE)
     with helpers.enabled_without_tf32(mode):
         found, gradients = helpers.RUNNERS[how](run)(low, WIDE)
@@ -103,6 +95,8 @@ def test_operators_compute_in_float32(name, how, mode):
 
 ERRORS = {
     "shapes": lambda h, f: tf.concat([h, f[:, :2]], 0),
+    "shapes of one format": lambda h, f: tf.concat([f, f[:, :2]], 0),
+    "a product of one format": lambda h, f: tf.matmul(f, f[:2]),
     "float64": lambda h, f: f + tf.cast(f, "float64"),
     "two of 16 bits": lambda h, f: tf.cast(f, "bfloat16") + tf.cast(f, "float16"),
     "strings": lambda h, f: f + tf.constant("a"),
@@ -188,53 +182,19 @@ def test_layers_of_ones_own_train_as_in_float32(mode, keywords):
         with helpers.enabled(mode):
             body = [keras.layers.Dense(8), Memory(), keras.layers.Dense(1)]
             model = keras.Sequential([keras.Input((4,)), *body])
-            model.compile(keras.optimizers.SGD(0.01), "mse", **keywords)
             x = np.random.default_rng(0).normal(size=(32, 4))
-            fitted = model.fit(x, x[:, :1], epochs=3, verbose=0)
-        return fitted.history["loss"]
+            sgd = keras.optimizers.SGD(0.01)
+            return helpers.fit(model, x, x[:, :1], sgd, epochs=3, **keywords)
 
     np.testing.assert_allclose(loss(mode), loss("float32"), rtol=0.02)
-
-
-def test_slow_paths_of_one_format_are_untouched():
-    """Eager kernels that fail for another reason fail as ever."""
-    tfamp.enable("mixed_bfloat16")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Matrix size-incomp"):
-        tf.matmul(WIDE, WIDE[:2])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Dimension"):
-        tf.concat([WIDE, WIDE[:, :2]], 0)
-
-
-CONVERSIONS = {
-    "assign": lambda v, h: v.assign(h),
-    "assign_add": lambda v, h: v.assign_add(h),
-    "scatter": lambda v, h: v.scatter_nd_update([[0]], h[:1]),
-    "convert": lambda v, h: tf.convert_to_tensor(h, "float32"),
-}
-
-
-@pytest.mark.parametrize("how", ["eager", "graph"])
-@pytest.mark.parametrize("name", CONVERSIONS)
-def test_what_is_stored_in_float32_is_cast(name, how):
-    variable, low = tf.Variable(tf.zeros([4, 4])), tf.cast(NARROW, "bfloat16")
-    tfamp.enable("mixed_bfloat16")
-    function = CONVERSIONS[name]
-
-    def store(h):
-        found = function(variable, h)
-        return tf.identity(found if name == "convert" else variable)
-
-    found = helpers.RUNNERS[how](store)(low)
-    assert found.dtype == "float32"
-    np.testing.assert_array_equal(found[0], tf.cast(low[0], "float32"))
 
 
 def by_python(v, f):
     return tf.ensure_shape(tf.py_function(lambda x: x, [f], v.dtype), [4, 4])
 
 
-# Functions of `v`, a `tf.Variable` of 16 bits, and `f`, of float32.
-STORED_LOW = {
+# Functions of `v`, a `tf.Variable` of 16 bits or of float32, and `f`, of the other.
+STORED = {
     "assign": lambda v, f: v.assign(f),
     "a sum": lambda v, f: v.assign(0.9 * v + tf.reduce_mean(tf.cast(f, v.dtype)) + f),
     "assign_sub": lambda v, f: v.assign_sub(f),
@@ -245,22 +205,29 @@ STORED_LOW = {
 }
 
 
-@in_both
 @pytest.mark.parametrize("how", ["eager", "graph"])
-@pytest.mark.parametrize("name", STORED_LOW)
-def test_what_is_stored_in_16_bits_is_cast(name, how, mode):
-    """As Keras' own modes do: there it was never float32."""
-    variable, wide = (tf.Variable(tf.zeros([4, 4], x)) for x in (LOW[mode], "float32"))
-    STORED_LOW[name](wide, WIDE)
+@pytest.mark.parametrize(
+    ("name", "dtype", "mode"),
+    [
+        *((name, dtype, mode) for mode, dtype in LOW.items() for name in STORED),
+        *((x, tf.float32, "mixed_bfloat16") for x in STORED if x != "py_function"),
+    ],
+)
+def test_what_is_stored_is_cast(name, how, dtype, mode):
+    """As Keras' own modes do: what has 16 bits there was never float32."""
+    given = WIDE if dtype != "float32" else tf.cast(NARROW, LOW[mode])
+    variable, wide = (tf.Variable(tf.zeros([4, 4], x)) for x in (dtype, "float32"))
+    STORED[name](wide, tf.cast(given, "float32"))
     tfamp.enable(mode, on_unsupported="warn")
 
     def store(f):
-        STORED_LOW[name](variable, f)
+        STORED[name](variable, f)
         return tf.identity(variable)
 
-    found = helpers.RUNNERS[how](store)(WIDE)
-    assert found.dtype == LOW[mode]
-    np.testing.assert_allclose(tf.cast(found, "float32"), wide, rtol=0.02)
+    found = helpers.RUNNERS[how](store)(given)
+    assert found.dtype == dtype
+    rtol = 1e-6 if dtype == "float32" else 0.02
+    np.testing.assert_allclose(tf.cast(found, "float32"), wide, rtol=rtol)
 
 
 @in_both
@@ -270,13 +237,7 @@ def test_a_signature_of_another_format_has_its_arguments_cast(wanted, mode):
     dtype, given = (LOW[mode], WIDE) if wanted == "low" else ("float32", low)
     helper = tf.function(tf.nn.gelu, [tf.TensorSpec([None, 4], dtype)])
     tfamp.enable(mode, on_unsupported="warn")
-
-    def run(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = helper(x)
-        return y, tape.gradient(y, x)
-
+    run = helpers.value_and_gradient(helper)
     for how in ("eager", "graph"):
         found, gradient = helpers.RUNNERS[how](run)(given)
         assert found.dtype == dtype and gradient.dtype == given.dtype

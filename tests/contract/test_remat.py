@@ -84,8 +84,7 @@ def trained(mode, remat, make=stack, data=None, epochs=2, **keywords):
 def assert_same(pair, tolerance=0.0):
     """Asserts that two (model, history) have the same variables and losses."""
     (one, losses), (other, again) = pair
-    for a, b in zip(one.variables, other.variables, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance, err_msg=a.path)
+    helpers.assert_equal(one.variables, other.variables, rtol=0, atol=tolerance)
     assert len(set(losses["loss"])) > 1
     np.testing.assert_allclose(losses["loss"], again["loss"], rtol=tolerance)
 
@@ -110,7 +109,7 @@ def test_under_xla_it_trains_the_same_up_to_its_roundings():
     assert_same(pair, 1e-5)
 
 
-def by_hand(model, function, x, y):
+def by_hand(model, wrap, x, y):
     """Returns losses and gradients of two steps of a loop, with a penalty."""
     found = []
 
@@ -125,42 +124,38 @@ def by_hand(model, function, x, y):
         return total, outer.gradient(total, model.trainable_variables)
 
     for _ in range(2):
-        total, gradients = (function or (lambda f: f))(step)(x, y)
+        total, gradients = wrap(step)(x, y)
         found += [total, *gradients]
         model.optimizer.apply(gradients, model.trainable_variables)
     return found
 
 
-@pytest.mark.parametrize("function", [None, tf.function], ids=["eager", "graph"])
+@pytest.mark.parametrize("how", ["eager", "graph"])
 @pytest.mark.parametrize(
     "mode", helpers.names_of(["float32", "mixed_bfloat16"], slow=["float32"])
 )
-def test_loops_and_second_derivatives_are_those_without_it(mode, function):
+def test_loops_and_second_derivatives_are_those_without_it(mode, how):
     x, y = map(tf.constant, batches(8))
     found = []
     for remat in (None, BLOCKS):
         keras.backend.clear_session()
         with helpers.enabled(mode, remat=remat):
-            found.append(by_hand(stack(), function, x, y))
+            found.append(by_hand(stack(), helpers.RUNNERS[how], x, y))
     # A second derivative sums in another order.
     low = {"float32": 1e-5, "mixed_bfloat16": 0.05}[mode]
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, rtol=low, atol=low)
+    helpers.assert_equal(*found, rtol=low, atol=low)
     assert all(x is not None for x in found[1])
 
 
 def replicas(mode, tolerance):
     """Trains on two replicas; returns how often a block was computed again."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    pair = []
-    for remat in (None, BLOCKS):
-        keras.backend.clear_session()
-        with helpers.enabled(mode, remat=remat):
-            with strategy.scope():
-                model = stack()
-            x, y = batches()
-            quiet = {"shuffle": False, "verbose": 0, "batch_size": 8}
-            pair.append((model, model.fit(x, y, **quiet | {"epochs": 2}).history))
+
+    def make():
+        with strategy.scope():
+            return stack()
+
+    pair = [trained(mode, remat, make) for remat in (None, BLOCKS)]
     assert_same(pair, tolerance)
     return pair[1][0].get_layer("block_0").calls - pair[0][0].get_layer("block_0").calls
 
@@ -252,15 +247,9 @@ def test_an_update_waits_for_what_a_block_has_read():
 def test_keras_remat_of_a_function_takes_keywords_in_a_graph():
     with helpers.enabled("float32"):
         again = keras.remat(lambda x, factor: {"y": tf.exp(x) * factor})
-
-        @tf.function
-        def slope(x):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = again(x, factor=3.0)["y"]
-            return tape.gradient(y, x)
-
-        np.testing.assert_allclose(slope(tf.ones(2)), 3 * np.exp([1.0, 1.0]), 1e-6)
+        run = helpers.value_and_gradient(lambda x: again(x, factor=3.0)["y"])
+        _, slope = tf.function(run)(tf.ones(2))
+        np.testing.assert_allclose(slope, 3 * np.exp([1.0, 1.0]), 1e-6)
 
 
 class Doubled(keras.Operation):
@@ -277,34 +266,37 @@ def test_operations_that_are_no_layers_run_in_a_scope():
     with helpers.enabled("mixed_bfloat16"), keras.RematScope("full"):
         inputs = keras.Input((8,))
         model = keras.Model(inputs, Doubled()(L.Dense(1)(inputs)))
-        model.compile("sgd", "mse")
         np.testing.assert_array_equal(Doubled()(x), 2 * x)
-        losses = model.fit(x, x[:, :1], epochs=3, verbose=0).history["loss"]
+        losses = helpers.fit(model, x, x[:, :1], epochs=3)
     assert losses == sorted(losses, reverse=True)
 
 
 # ---- Whole models, in both mixed modes ----
 
 
+IDS = np.random.default_rng(0).integers(1, 20, size=(16, 6))
+TOKENS = {"token_ids": IDS, "padding_mask": 0 * IDS + 1}
+# fmt: off
+SIZES = {
+    "vocabulary_size": 20, "num_layers": 2, "num_heads": 2, "hidden_dim": 8,
+    "intermediate_dim": 16, "max_sequence_length": 6, "dropout": 0.1,
+}
+# fmt: on
+
+
 def bert():
     hub = pytest.importorskip("keras_hub")
-    sizes = {"vocabulary_size": 20, "num_layers": 2, "num_heads": 2, "hidden_dim": 8}
-    sizes |= {"intermediate_dim": 16, "max_sequence_length": 6, "dropout": 0.1}
-    backbone = hub.models.BertBackbone(**sizes)
+    backbone = hub.models.BertBackbone(**SIZES)
     outputs = L.Dense(1)(backbone.output["pooled_output"])
-    ids = np.random.default_rng(0).integers(1, 20, size=(16, 6))
-    x = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
-    return keras.Model(backbone.input, outputs), x, ids[:, :1] / 20, "mse"
+    x = {**TOKENS, "segment_ids": 0 * IDS}
+    return keras.Model(backbone.input, outputs), x, IDS[:, :1] / 20, "mse"
 
 
 def gpt2():
     hub = pytest.importorskip("keras_hub")
-    sizes = {"vocabulary_size": 20, "num_layers": 2, "num_heads": 2, "hidden_dim": 8}
-    sizes |= {"intermediate_dim": 16, "max_sequence_length": 6, "dropout": 0.1}
-    model = hub.models.GPT2CausalLM(hub.models.GPT2Backbone(**sizes), None)
-    ids = np.random.default_rng(0).integers(1, 20, size=(16, 6))
+    model = hub.models.GPT2CausalLM(hub.models.GPT2Backbone(**SIZES), None)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return model, {"token_ids": ids, "padding_mask": 0 * ids + 1}, ids, loss
+    return model, TOKENS, IDS, loss
 
 
 def unet():
@@ -344,9 +336,9 @@ def test_whole_models_train_as_without_it(make, mode):
         keras.utils.set_random_seed(5)
         with helpers.enabled(mode, remat=remat):
             model, x, y, loss = make()
-            model.compile(keras.optimizers.SGD(0.1), loss)
-            quiet = {"shuffle": False, "verbose": 0, "batch_size": 8}
-            losses.append(model.fit(x, y, epochs=2, **quiet).history["loss"])
+            given = {"shuffle": False, "epochs": 2, "batch_size": 8}
+            sgd = keras.optimizers.SGD(0.1)
+            losses.append(helpers.fit(model, x, y, sgd, loss, **given))
             again = [
                 x for x in tfamp.describe_layers(model) if "recomputed" in x.reason
             ]
@@ -509,8 +501,8 @@ class OwnVariable(L.Layer):
         return x * self.own
 
 
-@pytest.mark.parametrize("function", [None, tf.function], ids=["eager", "graph"])
-def test_a_variable_of_tensorflows_own_has_its_gradient(function):
+@pytest.mark.parametrize("how", ["eager", "graph"])
+def test_a_variable_of_tensorflows_own_has_its_gradient(how):
     model = keras.Sequential([keras.Input((2,)), OwnVariable(name="block")])
     tfamp.set_remat(model, [".*block"])
 
@@ -519,4 +511,4 @@ def test_a_variable_of_tensorflows_own_has_its_gradient(function):
             y = model(x, training=True)
         return tape.gradient(y, model.layers[0].own)
 
-    assert float((function or (lambda f: f))(slope)(tf.ones((1, 2)))) == 2.0
+    assert float(helpers.RUNNERS[how](slope)(tf.ones((1, 2)))) == 2.0

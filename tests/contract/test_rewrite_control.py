@@ -42,11 +42,6 @@ def shown():
     return tfamp.status().graph_rewrite
 
 
-def owner_of(name):
-    """The class above `keras.Model` that defines a method."""
-    return next(base for base in keras.Model.__mro__ if name in vars(base))
-
-
 # ---- Training ----
 
 X = np.random.default_rng(0).standard_normal((256, 64)).astype("float32")
@@ -172,7 +167,8 @@ def test_fit_evaluate_and_predict_are_rewritten_and_return_float32():
 def test_keras_own_choice_of_xla_is_none_under_a_rewrite(rewrite, monkeypatch):
     # As Keras 3.15 chooses on a host with a GPU.
     name = "_resolve_auto_jit_compile"
-    monkeypatch.setattr(owner_of(name), name, lambda self: True)
+    owner = next(base for base in keras.Model.__mro__ if name in vars(base))
+    monkeypatch.setattr(owner, name, lambda self: True)
     tfamp.enable(BF16, graph_rewrite=rewrite)
     assert compiled().jit_compile is not rewrite
 

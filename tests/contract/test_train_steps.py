@@ -179,17 +179,12 @@ def test_a_step_that_writes_gradients_to_weights_loses_none(how, eager):
 
 def test_it_is_off_with_loss_scale_false_and_after_disable():
     original = Regression.train_step
-    with helpers.enabled("mixed_float16", loss_scale=False):
-        model = Regression([keras.Input((16,)), keras.layers.Dense(1)])
-        model.compile("sgd")
-        model.fit(X, X[:, :1], verbose=0)
-        assert Regression.train_step is original
-        assert type(model.optimizer) is keras.optimizers.SGD
-    with helpers.enabled("mixed_float16"):
-        model = Regression([keras.Input((16,)), keras.layers.Dense(1)])
-        model.compile("sgd")
-        model.fit(X, X[:, :1], verbose=0)
-        assert Regression.train_step is not original
+    for off in ({"loss_scale": False}, {}):
+        with helpers.enabled("mixed_float16", **off):
+            model = Regression([keras.Input((16,)), keras.layers.Dense(1)])
+            helpers.fit(model, X, X[:, :1], loss=None)
+            assert (Regression.train_step is original) == bool(off)
+            assert (type(model.optimizer) is keras.optimizers.SGD) == bool(off)
     assert Regression.train_step is original
 
 
@@ -202,8 +197,7 @@ def test_a_train_step_that_calls_keras_own_is_scaled_once():
         keras.utils.set_random_seed(0)
         with helpers.enabled("mixed_float16"):
             model = kind([keras.Input((16,)), keras.layers.Dense(1)])
-            model.compile(keras.optimizers.SGD(0.01), "mse")
-            return model.fit(X, X[:, :1], epochs=3, verbose=0).history["loss"]
+            return helpers.fit(model, X, X[:, :1], keras.optimizers.SGD(0.01), epochs=3)
 
     assert losses(Wrapping) == losses(keras.Sequential)
 
@@ -384,8 +378,7 @@ def test_plain_optimizers_skip_and_move_the_scale_of_compile():
     fit = functools.partial(model.fit, batch_size=64, verbose=0)
     with pytest.warns(UserWarning, match="y has 0 NaN, its largest number is inf"):
         fit(Z, X * np.inf, epochs=5)
-    for found, wanted in zip(model.critic.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    helpers.assert_equal(model.critic.get_weights(), before)
     assert int(model.optimizers[0].iterations) == 0
     assert float(model.optimizer.loss_scale) < 2.0**12
     fit(Z, X)
@@ -417,11 +410,9 @@ def test_apply_gradients_of_a_users_optimizer_is_called():
 
     tfamp.enable("mixed_float16")
     model = dense(16, 8, 1)
-    model.compile(Centralized(0.1), "mse")
     before = model.get_weights()
-    model.fit(X, X[:, :1], verbose=0)
-    for found, wanted in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    helpers.fit(model, X, X[:, :1], Centralized(0.1))
+    helpers.assert_equal(model.get_weights(), before)
 
 
 # ---- Loops outside of `fit` ----
@@ -445,8 +436,7 @@ def test_a_loop_that_scales_nothing_is_told_once(caplog):
 def test_a_loop_that_scales_is_told_nothing(mode, caplog):
     tfamp.enable(mode)
     model = dense(16, 8, 1)
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    model.fit(X, X[:, :1], verbose=0)
+    helpers.fit(model, X, X[:, :1], keras.optimizers.SGD(0.1))
     optimizer, weights = tfamp.wrap_optimizer("sgd"), model.trainable_variables
     with tf.GradientTape() as tape:
         loss = optimizer.scale_loss(tf.reduce_mean(model(X) ** 2))
@@ -500,6 +490,5 @@ def test_exact_inputs_beyond_float16_are_no_matter():
     scale = keras.layers.Normalization()
     scale.adapt(PRICES)
     model = keras.Sequential([keras.Input((1,)), scale, keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(PRICES, PRICES / 1e6, batch_size=4, verbose=0)
+    helpers.fit(model, PRICES, PRICES / 1e6, batch_size=4)
     assert int(model.optimizer.skipped_steps) == 0

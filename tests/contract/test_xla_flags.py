@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 import types
 
 import helpers
 import pytest
 import tensorflow as tf
+import workers
 
 import tfamp
 
@@ -224,13 +224,8 @@ print("RESULT", json.dumps(folder(tfamp.enable("float32"))))
 
 
 def run(code, tmp_path, **environ):
-    here = {k: v for k, v in os.environ.items() if k not in NAMES}
-    here |= {"XDG_CACHE_HOME": str(tmp_path), **environ}
-    command = [sys.executable, "-c", _GPU + code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=here, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    here = {**dict.fromkeys(NAMES), "XDG_CACHE_HOME": str(tmp_path), **environ}
+    done = workers.run_python("-c", _GPU + code, **here)
     return json.loads(done.stdout.partition("RESULT")[2]), done.stderr
 
 

@@ -1,14 +1,13 @@
 """`fit`, `evaluate` and `predict` under XLA: compilations, messages, refusals."""
 
 import os
-import subprocess
-import sys
 
 import helpers
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import workers
 
 import tfamp
 
@@ -59,6 +58,12 @@ def chosen(*layers, **keywords):
     return model
 
 
+@pytest.fixture
+def model():
+    tfamp.enable("float32")
+    return make()
+
+
 def lines(caplog):
     """What was said of XLA, each with its kind of step and shapes."""
     found = [record.getMessage() for record in caplog.records]
@@ -88,17 +93,13 @@ for mode in steps.MODES:
 @pytest.mark.training
 def test_a_fit_with_rests_compiles_once_for_training_and_once_for_validation(tmp_path):
     folders = [os.path.dirname(file) for file in (__file__, helpers.__file__)]
-    command = [sys.executable, "-c", COUNTED, str(tmp_path), *folders]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = workers.run_python("-c", COUNTED, tmp_path, *folders)
     counts = dict(line.split() for line in done.stdout.splitlines())
     assert counts == dict.fromkeys(MODES, "2")  # Keras: 4, as tests/upstream counts.
 
 
 @pytest.mark.issue("keras-cv#2406")
-def test_each_compilation_is_told_with_its_shapes_and_seconds(caplog):
-    tfamp.enable("float32")
-    model = make()
+def test_each_compilation_is_told_with_its_shapes_and_seconds(model, caplog):
     data = {"validation_data": (X, Y), "batch_size": BATCH, "verbose": 0}
     model.fit(X, Y, epochs=2, **data)
     training, trained, evaluation, evaluated = lines(caplog)
@@ -122,9 +123,9 @@ def test_each_compilation_is_told_with_its_shapes_and_seconds(caplog):
         ((2, 8, 2), [2, 8]),
     ],
 )
-def test_a_batch_of_fewer_rows_is_compiled_when_it_comes_twice(sizes, compiled, caplog):
-    tfamp.enable("float32")
-    model = make()
+def test_a_batch_of_fewer_rows_is_compiled_when_it_comes_twice(
+    sizes, compiled, model, caplog
+):
     data = tf.data.Dataset.from_generator(
         lambda: ((X[:n], Y[:n]) for n in sizes),
         output_signature=(
@@ -140,9 +141,7 @@ def test_a_batch_of_fewer_rows_is_compiled_when_it_comes_twice(sizes, compiled, 
     assert model.optimizer.iterations.numpy() == len(sizes)
 
 
-def test_predictions_of_many_lengths_compile_the_first(caplog):
-    tfamp.enable("float32")
-    model = make()
+def test_predictions_of_many_lengths_compile_the_first(model, caplog):
     expected = model(X)
     for count in (39, 5, 1, 4, 2):
         found = model.predict(X[:count], verbose=0)
@@ -197,8 +196,7 @@ def test_a_training_with_rests_is_that_of_keras_without_xla(name):
     assert model.jit_compile and found.keys() == history.keys()
     old = [*history.values(), *stock.variables, *stock.optimizer.variables, outputs]
     new = [*found.values(), *model.variables, *model.optimizer.variables, predicted]
-    for expected, value in zip(old, new, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+    helpers.assert_equal(new, old, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_takes_one_seed_a_step():
@@ -212,9 +210,7 @@ def test_dropout_takes_one_seed_a_step():
     assert layer.seed_generator.state.numpy()[1] == first[1] + 6
 
 
-def test_train_on_batch_and_its_like_are_compiled_for_every_size(caplog):
-    tfamp.enable("float32")
-    model = make()
+def test_train_on_batch_and_its_like_are_compiled_for_every_size(model, caplog):
     for rows in (16, 4):
         model.train_on_batch(X[:rows], Y[:rows])
         model.test_on_batch(X[:rows], Y[:rows])
@@ -266,8 +262,7 @@ def test_a_step_that_xla_refuses_runs_without_it_on_the_same_batch():
     assert [each.filename for each in ours] == [__file__]
     assert history == expected and found == drawn == [0, 16, 32] * 2
     assert not model.jit_compile
-    for new, old in zip(model.variables, stock.variables, strict=True):
-        np.testing.assert_array_equal(new.numpy(), old.numpy())
+    helpers.assert_equal(model.variables, stock.variables)
 
 
 @pytest.mark.issue(
@@ -342,8 +337,7 @@ def test_who_asks_for_xla_gets_the_error_with_a_sentence(function, operator):
     (note,) = raised.value.__notes__
     assert f"XLA does not compile {operator} (" in note and "jit_compile=False" in note
     after = [x.numpy() for x in (*model.variables, dropout.seed_generator.state)]
-    for old, new in zip(before, after, strict=True):
-        np.testing.assert_array_equal(old, new)
+    helpers.assert_equal(after, before)
     for each in (*model.optimizer.variables, *model.metrics_variables):
         if each is not model.optimizer.learning_rate:
             np.testing.assert_array_equal(each.numpy(), 0)
@@ -377,9 +371,7 @@ def test_a_file_does_not_ask_for_xla(tmp_path):
 
 
 @pytest.mark.training
-def test_disable_gives_keras_its_functions_back():
-    tfamp.enable("float32")
-    model = make()
+def test_disable_gives_keras_its_functions_back(model):
     model.fit(X, Y, verbose=0)
     made = type(model.train_function)
     tfamp.disable()
