@@ -7,7 +7,7 @@ import pytest
 from tfamp.diagnostics import doctor
 from tfamp.facts import builds, graph_context, hardware, xla_cache, xla_flags
 
-GPU = builds.Gpu("NVIDIA H100 80GB HBM3", (9, 0))
+GPU = hardware.DEVICES["h100"]
 PART = b"\x0a\x01k\x12\x01p"
 WHOLE = PART + b"\x1a\x82\x02" + b"x" * 258
 
@@ -70,7 +70,7 @@ def test_a_folder_holds_for_one_kind_of_gpu_driver_and_ptxas(start, monkeypatch)
     found = {start()[0]}
     assert start(GPU, GPU)[0] in found
     found.add(start(GPU._replace(name="NVIDIA H200"))[0])
-    found.add(start(GPU._replace(capability=(10, 0)))[0])
+    found.add(start(GPU._replace(compute_capability=(10, 0)))[0])
     for name, value in (("driver_release", "590"), ("find_ptxas", ("ptxas", (13,)))):
         monkeypatch.setattr(builds, name, lambda value=value: value)
         found.add(start()[0])

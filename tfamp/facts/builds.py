@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfamp.facts import devices
+
 # NVIDIA Jetson: a desktop GPU's code does not run there.
 # https://developer.nvidia.com/cuda-gpus and the CUDA programming guide's chapter on
 # binary compatibility.
@@ -64,12 +66,11 @@ def read_build() -> Build:
     )
 
 
-def missing_code(capability: tuple[int, int], build: Build | None = None) -> str:
-    """Returns what a GPU lacks in a build of TensorFlow, and what to do.
+def missing_code(capability: tuple[int, int]) -> str:
+    """Returns what a GPU lacks in the installed TensorFlow, and what to do.
 
     Args:
       capability: The GPU's compute capability.
-      build: What TensorFlow was built for; None for the installed one.
 
     Returns:
       A sentence; empty if the code is there, or the wheel does not record it.
@@ -77,7 +78,7 @@ def missing_code(capability: tuple[int, int], build: Build | None = None) -> str
     References:
       tensorflow/tensorflow#89272, #90291 and #111958 (Blackwell).
     """
-    build = build or read_build()
+    build = read_build()
     if not build.is_cuda:
         return f"this TensorFlow was built without CUDA: {_AND_CUDA}"
     code = [_numbers(name) for name in build.capabilities]
@@ -115,14 +116,7 @@ def _numbers(name):
 # ---- What the driver reports ----
 
 
-class Gpu(NamedTuple):
-    """An NVIDIA GPU, as its driver names it, and its compute capability."""
-
-    name: str
-    capability: tuple[int, int]
-
-
-def read_gpus() -> list[Gpu]:
+def read_gpus() -> list[devices.DeviceDescription]:
     """Returns the GPUs that TensorFlow would use; it is not asked, and reads no flags.
 
     The driver respects CUDA_VISIBLE_DEVICES.
@@ -145,7 +139,8 @@ def read_gpus() -> list[Gpu]:
         for what, part in zip(_CAPABILITY, version, strict=True):
             cuda.cuDeviceGetAttribute(ctypes.byref(part), what, device)
         major, minor = (part.value for part in version)
-        gpus.append(Gpu(name.value.decode(errors="replace"), (major, minor)))
+        label = name.value.decode(errors="replace")
+        gpus.append(devices.DeviceDescription("GPU", label, (major, minor)))
     return gpus
 
 
@@ -249,16 +244,10 @@ def _or_none(nvml, ask: Callable, handle) -> Any:
 # ---- The assembler of GPU code ----
 
 
-class Ptxas(NamedTuple):
-    """NVIDIA's assembler: its file, and its version, as (12, 9, 86)."""
+def find_ptxas() -> tuple[str, tuple[int, ...]] | None:
+    """Returns the file of the ptxas that XLA runs, and its version, as (12, 9, 86).
 
-    path: str
-    version: tuple[int, ...]
-
-
-def find_ptxas() -> Ptxas | None:
-    """Returns the ptxas that XLA runs; None if it finds none.
-
+    None if it finds none.
     The first of these that can be used: of --xla_gpu_cuda_data_dir in XLA_FLAGS, of
     PATH, of CUDA's usual folders, of NVIDIA's wheel, of the environment (conda).
 
@@ -278,7 +267,7 @@ def find_ptxas() -> Ptxas | None:
         file = shutil.which("ptxas", path=folder) if folder else None
         version = _version(file) if file else ()
         if file and version >= (11, 8) and version != (12, 3, 103):
-            return Ptxas(file, version)
+            return file, version
     return None
 
 
@@ -301,17 +290,17 @@ def describe_ptxas(capability: tuple[int, int]) -> str:
     References:
       NVIDIA's bug 4826023, openxla/xla#19927.
     """
-    ptxas = find_ptxas()
-    if ptxas is None:
+    if (found := find_ptxas()) is None:
         return f'not found, and XLA needs it: pip install "{_NVCC}"'
-    text = f"{'.'.join(map(str, ptxas.version))} ({ptxas.path})"
-    if capability < (9, 0) or not (12, 0) <= ptxas.version < (12, 6, 85):
+    file, version = found
+    text = f"{'.'.join(map(str, version))} ({file})"
+    if capability < (9, 0) or not (12, 0) <= version < (12, 6, 85):
         return text
     text += (
         ": from 12.0 to 12.6.84 it compiles some limits (clamp, min, max) wrongly for "
         f'capability 9.0 and more (nvbug 4826023): pip install "{_NVCC}"'
     )
-    if not ptxas.path.startswith(_NVCC_FOLDER):
+    if not file.startswith(_NVCC_FOLDER):
         text += (
             f" and set XLA_FLAGS=--xla_gpu_cuda_data_dir={_NVCC_FOLDER}, which comes "
             "first"

@@ -103,11 +103,10 @@ def _key(gpu):
     flags = os.environ.get(xla_flags.NAME, ""), *xla_flags.choose()[0]
     release = tf.version.VERSION, tf.version.GIT_VERSION
     host = builds.driver_release(), builds.find_ptxas(), graph_context.deterministic()
-    key = json.dumps([flags, release, gpu, *host], default=str)
+    capability = gpu.compute_capability
+    key = json.dumps([flags, release, [gpu.name, capability], *host], default=str)
     digest = hashlib.sha256(key.encode()).hexdigest()
-    return (
-        f"{tf.version.VERSION}-sm{gpu.capability[0]}{gpu.capability[1]}-{digest[:16]}"
-    )
+    return f"{tf.version.VERSION}-sm{capability[0]}{capability[1]}-{digest[:16]}"
 
 
 def _read_now(folder, users):
