@@ -62,22 +62,21 @@ def get_mode(name: str) -> Mode:
     Raises:
       ValueError: If there is no such mode.
     """
-    if isinstance(name, str) and name in MODES:
-        return MODES[name]
-    hint = ""
+    text = name if isinstance(name, str) else ""
+    if text in MODES:
+        return MODES[text]
     # A batch would be long.
     shown = f"a {type(name).__name__}" if hasattr(name, "shape") else repr(name)
-    short = re.fullmatch(r"(b?)fp?16", name) if isinstance(name, str) else None
-    if short:
+    if short := re.fullmatch(r"(b?)fp?16", text):
         hint = f" Did you mean 'mixed_{short[1]}float16'?"
-    elif isinstance(name, str) and name in ("float16", "bfloat16"):
+    elif text in ("float16", "bfloat16"):
         hint = (
             f" Did you mean 'mixed_{name}'? In pure {name} the weights have 16 bits, "
             "too: an update smaller than half an epsilon of its weight is rounded "
             "away, so that training stalls."
         )
-    elif isinstance(name, str):
-        hint = checks.nearest(name, MODES)
+    else:
+        hint = checks.nearest(text, MODES)
     raise ValueError(
         f"Unknown precision mode. Received: mode={shown}. Expected one of "
         f"{', '.join(map(repr, MODES))}, or 'auto' in `enable` and in "
