@@ -244,29 +244,24 @@ def graph_rewrite_report(
 
 def _preview(concrete):
     before = switch.snapshot()
+    needed = "eager.context:context", "grappler.tf_optimizer:OptimizeGraph"
+    context, optimize = (names.resolve(f"tensorflow.python.{n}") for n in needed)
     try:
+        if not context or not optimize:
+            raise ValueError("this release of TensorFlow cannot preview it")
         graph = concrete.graph.as_graph_def()
         if any(map(_is_compiled, (concrete.function_def, *graph.library.function))):
             raise ValueError(f"graphs that XLA compiles have no preview: {_XLA}")
         if before.active is None:
             switch.enable(switch.RewriteConfig.from_keywords("auto", {}))
-        with observe() as graphs:
-            _optimize(concrete.graph, graph)
+        with observe() as graphs:  # Of a copy; nothing is executed.
+            meta = traces.meta_graph(concrete.graph, graph)
+            optimize(context().config, meta, verbose=False)
         report = make_report(graphs)
-    except (ValueError, ImportError) as error:  # UnsupportedModeError is a ValueError.
+    except ValueError as error:  # UnsupportedModeError is one.
         report = GraphRewriteReport(switch.requested_dtype(), None, str(error))
     finally:
         switch.restore(before)
     if before.active is None and report.effective:
         report = report._replace(reason="no rewrite is enabled")
     return report._replace(preview=True)
-
-
-def _optimize(graph, definition):
-    """Optimizes a copy of a function's graph; nothing is executed."""
-    needed = "eager.context:context", "grappler.tf_optimizer:OptimizeGraph"
-    context, optimize = (names.resolve(f"tensorflow.python.{n}") for n in needed)
-    if not context or not optimize:
-        raise ImportError("this release of TensorFlow cannot preview it")
-    meta = traces.meta_graph(graph, definition)
-    optimize(context().config, meta, verbose=False)
