@@ -9,7 +9,6 @@ results in 16 bits are rounded once.
 import functools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -21,13 +20,6 @@ _SPANS = 4
 _UNSEEN = -0.7 * 3.38953e38  # Keras' score of a key that is masked.
 
 
-class Dropout(NamedTuple):
-    """What is dropped of the weights, and the seed, int32 [2], that it is drawn by."""
-
-    rate: float
-    seed: tf.Tensor
-
-
 def attend(
     query: tf.Tensor,
     key: tf.Tensor,
@@ -36,7 +28,7 @@ def attend(
     bias: tf.Tensor | None = None,
     mask: tf.Tensor | None = None,
     causal: bool = False,
-    dropout: Dropout | None = None,
+    dropout: tuple[float, tf.Tensor] | None = None,
     unseen_rows: str = "mean",
 ) -> tf.Tensor:
     """Returns softmax(query @ key * scale + bias) @ value, as Keras does.
@@ -51,7 +43,8 @@ def attend(
       bias: Float, broadcastable to [batch, heads, queries, keys].
       mask: bool, the same: True where a key is seen.
       causal: Whether the keys after a query's own place are masked, too.
-      dropout: Of the weights.
+      dropout: The share of the weights that is dropped, and the seed, int32 [2], that
+        it is drawn by.
       unseen_rows: For a query whose keys are all masked: the "mean" of all values,
         as `dot_product_attention`, or "zero", as `MultiHeadAttention` with dropout.
 
@@ -134,10 +127,11 @@ def _seen(mask, causal, first, rows, ends):
 
 
 def _dropped(weights, dropout, first):
+    rate, seed = dropout
     # Integers that TensorFlow adds on the host, where a GPU's seed is read.
-    seed = dropout.seed + tf.stack((first, 0))
-    stays = tf.random.stateless_uniform(tf.shape(weights), seed) >= dropout.rate
-    return tf.where(stays, weights / (1 - dropout.rate), 0.0)
+    block_seed = seed + tf.stack((first, 0))
+    stays = tf.random.stateless_uniform(tf.shape(weights), block_seed) >= rate
+    return tf.where(stays, weights / (1 - rate), 0.0)
 
 
 @tf.custom_gradient

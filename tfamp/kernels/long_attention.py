@@ -73,7 +73,7 @@ def _compute_attention(
     dropout = None
     if install.trains() if training is None else training:
         seed = tf.cast(seed_generator.draw_seed(drop.seed_generator), tf.int32)
-        dropout = attention.Dropout(drop.rate, seed)
+        dropout = drop.rate, seed
     scale, options = query.shape[3] ** -0.5, (use_causal_mask, dropout, "zero")
     return attention.attend(query, key, value, scale, None, mask, *options), None
 
