@@ -78,7 +78,7 @@ def gather(operations: Sequence[tf.Operation], outputs: Any) -> Any:
     returned = {id(x) for x in flat if isinstance(x, tf.Tensor)}
     for members in _programs(operations).values():
         if sum(not programs.is_view(op) for op in members) >= _LEAST:
-            programs.replace(programs.Program.of(members, returned), compiled, new)
+            programs.replace(members, returned, compiled, new)
     return tf.nest.pack_sequence_as(outputs, [new.get(id(x), x) for x in flat])
 
 

@@ -1,8 +1,7 @@
 """Small operators of a graph, and several of them as one program that XLA compiles."""
 
 import contextlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -90,65 +89,34 @@ def is_view(op: tf.Operation) -> bool:
     return op.type in _VIEWS and all(x.dtype != tf.int32 for x in op.outputs)
 
 
-class Program(NamedTuple):
-    """Operators that become one.
-
-    Attributes:
-      operations: In the order of their creation.
-      views: Those of them that others take: they stay, beside their copy in here. As
-        a result, XLA would copy what is but another view of the same memory.
-      inputs: Tensors that they take from others.
-      outputs: Tensors that others take.
-    """
-
-    operations: list
-    views: set
-    inputs: list
-    outputs: list
-
-    @classmethod
-    def of(cls, operations, returned):
-        """Returns that of operators; `returned`: ids of tensors that are taken, too."""
-        used, views = set(operations), set()
-
-        def is_taken(x):
-            others = (c for c in x.consumers() if c not in used or c in views)
-            return id(x) in returned or any(others)
-
-        for op in reversed(operations):
-            if is_view(op) and any(map(is_taken, op.outputs)):
-                views.add(op)
-                if not any(c in used for x in op.outputs for c in x.consumers()):
-                    used.remove(op)
-        operations = [op for op in operations if op in used]
-        taken = [x for op in operations for x in op.inputs]
-        inputs = {id(x): x for x in taken if x.op not in used and constant(x) is None}
-        results = [x for op in operations if op not in views for x in op.outputs]
-        outputs = [x for x in results if is_taken(x)]
-        return cls(operations, views, list(inputs.values()), outputs)
-
-
-def replace(program: Program, compiled: dict[tuple, Callable], new: dict) -> None:
+def replace(
+    operations: Sequence[tf.Operation],
+    returned: set[int],
+    compiled: dict[tuple, Callable],
+    new: dict,
+) -> None:
     """Has others take what a program computes in place of its operators' results.
 
     Args:
-      program: What to put in.
+      operations: Operators that become one, in the order of their creation.
+      returned: ids of tensors that are taken, too, as by operators.
       compiled: The functions of the step so far, to which its own is added.
       new: {id of a tensor: the tensor in its place}, to which its own are added.
     """
-    if not program.outputs:
+    operations, views, inputs, outputs = _parts(operations, returned)
+    if not outputs:
         return
-    definition, wanted = _definition(program)
-    specs = [tf.TensorSpec(x.shape, x.dtype) for x in program.inputs]
+    definition, wanted = _definition(operations, inputs, outputs)
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
     key = definition.SerializeToString(deterministic=True), *specs, *wanted
     if key not in compiled:
         compiled[key] = _compile(definition, specs, wanted)
-    scope, slash, _ = program.operations[-1].name.partition("/")
+    scope, slash, _ = operations[-1].name.partition("/")
     # Its own, as profilers show it: "gradient_tape" and others.
     with tf.name_scope(f"{scope}/") if slash else contextlib.nullcontext():
-        results = compiled[key](*program.inputs)
-    inside = set(program.operations) - program.views
-    for old, result in zip(program.outputs, results, strict=True):
+        results = compiled[key](*inputs)
+    inside = set(operations) - views
+    for old, result in zip(outputs, results, strict=True):
         new[id(old)] = result
         for consumer in old.consumers():
             if consumer not in inside:
@@ -157,26 +125,50 @@ def replace(program: Program, compiled: dict[tuple, Callable], new: dict) -> Non
                         consumer._update_input(place, result)
 
 
-def _definition(program):
+def _parts(operations, returned):
+    """Returns a program's operators, views, inputs and outputs.
+
+    Views are those of the operators that others take: they stay, beside their copy in
+    the program. As a result, XLA would copy what is but another view of the same
+    memory. Inputs are the tensors that the operators take from others, outputs those
+    that others take.
+    """
+    used, views = set(operations), set()
+
+    def is_taken(x):
+        others = (c for c in x.consumers() if c not in used or c in views)
+        return id(x) in returned or any(others)
+
+    for op in reversed(operations):
+        if is_view(op) and any(map(is_taken, op.outputs)):
+            views.add(op)
+            if not any(c in used for x in op.outputs for c in x.consumers()):
+                used.remove(op)
+    operations = [op for op in operations if op in used]
+    taken = [x for op in operations for x in op.inputs]
+    inputs = {id(x): x for x in taken if x.op not in used and constant(x) is None}
+    results = [x for op in operations if op not in views for x in op.outputs]
+    outputs = [x for x in results if is_taken(x)]
+    return operations, views, list(inputs.values()), outputs
+
+
+def _definition(operations, inputs, outputs):
     """Returns a program's graph, whose names tell nothing but the order; its outputs.
 
     Constants are copied into each program that takes them.
     """
     graph, places = tf.compat.v1.GraphDef(), {}
-    graph.versions.CopyFrom(program.operations[0].graph.graph_def_versions)
-    for x in program.inputs:
+    graph.versions.CopyFrom(operations[0].graph.graph_def_versions)
+    for x in inputs:
         places[id(x)] = f"input{len(places)}"
-
-    def add_constant(x):
-        node = graph.node.add(name=f"constant{len(graph.node)}", op="Const")
-        node.attr["dtype"].type = x.dtype.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(constant(x), x.dtype))
-        return f"{node.name}:0"
-
-    for op in program.operations:
+    for op in operations:
         for x in op.inputs:
             if id(x) not in places:
-                places[id(x)] = add_constant(x)
+                node = graph.node.add(name=f"constant{len(graph.node)}", op="Const")
+                value = tf.make_tensor_proto(constant(x), x.dtype)
+                node.attr["dtype"].type = x.dtype.as_datatype_enum
+                node.attr["value"].tensor.CopyFrom(value)
+                places[id(x)] = f"{node.name}:0"
         node, name = graph.node.add(), f"op{len(graph.node)}"
         node.CopyFrom(op.node_def)
         node.name, node.device = name, ""
@@ -184,7 +176,7 @@ def _definition(program):
         for attribute in [a for a in node.attr if a.startswith("_")]:
             del node.attr[attribute]
         places.update({id(x): f"{name}:{x.value_index}" for x in op.outputs})
-    return graph, [places[id(x)] for x in program.outputs]
+    return graph, [places[id(x)] for x in outputs]
 
 
 def _compile(definition, specs, results):
