@@ -26,9 +26,11 @@ STATES = ("float32", "bfloat16", "8bit")
 MIN_SIZE = 4096  # Of smaller variables slots stay float32.
 # Slots by Keras' names (3.10 to 3.15): averages of gradients, and of what has no sign.
 _SIGNED = ("_momentum",)
-_UNSIGNED = ("_velocity", "_norm", "_accumulator")
-_UNSIGNED += ("_accumulated_grad", "_accumulated_delta_var")
-_WHOLE = ("_gradient_accumulator", "_average")
+_UNSIGNED = (
+    *("_velocity", "_norm", "_accumulator"),
+    *("_accumulated_grad", "_accumulated_delta_var"),
+)
+_WHOLE = "_gradient_accumulator"  # Of sums that grow.
 # Sums or weights, no averages: rounding them moves what is trained.
 _REFUSED = ("Ftrl", "ScheduleFreeAdamW")
 
@@ -171,14 +173,13 @@ class _LowBit:
     def store_weights(self, variables):
         """Stores those of these variables that it trains in bfloat16."""
         # Keras knows a variable by TensorFlow's; 3.16 has a second table.
-        tables = [self._trainable_variables_indices]
-        tables += [getattr(self, "_weight_decay_by_var_key", {})]
+        decays = getattr(self, "_weight_decay_by_var_key", {})
         for variable in variables:
             key = self._var_key(variable)
             is_trained = key in self._trainable_variables_indices
             if is_trained and not isinstance(variable, stored.StoredVariable):
                 self._keep(variable, codes.BFLOAT16)
-                for table in tables:
+                for table in (self._trainable_variables_indices, decays):
                     if key in table:
                         table[self._var_key(variable)] = table[key]
 
