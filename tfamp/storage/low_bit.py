@@ -111,9 +111,7 @@ def check_state(state: Any) -> None:
 
 def members_of(optimizer) -> list:
     """Returns the optimizers that hold slots, inside of wrappers."""
-    inner = optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        inner = optimizer.inner_optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     return keras_optimizers.member_optimizers(inner)
 
 
