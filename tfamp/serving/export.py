@@ -176,8 +176,9 @@ def export_float32(
     Example:
       print(tfamp.export_float32(model, "exported/1"))
     """
-    given = {"sample_inputs": sample_inputs, "overwrite": overwrite}
-    return export(model, path, **given, verbose=verbose)
+    return export(
+        model, path, sample_inputs=sample_inputs, overwrite=overwrite, verbose=verbose
+    )
 
 
 def _check_request(path, precision, format, half_weights):

@@ -20,7 +20,6 @@ from tfamp.serving import onnx_graph, report, writing
 
 _PACKAGES = ("onnx", "onnxruntime", "tf2onnx")
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_PATCH = "keras.src.export.tf2onnx_lib:patch_tf2onnx"
 
 
 def check() -> None:
@@ -86,7 +85,7 @@ def _convert(folder) -> Any:
     """Returns the `onnx.ModelProto`, with the names of the SavedModel's signature."""
     onnx = extras.require("onnx")
     convert = extras.require("tf2onnx.convert")
-    names.resolve(_PATCH, lambda: None)()
+    names.resolve("keras.src.export.tf2onnx_lib:patch_tf2onnx", lambda: None)()
     loaded: Any = tf.saved_model.load(str(folder))
     signature = loaded.signatures["serving_default"]
     specs = signature.structured_input_signature[1]

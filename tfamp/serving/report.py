@@ -195,25 +195,22 @@ def largest(values: Any) -> float:
     return float(b.max(initial=formats.float_format("float32").smallest_normal))
 
 
-def _errors(a, b):
-    gap = _gaps(a, b)
-    if b.dtype.kind in "biuOSU":
+def _errors(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Returns both errors of a `ParityRow`; what is equal has none, NaN too."""
+    kind = b.dtype.kind
+    if kind in "OSU":
+        gap = np.where(a == b, 0.0, np.inf)
+    else:
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # Infinity minus infinity.
+            gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+        gap = np.where(np.isnan(gap), np.inf, gap)
+    if kind in "biuOSU":
         relative = np.mean(gap > 0) if b.size else 0.0
     else:
-        b = b.astype(np.float64)
         tiny = formats.float_format("float32").smallest_normal
         relative = np.linalg.norm(gap) / max(np.linalg.norm(b[np.isfinite(b)]), tiny)
     return float(gap.max(initial=0.0)), float(relative)
-
-
-def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns |a - b| in float64: 0 for what is equal, NaN too, else of strings inf."""
-    if b.dtype.kind in "OSU":
-        return np.where(a == b, 0.0, np.inf)
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # Infinity minus infinity.
-        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return np.where(np.isnan(gap), np.inf, gap)
 
 
 def latencies(first: Callable[[], Any], second: Callable[[], Any]) -> list[float]:
