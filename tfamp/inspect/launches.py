@@ -7,8 +7,9 @@ a registration tells what a kernel wants in the host's memory.
 """
 
 import collections
+import functools
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -110,9 +111,10 @@ class _Counted:
         self.library = {f.signature.name: f for f in definition.library.function}
         with tf.Graph().as_default() as self.graph:  # It infers shapes.
             tf.import_graph_def(definition, name="")
-        self.registered = gpu_graph.resolved(_KERNELS)
-        self.kernels: dict[Any, Any] = {}
+        self.registered = functools.cache(gpu_graph.resolved(_KERNELS))
         self.turns = gpu_graph.Loops(self.graph).turns
+        nodes = self.graph.get_operations()
+        self.hosted = {op: self._in_host_memory(op) for op in nodes}
 
     def launches(self) -> Launches:
         parts, counts = dict.fromkeys(PARTS, 0), collections.Counter()
@@ -141,7 +143,8 @@ class _Counted:
             kernels = self._kernels_of(called)
             is_graph = kernels >= _LEAST_GRAPH
             return (1 if is_graph else kernels), is_graph
-        if op.type in _FREE or op.type in _LOOPS or self._is_on_host(op):
+        taken, made = self.hosted[op]
+        if op.type in _FREE or op.type in _LOOPS or all(made or taken):
             return 0, False
         return _kernels(op), False
 
@@ -166,11 +169,22 @@ class _Counted:
 
     # ---- Memory of the host ----
 
-    def _kernel(self, op):
-        """Returns the GPU kernel of a node: what of it is in the host's memory.
+    def _in_host_memory(self, op):
+        """Returns which inputs of a node are in the host's memory, and which results.
 
-        None without a kernel: the node runs on the host.
+        All are of a node without a GPU kernel, which runs on the host.
         """
+        node, kernel = self.nodes[op.name], self._kernel(op)
+        runs_xla = self._called(node) is not None
+
+        def is_hosted(name):
+            return not runs_xla and (kernel is None or name in kernel.host_memory_arg)
+
+        arguments = op.op_def.input_arg, op.op_def.output_arg
+        return [[*map(is_hosted, _flat(each, node))] for each in arguments]
+
+    def _kernel(self, op):
+        """Returns the GPU kernel of a node, or None."""
         node = self.nodes[op.name]
         types = {
             x.name: {*node.attr[x.name].list.type}
@@ -180,50 +194,28 @@ class _Counted:
             if x.type in ("type", "list(type)")
         }
         label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
-        key = op.type, label, *(frozenset(x) for x in types.values())
-        if key not in self.kernels:
-            fitting = {
-                kernel.device_type: kernel
-                for kernel in self.registered(op.type).kernel
-                if kernel.label == label
-                and all(
-                    types.get(c.name, set()) <= {*c.allowed_values.list.type}
-                    for c in kernel.constraint
-                )
-            }
-            self.kernels[key] = fitting.get("GPU", fitting.get("DEFAULT"))
-        return self.kernels[key]
-
-    def _is_on_host(self, op):
-        """Whether a node runs on the host, or computes in its memory."""
-        if (kernel := self._kernel(op)) is None:
-            return True
-        results = set(_flat(op.op_def.output_arg, self.nodes[op.name]))
-        return bool(results) and results <= {*kernel.host_memory_arg}
+        fitting = {
+            kernel.device_type: kernel
+            for kernel in self.registered(op.type).kernel
+            if kernel.label == label
+            and all(
+                types.get(c.name, set()) <= {*c.allowed_values.list.type}
+                for c in kernel.constraint
+            )
+        }
+        return fitting.get("GPU", fitting.get("DEFAULT"))
 
     def _taken_to_host(self, op):
         """Returns the tensors of the device that a node takes in the host's memory."""
-        if op.type in _FREE or self._called(self.nodes[op.name]) is not None:
+        if op.type in _FREE:
             return []
-        kernel = self._kernel(op)
-        wanted = None if kernel is None else {*kernel.host_memory_arg}
-        arguments = _flat(op.op_def.input_arg, self.nodes[op.name])
-        return [
-            x
-            for x, name in zip(op.inputs, arguments, strict=True)
-            if (wanted is None or name in wanted) and self._is_on_device(x)
-        ]
+        pairs = zip(op.inputs, self.hosted[op][0], strict=True)
+        return [x for x, is_hosted in pairs if is_hosted and self._is_on_device(x)]
 
     def _is_on_device(self, tensor):
-        op = tensor.op
-        if op.type == "Placeholder" or tensor.dtype in (tf.resource, tf.variant):
+        if tensor.op.type == "Placeholder" or tensor.dtype in (tf.resource, tf.variant):
             return False
-        if self._called(self.nodes[op.name]) is not None:
-            return True
-        kernel = self._kernel(op)
-        results = list(_flat(op.op_def.output_arg, self.nodes[op.name]))
-        name = results[tensor.value_index]
-        return kernel is not None and name not in kernel.host_memory_arg
+        return not self.hosted[tensor.op][1][tensor.value_index]
 
 
 def _is_own_kernel(node):
