@@ -16,8 +16,8 @@ from tfamp.keras_patches import hooks
 
 _WITHIN = tuple(os.path.dirname(x) for x in (tf.__file__, hooks.__file__, __file__))
 _TENSORS = (tf.Tensor, tf.Variable, tf.SparseTensor, tf.IndexedSlices, keras.Variable)
-_lines: set[str] = set()  # Those reported since `promotion.HOOKS` went in.
-_lock = threading.Lock()
+# Where operators were computed in float32 since `promotion.HOOKS` went in, as text.
+LINES: set[str] = set()
 
 
 # ---- Formats ----
@@ -174,20 +174,6 @@ def note(why: str, operator: str) -> None:
     """Tells of a line that computes in float32, the first time."""
     file, line = user_code.line()
     text = f"{file}:{line}: {why} in {operator}"
-    with _lock:
-        is_known = text in _lines
-        _lines.add(text)
-    if not is_known:
+    if text not in LINES:
+        LINES.add(text)
         logging.warning("%s: computed in float32", text)
-
-
-def lines() -> list[str]:
-    """Returns where operators were computed in float32, as text."""
-    with _lock:
-        return sorted(_lines)
-
-
-def forget_lines() -> None:
-    """Forgets where that was."""
-    with _lock:
-        _lines.clear()

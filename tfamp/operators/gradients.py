@@ -46,43 +46,33 @@ def _in_formats(function, is_own, op, *received):
     if len(gradients) != len(inputs):
         return result
     skipped = getattr(op, "skip_input_indices", None) or ()
+    # What is None for 16 bits may be none in float32.
     if any(gradients[i] is None and i not in skipped for i in low):
-        gradients = _asked_in_float32(function, op, received, gradients)
+        wide = _in_float32(function, op, received) or ()
+        if len(wide) == len(gradients):
+            pairs = zip(gradients, wide, strict=True)
+            gradients = [y if x is None else x for x, y in pairs]
     for i in low:
         gradients[i] = again.in_format(gradients[i], inputs[i].dtype.name)
     return gradients
 
 
 class _Wide:
-    """An operator whose 16-bit inputs, outputs and types are float32."""
+    """An operator whose 16-bit inputs, outputs and types are float32.
+
+    Cast where they are used, for the graph keeps what it casts.
+    """
 
     def __init__(self, op: Any):
         self._op = op
-
-    @property
-    def inputs(self) -> list[tf.Tensor]:
-        """Its inputs; cast where they are used, for the graph keeps what it casts."""
-        return again.wide([*self._op.inputs])
-
-    @property
-    def outputs(self) -> list[tf.Tensor]:
-        """Its outputs."""
-        return again.wide([*self._op.outputs])
 
     def get_attr(self, name: str) -> Any:
         """Returns an attribute."""
         return again.wide_argument(self._op.get_attr(name))
 
     def __getattr__(self, name):
-        return getattr(self._op, name)
-
-
-def _asked_in_float32(function, op, received, gradients):
-    """Returns gradients with those that are None for 16 bits, and not in float32."""
-    wide = _in_float32(function, op, received)
-    if wide is None or len(wide) != len(gradients):
-        return gradients
-    return [y if x is None else x for x, y in zip(gradients, wide, strict=True)]
+        value = getattr(self._op, name)
+        return again.wide([*value]) if name in ("inputs", "outputs") else value
 
 
 def _in_float32(function, op, received):

@@ -16,10 +16,11 @@ _KERNELS, _DEFINITIONS = patches.OPERATORS
 _HOLDERS = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 # What XLA's registry has for 16 bits, and its compiler ends at, or has for float32
 # alone: TensorFlow 2.21.
-_NOT_BY_XLA = {"LRN", "LRNGrad", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "Range"}
-_NOT_BY_XLA |= {"ResizeBilinearGrad", "StatelessMultinomial"}
-_NOT_BY_XLA |= {"MaxPoolGradGrad", "MaxPoolGradGradV2", "MaxPool3DGradGrad"}
-_NOT_BY_XLA |= {"ParameterizedTruncatedNormal", "TruncatedNormal"}
+_NOT_BY_XLA = frozenset(
+    "LRN LRNGrad MaxPool3DGradGrad MaxPoolGradGrad MaxPoolGradGradV2 "
+    "NonMaxSuppressionV3 NonMaxSuppressionV4 ParameterizedTruncatedNormal Range "
+    "ResizeBilinearGrad StatelessMultinomial TruncatedNormal".split()
+)
 _ALL = frozenset({"float32", "bfloat16", "float16"})
 
 

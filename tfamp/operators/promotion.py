@@ -70,9 +70,10 @@ def _dispatch(original, op, args, kwargs):
     number = lost_numbers.behind(error) or lost_numbers.among(arguments)
     is_outer = again.functions_around() < 2
     if op is tf.convert_to_tensor and not again.meet(arguments):
-        if number:
-            return _converted_number(number) if is_outer else result
-        return _converted(arguments, is_outer)
+        if number and is_outer:
+            again.note(str(number), "convert_to_tensor")
+            return tf.constant(number.value, "float32")
+        return result if number else _converted(arguments, is_outer)
     # What the user called is the one to try again.
     if not is_outer or not again.can_run(op.__name__, arguments):
         return result
@@ -88,12 +89,6 @@ def _dispatch(original, op, args, kwargs):
         raise error from None
     again.note(str(number) if number else again.reason(arguments), name)
     return result
-
-
-def _converted_number(number):
-    """Returns another result of `tf.convert_to_tensor` for a number that is lost."""
-    again.note(str(number), "convert_to_tensor")
-    return tf.constant(number.value, "float32")
 
 
 def _converted(arguments, is_outer):
@@ -168,7 +163,7 @@ def _check_matrix(original, operator, matrix):
 class _Hooks(hooks.HookGroup):
     def install(self) -> None:
         if not self.in_force():
-            again.forget_lines()
+            again.LINES.clear()
         super().install()
 
 

@@ -168,7 +168,7 @@ def describe(
         xla=_describe_xla(settings.options.xla_flags),
         float32_layers=_describe_float32(settings),
         healed=errors.examples(_describe_healed()) or "none",
-        formats_meet=errors.examples(again.lines()) or "none seen",
+        formats_meet=errors.examples(sorted(again.LINES)) or "none seen",
         versions=_describe_versions(devices),
     )
 
