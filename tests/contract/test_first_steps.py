@@ -290,7 +290,22 @@ def nested():
     return keras.Model(inputs, layers.Dense(1)(x))
 
 
-KINDS = [functional, sequential, Subclassed, nested]
+def attention():
+    inputs = keras.Input((16,))
+    x = layers.Reshape((4, 4))(inputs)
+    x = Times(name="large")(layers.Dense(8)(x))
+    x = layers.LayerNormalization()(layers.MultiHeadAttention(2, 4)(x, x))
+    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(x)))
+
+
+def recurrent():
+    inputs = keras.Input((16,))
+    x = Times(name="large")(layers.Dense(16)(inputs))
+    x = layers.LSTM(8)(layers.Reshape((4, 4))(x))
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+KINDS = [functional, sequential, Subclassed, nested, attention, recurrent]
 
 
 def healed(model):
@@ -315,7 +330,7 @@ def compared(make, x, y, rate=1e-3, loss="mse", epochs=2, **compiled):
 
 
 @pytest.mark.parametrize(
-    "make", helpers.names_of(KINDS, quick=[functional], slow=[nested])
+    "make", helpers.names_of(KINDS, quick=[functional], slow=[nested, recurrent])
 )
 def test_a_layer_that_overflows_is_healed_and_no_batch_is_lost(make):
     wanted, found, model, (text,) = compared(make, X, Y)
@@ -611,6 +626,15 @@ class CrossNetwork(keras.Model):
         return self.last(self.norm(x, training=training))
 
 
+def crossed():
+    columns = [keras.Input((1,)) for _ in range(2)]
+    first = x = layers.Concatenate()(columns)
+    for name in ("product_1", "product_2"):
+        x = first * layers.Dense(2, name=name)(x) + x
+    x = layers.BatchNormalization(name="norm")(x)
+    return keras.Model(columns, layers.Dense(1)(x))
+
+
 def saturated():
     """Infinity is 1 after a tanh: the loss is finite, and no gradient is."""
     inputs = keras.Input((2,))
@@ -639,12 +663,15 @@ SERIES[:, 6:] = -99999.0  # Steps that are not there.
 RAW = {
     census: COLUMNS,
     CrossNetwork: PLACES,
+    crossed: PLACES,
     saturated: np.concatenate(COLUMNS, 1),
     masked: SERIES,
 }
 
 
-@pytest.mark.parametrize("make", helpers.names_of(RAW, quick=[census, saturated]))
+@pytest.mark.parametrize(
+    "make", helpers.names_of(RAW, quick=[census, saturated], slow=[crossed])
+)
 def test_raw_columns_train_as_in_float32(make):
     columns = RAW[make]
     last = np.reshape(columns[1] if isinstance(columns, list) else columns, (256, -1))
