@@ -205,17 +205,21 @@ def _tell_healed(model, inputs, what, overflows, assigns):
         "its loss or gradients infinite or NaN, in "
         f"{errors.examples(shown) or 'its inputs'}. "
         f"{done if assigns else 'Nothing is changed (heal=False)'}."
-        f"{start if named else ''}{_describe_inputs(inputs)}"
+        f"{start if named else ''}{_describe_inputs(model, inputs)}"
     )
 
 
-def _describe_inputs(inputs):
+def _describe_inputs(model, inputs):
     """Returns what to say of inputs that float16 cannot hold; empty if all fit."""
-    large = []
-    for path, held in keras.tree.flatten_with_path(inputs):
-        peak = max([_largest(x) for x in _tensors(held) if x.dtype.is_floating] or [0])
-        if peak > _LARGEST:
-            large.append(f"{'/'.join(map(str, path)) or 'x'!r} up to {peak:g}")
+    flat = _tensors(inputs)
+    names = [x.name for x in getattr(model, "inputs", None) or ()]
+    names = sorted(inputs) if isinstance(inputs, dict) else names
+    if len(names) != len(flat) or "keras_tensor" in str(names):
+        names = [f"input {i}" for i in range(len(flat))]
+    peaks = [_largest(x) if x.dtype.is_floating else 0.0 for x in flat]
+    large = [
+        f"{x!r} up to {y:g}" for x, y in zip(names, peaks, strict=True) if y > _LARGEST
+    ]
     if not large:
         return ""
     return (

@@ -232,16 +232,17 @@ class _Enabled:
 
     # ---- Plans ----
 
-    def plan_of(self, root, traced=None, check=False):
-        """Returns the plan of a model, or of one around it.
-
-        `check`: patterns that have matched in no model yet are an error.
-        """
+    def plan_of(self, root, traced=None):
+        """Returns the plan of a model, or of one around it."""
         settings, keeps = self.settings, plan.keeps_unlike(self._policy)
         traced = traced or rules.latest(root)
-        planned = plan.Plan(
+        return plan.Plan(
             root, settings.mode, settings.overrides, traced, keeps, settings.remat
         )
+
+    def _checked(self, root, traced, check):
+        """Returns a plan; `check`: patterns that matched no model yet are an error."""
+        planned = self.plan_of(root, traced)
         self._matched |= planned.matched
         if check:
             planned.check(self._matched)
@@ -259,7 +260,7 @@ class _Enabled:
         if described.is_of_another(model, self._policy):
             others = [model]
         elif now.planned == layers:
-            self.plan_of(model, None, check)
+            self._checked(model, None, check)
         else:
             now.planned = None
             if is_built and self.settings.is_mixed:
@@ -312,7 +313,7 @@ class _Enabled:
 
     def _give(self, root, model, traced, check, takes_over=False):
         """Gives a model's layers what a plan says; `takes_over`: it is compiled."""
-        planned = self.plan_of(root, traced, check)
+        planned = self._checked(root, traced, check)
         assigned.keep(model, planned, takes_over)
         if lost := described.unsaved(planned) if self.settings.overrides else "":
             user_code.log(lost)
