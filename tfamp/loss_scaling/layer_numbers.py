@@ -3,6 +3,7 @@
 The step is run as a graph of its own, and undone.
 """
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -142,6 +143,9 @@ def largest_gradients(
       batch: A batch, as `train_step` takes it.
     """
     owners = []
+    # As Keras has it: a `compute_loss` of the user's own may do without.
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    keywords = {"training": True} if takes_training else {}
 
     def differentiate(batch):
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(batch)
@@ -149,8 +153,7 @@ def largest_gradients(
             recorder = calls.Recorder(model, tape)
             with recorder.installed(collect_losses=True):
                 outputs = model(inputs, training=True)
-                # Keras 3.15's: a `compute_loss` of the user's may take no `training`.
-                loss = model._compute_loss(inputs, targets, outputs, weights, True)
+                loss = model.compute_loss(inputs, targets, outputs, weights, **keywords)
         owners.extend(x.owner for x in recorder.calls)
         sources = [[*x.results, *_weights(x)] for x in recorder.calls]
         with train_steps.suspended():
