@@ -172,7 +172,19 @@ def bytes_per_pack(strategy: tf.distribute.Strategy | None) -> int | None:
 
 def is_chief(strategy: tf.distribute.Strategy | None) -> bool:
     """Whether this process writes the run's files: the chief, or else worker 0."""
-    return strategy is None or strategy.extended.should_checkpoint
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return True
+    resolver = strategy.cluster_resolver
+    if "chief" in resolver.cluster_spec().jobs:
+        return resolver.task_type == "chief"
+    return resolver.task_id == 0
+
+
+def worker_index(strategy: tf.distribute.Strategy | None) -> int:
+    """Returns which worker of the cluster this process is, from 0; 0 without one."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 0
+    return strategy.cluster_resolver.task_id or 0
 
 
 def exchange(strategy: tf.distribute.Strategy | None, number: int) -> list[int]:

@@ -182,7 +182,7 @@ class _Run:
         """Returns the run's backup, read at a step that all workers have saved."""
         main = self.shared / "backup"
         # Each worker's own: replicas differ in what dropout draws, say.
-        index = 0 if self.chief else self.strategy.cluster_resolver.task_id
+        index = distribution.worker_index(self.strategy)
         own = main if self.chief else self.shared / f"backup-worker{index}"
         saved = backup.BackupAndRestore(own, delete_checkpoint=False)
         saved.set_model(model)
