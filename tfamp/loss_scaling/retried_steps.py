@@ -89,6 +89,10 @@ class RetriedSteps:
     def take(self, batch: Any, spec: Any) -> Any:
         """Takes a step on one batch, until it fits; returns what Keras' function does.
 
+        Example: a first step whose gradients fit up to a scale of 100. It overflows at
+        32768, 2048 and 128, and fits at 8; so it does at 16, 32 and 64, which stays, as
+        128 is known to overflow.
+
         Args:
           batch: The batch, tensors in any structure.
           spec: The `element_spec` of its dataset; None for a batch of several

@@ -10,7 +10,7 @@ again with these cast up, and returns float32:
 | --- | --- |
 | a function of `tf` raised a TypeError or ValueError | the outermost that was called |
 | an operator in none: of a gradient, of `tf.raw_ops`, an eager one | that operator |
-| an operator without a kernel for 16 bits, which fails when it runs (`missing`) | it |
+| an operator without a kernel for 16 bits (`kernel_registry`), when it runs | it |
 
 A function runs again as a whole: masks that it makes for the format of its inputs, as
 in `tf.nn.sampled_softmax_loss`, are then those of float32, and finite. All but the
@@ -60,7 +60,12 @@ def _as_float32(value):
 
 @hooks.around
 def _dispatch(original, op, args, kwargs):
-    """For the function that TensorFlow asks, once `op` raised, for another result."""
+    """For the function that TensorFlow asks, once `op` raised, for another result.
+
+    Example: `tf.matmul(bfloat16, float32)` raises inside of `math_ops.matmul`. The
+    user called that function, so it is the outermost: it runs again, with both in
+    float32. Of what it called in turn, nothing is tried again.
+    """
     result = original(op, args, kwargs)
     if result is not _NOT_SUPPORTED:
         return result
