@@ -158,46 +158,10 @@ def _audit(model, batch_size, inputs, description, jit_compile, rewrite):
             layers = layer_facts.collect(model, specs)
     except errors.ExportError as error:
         raise ValueError(str(error).replace("`sample_inputs`", "`inputs`")) from error
-    if rewrite is None and not simulated:
-        rewrite = graph_rewrite.requested_dtype()
     without_xla = training_step.without_xla(model, description)
-    if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
-        jit_compile = model.jit_compile
-    elif jit_compile is None:  # As Keras decides.
-        jit_compile = not (description.kind == "CPU" or without_xla or rewrite)
-    eager = bool(model.compiled and model.run_eagerly)
-    scaling = keras.optimizers.LossScaleOptimizer
-    step = rules.TrainingStep(
-        description,
-        layers,
-        size,
-        jit_compile=bool(jit_compile) and not eager,
-        allows_xla=not without_xla,
-        runs_eagerly=eager,
-        scales_loss=isinstance(model.optimizer, scaling) if model.compiled else None,
-        rewrite=rewrite,
-        tensor_float_32=policy.read().tensor_float_32,
-        sums_biases=bool(bias_gradient.HOOKS.in_force()),
-        is_unscaled=model_hooks.is_unscaled(),
-        prefers_float32=not simulated
-        and bool(described.mostly_slow(model, "bfloat16")),
-    )
-    flat = names.flatten_layers(model)
-    named = {
-        "The multiplications of these are not counted": [
-            x.path for x in layers if x.is_uncounted
-        ],
-        "Recomputed in the backward pass": [
-            x.path for x in flat if recomputed.describe(x)
-        ],
-        "Kept in float32 by tfamp": [
-            f"{x.path} ({percent(share)}: {x.planned})"
-            for x in layers
-            if x.is_kept and step.is_fast
-            if (share := step.share([x])) >= rules.LARGE_OUTPUT
-        ],
-    }
-    notes += [f"{what}: {errors.examples(x)}" for what, x in named.items() if x]
+    way = jit_compile, rewrite, not without_xla
+    step = _step(model, layers, size, description, simulated, *way)
+    notes += _of_layers(model, step)
     if step.jit_compile:
         notes.append(_of_sizes(model))
     if without_xla and description.kind == "GPU":
@@ -221,6 +185,53 @@ def _audit(model, batch_size, inputs, description, jit_compile, rewrite):
         cost=cost,
         verdict="" if findings else _nothing_found(step, cost),
     )
+
+
+def _step(model, layers, size, device, simulated, jit_compile, rewrite, allows_xla):
+    """Returns what the rules look at: the layers, and how a step of theirs is run."""
+    if rewrite is None and not simulated:
+        rewrite = graph_rewrite.requested_dtype()
+    if jit_compile is None and model.compiled and (model.jit_compile or not simulated):
+        jit_compile = model.jit_compile
+    elif jit_compile is None:  # As Keras decides.
+        jit_compile = device.kind != "CPU" and allows_xla and not rewrite
+    eager = bool(model.compiled and model.run_eagerly)
+    scaling = keras.optimizers.LossScaleOptimizer
+    return rules.TrainingStep(
+        device,
+        layers,
+        size,
+        jit_compile=bool(jit_compile) and not eager,
+        allows_xla=allows_xla,
+        runs_eagerly=eager,
+        scales_loss=isinstance(model.optimizer, scaling) if model.compiled else None,
+        rewrite=rewrite,
+        tensor_float_32=policy.read().tensor_float_32,
+        sums_biases=bool(bias_gradient.HOOKS.in_force()),
+        is_unscaled=model_hooks.is_unscaled(),
+        prefers_float32=not simulated
+        and bool(described.mostly_slow(model, "bfloat16")),
+    )
+
+
+def _of_layers(model, step):
+    """Yields what to note of single layers."""
+    for what, paths in {
+        "The multiplications of these are not counted": [
+            x.path for x in step.layers if x.is_uncounted
+        ],
+        "Recomputed in the backward pass": [
+            x.path for x in names.flatten_layers(model) if recomputed.describe(x)
+        ],
+        "Kept in float32 by tfamp": [
+            f"{x.path} ({percent(share)}: {x.planned})"
+            for x in step.layers
+            if x.is_kept and step.is_fast
+            if (share := step.share([x])) >= rules.LARGE_OUTPUT
+        ],
+    }.items():
+        if paths:
+            yield f"{what}: {errors.examples(paths)}"
 
 
 def _nothing_found(step, cost):
