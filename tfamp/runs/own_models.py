@@ -89,29 +89,9 @@ def compare_modes(
     extras.require("scipy")  # Of the verdict: before anything is trained.
     checks.check_count("epochs", epochs)
     checks.check_count("seeds", seeds)
-    if isinstance(build, keras.Model) or not callable(build):
-        raise TypeError(
-            "`build` must be a function without arguments that returns a new compiled "
-            f"model. Received: {type(build).__name__}."
-        )
     names, note = _resolve(modes)
     test = validation if test is None else test
-    if test is None:
-        raise ValueError(
-            "Runs need a validation or a test set to be scored on. Received: "
-            "validation=None, test=None. Expected one of them."
-        )
-    for name, data in (("train", train), ("validation", validation), ("test", test)):
-        if isinstance(data, collections.abc.Iterator) and len(names) * seeds > 1:
-            raise ValueError(
-                f"`{name}` can be iterated only once, and there are {len(names)} modes "
-                f"and {seeds} seed(s). Received: {type(data).__name__}. Expected "
-                "arrays, a tf.data.Dataset or a keras.utils.PyDataset."
-            )
-        if _is_empty(data):
-            raise ValueError(
-                f"`{name}` must have a row or more. Received: {_shapes(data)}."
-            )
+    _check(build, len(names), seeds, train=train, validation=validation, test=test)
     with (
         tempfile.TemporaryDirectory() as temporary,
         progress.Progress(
@@ -148,6 +128,31 @@ def compare_modes(
             compared = verdict.Comparison(name, run_results, note, {}, written)
             compare.write(compared, folder, folders)
             return compared
+
+
+def _check(build, count, seeds, **data):
+    """Raises where runs of so many modes and seeds cannot be made."""
+    if isinstance(build, keras.Model) or not callable(build):
+        raise TypeError(
+            "`build` must be a function without arguments that returns a new compiled "
+            f"model. Received: {type(build).__name__}."
+        )
+    if data["test"] is None:
+        raise ValueError(
+            "Runs need a validation or a test set to be scored on. Received: "
+            "validation=None, test=None. Expected one of them."
+        )
+    for name, each in data.items():
+        if isinstance(each, collections.abc.Iterator) and count * seeds > 1:
+            raise ValueError(
+                f"`{name}` can be iterated only once, and there are {count} modes "
+                f"and {seeds} seed(s). Received: {type(each).__name__}. Expected "
+                "arrays, a tf.data.Dataset or a keras.utils.PyDataset."
+            )
+        if _is_empty(each):
+            raise ValueError(
+                f"`{name}` must have a row or more. Received: {_shapes(each)}."
+            )
 
 
 def _resolve(modes):
