@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfamp.facts import hardware, names, switches
+from tfamp.facts import graph_context, hardware, names, switches
 
 NAME = "XLA_FLAGS"
 _AUTOTUNER = "--xla_gpu_experimental_enable_fusion_autotuner=false"
@@ -31,11 +31,13 @@ KNOWN = {
 
 
 class _Put(NamedTuple):
-    """What `install` did: the variable before, and the flags added."""
+    """What `install` did: the variable before and after, and the flags added."""
 
     before: str | None
+    after: str
     flags: tuple[str, ...]
     read: bool  # By XLA, at once; the variable is as before.
+    in_time: bool  # Nothing can have been compiled: TensorFlow had not started.
 
 
 _put: _Put | None = None
@@ -72,7 +74,7 @@ def install() -> None:
         _read(after)
     else:
         switches.set_environ({NAME: after})
-    _put = _Put(before, flags, read)
+    _put = _Put(before, after, flags, read, not graph_context.has_started())
 
 
 def remove() -> None:
@@ -104,7 +106,9 @@ def users() -> dict[str, str | None]:
     now = os.environ.get(NAME)
     if _put is None or _put.read or now is None:
         return {NAME: now}
-    flags = "|".join(map(re.escape, _put.flags))  # The user may have changed it since.
+    if now == _put.after:
+        return {NAME: _put.before}
+    flags = "|".join(map(re.escape, _put.flags))  # The user has changed it since.
     left = re.sub(rf"(^|\s+)({flags})(?=\s|$)", "", now)
     return {NAME: now if left == now else left.strip() or None}
 
@@ -113,13 +117,13 @@ def describe() -> str:
     """Returns which flags were added, and whether they are in force; else why none."""
     if _put is None:
         return f"none ({choose()[1] if _has_gpu() else 'no NVIDIA GPU'})"
-    now, state = os.environ.get(NAME), "in force"
-    if not _put.read and set(_put.flags) - {*(now or "").split()}:
-        state = f"no longer in {NAME}"
-    elif not _put.read:
-        state += " unless XLA compiled something before enable()"
-    elif now != _put.before:
+    state, now = "in force", os.environ.get(NAME, "").split()
+    if _put.read and os.environ.get(NAME) != _put.before:
         state += f"; what {NAME} says since enable() is not read"
+    if not _put.read and not all(flag in now for flag in _put.flags):
+        state = f"no longer in {NAME}"
+    elif not (_put.read or _put.in_time):
+        state += " unless XLA compiled something before enable()"
     return f"{' '.join(_put.flags)} ({state})"
 
 
