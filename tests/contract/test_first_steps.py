@@ -680,7 +680,8 @@ def test_raw_columns_train_as_in_float32(make):
         wanted_ones = (SERIES[:, 0] > 0).astype("float32")
     wanted, found, model, _ = compared(make, columns, wanted_ones, 1e-2, epochs=3)
     assert found[-1] == pytest.approx(wanted[-1], rel=0.2)
-    assert np.isfinite(model.predict(columns, verbose=0)).all()
+    with helpers.enabled("mixed_float16"):  # Formats meet in it.
+        assert np.isfinite(model.predict(columns, verbose=0)).all()
 
 
 FORMATS = {
