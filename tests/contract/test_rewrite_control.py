@@ -295,8 +295,9 @@ def test_the_environment_asks_for_the_rewrite(name, monkeypatch):
 
 def test_flags_that_are_no_request(monkeypatch):
     enable()
-    assert FLAG not in os.environ and LONG_FLAG not in os.environ
-    assert tfamp.enable(BF16).graph_rewrite == "off"
+    assert os.environ[FLAG] == os.environ[LONG_FLAG] == "1"
+    assert tfamp.enable(BF16).graph_rewrite == "off"  # Our own setting.
+    assert FLAG not in os.environ
     tfamp.disable()
     monkeypatch.setenv(FLAG, "")
     assert tfamp.enable("float32").graph_rewrite == "off"

@@ -147,12 +147,13 @@ def requested_dtype() -> str | None:
 def requested_by_environment() -> bool:
     """Whether the user set one of the two published environment flags to true.
 
-    TensorFlow 2 reads neither, and so `enable` sets neither.
+    TensorFlow 2 reads neither. What `enable` itself sets does not count.
 
     Raises:
       ValueError: If one is set to something that is no bool.
     """
-    values = {name: (os.environ.get(name) or "0").lower() for name in FLAGS}
+    environ = _before_all().environ
+    values = {name: (environ[name] or "0").lower() for name in FLAGS}
     if not {"0", "false", "1", "true"}.issuperset(values.values()):
         raise ValueError(
             "The environment variables of the graph rewrite must be 1, true, 0 or "
@@ -250,7 +251,7 @@ def enable(config: RewriteConfig) -> Rewrite:
             "together, and undoes float32 layers then. Call "
             'keras.config.set_dtype_policy("float32") first, or leave the rewrite.'
         )
-    environ = config.merged(_before_all().environ)
+    environ = {**config.merged(_before_all().environ), **dict.fromkeys(FLAGS, "1")}
     if reason.startswith("warning:"):
         user_code.warn(reason)
     variables = {**os.environ, **environ}.items()
@@ -273,7 +274,7 @@ def snapshot() -> Snapshot:
     return Snapshot(
         _active,
         {name: _options().get(name) for name in (*TOGGLES.values(), MIN_NODES)},
-        {name: os.environ.get(name) for name in map(_variable, EDITS)},
+        {name: os.environ.get(name) for name in (*FLAGS, *map(_variable, EDITS))},
     )
 
 
