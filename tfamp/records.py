@@ -38,8 +38,7 @@ class Record:
     Attributes:
       assignment: The last `plan.Assignment` of a dtype policy.
       overflow: The largest magnitude of what was healed, as it overflowed float16.
-      remat: Of a layer that is computed again: (its pattern, the mode that a
-        `keras.RematScope` had given it).
+      remat: The `recomputed.Mark` of a layer that is computed again.
       precision_is_set: Whether `set_precision` was called on it: `enable` leaves it.
       remat_is_set: Whether `set_remat` was called on it: `enable` leaves it.
       wants_xla: Whether the user compiled it with `jit_compile=True`.
@@ -51,7 +50,7 @@ class Record:
 
     assignment: Any = None
     overflow: float | None = None
-    remat: tuple[str, Any] | None = None
+    remat: Any = None
     precision_is_set: bool = False
     remat_is_set: bool = False
     wants_xla: bool = False

@@ -3,28 +3,37 @@
 A property of the layer, as its dtype policy is, and of no file that is saved.
 """
 
+from typing import Any, NamedTuple
+
 import keras
 
 from tfamp import records
 from tfamp.storage import remat
 
 
+class Mark(NamedTuple):
+    """A layer's pattern, and the mode that a `keras.RematScope` had given it."""
+
+    pattern: str
+    before: Any
+
+
 def pattern_of(layer: keras.layers.Layer) -> str | None:
     """Returns the pattern by which a layer is computed again, or None."""
     mark = records.of(layer).remat
-    return mark and mark[0]
+    return mark.pattern if mark else None
 
 
 def mark(layer: keras.layers.Layer, pattern: str | None) -> None:
     """Has a layer computed again from its next trace on, or no more."""
     record = records.of(layer)
     old, record.remat = record.remat, None
-    before = old[1] if old else getattr(layer, "_remat_mode", None)
+    before = old.before if old else getattr(layer, "_remat_mode", None)
     # Past Keras, which tracks what a layer holds. Keras 3.10 to 3.15 asks a layer that
     # has a mode for the function to call.
     put = object.__setattr__
     if pattern is not None:
-        record.remat = pattern, before
+        record.remat = Mark(pattern, before)
         put(layer, "_remat_mode", keras.RematScope("full"))
         put(
             layer,
