@@ -245,7 +245,8 @@ def _nothing_found(step, cost):
             '`tfamp.audit(model, device="h100")` looks at another device.'
         )
     timed = '`tfamp.benchmark_model("my_script:build")` measures it.'
-    if cost and cost.is_launch_bound:
+    known = cost and cost.arithmetic is not None
+    if known and cost.launches > cost.arithmetic + (cost.memory or 0):
         return (
             "Nothing found. But launches take longer than what they compute: 16 bits "
             "save memory, and hardly time; a larger batch has as many launches, and "

@@ -32,9 +32,10 @@ class StepCost(NamedTuple):
 
     @property
     def is_launch_bound(self) -> bool:
-        """Whether launches take longer than arithmetic and memory, as far as known."""
-        known = self.arithmetic is not None
-        return known and self.launches > self.arithmetic + (self.memory or 0)
+        """Whether launches take longer than arithmetic and memory together."""
+        if self.arithmetic is None or self.memory is None:
+            return False
+        return self.launches > self.arithmetic + self.memory
 
 
 def cost(step: TrainingStep, launches: Launches) -> StepCost:
@@ -55,6 +56,9 @@ def describe(launches: Launches, costs: StepCost) -> tuple[list[str], str]:
         f"Launches of a step: {about}{launches.total:,}, {_ms(costs.launches)} at "
         f"{MICROSECONDS} us each, as measured with one H200."
     )
+    if is_whole:
+        said += " XLA makes one program of the step, a graph of kernels"
+        said += ", with convolutions in between." if launches.total > 1 else "."
     if costs.arithmetic is not None:
         said += f" At the device's peaks arithmetic takes {_ms(costs.arithmetic)}"
         if costs.memory is not None:

@@ -7,9 +7,8 @@ a registration tells what a kernel wants in the host's memory.
 """
 
 import collections
-import functools
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -111,7 +110,8 @@ class _Counted:
         self.library = {f.signature.name: f for f in definition.library.function}
         with tf.Graph().as_default() as self.graph:  # It infers shapes.
             tf.import_graph_def(definition, name="")
-        self.registered = functools.cache(gpu_graph.resolved(_KERNELS))
+        self.registered = gpu_graph.resolved(_KERNELS)
+        self.kernels: dict[Any, Any] = {}
         self.turns = gpu_graph.Loops(self.graph).turns
         nodes = self.graph.get_operations()
         self.hosted = {op: self._in_host_memory(op) for op in nodes}
@@ -194,16 +194,19 @@ class _Counted:
             if x.type in ("type", "list(type)")
         }
         label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
-        fitting = {
-            kernel.device_type: kernel
-            for kernel in self.registered(op.type).kernel
-            if kernel.label == label
-            and all(
-                types.get(c.name, set()) <= {*c.allowed_values.list.type}
-                for c in kernel.constraint
-            )
-        }
-        return fitting.get("GPU", fitting.get("DEFAULT"))
+        key = op.type, label, *(frozenset(x) for x in types.values())
+        if key not in self.kernels:
+            fitting = {
+                kernel.device_type: kernel
+                for kernel in self.registered(op.type).kernel
+                if kernel.label == label
+                and all(
+                    types.get(c.name, set()) <= {*c.allowed_values.list.type}
+                    for c in kernel.constraint
+                )
+            }
+            self.kernels[key] = fitting.get("GPU", fitting.get("DEFAULT"))
+        return self.kernels[key]
 
     def _taken_to_host(self, op):
         """Returns the tensors of the device that a node takes in the host's memory."""

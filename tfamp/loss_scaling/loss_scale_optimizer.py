@@ -209,6 +209,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Returns the loss scale, clamped to its bounds: float32 tensor []."""
         return rule.clamp_scale(self.config, self.state().scale.value)
 
+    @_NOT_CONVERTED
+    def check_finite(self, grads):
+        """Returns whether every unscaled gradient is finite: bool []."""
+        return gate.all_finite(grads, self.usable_scale())
+
     def build(self, var_list):
         """Builds the inner optimizer for a list of trainable variables."""
         if not var_list:

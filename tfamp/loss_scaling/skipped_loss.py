@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# Function that returns the loss that was scaled last in this thread.
+# Function that returns the loss that was scaled last in this context; threads have
+# their own.
 _loss = contextvars.ContextVar[Any]("loss", default=lambda: None)
 
 

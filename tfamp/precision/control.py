@@ -187,10 +187,11 @@ def _read():
 def _restore(session, state):
     """Goes back to a session, or to none, and to the globals as they were then."""
     global _session
-    _session, (precision, rewrite) = session, state
+    precision, rewrite = state
     if switch.active() is not rewrite.active:
         switch.restore(rewrite)
     policy.write(precision)
+    _session = session  # Last: what was interrupted can be called again.
     _refresh_hooks()
 
 

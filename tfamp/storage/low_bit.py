@@ -110,8 +110,10 @@ def check_state(state: Any) -> None:
 
 
 def members_of(optimizer) -> list:
-    """Returns the optimizers that hold slots, inside of wrappers."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    """Returns the optimizers that hold slots, inside of what scales the loss."""
+    inner = optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        inner = optimizer.inner_optimizer
     return keras_optimizers.member_optimizers(inner)
 
 
