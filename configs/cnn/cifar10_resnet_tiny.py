@@ -11,18 +11,25 @@ with native bfloat16, with several times as much other work on them. Not measure
 CIFAR-10, which could not be downloaded on the hosts that this was developed on.
 """
 
-import pathlib
-import runpy
-
-LARGE = pathlib.Path(__file__).with_name("cifar10_resnet.py")
+from tfamp.recipes import images
 
 
 def get_config():
     """Returns the configuration."""
-    config = runpy.run_path(str(LARGE))["get_config"]()
+    config = images.get_config()
+    config.model.name = "resnet"
     config.name = "cifar10_resnet_tiny"
     config.epochs = 10
     config.batch_size = 64
+    config.validation_fraction = 0.0
+    config.label_smoothing = 0.1
+    config.optimizer.name = "sgd"
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.nesterov = True
+    config.optimizer.weight_decay = 5e-4 / (1 - 0.9)  # L2 / (1 - momentum)
+    config.optimizer.warmup_fraction = 0.1
+    config.data.name = "cifar10"
+    config.data.augment = "crop_flip"
     config.model.widths = (16, 32, 64)
     config.model.blocks_per_stage = (1, 1, 1)
     return config

@@ -245,7 +245,8 @@ def trained(layer, shape=(4, 6, 8)):
 
     def output():
         built = layer()
-        return np.asarray(tf.function(lambda: built(x, training=True))(), "float32")
+        run = tf.function(lambda x: built(x, training=True))
+        return np.asarray(run(x), "float32")
 
     return with_and_without(output)
 

@@ -302,6 +302,17 @@ def test_bfloat16_weights_are_updated_on_a_gpu_in_one_program():
     np.testing.assert_allclose(found, expected, rtol=2**-7)
 
 
+def test_a_step_is_skipped_inside_several_steps_per_execution():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    x[33] = INF  # One batch of eight.
+    scaled = tfamp.LossScaleOptimizer(OPT.Adam(0.1))
+    few = {"batch_size": 8, "shuffle": False, "steps_per_execution": 4}
+    helpers.fit(model, x, x[:, :1], scaled, **few)
+    assert (int(scaled.skipped_steps), int(scaled.iterations)) == (1, 7)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
 # ---- Saved state ----
 
 

@@ -515,3 +515,17 @@ def test_raw_values_are_exact_through_what_only_moves_them(name, mode):
             return model.predict(YEARS + np.arange(4) / 4, batch_size=64, verbose=0)
 
     np.testing.assert_array_equal(run(mode), run("float32"))
+
+
+@pytest.mark.issue("keras#19332")
+@helpers.in_both
+def test_raw_columns_of_several_inputs_are_exact_where_they_are_normalized(mode):
+    def run(mode):
+        with helpers.enabled(mode):
+            year, price = keras.Input((1,)), keras.Input((1,))
+            both = layers.Concatenate()([year, price])[:, ::-1][:, ::-1]
+            scale = layers.Normalization(mean=[2021.0, 2e5], variance=[324.0, 1e8])
+            model = keras.Model([year, price], scale(both))
+            return model.predict([YEARS, YEARS * 100], verbose=0)
+
+    np.testing.assert_array_equal(run(mode), run("float32"))

@@ -191,7 +191,7 @@ def test_a_function_that_no_process_could_import_is_refused(function, tmp_path):
         ("return keras.Sequential([keras.layers.Dense(1)])", {}, "Sequential, compile"),
         ("return keras.Sequential([]), DATA", {}, "compiled: False"),
         ("return None", {}, "NoneType"),
-        ("return None", {"batch_size": 2}, "unexpected keyword argument 'batch_size'"),
+        ("return None", {"batch_size": 2}, "no argument batch_size"),
     ],
 )
 def test_what_a_function_returns_is_checked(code, arguments, message, tmp_path):

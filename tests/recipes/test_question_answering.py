@@ -405,6 +405,12 @@ def test_best_span(two, starts, ends, expected):
     assert decode(two, logits_of(two, starts, ends))[0]["text"] == expected
 
 
+def test_longest_answer_is_in_tokens(two):
+    logits = logits_of(two, {(0, 0): 5, (0, 1): 0}, {(0, 2): 5})
+    assert decode(two, logits, max_answer_length=3)[0]["text"] == "A  b,"
+    assert decode(two, logits, max_answer_length=2)[0]["text"] == "b,"
+
+
 @pytest.mark.parametrize(
     ("context", "last", "expected"),
     [

@@ -81,7 +81,10 @@ def test_tsv_without_header_keeps_quotes_and_odd_line_separators(tmp_path):
             r"30 class\(es\) in 30 .*c26, \.\.\. \(30\)\. Expected .* several rows",
         ),
         ("text,label\nsame,x\nSame,y\n", r"1 distinct text\(s\) cannot be split"),
-        (GOOD + "5,caf\xe9,pos\n", "train.csv cannot be read: .*0xe9"),
+        (
+            GOOD + "5,caf\xe9,pos\n",
+            "train.csv cannot be read: .*0xe9.*save it as UTF-8",
+        ),
         (None, "No file train.csv in .*--data_dir=FOLDER"),
     ],
     ids=[

@@ -238,8 +238,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         that does not scale the loss has unscaled gradients, which are not divided.
 
         Args:
-          grads: List of gradients of the scaled loss: tensors, `tf.IndexedSlices`
-            or None.
+          grads: Gradients of the scaled loss: tensors, `tf.IndexedSlices` or None.
           trainable_variables: The variables; optional once the optimizer is built.
           skip_gradients_aggregation: Bool. True if the gradients are already summed
             over the replicas, as after an all-reduce in float16.

@@ -5,6 +5,7 @@ It is called in a fresh process, with a precision in force.
 """
 
 import builtins
+import inspect
 import os
 import pathlib
 import runpy
@@ -92,7 +93,14 @@ def from_function(name: str, arguments: dict[str, Any], jit: str) -> Workload:
       TypeError: If it returns anything but a compiled model and a dataset of batches,
         or has no such keyword.
     """
-    pair = functions.find(name)(**arguments)
+    function = functions.find(name)
+    unknown = arguments.keys() - inspect.signature(function).parameters.keys()
+    if unknown:
+        raise TypeError(
+            f"{name} has no argument {', '.join(sorted(unknown))}, which would give "
+            f"it other batches. Received: {arguments}."
+        )
+    pair = function(**arguments)
     kinds = keras.Model, tf.data.Dataset
     pair = pair if isinstance(pair, tuple) else (pair,)
     if len(pair) != 2 or not all(map(isinstance, pair, kinds)) or not pair[0].compiled:

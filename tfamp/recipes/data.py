@@ -223,6 +223,7 @@ def read_table(
         )
     except (OSError, ValueError) as error:  # pandas' own are ValueErrors.
         reason = " ".join(str(error).split())
+        reason += "; save it as UTF-8" * isinstance(error, UnicodeError)
         raise errors.DataError(f"{path} cannot be read: {reason}.") from error
     table.columns = [str(column).strip() for column in table.columns]
     missing = [column for column in columns if column not in table.columns]
@@ -307,7 +308,7 @@ def report_bad_rows(bad: Sequence[str], on_bad_rows: str, notes: list[str]) -> N
     Raises:
       DataError: If there are any, for "raise".
     """
-    if bad and on_bad_rows == "raise":
+    if bad and on_bad_rows != "skip":
         more = f"; and {len(bad) - _LINES} more" if len(bad) > _LINES else ""
         raise errors.DataError(
             f"{len(bad)} bad row(s). {'; '.join(bad[:_LINES])}{more}. Correct the "

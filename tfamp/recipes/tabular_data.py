@@ -171,7 +171,8 @@ def _read_files(data, data_dir, pattern, columns):
         # "Least Angle Regression", 2004,
         # https://www4.stat.ncsu.edu/~boos/var.select/diabetes.html.
         frame = datasets.load_diabetes(scaled=False, as_frame=True).frame
-        table = frame[columns].apply(_clean, data=data).assign(**{_ROW: data.name})
+        places = [f"{data.name}, row {number + 1}" for number in range(len(frame))]
+        table = frame[columns].apply(_clean, data=data).assign(**{_ROW: places})
     else:
         table = data_sets.read_files(data, data_dir, pattern, columns, _read_file)
     return table.astype({_ROW: "string"}).dropna(how="all", subset=columns)

@@ -1,6 +1,5 @@
 """Figures of runs: from plain data to a `Figure`, and into the runs' folders."""
 
-import importlib.util
 import math
 import os
 import pathlib
@@ -25,8 +24,12 @@ _ROOM = 1.6  # Above and below the curves of the loss scale: at least one power 
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
+    """Whether matplotlib can be imported."""
+    try:
+        extras.require("matplotlib.figure")
+    except ImportError:
+        return False
+    return True
 
 
 def write_timeline(folder: str | os.PathLike, name: str, mode: str, seed: int) -> None:

@@ -60,8 +60,10 @@ def _run(command, text, timeout) -> processes.Outcome:
             env=processes.outside(),
             timeout=timeout,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return processes.Outcome(None, f"{error}")
+    except subprocess.TimeoutExpired:
+        return processes.Outcome(None, f"ended after {timeout:.0f} s without a result")
+    except OSError as error:
+        return processes.Outcome(None, f"{command[0]}: {error}")
     if done.returncode:
         return processes.Outcome(None, processes.reason(done.returncode, done.stderr))
     return processes.Outcome(json.loads(done.stdout.splitlines()[-1]))
