@@ -259,7 +259,7 @@ def test_timeline_of_a_run_is_written_once(tmp_path, monkeypatch, caplog):
         '"growth_interval": 3.0, "skipped_steps": 0.0}\n'
     )
     with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "matplotlib", None)
+        patched.setitem(sys.modules, "matplotlib.figure", None)
         plots.write_timeline(tmp_path, "digits", *RUN)
     assert "tfamp[plot]" in caplog.text  # Without matplotlib no figure.
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
