@@ -362,3 +362,26 @@ def test_weights_that_averages_overwrite_are_refused():
         model.compile(optimizer, model.loss)
         with pytest.raises(ValueError, match="use_ema=True"):
             model.fit(*digits(), verbose=0)
+
+
+class Delegating(keras.optimizers.Optimizer):
+    """A user's own, that has another one make its updates."""
+
+    def __init__(self, inner):
+        super().__init__(learning_rate=0.01)
+        self.inner_optimizer = inner
+
+    def build(self, variables):
+        self.inner_optimizer.build(variables)
+        super().build(variables)
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.inner_optimizer.update_step(gradient, variable, learning_rate)
+
+
+def test_an_optimizer_inside_of_a_user_s_own_is_left_alone():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+    optimizer = tfamp.low_bit(Delegating(keras.optimizers.Adam()), "8bit")
+    losses = helpers.fit(model, x, x * 0, optimizer, epochs=3)
+    assert losses[-1] < losses[0]

@@ -302,6 +302,12 @@ def test_bfloat16_weights_are_updated_on_a_gpu_in_one_program():
     np.testing.assert_allclose(found, expected, rtol=2**-7)
 
 
+def test_check_finite_asks_the_unscaled_gradients():
+    scaled = tfamp.LossScaleOptimizer(OPT.SGD(), 2.0**-10)
+    assert scaled.check_finite([tf.constant([1e30])])
+    assert not scaled.check_finite([tf.constant([1e37])])
+
+
 def test_a_step_is_skipped_inside_several_steps_per_execution():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
